@@ -1,0 +1,43 @@
+# make demo | test | check | bench-startup | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+PYTHON ?= python3
+BIN := .venv/bin
+# Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
+# where packages are, so that .venv comes first there.
+PYRIGHT := PATH="$(CURDIR)/$(BIN):$$PATH" PYRIGHT_PYTHON_GLOBAL_NODE=0 PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright
+
+.PHONY: help demo test check bench-startup clean venv venv-dev
+
+help:
+	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
+	@echo "make test           run all tests"
+	@echo "make check          lint, formatting, types, and the rules of the repository"
+	@echo "make bench-startup  how long 'import manyhands' takes, compared with NumPy, pluggy and pydantic alone"
+	@echo "make clean          remove .venv and what the tools leave behind"
+
+demo: venv
+	$(BIN)/manyhands run -n 4 --config examples/manyhands.toml examples/train_digits.py
+
+test: venv-dev
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+check: venv-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(PYRIGHT) --verifytypes manyhands --ignoreexternal
+	$(PYRIGHT) --verifytypes manyhands_simulated --ignoreexternal
+	$(BIN)/python tools/check_imports.py
+	$(BIN)/python tools/check_versions.py
+
+bench-startup: venv
+	$(BIN)/python benchmarks/startup.py
+
+venv:
+	@$(PYTHON) tools/make_venv.py requirements.txt
+
+venv-dev:
+	@$(PYTHON) tools/make_venv.py requirements-dev.txt
+
+clean:
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,215 @@
+"""Check which module may import which: the rule of docs/architecture.md, read from the source, nothing is imported.
+
+Usage: python tools/check_imports.py [ROOT]
+
+What counts: every import, also one inside a function, except those under ``if TYPE_CHECKING``. Only for circles, imports
+inside functions do not count, because they run when all modules are there.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# The rooms of core, from the lowest to the highest. A room may import its own row and the rows above it in this table.
+ROWS: tuple[frozenset[str], ...] = tuple(
+    frozenset(row.split())
+    for row in (
+        "_version errors deadline partition",
+        "backend dtypes waiting wire",
+        "schedule algorithms",
+        "arrays hookspecs observe",
+        "plugins provenance",
+        "config point_to_point select",
+        "engine rendezvous",
+        "job threads",
+        "api collectives",
+        "peers",
+        "group joining",
+        "__main__ cli launch",
+    )
+)
+
+# Rooms that may import nothing of manyhands but these: schedules are data, and know no arrays and no sockets.
+NARROW: dict[str, frozenset[str]] = {
+    "schedule": frozenset({"errors", "schedule"}),
+    "algorithms": frozenset({"errors", "schedule", "algorithms"}),
+}
+
+# Packages that only one room may import, and packages that no module may import at its top.
+ONLY_IN: dict[str, str] = {"typer": "cli", "rich": "cli"}
+NEVER_AT_TOP: frozenset[str] = frozenset({"cupy", "mpi4py", "torch", "rich"})
+
+# All that a plugin may import of core.
+PLUGINS_MAY_IMPORT = "manyhands.api"
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported module: its full name, where, and whether it runs when the importing module is imported."""
+
+    target: str
+    line: int
+    at_top: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file: its full name, its path, and what it imports."""
+
+    name: str
+    path: Path
+    imports: tuple[Import, ...]
+
+    @property
+    def room(self) -> str:
+        """The part of the name below the package, ``"schedule"`` for ``manyhands.schedule.steps``; empty for the package."""
+        return room_of(self.name)
+
+
+def room_of(name: str) -> str:
+    """Return the room of a module's full name."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    """Tell whether an ``if`` asks for TYPE_CHECKING."""
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def statements(tree: ast.AST, at_top: bool = True) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Yield the import statements that run, and whether they run when the module is imported."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node, at_top
+        elif isinstance(node, ast.If) and is_type_checking(node.test):
+            for child in node.orelse:
+                yield from statements(ast.Module([child], []), at_top)
+        else:
+            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from statements(node, at_top and not inside)
+
+
+def targets(node: ast.Import | ast.ImportFrom, importer: str, is_package: bool, known: frozenset[str]) -> Iterator[str]:
+    """Yield the full names of the modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    base = node.module or ""
+    if node.level:
+        package = importer.split(".") if is_package else importer.split(".")[:-1]
+        package = package[: len(package) - (node.level - 1)]
+        base = ".".join([*package, base]) if base else ".".join(package)
+    for alias in node.names:
+        full = f"{base}.{alias.name}"
+        yield full if full in known else base
+
+
+def read(source: Path, elsewhere: frozenset[str] = frozenset()) -> list[Module]:
+    """Return the modules of all packages under a ``src`` folder; ``elsewhere`` names modules that other folders hold."""
+    files: dict[str, Path] = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = list(path.relative_to(source).with_suffix("").parts)
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    known = elsewhere.union(files)
+    modules = []
+    for name, path in files.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        imports = [
+            Import(target, node.lineno, at_top)
+            for node, at_top in statements(tree)
+            for target in targets(node, name, path.name == "__init__.py", known)
+        ]
+        modules.append(Module(name, path, tuple(imports)))
+    return modules
+
+
+def check_module(module: Module) -> Iterator[tuple[int, str]]:
+    """Yield line and fault for each import of a module of core that its room may not make."""
+    rows = {room: number for number, row in enumerate(ROWS) for room in row}
+    room = module.room
+    if room and room not in rows:
+        yield 1, f"the room {room!r} has no place yet: put it into ROWS in tools/check_imports.py"
+        return
+    for item in module.imports:
+        package = item.target.split(".")[0]
+        other = room_of(item.target)
+        if package in ONLY_IN and room != ONLY_IN[package]:
+            yield item.line, f"{package} is for manyhands.{ONLY_IN[package]} alone"
+        elif package in NEVER_AT_TOP and item.at_top:
+            yield item.line, f"{package} must be imported inside the function that needs it: `import manyhands` stays light"
+        elif package.startswith("manyhands_"):
+            yield item.line, f"core imports the plugin {package}; reach it by name, through the plugin manager"
+        elif package != "manyhands" or not room:
+            continue  # what the package itself offers may come from anywhere
+        elif not other:
+            yield item.line, "a module inside manyhands imports the package manyhands itself; import the module that is meant"
+        elif room in NARROW and other not in NARROW[room]:
+            yield item.line, f"{room} may import only {', '.join(sorted(NARROW[room]))}, and imports {other}"
+        elif other in rows and rows[other] > rows[room]:
+            yield item.line, f"{room} imports {other}, which stands above it"
+
+
+def check_plugin(module: Module) -> Iterator[tuple[int, str]]:
+    """Yield line and fault for each import of a module of a plugin that plugins may not make."""
+    own = module.name.split(".", maxsplit=1)[0]
+    for item in module.imports:
+        package = item.target.split(".")[0]
+        if package == "manyhands" and item.target != PLUGINS_MAY_IMPORT:
+            yield item.line, f"a plugin imports {PLUGINS_MAY_IMPORT} alone, and this one {item.target}"
+        elif package.startswith("manyhands_") and package != own:
+            yield item.line, f"the plugin {own} imports the plugin {package}"
+
+
+def find_circle(modules: list[Module]) -> list[str]:
+    """Return the names along one circle of imports made at import time, the first repeated at the end; else nothing."""
+    names = {module.name for module in modules}
+    edges = {
+        module.name: [item.target for item in module.imports if item.at_top and item.target in names] for module in modules
+    }
+    finished: set[str] = set()
+
+    def walk(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name in finished:
+            return []
+        for target in edges[name]:
+            circle = walk(target, [*trail, name])
+            if circle:
+                return circle
+        finished.add(name)
+        return []
+
+    for name in sorted(edges):
+        circle = walk(name, [])
+        if circle:
+            return circle
+    return []
+
+
+def check(root: Path) -> list[str]:
+    """Return every fault in the repository at ``root``, as lines of ``path:line: what is wrong``."""
+    faults = []
+    core = read(root / "core" / "src")
+    names = frozenset(module.name for module in core)
+    trees = [core, *(read(source, names) for source in sorted(root.glob("plugins/*/src")))]
+    for tree in trees:
+        look = check_module if tree is core else check_plugin
+        faults += [f"{m.path.relative_to(root)}:{line}: {fault}" for m in tree for line, fault in look(m)]
+        circle = find_circle(tree)
+        if circle:
+            faults.append(f"a circle of imports: {' -> '.join(circle)}")
+    return faults
+
+
+if __name__ == "__main__":
+    found = check(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent)
+    print("\n".join(found) or "imports: every module imports what it may")
+    sys.exit(1 if found else 0)

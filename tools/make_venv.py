@@ -1,0 +1,100 @@
+"""Make the virtual environment .venv, where it is missing or stale, and install a requirements file into it.
+
+A stamp in .venv, written last, holds a digest of everything the installation depends on: the requirements files, every
+pyproject.toml, the interpreter and the place of the repository. A mark that exists only while pip works tells that an
+installation was interrupted; such an environment is made again from nothing. Any other environment is kept and updated.
+
+Usage: python tools/make_venv.py requirements.txt
+"""
+
+import sys
+
+if sys.version_info < (3, 11):
+    # This module must parse under older versions, so that people read this line and no traceback.
+    sys.exit(
+        "manyhands needs Python 3.11 or newer, and '%s' is %d.%d; name another one: make PYTHON=python3.11"  # noqa: UP031
+        % (sys.executable, sys.version_info[0], sys.version_info[1])
+    )
+
+import hashlib
+import subprocess
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def included(root: Path, requirements: str) -> list[str]:
+    """Return ``requirements`` and the requirements files that it includes."""
+    lines = (root / requirements).read_text(encoding="utf-8").splitlines()
+    return [requirements, *(line.removeprefix("-r ").strip() for line in lines if line.startswith("-r "))]
+
+
+def digest(root: Path, requirements: str) -> str:
+    """Return the digest of all that an installation of ``requirements`` depends on."""
+    projects = [root / "pyproject.toml", root / "core" / "pyproject.toml", *sorted(root.glob("plugins/*/pyproject.toml"))]
+    state = hashlib.sha256(f"{VERSION}\n{root}\n".encode())
+    for file in [root / name for name in included(root, requirements)] + projects:
+        state.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    return state.hexdigest()
+
+
+def usable(environment: Path) -> bool:
+    """Tell whether ``environment`` holds a working Python of the same version as this one."""
+    probe = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        answer = subprocess.run(
+            [environment / "bin" / "python", "-c", probe], check=True, capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return answer.stdout.strip() == VERSION
+
+
+def create(environment: Path) -> None:
+    """Make ``environment`` from nothing, with pip where this Python can (some systems ship venv without ensurepip)."""
+    try:
+        venv.EnvBuilder(clear=True, symlinks=True, with_pip=True).create(environment)
+    except subprocess.CalledProcessError:
+        venv.EnvBuilder(clear=True, symlinks=True, with_pip=False).create(environment)
+
+
+def install(environment: Path, root: Path, requirements: str) -> None:
+    """Install ``requirements`` with the environment's own pip, or with this Python's where it has none."""
+    python = str(environment / "bin" / "python")
+    own = [python, "-m", "pip"]
+    has_pip = subprocess.run([*own, "--version"], check=False, capture_output=True).returncode == 0
+    pip = own if has_pip else [sys.executable, "-m", "pip", "--python", python]
+    subprocess.run([*pip, "install", "--quiet", "--disable-pip-version-check", "-r", requirements], cwd=root, check=True)
+
+
+def make(root: Path, requirements: str) -> None:
+    """Bring ``root/.venv`` up to date with ``requirements``; do nothing where it is already.
+
+    Raises
+    ------
+    subprocess.CalledProcessError
+        pip failed; the next call begins from nothing.
+    """
+    environment = root / ".venv"
+    unfinished = environment / ".installing"
+    stamps = {environment / f".installed-{name}": digest(root, name) for name in included(root, requirements)}
+    kept = usable(environment) and not unfinished.exists()
+    if kept and all(stamp.exists() and stamp.read_text(encoding="utf-8") == wanted for stamp, wanted in stamps.items()):
+        return
+    print(f"installing {requirements} into {environment.name}; the first time this takes a minute", flush=True)
+    if not kept:
+        create(environment)
+    unfinished.touch()
+    install(environment, root, requirements)
+    for stamp, wanted in stamps.items():
+        stamp.write_text(wanted, encoding="utf-8")
+    unfinished.unlink()
+
+
+if __name__ == "__main__":
+    try:
+        make(ROOT, sys.argv[1])
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"pip could not install {sys.argv[1]} (exit code {error.returncode}); its message stands above")
