@@ -1,0 +1,18 @@
+"""What a user gave, before it is believed."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+__all__ = ["whole"]
+
+
+def whole(value: Any) -> int | None:
+    """Return a Python or NumPy integer as an int; None for anything else, True and False included."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

@@ -1,0 +1,225 @@
+"""Every error that manyhands raises, as one tree.
+
+::
+
+    ManyHandsError
+    ├─ UsageError (ValueError)            found before any byte moves
+    │   ├─ InvalidRankError               a rank, root, peer or source outside the world
+    │   ├─ InvalidWorldSizeError          a world size that cannot be
+    │   ├─ SizeMismatchError              an array or a list of counts of the wrong size
+    │   ├─ DTypeError                     a dtype that cannot travel, or an op that it does not have
+    │   ├─ LayoutError                    memory that cannot be written, or cannot be handled without permuting it
+    │   ├─ SelfSendError                  a rank sends to itself
+    │   └─ ConfigError                    a configuration file, variable or argument
+    ├─ PluginError
+    │   ├─ UnknownBackendError            no installed backend has that name
+    │   ├─ BackendUnavailableError (ImportError)   installed, and cannot run here
+    │   ├─ DuplicatePluginError           two plugins register one name
+    │   └─ ApiVersionError                a plugin built for another version of the contract
+    ├─ UnsupportedError (NotImplementedError)      this backend, device, dtype or reduction cannot
+    ├─ CommError                          found while ranks were talking
+    │   ├─ RendezvousError (ConnectionError)       the ranks did not meet
+    │   │   └─ AuthenticationError                 somebody does not hold the job's secret
+    │   ├─ PeerLostError (ConnectionError)         a rank died or left
+    │   ├─ DeadlineError (TimeoutError)            an operation did not finish in time
+    │   ├─ CollectiveMismatchError                 the ranks did not call the same thing
+    │   ├─ AbortedError                            another rank gave up
+    │   ├─ ClosedError                             the group was closed
+    │   └─ ProtocolError                           a peer sent what no manyhands sends
+    └─ InternalError                      a bug in manyhands
+
+Each carries ``rank`` (who raised it), ``peer`` (whom it is about), ``operation`` and ``sequence`` where they are
+known, and survives pickling. An error inherits the builtin that a caller would expect to catch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AbortedError",
+    "ApiVersionError",
+    "AuthenticationError",
+    "BackendUnavailableError",
+    "ClosedError",
+    "CollectiveMismatchError",
+    "CommError",
+    "ConfigError",
+    "DTypeError",
+    "DeadlineError",
+    "DuplicatePluginError",
+    "InternalError",
+    "InvalidRankError",
+    "InvalidWorldSizeError",
+    "LayoutError",
+    "ManyHandsError",
+    "PeerLostError",
+    "PluginError",
+    "ProtocolError",
+    "RendezvousError",
+    "SelfSendError",
+    "SizeMismatchError",
+    "UnknownBackendError",
+    "UnsupportedError",
+    "UsageError",
+]
+
+
+class ManyHandsError(Exception):
+    """The root of every error that manyhands raises.
+
+    Parameters
+    ----------
+    message
+        What was given, what was expected and what to do.
+    rank
+        The rank that raises the error.
+    peer
+        The rank that the error is about: the one that died, lagged or differed.
+    operation
+        The operation during which it was found, such as ``"all_reduce"``.
+    sequence
+        The number of that operation in its group, counted from 0.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        peer: int | None = None,
+        operation: str | None = None,
+        sequence: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message: str = message
+        self.rank: int | None = rank
+        self.peer: int | None = peer
+        self.operation: str | None = operation
+        self.sequence: int | None = sequence
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.message, dict(self.__dict__))
+
+
+def _restore(cls: type[ManyHandsError], message: str, attributes: dict[str, Any]) -> ManyHandsError:
+    """Rebuild a pickled error, whatever its subclass keeps."""
+    error = cls.__new__(cls, message)
+    Exception.__init__(error, message)
+    error.__dict__.update(attributes)
+    return error
+
+
+class UsageError(ManyHandsError, ValueError):
+    """A call that cannot be carried out; found before any byte moves, so that the group stays usable."""
+
+
+class InvalidRankError(UsageError):
+    """A rank, root, peer or source that is not in the group."""
+
+
+class InvalidWorldSizeError(UsageError):
+    """A world size that is not a positive integer or does not fit the launch."""
+
+
+class SizeMismatchError(UsageError):
+    """An array, an ``out=`` or a list of counts whose size does not fit the call."""
+
+
+class DTypeError(UsageError):
+    """A dtype that cannot travel, or an ``op`` that the dtype does not have."""
+
+
+class LayoutError(UsageError):
+    """Memory that cannot be used as asked: read-only, overlapping, or not an array at all."""
+
+
+class SelfSendError(UsageError):
+    """A rank tried to send to itself or to receive from itself."""
+
+
+class ConfigError(UsageError):
+    """A value of the configuration is wrong.
+
+    Parameters
+    ----------
+    file
+        Where the value came from: a path, an environment variable or ``"argument"``.
+    key
+        The dotted key, such as ``"backends.tcp.interface"``.
+    value
+        What was given.
+    """
+
+    def __init__(self, message: str, *, file: str | None = None, key: str | None = None, value: object = None) -> None:
+        super().__init__(message)
+        self.file: str | None = file
+        self.key: str | None = key
+        self.value: object = value
+
+
+class PluginError(ManyHandsError):
+    """Something is wrong with a plugin or with the choice of one."""
+
+
+class UnknownBackendError(PluginError):
+    """No installed plugin provides a backend of that name."""
+
+
+class BackendUnavailableError(PluginError, ImportError):
+    """The backend is installed, and cannot run here; the message says why and what to type."""
+
+
+class DuplicatePluginError(PluginError):
+    """Two installed distributions provide a backend of one name."""
+
+
+class ApiVersionError(PluginError):
+    """A plugin was built for another version of the plugin contract."""
+
+
+class UnsupportedError(ManyHandsError, NotImplementedError):
+    """The backend, device, dtype or reduction cannot do what was asked; the message says what can."""
+
+
+class CommError(ManyHandsError):
+    """Communication failed; the group is revoked, and each later call on it raises the same first cause."""
+
+
+class RendezvousError(CommError, ConnectionError):
+    """The ranks of a job did not meet."""
+
+
+class AuthenticationError(RendezvousError):
+    """The other side does not hold this job's secret."""
+
+
+class PeerLostError(CommError, ConnectionError):
+    """A rank died, or left while others still waited for it; ``peer`` names it."""
+
+
+class DeadlineError(CommError, TimeoutError):
+    """An operation did not finish in time; the message says which ranks were not there."""
+
+
+class CollectiveMismatchError(CommError):
+    """The ranks did not make the same call; the message says who did what."""
+
+
+class AbortedError(CommError):
+    """Another rank gave up, mostly because its program raised; ``peer`` names it."""
+
+
+class ClosedError(CommError):
+    """The group was closed."""
+
+
+class ProtocolError(CommError):
+    """A peer sent bytes that no manyhands sends."""
+
+
+class InternalError(ManyHandsError):
+    """A bug in manyhands; please report it with the message."""

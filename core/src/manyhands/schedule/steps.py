@@ -1,0 +1,142 @@
+"""Schedules: the steps of one collective for one rank, as plain frozen data.
+
+A schedule knows no arrays and no sockets. It names memory by *references*: a buffer (what the caller gave, what the
+caller gets, scratch) and a range of chunks in it. How many bytes a chunk has is decided when a schedule is bound to
+arrays, so that one schedule serves every size.
+
+The rules that give a schedule its meaning:
+
+1. A step may start when every step that its ``after`` names has finished. Nothing else orders two steps.
+2. Except messages: between two ranks the k-th send in the sender's list meets the k-th receive in the receiver's list,
+   and a send (receive) to (from) a peer starts only when the one before it has finished.
+3. ``INPUT`` is never written. It may be the same memory as ``OUTPUT`` (an in-place call); a schedule must be right both
+   when it is and when it is not. Scratch starts undefined.
+4. A send may finish only when its receive has started (rendezvous). A schedule that needs a message to be buffered is
+   wrong, even where a transport would buffer it.
+
+Precedents: the rounds of libNBC (Hoefler, Lumsdaine and Rehm, 2007) and the chunk programs of MSCCL (Cowan et al.,
+2023).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["Buffer", "Collective", "Copy", "Recv", "RecvReduce", "Reduce", "Ref", "Schedule", "Send", "Step"]
+
+
+class Collective(enum.Enum):
+    """The collectives that have schedules, by the names that users call."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE = "reduce"
+    BROADCAST = "broadcast"
+    ALL_GATHER = "all_gather"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    BARRIER = "barrier"
+
+
+class Buffer(enum.Enum):
+    """The memory that a step can name."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    SCRATCH = "scratch"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """``count`` neighbouring chunks of a buffer, beginning at ``chunk``."""
+
+    buffer: Buffer
+    chunk: int
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the chunks of ``source`` to ``peer``; None sends an empty message."""
+
+    peer: int
+    source: Ref | None
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Receive from ``peer`` into ``target``; None receives an empty message."""
+
+    peer: int
+    target: Ref | None
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecvReduce:
+    """Receive from ``peer`` and reduce: ``target = operand op incoming``.
+
+    With ``incoming_first`` the operands change places: ``target = incoming op operand``. ``target`` may be ``operand``.
+    """
+
+    peer: int
+    target: Ref
+    operand: Ref
+    incoming_first: bool = False
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Reduce without a message: ``target = left op right``; ``target`` may be either of them."""
+
+    target: Ref
+    left: Ref
+    right: Ref
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy ``source`` to ``target``; nothing to do where both are the same memory."""
+
+    target: Ref
+    source: Ref
+    after: tuple[int, ...] = ()
+
+
+Step = Send | Recv | RecvReduce | Reduce | Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The steps of one collective for one rank.
+
+    Attributes
+    ----------
+    collective, algorithm
+        What it does, and how.
+    rank, size, root
+        Whose schedule it is. ``root`` is 0 for collectives that have none.
+    input_chunks, output_chunks
+        Into how many chunks the caller's two buffers are divided. The division of a buffer is known to all ranks, also
+        to one that does not hold it (the output of a gather exists on the root alone, and every rank knows its chunks).
+    scratch
+        The chunks of scratch memory: chunk i is as large as the chunk that ``scratch[i]`` refers to, in ``INPUT`` or
+        ``OUTPUT``, with a count of 1. Neighbours in number are neighbours in memory.
+    steps
+        The steps; ``after`` refers to them by index, and only to earlier ones.
+    """
+
+    collective: Collective
+    algorithm: str
+    rank: int
+    size: int
+    root: int
+    input_chunks: int
+    output_chunks: int
+    scratch: tuple[Ref, ...]
+    steps: tuple[Step, ...]
