@@ -1,0 +1,280 @@
+"""What a backend is: the abstract classes that a plugin implements, and the description that it registers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    import socket
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from manyhands.deadline import Deadline
+    from manyhands.schedule.steps import Collective
+
+__all__ = [
+    "API_VERSION",
+    "HEADER_BYTES",
+    "Backend",
+    "BackendConfig",
+    "BackendSpec",
+    "Bootstrap",
+    "CollectiveRequest",
+    "HeaderMismatch",
+    "LaunchRequest",
+    "LinkLost",
+    "NativeCollective",
+    "Transfer",
+    "Transport",
+]
+
+API_VERSION: int = 1
+"""The version of the contract between core and plugins; a plugin built for another one is refused."""
+
+HEADER_BYTES: int = 64
+"""The size of the header in front of every message; its content is core's business."""
+
+
+class LinkLost(ConnectionError):
+    """The connection to ``peer`` broke. A transport raises it; core finds out why and raises the typed error."""
+
+    def __init__(self, peer: int, reason: str) -> None:
+        super().__init__(f"the connection to rank {peer} broke: {reason}")
+        self.peer: int = peer
+        self.reason: str = reason
+
+
+class HeaderMismatch(Exception):
+    """A message came from ``peer`` with another ``header`` than expected. A transport raises it; core explains it."""
+
+    def __init__(self, peer: int, header: bytes) -> None:
+        super().__init__(f"an unexpected message from rank {peer}")
+        self.peer: int = peer
+        self.header: bytes = header
+
+
+class Transfer(ABC):
+    """One message on its way.
+
+    Attributes
+    ----------
+    done
+        True once a send's memory may be reused, or a receive's memory is filled.
+    moved
+        How many bytes have moved so far: what tells a slow message from one that stands still.
+    """
+
+    __slots__ = ("done", "moved")
+
+    done: bool
+    moved: int
+
+
+class Transport(ABC):
+    """Ordered, reliable messages between any two ranks of a group: the half of a backend that every collective needs.
+
+    A message is a header of `HEADER_BYTES` bytes and a payload. Core keeps at most one unfinished send and one
+    unfinished receive per peer; calls that concern different (peer, direction) pairs may come from several threads at once.
+    Payloads are one-dimensional memoryviews of bytes (format ``"B"``) over the caller's array: no copy may be kept.
+    """
+
+    @abstractmethod
+    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
+        """Make ready to talk to ``peers``; core calls it before the first message to each of them.
+
+        Raises
+        ------
+        LinkLost
+            A peer cannot be reached.
+        TimeoutError
+            The deadline passed.
+        """
+
+    @abstractmethod
+    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to send a message; do not block. Both arguments stay unchanged until the transfer is done."""
+
+    @abstractmethod
+    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to receive the next message from ``peer`` into ``payload``; do not block.
+
+        The first `HEADER_BYTES` bytes that arrive must equal ``header``; where they do not, `HeaderMismatch` is raised here or
+        by `wait` as soon as they are there, without waiting for a payload. The payload is exactly as long as the message's.
+        """
+
+    @abstractmethod
+    def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+        """Return when at least one of ``transfers``, none of which was done, is done.
+
+        After a `TimeoutError` the transfers are still on their way, and may be waited for again.
+
+        Raises
+        ------
+        HeaderMismatch
+            A message was not the expected one.
+        LinkLost
+            A connection broke, also because `Backend.abort` was called.
+        TimeoutError
+            The deadline passed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back all that the transport holds. Never blocks; twice is fine."""
+
+
+class Backend(ABC):
+    """A way of moving bytes between the ranks of a job; made by the factory that a `BackendSpec` names."""
+
+    @abstractmethod
+    def open_transport(self, channel: int) -> Transport:
+        """Return a transport whose messages never mix with those of another channel.
+
+        Channels are numbered by core, alike on all ranks; opening one needs no message.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Wake every thread that waits in a transport of this backend, with `LinkLost`. Called from any thread; never blocks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back all that the backend holds. Never blocks; twice is fine."""
+
+
+class BackendConfig(BaseModel):
+    """The base of a backend's config model: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Bootstrap(ABC):
+    """What a backend's factory gets: who this rank is, its config, and a way to trade cards with the other ranks.
+
+    Attributes
+    ----------
+    rank, world_size
+        Who this rank is.
+    config
+        The backend's own validated config model.
+    host
+        The address by which this rank reaches the others: listen here unless the config asks for another one.
+    deadline
+        Until when the backend must be ready.
+    shared
+        Where ranks that are threads of one process find each other; None where ranks are processes.
+    """
+
+    rank: int
+    world_size: int
+    config: BackendConfig
+    host: str
+    deadline: Deadline
+    shared: dict[str, Any] | None
+
+    @abstractmethod
+    def exchange(self, name: str, card: bytes) -> list[bytes]:
+        """Give this rank's card and return those of all ranks, in the order of ranks; all ranks must call it.
+
+        ``card`` is at most 64 KiB. Raises the `CommError` that ended the job if one does, `DeadlineError` when a rank
+        does not come.
+        """
+
+    @abstractmethod
+    def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> tuple[str, int]:
+        """Listen on this host's address ``host``, on a free port; return both.
+
+        Whoever proves to be a rank of this job is handed to ``accept``, as a non-blocking socket and the 64 bytes of its hello;
+        ``accept`` runs in a background thread and must not block. Raises `RendezvousError` when ``host`` is no address of this
+        host, `AuthenticationError` when it is more than loopback and the job has no secret.
+        """
+
+    @abstractmethod
+    def dial(self, peer: int, address: tuple[str, int], hello: bytes, deadline: Deadline) -> socket.socket:
+        """Connect to where ``peer`` listens, proving to be a rank of this job; return the non-blocking socket.
+
+        ``hello`` is at most 64 bytes. Raises `LinkLost` when the peer cannot be reached, TimeoutError when the deadline passed.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What ``manyhands run`` was asked for, for a backend that starts its ranks itself."""
+
+    target: str
+    """A script's path, or a module's name."""
+    is_module: bool
+    args: tuple[str, ...]
+    ranks: int
+    backend: str
+    environ: dict[str, str] = field(default_factory=dict)
+    """Variables to set for each rank: the chosen config, above all."""
+    prefix: bool = True
+    """Whether each line of output begins with its rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    """The description of a backend; cheap to make, so that a plugin's module stays light.
+
+    Attributes
+    ----------
+    name
+        The name in the config, equal to that of the entry point.
+    summary
+        One line, for ``manyhands doctor``.
+    factory
+        ``"module:function"``; the function takes a `Bootstrap` and returns a `Backend`. Imported when the backend is used.
+    config
+        The model of ``[backends.NAME]``.
+    devices
+        Where arrays may live: ``"cpu"``, ``"cuda"``.
+    capabilities
+        Free words that others may ask for, such as ``"transport"``.
+    probe
+        Returns None when the backend can run here, else the reason in words. Must be quick and import nothing heavy.
+    install
+        The command that would help when it cannot.
+    auto_priority
+        With ``backend = "auto"`` the highest wins among those that can run; None is never chosen.
+    launcher
+        ``"module:function"`` taking a `LaunchRequest` and returning an exit code, for a backend whose ranks are not
+        processes started by ``manyhands run``.
+    api_version
+        The contract that the plugin was built for.
+    """
+
+    name: str
+    summary: str
+    factory: str
+    config: type[BackendConfig] = BackendConfig
+    devices: tuple[str, ...] = ("cpu",)
+    capabilities: frozenset[str] = frozenset({"transport"})
+    probe: Callable[[], str | None] = lambda: None
+    install: str = ""
+    auto_priority: int | None = None
+    launcher: str | None = None
+    api_version: int = API_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRequest:
+    """A kind of call, put to ``manyhands_collective`` once and remembered."""
+
+    backend: str
+    collective: Collective
+    device: str
+    dtype: np.dtype[np.generic] | None
+    op: str | None
+    nbytes: int
+    world_size: int
+
+
+NativeCollective = Callable[["Backend", "npt.NDArray[np.generic]", "npt.NDArray[np.generic]", int, "Deadline"], None]
+"""``native(backend, source, target, root, deadline)``: performs a collective that a plugin offered."""

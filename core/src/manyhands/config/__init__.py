@@ -1,0 +1,14 @@
+"""Configuration: what can be set, where values come from, and what is wrong with them.
+
+Arguments > command line > environment > file > defaults. The command line hands its choices to the ranks as environment
+variables, and is therefore seen as environment here.
+"""
+
+from __future__ import annotations
+
+from manyhands.config.resolve import Resolved, load
+from manyhands.config.schema import json_schema
+from manyhands.config.settings import RendezvousSettings, Settings
+from manyhands.provenance import RESERVED
+
+__all__ = ["RESERVED", "RendezvousSettings", "Resolved", "Settings", "json_schema", "load"]

@@ -1,0 +1,215 @@
+"""Loading the configuration: layers merged, validated as a whole, every value with its origin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from manyhands.config.problems import as_error, from_validation, is_secret, problem
+from manyhands.config.settings import TABLES, Settings
+from manyhands.errors import ConfigError
+from manyhands.plugins import PluginManager, get_plugin_manager
+from manyhands.plugins.installed import nearest
+from manyhands.provenance import (
+    ARGUMENT,
+    HIDDEN,
+    MAPPING,
+    Leaf,
+    Merged,
+    Problem,
+    find_file,
+    flatten,
+    merge,
+    read_environment,
+    read_file,
+)
+from manyhands.schedule.steps import Collective
+
+if TYPE_CHECKING:
+    from manyhands.backend import BackendConfig
+
+__all__ = ["Resolved", "load"]
+
+
+class Resolved:
+    """A valid configuration, and where each of its values came from; made by `load`.
+
+    Attributes
+    ----------
+    settings
+        The values.
+    file
+        The configuration file that was read; None if there is none.
+    """
+
+    def __init__(self, settings: Settings, file: Path | None, merged: Merged, manager: PluginManager) -> None:
+        self.settings: Settings = settings
+        self.file: Path | None = file
+        self._merged = merged
+        self._manager = manager
+
+    def backend_config(self, name: str) -> BackendConfig:
+        """Return ``[backends.NAME]`` as the config model of that backend's plugin; no other plugin is imported.
+
+        Raises
+        ------
+        ConfigError
+            The table does not fit the model.
+        PluginError
+            The plugin is not installed or cannot be described; see `PluginManager.describe`.
+        """
+        model = self._manager.describe(name).config
+        try:
+            return model.model_validate(self.settings.backends.get(name, {}))
+        except ValidationError as error:
+            # Not chained: pydantic's own text repeats the values, secrets included.
+            raise as_error(from_validation(error, model, self._merged, ("backends", name))) from None
+
+    def origin(self, key: str) -> str:
+        """Return where the value of a dotted key came from.
+
+        A file's path, the name of an environment variable, ``"argument"``, ``"config argument"`` (a mapping in place of a
+        file) or ``"default"``.
+        """
+        return self._merged.origin(key.split("."))
+
+    def explain(self, backends: Iterable[str] = ()) -> list[tuple[str, object, str]]:
+        """Return each dotted key with its value and its origin; a value that may be a secret is not shown.
+
+        Parameters
+        ----------
+        backends
+            Backends whose tables are shown whole, defaults included, for which their plugins are described. Of any other
+            backend only what somebody set is shown.
+
+        Raises
+        ------
+        ConfigError, PluginError
+            As `backend_config`, for one of ``backends``.
+        """
+        values = self.settings.model_dump(exclude={"backends"})
+        tables: dict[str, Any] = dict(self.settings.backends)
+        tables.update({name: self.backend_config(name).model_dump() for name in backends})
+        leaves = [*flatten(values, ""), *flatten(dict(sorted(tables.items())), "", ("backends",))]
+        return [
+            (".".join(path), HIDDEN if is_secret(path) and value is not None else value, self._merged.origin(path))
+            for path, value, _ in leaves
+        ]
+
+
+def load(
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    manager: PluginManager | None = None,
+) -> Resolved:
+    """Read the configuration from everywhere, and check all of it but the tables of backends.
+
+    Parameters
+    ----------
+    config
+        A TOML file, or a mapping in place of one. By default the file that ``MANYHANDS_CONFIG`` names, else
+        ``manyhands.toml``, else ``[tool.manyhands]`` of ``pyproject.toml``, both in ``directory``.
+    arguments
+        What the caller asks for, as nested mappings; it goes before all else. Values of None are left out.
+    environ
+        The environment; by default that of the process.
+    directory
+        Where files are looked for; by default the working directory.
+    manager
+        The plugin manager that knows the backends; by default that of the process. The switches under ``plugins`` are
+        applied to it.
+
+    Returns
+    -------
+    Resolved
+        Values and origins.
+
+    Raises
+    ------
+    ConfigError
+        A file is missing or no TOML, a key or a variable is unknown, a value is not allowed, or a backend is not installed.
+        The message has one line for each problem; the attributes ``file``, ``key`` and ``value`` are those of the first.
+    PluginError
+        A module that ``plugins`` names cannot be loaded.
+    """
+    environ = os.environ if environ is None else environ
+    manager = get_plugin_manager() if manager is None else manager
+    file, below = _base_layer(config, environ, Path.cwd() if directory is None else Path(directory))
+    from_environment, problems = read_environment(environ, list(Settings.model_fields), TABLES)
+    from_arguments = [leaf for leaf in flatten(arguments or {}, ARGUMENT) if leaf[1] is not None]
+    merged = merge([below, _with_backend_names(from_environment, manager), from_arguments])
+    settings = None
+    try:
+        settings = Settings.model_validate(merged.tree)
+    except ValidationError as error:
+        problems.extend(from_validation(error, Settings, merged))
+    words = merged.tree.get("plugins", [])
+    if isinstance(words, list) and all(isinstance(word, str) for word in words):
+        manager.switch(words)
+    problems.extend(_check_names(merged, manager))
+    if problems or settings is None:
+        raise as_error(problems)
+    return Resolved(settings, file, merged, manager)
+
+
+def _base_layer(
+    config: str | os.PathLike[str] | Mapping[str, Any] | None, environ: Mapping[str, str], directory: Path
+) -> tuple[Path | None, list[Leaf]]:
+    """Return the file that was read and its leaves, or those of a mapping in its place."""
+    given: object = config
+    if isinstance(given, Mapping):
+        return None, list(flatten(given, MAPPING))
+    if given is not None and not isinstance(given, str | os.PathLike):
+        raise ConfigError(
+            f"config must be the path of a TOML file or a mapping, and {given!r} was given",
+            file=ARGUMENT,
+            key="config",
+            value=given,
+        )
+    path = find_file(environ, directory) if given is None else directory / Path(given).expanduser()
+    return path, [] if path is None else list(flatten(read_file(path), str(path)))
+
+
+def _with_backend_names(leaves: list[Leaf], manager: PluginManager) -> list[Leaf]:
+    """Give backends their own spelling: a variable's name has neither small letters nor dashes."""
+    if not any(path[0] == "backends" for path, _, _ in leaves):
+        return leaves
+    spelling = {name.lower().replace("-", "_"): name for name in manager.installed_names()}
+    return [
+        ((path[0], spelling.get(path[1], path[1]), *path[2:]), value, origin)
+        if path[0] == "backends" and len(path) > 1
+        else (path, value, origin)
+        for path, value, origin in leaves
+    ]
+
+
+def _check_names(merged: Merged, manager: PluginManager) -> list[Problem]:
+    """Check the names of backends and collectives, by what is installed; nothing is imported for it."""
+    problems = []
+    backend = merged.tree.get("backend", "auto")
+    if isinstance(backend, str) and backend != "auto" and backend not in manager.names():
+        problems.append(problem(merged, ("backend",), backend, manager.unknown_text(backend)))
+    for name, table in _table(merged, "backends").items():
+        if name not in manager.installed_names():
+            problems.append(problem(merged, ("backends", name), table, manager.unknown_text(name)))
+    collectives = [collective.value for collective in Collective]
+    for name, algorithm in _table(merged, "algorithms").items():
+        if name not in collectives:
+            close = nearest(name, collectives)
+            hint = f"; did you mean 'algorithms.{close}'?" if close else ""
+            text = f"there is no collective {name!r}{hint} Valid here: {', '.join(collectives)}"
+            problems.append(problem(merged, ("algorithms", name), algorithm, text))
+    return problems
+
+
+def _table(merged: Merged, key: str) -> dict[str, Any]:
+    """Return a table of the raw values; empty where something else stands, which the model has complained about."""
+    table = merged.tree.get(key)
+    return table if isinstance(table, dict) else {}

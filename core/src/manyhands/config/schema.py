@@ -1,0 +1,37 @@
+"""The JSON Schema of the whole configuration file, for editors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from manyhands.config.settings import Settings
+from manyhands.schedule.steps import Collective
+
+if TYPE_CHECKING:
+    from manyhands.plugins import PluginManager
+
+__all__ = ["json_schema"]
+
+
+def json_schema(manager: PluginManager) -> dict[str, Any]:
+    """Return the JSON Schema of ``manyhands.toml``, with a table for each backend of ``manager``.
+
+    A backend that cannot be described keeps its table, without any statement of what it may hold.
+    """
+    schema = Settings.model_json_schema()
+    definitions: dict[str, Any] = schema.setdefault("$defs", {})
+    tables: dict[str, Any] = {}
+    for description in manager.describe_all():
+        name = description.plugin.name
+        if description.spec is None:
+            tables[name] = {"type": "object", "description": str(description.error)}
+            continue
+        # Two plugins may both have a model `Options`: each gets its own room among the definitions.
+        table = description.spec.config.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+        definitions.update({f"{name}.{model}": value for model, value in table.pop("$defs", {}).items()})
+        tables[name] = {**table, "description": description.spec.summary}
+    properties = schema["properties"]
+    properties["backends"] |= {"properties": tables, "additionalProperties": False}
+    properties["backend"]["enum"] = ["auto", *manager.names()]
+    properties["algorithms"]["propertyNames"] = {"enum": [collective.value for collective in Collective]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "manyhands.toml"}

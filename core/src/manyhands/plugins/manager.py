@@ -1,0 +1,494 @@
+"""The plugin manager: the second and third tier of discovery, and a typed wrapper around every hook call."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pluggy
+
+from manyhands import hookspecs
+from manyhands.backend import Backend, BackendSpec, Bootstrap, LaunchRequest
+from manyhands.errors import BackendUnavailableError, DuplicatePluginError, PluginError, UnknownBackendError
+from manyhands.plugins.installed import (
+    BACKEND_GROUP,
+    EXTENSION_GROUP,
+    InstalledPlugin,
+    Switches,
+    install_hint,
+    nearest,
+    unknown_backend_text,
+)
+from manyhands.plugins.loading import IN_PROCESS, check_spec, import_plugin, installed, load, named, owner
+
+if TYPE_CHECKING:
+    from manyhands.algorithms.registry import Algorithm
+    from manyhands.backend import CollectiveRequest, NativeCollective
+    from manyhands.observe import OperationEvent
+
+__all__ = ["Description", "PluginManager", "get_plugin_manager"]
+
+_STARTED: Final[str] = "manyhands_collective_started"
+_FINISHED: Final[str] = "manyhands_collective_finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A backend and what came of describing it: exactly one of ``spec`` and ``error`` is there."""
+
+    plugin: InstalledPlugin
+    spec: BackendSpec | None = None
+    error: PluginError | None = None
+
+
+class PluginManager:
+    """Finds plugins, imports no more of them than it must, and calls their hooks.
+
+    Safe to use from several threads.
+
+    Parameters
+    ----------
+    switches
+        Which plugins to load and which to block; by default all that are installed count.
+    """
+
+    def __init__(self, switches: Switches | None = None) -> None:
+        self._switches = switches if switches is not None else Switches()
+        self._lock = threading.RLock()
+        self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
+        self._pluggy.add_hookspecs(hookspecs)
+        if self._switches.trace:
+            self._pluggy.trace.root.setwriter(sys.stderr.write)
+            self._pluggy.enable_tracing()
+        self._registered: dict[str, tuple[InstalledPlugin, BackendSpec]] = {}
+        self._described: dict[str, BackendSpec] = {}
+        self._extras: set[str] = set()
+        self._extensions_loaded = False
+        self._extension_errors: dict[str, PluginError] = {}
+        self._observers: dict[str, list[tuple[str, Callable[..., Any]]]] = {_STARTED: [], _FINISHED: []}
+        self._complained: set[tuple[str, str]] = set()
+
+    # ------------------------------------------------------------------ tier 1: list
+
+    @property
+    def switches(self) -> Switches:
+        """Which plugins are loaded and blocked."""
+        return self._switches
+
+    def switch(self, words: Iterable[str]) -> None:
+        """Add switches: ``"NAME"`` loads a plugin or a module, ``"no:NAME"`` blocks one. Repeating them changes nothing.
+
+        A plugin that was loaded before it is blocked stays loaded; its backends can no longer be chosen.
+        """
+        with self._lock:
+            self._switches = self._switches.with_words(words)
+
+    def names(self) -> list[str]:
+        """Return the names of all backends that count, sorted; imports nothing but the modules that a switch names."""
+        return sorted({plugin.name for plugin in self.entries()})
+
+    def entries(self) -> list[InstalledPlugin]:
+        """Return every backend that counts, duplicates included, sorted by name.
+
+        Raises
+        ------
+        PluginError
+            A module that a switch names cannot be imported.
+        """
+        self._load_extras()
+        with self._lock:
+            registered = [plugin for plugin, _ in self._registered.values() if plugin.name not in self._switches.block]
+        counting = [plugin for plugin in installed(BACKEND_GROUP) if self._switches.allows(plugin.name)]
+        return sorted([*counting, *registered], key=lambda plugin: plugin.name)
+
+    def installed_names(self) -> set[str]:
+        """Return the names of all backends that are there, those that the switches leave out included."""
+        self._load_extras()
+        return {plugin.name for plugin in installed(BACKEND_GROUP)} | set(self._registered)
+
+    def unknown_text(self, name: str) -> str:
+        """Say that the backend ``name`` does not count, which ones do, and what to do; for messages."""
+        names = self.names()
+        return unknown_backend_text(name, names, self._switches, self.installed_names().difference(names))
+
+    # -------------------------------------------------------------- tier 2: describe
+
+    def describe(self, name: str) -> BackendSpec:
+        """Import the plugin of the backend ``name``, and no other, and return what it says of itself.
+
+        Raises
+        ------
+        UnknownBackendError
+            No plugin has that name, or a switch blocks it.
+        DuplicatePluginError
+            Two plugins have that name.
+        ApiVersionError
+            The plugin was built for another version of the contract.
+        PluginError
+            The plugin raises on import, or does not register what it should; chained to what it raised.
+        """
+        found = [plugin for plugin in self.entries() if plugin.name == name]
+        if not found:
+            raise UnknownBackendError(self.unknown_text(name))
+        if len(found) > 1:
+            owners = " and ".join(f"{plugin.distribution} {plugin.version} ({plugin.value})" for plugin in found)
+            raise DuplicatePluginError(
+                f"the backend {name!r} is provided more than once, by {owners}; uninstall all but one of them"
+            )
+        with self._lock:
+            if name in self._registered:
+                return self._registered[name][1]
+            if name not in self._described:
+                self._described[name] = self._describe_installed(found[0])
+            return self._described[name]
+
+    def describe_all(self) -> list[Description]:
+        """Describe every backend that counts; one that cannot be described is recorded with its error."""
+        descriptions = []
+        for plugin in self.entries():
+            try:
+                descriptions.append(Description(plugin, spec=self.describe(plugin.name)))
+            except PluginError as error:
+                descriptions.append(Description(plugin, error=error))
+        return descriptions
+
+    def available(self, name: str) -> str | None:
+        """Return None when the backend ``name`` can run here, else the reason in words.
+
+        Raises
+        ------
+        UnknownBackendError
+            No plugin has that name.
+        """
+        try:
+            spec = self.describe(name)
+        except UnknownBackendError:
+            raise
+        except PluginError as error:
+            return str(error)
+        try:
+            reason: object = spec.probe()
+        except Exception as error:  # noqa: BLE001 - a probe may raise anything, and that too is a reason
+            return f"its probe raised {named(error)}"
+        if reason is None or isinstance(reason, str):
+            return reason
+        return f"its probe returned {reason!r} instead of None or a reason"
+
+    def auto(self) -> tuple[str, list[tuple[str, str]]]:
+        """Return the backend that ``"auto"`` takes, and each other one with the reason why it was passed over.
+
+        The highest `BackendSpec.auto_priority` wins among the backends that can run; names decide between equals.
+
+        Raises
+        ------
+        BackendUnavailableError
+            No backend can be chosen; the message says why for each.
+        """
+        chosen, passed_over = self.weigh()
+        if chosen is None:
+            reasons = "".join(f"\n  {name}: {reason}" for name, reason in passed_over) or " none is installed"
+            raise BackendUnavailableError(
+                f"'auto' finds no backend that can run here:{reasons}\n"
+                f"name one of them as the backend, or install one, for example with: {install_hint('tcp')}"
+            )
+        return chosen, passed_over
+
+    def weigh(self) -> tuple[str | None, list[tuple[str, str]]]:
+        """Return what `auto` returns, with None in place of a backend when none can be chosen."""
+        candidates: list[tuple[int, str]] = []
+        passed_over: list[tuple[str, str]] = []
+        for description in self.describe_all():
+            name, spec = description.plugin.name, description.spec
+            if spec is None:
+                passed_over.append((name, str(description.error)))
+            elif spec.auto_priority is None:
+                passed_over.append((name, "it is used only when it is asked for by name"))
+            elif (reason := self.available(name)) is not None:
+                passed_over.append((name, reason))
+            else:
+                candidates.append((-spec.auto_priority, name))
+        candidates.sort()
+        chosen = candidates[0][1] if candidates else None
+        passed_over.extend((name, f"it can run, and {chosen} comes before it") for _, name in candidates[1:])
+        return chosen, sorted(passed_over)
+
+    def register(self, plugin: object, name: str) -> None:
+        """Register a plugin of this process, without an entry point; its backends count as installed ones do.
+
+        Raises
+        ------
+        DuplicatePluginError
+            One of its backends has the name of one that is already there; nothing is registered then.
+        PluginError
+            It implements a hook wrongly, or does not register what it should; nothing is registered then.
+        """
+        with self._lock:
+            self._add(plugin, name)
+            try:
+                self._adopt(plugin, InstalledPlugin(name, IN_PROCESS, "", name))
+            except BaseException:
+                self._remove(plugin)
+                raise
+
+    # ---------------------------------------------------------------- tier 3: create
+
+    def load_factory(self, spec: BackendSpec) -> Callable[[Bootstrap], Backend]:
+        """Import the factory of a backend.
+
+        Raises
+        ------
+        BackendUnavailableError
+            Its module cannot be imported; the message says what to type.
+        PluginError
+            ``spec.factory`` names nothing that can be called.
+        """
+        factory: Callable[[Bootstrap], Backend] = load(spec, spec.factory, "factory")
+        return factory
+
+    def load_launcher(self, spec: BackendSpec) -> Callable[[LaunchRequest], int] | None:
+        """Import the launcher of a backend; None when ranks are processes started by ``manyhands run``.
+
+        Raises as `load_factory` does.
+        """
+        if spec.launcher is None:
+            return None
+        launcher: Callable[[LaunchRequest], int] = load(spec, spec.launcher, "launcher")
+        return launcher
+
+    # ------------------------------------------------------------- hooks beyond backends
+
+    def algorithms(self) -> list[Algorithm]:
+        """Return the algorithms of all loaded plugins and extensions; a plugin that raises is logged and left out."""
+        self.load_extensions()
+        found: list[Algorithm] = []
+        for name, call in self._callers("manyhands_register_algorithms"):
+            try:
+                for algorithms in call():
+                    found.extend(algorithms)
+            except Exception as error:  # noqa: BLE001 - what a plugin offers here is optional, and it is recorded
+                self._record_extension_error(name, error, "raised while it registered its algorithms")
+        return found
+
+    def native_collective(self, request: CollectiveRequest) -> NativeCollective | None:
+        """Ask the plugins who performs this kind of call natively; None leaves it to the engine. Not remembered here.
+
+        Raises
+        ------
+        PluginError
+            A plugin raised; it must not be passed over, since the other ranks may have been promised its collective.
+        """
+        self.load_extensions()
+        try:
+            native: NativeCollective | None = self._pluggy.hook.manyhands_collective(request=request)
+        except Exception as error:
+            raise PluginError(
+                f"a plugin raised {named(error)} when it was asked who performs {request.collective.value} on the "
+                f"backend {request.backend!r}"
+            ) from error
+        return native
+
+    def observers(self) -> bool:
+        """Tell whether anybody observes; cheap, so that a group may ask before it makes an event."""
+        self.load_extensions()
+        return bool(self._observers[_STARTED] or self._observers[_FINISHED])
+
+    def notify_started(self, event: OperationEvent) -> None:
+        """Tell every observer that an operation starts; an observer that raises is logged once and breaks nothing."""
+        self._notify(_STARTED, event)
+
+    def notify_finished(self, event: OperationEvent) -> None:
+        """Tell every observer that an operation ended; an observer that raises is logged once and breaks nothing."""
+        self._notify(_FINISHED, event)
+
+    def extensions(self) -> list[InstalledPlugin]:
+        """Return the installed extensions that count; imports none of them."""
+        return [plugin for plugin in installed(EXTENSION_GROUP) if self._switches.allows(plugin.name)]
+
+    def extension_errors(self) -> dict[str, PluginError]:
+        """Return what went wrong with extensions so far, by name."""
+        return dict(self._extension_errors)
+
+    def load_extensions(self) -> None:
+        """Import every extension that counts, once; one that cannot be imported is recorded and logged.
+
+        Raises
+        ------
+        PluginError
+            A module that a switch names cannot be imported: somebody asked for that one.
+        """
+        self._load_extras()
+        if not self._extensions_loaded:
+            self._load_extensions_once()
+
+    # ----------------------------------------------------------------------- within
+
+    def _load_extensions_once(self) -> None:
+        with self._lock:
+            if self._extensions_loaded:  # by another thread, meanwhile
+                return
+            for plugin in self.extensions():
+                try:
+                    self._import_and_adopt(plugin)
+                except PluginError as error:
+                    self._record_extension_error(plugin.name, error, "cannot be loaded")
+            self._extensions_loaded = True
+
+    def _load_extras(self) -> None:
+        """Load the modules that the switches name and that are no entry point of a backend, which loads when asked for."""
+        if self._extras.issuperset(self._switches.load):
+            return
+        with self._lock:
+            backends = {plugin.name for plugin in installed(BACKEND_GROUP)}
+            extensions = {plugin.name: plugin for plugin in installed(EXTENSION_GROUP)}
+            for name in self._switches.load:
+                if name in self._extras:
+                    continue
+                if name not in backends:
+                    self._import_and_adopt(extensions.get(name, InstalledPlugin(name, IN_PROCESS, "", name, EXTENSION_GROUP)))
+                self._extras.add(name)
+
+    def _import_and_adopt(self, plugin: InstalledPlugin) -> None:
+        """Import an extension, register its hooks, and count its backends as registered ones."""
+        module = import_plugin(plugin)
+        if self._pluggy.is_registered(module):
+            return
+        self._add(module, plugin.name)
+        try:
+            self._adopt(module, plugin)
+        except BaseException:
+            self._remove(module)
+            raise
+
+    def _describe_installed(self, plugin: InstalledPlugin) -> BackendSpec:
+        module = import_plugin(plugin)
+        if not self._pluggy.is_registered(module):
+            self._add(module, plugin.name)
+        specs = self._specs_of(module, plugin)
+        for spec in specs:
+            if spec.name == plugin.name:
+                check_spec(spec, plugin)
+                return spec
+        listed = ", ".join(repr(spec.name) for spec in specs) or "no backend"
+        raise PluginError(
+            f"{owner(plugin)} registers {listed}, and its entry point is named {plugin.name!r}: the two must be equal"
+        )
+
+    def _adopt(self, module: object, plugin: InstalledPlugin) -> None:
+        """Count the backends that a plugin without an entry point of its own brings."""
+        taken = {other.name: other for other in installed(BACKEND_GROUP) if self._switches.allows(other.name)}
+        taken.update({other: entry for other, (entry, _) in self._registered.items()})
+        specs = self._specs_of(module, plugin, required=False)
+        for spec in specs:
+            check_spec(spec, plugin)
+            if spec.name in taken:
+                raise DuplicatePluginError(
+                    f"{owner(plugin)} registers the backend {spec.name!r}, which {owner(taken[spec.name])} provides "
+                    f"already; block that one with the switch 'no:{spec.name}', or choose another name"
+                )
+        for spec in specs:
+            entry = InstalledPlugin(spec.name, plugin.distribution, plugin.version, plugin.value)
+            self._registered[spec.name] = (entry, spec)
+
+    def _specs_of(self, module: object, plugin: InstalledPlugin, *, required: bool = True) -> list[BackendSpec]:
+        """Call ``manyhands_register_backends`` of one plugin, and of no other."""
+        callers = [call for _, call in self._callers("manyhands_register_backends", only=module)]
+        if not callers:
+            if required:
+                raise PluginError(f"{owner(plugin)} does not implement manyhands_register_backends; did it forget @hookimpl?")
+            return []
+        try:
+            results: list[object] = callers[0]()
+        except Exception as error:
+            raise PluginError(f"{owner(plugin)} raised {named(error)} while it described its backends") from error
+        specs: list[BackendSpec] = []
+        for result in results:
+            for spec in result if isinstance(result, Sequence) else [result]:
+                if not isinstance(spec, BackendSpec):
+                    raise PluginError(f"{owner(plugin)} registers {spec!r}, which is not a BackendSpec")
+                specs.append(spec)
+        return specs
+
+    def _add(self, plugin: object, name: str) -> None:
+        """Register the hooks of a plugin with pluggy; leave no trace when one of them is wrong."""
+        unique = name
+        while self._pluggy.has_plugin(unique):  # a backend and an extension may share their name
+            unique += "'"
+        try:
+            self._pluggy.register(plugin, unique)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            self._remove(plugin)
+            raise PluginError(f"the plugin {name!r} implements a hook wrongly: {error}") from error
+        for caller in self._pluggy.get_hookcallers(plugin) or []:
+            if not caller.has_spec():
+                self._remove(plugin)
+                known = [hook for hook in hookspecs.__all__ if hook.startswith("manyhands_")]
+                suggestion = nearest(caller.name, known)
+                raise PluginError(
+                    f"the plugin {name!r} implements {caller.name!r}, which is no hook of manyhands; "
+                    f"did it mean {suggestion!r}? The hooks are {', '.join(known)}"
+                )
+        self._refresh_observers()
+
+    def _remove(self, plugin: object) -> None:
+        if self._pluggy.is_registered(plugin):
+            self._pluggy.unregister(plugin)
+            self._refresh_observers()
+
+    def _refresh_observers(self) -> None:
+        self._observers = {hook: self._callers(hook) for hook in (_STARTED, _FINISHED)}
+
+    def _callers(self, hook: str, only: object | None = None) -> list[tuple[str, Callable[..., Any]]]:
+        """Return a caller of ``hook`` for each plugin that implements it, so that each can fail alone."""
+        everyone = self._pluggy.get_plugins()
+        implementing = [impl.plugin for impl in getattr(self._pluggy.hook, hook).get_hookimpls()]
+        return [
+            (
+                self._pluggy.get_name(plugin) or repr(plugin),
+                self._pluggy.subset_hook_caller(hook, [other for other in everyone if other is not plugin]),
+            )
+            for plugin in dict.fromkeys(implementing)
+            if only is None or plugin is only
+        ]
+
+    def _notify(self, hook: str, event: OperationEvent) -> None:
+        for name, call in self._observers[hook]:
+            try:
+                call(event=event)
+            except Exception:  # noqa: BLE001 - no observer may break a collective that other ranks wait for
+                if (name, hook) not in self._complained:
+                    self._complained.add((name, hook))
+                    _logger().warning("the observer %r raised in %s; its next failures go unsaid", name, hook, exc_info=True)
+
+    def _record_extension_error(self, name: str, error: Exception, what: str) -> None:
+        if name not in self._extension_errors:
+            known = error if isinstance(error, PluginError) else PluginError(f"the extension {name!r} {what}: {named(error)}")
+            self._extension_errors[name] = known
+            _logger().warning("the extension %r %s: %s", name, what, error)
+
+
+# One manager for the process, made by one thread even when the ranks are threads that all ask at once.
+_making = threading.Lock()
+
+
+@functools.cache
+def _process_manager() -> PluginManager:
+    return PluginManager(Switches.from_environment(os.environ))
+
+
+def get_plugin_manager() -> PluginManager:
+    """Return the plugin manager of this process, with the switches of its environment."""
+    with _making:
+        return _process_manager()
+
+
+def _logger() -> Any:
+    # Logging rather than warnings: under ``-W error`` a warning would break the very collective that must go on. Imported
+    # here because the first mishap is the first time that it is needed.
+    import logging
+
+    return logging.getLogger("manyhands.plugins")

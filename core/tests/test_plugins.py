@@ -1,0 +1,330 @@
+"""Discovery in three tiers, and what is said of plugins that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from manyhands.backend import API_VERSION, BackendConfig, BackendSpec
+from manyhands.errors import (
+    ApiVersionError,
+    BackendUnavailableError,
+    DuplicatePluginError,
+    PluginError,
+    UnknownBackendError,
+)
+from manyhands.hookspecs import hookimpl
+from manyhands.plugins import BACKEND_GROUP, InstalledPlugin, PluginManager, Switches, get_plugin_manager
+from manyhands.plugins.installed import unknown_backend_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from subprocess import CompletedProcess
+
+    from conftest import PluginFactory
+
+
+class InProcess:
+    """A plugin that is an object."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    @hookimpl
+    def manyhands_register_backends(self) -> list[BackendSpec]:
+        return [BackendSpec(name=name, summary="", factory="os:getcwd") for name in self.names]
+
+
+def test_listing_reads_metadata_and_imports_nothing(plugins: PluginFactory, manager: PluginManager) -> None:
+    module = plugins("broken", "raise RuntimeError('imported')", distribution="dist-one")
+
+    assert manager.names() == ["broken"]
+    assert manager.entries() == [InstalledPlugin("broken", "dist-one", "1.0", module, BACKEND_GROUP)]
+    assert module not in sys.modules
+
+
+def test_describing_imports_that_plugin_alone(plugins: PluginFactory, manager: PluginManager) -> None:
+    alpha, beta = plugins.backend("alpha"), plugins.backend("beta")
+
+    spec = manager.describe("alpha")
+
+    assert (spec.name, spec.summary, spec.devices) == ("alpha", "a backend for tests", ("cpu",))
+    assert spec.config().model_dump() == {"interface": "lo", "mode": "fast", "token": None}
+    assert alpha in sys.modules
+    assert beta not in sys.modules
+    assert manager.describe("alpha") is spec
+
+
+def test_a_plugin_that_raises_on_import_is_named_and_chained(plugins: PluginFactory, manager: PluginManager) -> None:
+    module = plugins("broken", "raise OSError('no such device')", distribution="dist-one")
+
+    with pytest.raises(PluginError, match=f"'{module}' of dist-one 1.0 cannot be imported: OSError: no such device") as caught:
+        manager.describe("broken")
+
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_one_broken_plugin_does_not_hide_the_others(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins("broken", "import sys; sys.exit(3)")
+    plugins.backend("alpha")
+
+    alpha, broken = manager.describe_all()
+
+    assert alpha.spec is not None
+    assert alpha.error is None
+    assert broken.spec is None
+    assert "SystemExit: 3" in str(broken.error)
+
+
+def test_two_distributions_of_one_name_are_both_named(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha", distribution="dist-one")
+    plugins.backend("alpha", distribution="dist-two")
+
+    with pytest.raises(DuplicatePluginError, match=r"'alpha' is provided more than once.*dist-one 1\.0.*dist-two 1\.0"):
+        manager.describe("alpha")
+    assert manager.names() == ["alpha"]
+    assert [plugin.distribution for plugin in manager.entries()] == ["dist-one", "dist-two"]
+
+
+@pytest.mark.parametrize(("version", "upgrade"), [(API_VERSION + 1, "manyhands-core"), (API_VERSION - 1, "dist-alpha")])
+def test_another_api_version_is_refused_with_what_to_upgrade(
+    plugins: PluginFactory, manager: PluginManager, version: int, upgrade: str
+) -> None:
+    plugins.backend("alpha", f"factory='os:getcwd', api_version={version}")
+
+    with pytest.raises(ApiVersionError, match=f"version {version} .* has version {API_VERSION}; .*--upgrade {upgrade}$"):
+        manager.describe("alpha")
+
+
+def test_the_spec_must_bear_the_name_of_the_entry_point(plugins: PluginFactory, manager: PluginManager) -> None:
+    source = """
+    from manyhands.backend import BackendSpec
+    from manyhands.hookspecs import hookimpl
+
+    @hookimpl
+    def manyhands_register_backends():
+        return [BackendSpec(name="other", summary="", factory="os:getcwd")]
+    """
+    plugins("alpha", source)
+
+    with pytest.raises(PluginError, match=r"registers 'other', and its entry point is named 'alpha'"):
+        manager.describe("alpha")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "does not implement manyhands_register_backends"),
+        ("@hookimpl\ndef manyhands_register_backends():\n    raise KeyError('x')", "raised KeyError: 'x' while it described"),
+        ("@hookimpl\ndef manyhands_register_backends():\n    return 7", "registers 7, which is not a BackendSpec"),
+        ("@hookimpl\ndef manyhands_register_backends(argument): pass", "implements a hook wrongly"),
+        ("@hookimpl\ndef manyhands_register_backend(): pass", "did it mean 'manyhands_register_backends'"),
+    ],
+)
+def test_a_plugin_that_registers_wrongly_is_told_how(
+    plugins: PluginFactory, manager: PluginManager, body: str, message: str
+) -> None:
+    plugins("alpha", "from manyhands.hookspecs import hookimpl\n" + body)
+
+    with pytest.raises(PluginError, match=message):
+        manager.describe("alpha")
+    with pytest.raises(PluginError, match=message):  # nothing half registered is left behind
+        manager.describe("alpha")
+
+
+def test_an_unknown_name_lists_what_is_there_and_the_nearest(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha")
+    plugins.backend("beta")
+
+    with pytest.raises(UnknownBackendError, match=r"no backend 'alhpa' \(installed: alpha, beta\); did you mean 'alpha'\?"):
+        manager.describe("alhpa")
+    with pytest.raises(UnknownBackendError):
+        manager.available("alhpa")
+
+
+def test_a_backend_of_our_own_that_is_not_installed_comes_with_its_command() -> None:
+    assert unknown_backend_text("tcp", [], Switches()) == (
+        "there is no backend 'tcp' (installed: none); install it with: pip install 'manyhands[tcp]'"
+    )
+    assert unknown_backend_text("tpc", ["alpha"], Switches()) == (
+        "there is no backend 'tpc' (installed: alpha); did you mean 'tcp'? It is installed with: pip install 'manyhands[tcp]'"
+    )
+
+
+def test_a_probe_gives_its_reason(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha")
+    plugins.backend("beta", "factory='os:getcwd', probe=lambda: 'no GPU here'")
+    plugins.backend("gamma", "factory='os:getcwd', probe=lambda: 1 / 0")
+    plugins.backend("delta", "factory='os:getcwd', probe=lambda: False")
+    plugins("broken", "import a_module_that_is_not_there")
+
+    assert manager.available("alpha") is None
+    assert manager.available("beta") == "no GPU here"
+    assert manager.available("gamma") == "its probe raised ZeroDivisionError: division by zero"
+    assert manager.available("delta") == "its probe returned False instead of None or a reason"
+    assert "No module named 'a_module_that_is_not_there'" in (manager.available("broken") or "")
+
+
+def test_auto_takes_the_highest_that_can_run_and_says_why_not_the_others(
+    plugins: PluginFactory, manager: PluginManager
+) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+    plugins.backend("beta", "factory='os:getcwd', auto_priority=5")
+    plugins.backend("gamma", "factory='os:getcwd', auto_priority=9, probe=lambda: 'no GPU here'")
+    plugins.backend("delta")
+    plugins("broken", "raise RuntimeError('oh')")
+
+    chosen, passed_over = manager.auto()
+
+    assert chosen == "beta"
+    reasons = dict(passed_over)
+    assert list(reasons) == ["alpha", "broken", "delta", "gamma"]
+    assert reasons["alpha"] == "it can run, and beta comes before it"
+    assert "RuntimeError: oh" in reasons["broken"]
+    assert reasons["delta"] == "it is used only when it is asked for by name"
+    assert reasons["gamma"] == "no GPU here"
+
+
+def test_auto_without_a_backend_that_can_run_says_why_for_each(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("gamma", "factory='os:getcwd', auto_priority=9, probe=lambda: 'no GPU here'")
+
+    with pytest.raises(BackendUnavailableError, match=r"(?s)gamma: no GPU here.*pip install 'manyhands\[tcp\]'"):
+        manager.auto()
+
+
+def test_creating_imports_the_factory_and_names_the_command_that_helps(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha")
+    plugins.backend("beta", "factory='a_module_that_is_not_there:make', install='pip install it'")
+    plugins.backend("gamma", "factory='os:no_such_function'")
+    plugins.backend("delta", "factory='os'")
+
+    assert manager.load_factory(manager.describe("alpha")) is os.getcwd
+    with pytest.raises(
+        BackendUnavailableError, match=r"'beta' cannot be loaded: ModuleNotFoundError.*; try: pip install it"
+    ) as e:
+        manager.load_factory(manager.describe("beta"))
+    assert isinstance(e.value, ImportError)
+    with pytest.raises(PluginError, match="no such function"):
+        manager.load_factory(manager.describe("gamma"))
+    with pytest.raises(PluginError, match="'module:function'"):
+        manager.load_factory(manager.describe("delta"))
+
+
+def test_a_launcher_is_optional(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha")
+    plugins.backend("beta", "factory='os:getcwd', launcher='os:getpid'")
+
+    assert manager.load_launcher(manager.describe("alpha")) is None
+    assert manager.load_launcher(manager.describe("beta")) is os.getpid
+
+
+def test_a_blocked_plugin_does_not_count(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha")
+    plugins.backend("beta")
+
+    manager.switch(["no:alpha"])
+
+    assert manager.names() == ["beta"]
+    assert manager.installed_names() >= {"alpha", "beta"}
+    with pytest.raises(UnknownBackendError, match=r"'alpha' is blocked by the switch 'no:alpha'"):
+        manager.describe("alpha")
+    manager.switch(["alpha"])
+    assert manager.names() == ["alpha", "beta"]
+
+
+def test_without_autoload_only_named_plugins_count(plugins: PluginFactory) -> None:
+    plugins.backend("alpha")
+    plugins.backend("beta")
+    manager = PluginManager(Switches.from_environment({"MANYHANDS_NO_AUTOLOAD": "1", "MANYHANDS_PLUGINS": "beta"}))
+
+    assert manager.names() == ["beta"]
+    assert manager.describe("beta").name == "beta"
+    with pytest.raises(UnknownBackendError, match="try MANYHANDS_PLUGINS=alpha"):
+        manager.describe("alpha")
+
+
+def test_switches_are_read_from_the_environment() -> None:
+    environ = {"MANYHANDS_PLUGINS": "a, no:b,c,no:c,", "MANYHANDS_TRACE_HOOKS": "1", "MANYHANDS_NO_AUTOLOAD": "0"}
+
+    assert Switches.from_environment(environ) == Switches(("a",), frozenset({"b", "c"}), autoload=True, trace=True)
+    assert Switches.from_environment({}) == Switches()
+
+
+def test_a_switch_loads_a_module_that_is_no_entry_point(
+    plugins: PluginFactory, manager: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+    from manyhands.backend import BackendSpec
+    from manyhands.hookspecs import hookimpl
+
+    @hookimpl
+    def manyhands_register_backends():
+        return BackendSpec(name="epsilon", summary="", factory="os:getcwd")
+    """
+    module = plugins("unused", source, group="some.other.group")
+
+    manager.switch([module])
+
+    assert manager.names() == ["epsilon"]
+    assert manager.describe("epsilon").factory == "os:getcwd"
+
+
+def test_a_switch_that_names_nothing_is_an_error(manager: PluginManager) -> None:
+    manager.switch(["a_module_that_is_not_there"])
+
+    with pytest.raises(PluginError, match="'a_module_that_is_not_there' of this process cannot be imported"):
+        manager.names()
+
+
+def test_a_plugin_of_this_process_counts_like_an_installed_one(manager: PluginManager) -> None:
+    manager.register(InProcess("one", "two"), "mine")
+
+    assert manager.names() == ["one", "two"]
+    assert manager.describe("two").config is BackendConfig
+
+
+def test_a_plugin_of_this_process_cannot_take_a_name_that_is_taken(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha", distribution="dist-one")
+
+    class Observing(InProcess):
+        @hookimpl
+        def manyhands_collective_started(self, event: object) -> None:
+            pass
+
+    with pytest.raises(DuplicatePluginError, match=r"'alpha', which the plugin .* of dist-one 1\.0 provides already"):
+        manager.register(Observing("zeta", "alpha"), "mine")
+
+    assert manager.names() == ["alpha"]
+    assert not manager.observers()
+    manager.switch(["no:alpha"])
+    manager.register(InProcess("zeta"), "mine")
+    assert manager.names() == ["zeta"]
+
+
+def test_trace_writes_hook_calls_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    PluginManager(Switches(trace=True)).register(InProcess("one"), "mine")
+
+    assert "manyhands_register_backends" in capsys.readouterr().err
+
+
+def test_the_process_has_one_manager() -> None:
+    assert get_plugin_manager() is get_plugin_manager()
+
+
+def test_listing_backends_imports_nothing_heavy(
+    plugins: PluginFactory, run_python: Callable[..., CompletedProcess[str]]
+) -> None:
+    plugins("heavy", "import cupy, mpi4py, torch")
+    program = (
+        "import sys, manyhands, manyhands.plugins, manyhands.config\n"
+        "assert 'heavy' in manyhands.plugins.get_plugin_manager().names()\n"
+        "heavy = {'cupy', 'mpi4py', 'torch', 'typer', 'rich', 'msgspec', 'click', 'pydantic_settings'}\n"
+        "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))\n"
+    )
+
+    result = run_python("-c", program)
+
+    assert (result.stdout, result.stderr) == ("[]\n", "")
