@@ -1,0 +1,301 @@
+"""A rank's place in a job: how it comes in, what it holds there, and how it leaves."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from manyhands.backend import Backend, BackendConfig, Bootstrap, LinkLost, Transfer, Transport
+from manyhands.deadline import Deadline
+from manyhands.errors import AuthenticationError, DeadlineError, InternalError, ManyHandsError
+from manyhands.rendezvous.control import Control, SocketControl, make_join
+from manyhands.rendezvous.loop import Loop
+from manyhands.rendezvous.messages import Report, Verdict
+from manyhands.rendezvous.network import Address, Listener, bind, dial, is_loopback, show_address
+from manyhands.rendezvous.store import Store
+
+if TYPE_CHECKING:
+    from manyhands.threads import ThreadRank
+
+__all__ = ["Job", "Meeting"]
+
+_log = logging.getLogger("manyhands")
+
+
+class Meeting:
+    """Where and how the ranks of a job meet.
+
+    Parameters
+    ----------
+    rank, world_size
+        Who this rank is.
+    backend, choices
+        What all ranks must have configured alike: the backend's name, and words for the rest.
+    address
+        Where rank 0 listens.
+    secret
+        The job's secret; may be empty on loopback alone.
+    inherited
+        The file descriptor of a socket that listens there already, handed over by the launcher to rank 0.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, backend: str, choices: str, address: Address, secret: bytes, inherited: int | None
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.backend = backend
+        self.choices = choices
+        self.address = address
+        self.secret = secret
+        self.inherited = inherited
+
+    def listen(self) -> socket.socket:
+        """Return the socket at which rank 0 waits for the others."""
+        if self.inherited is not None:
+            return socket.socket(fileno=os.dup(self.inherited))
+        sock = bind(*self.address)
+        host = sock.getsockname()[0]
+        if not self.secret and not is_loopback(host):
+            sock.close()
+            raise no_secret(host)
+        return sock
+
+
+def no_secret(host: str) -> AuthenticationError:
+    """Return the error for listening in public without a secret."""
+    return AuthenticationError(
+        f"listening at {host} without a secret is refused: anybody who reaches this host could join the job. Set MANYHANDS_SECRET to "
+        "the same long random text on all ranks (or rendezvous.secret_file in the config), or meet at 127.0.0.1"
+    )
+
+
+class Job:
+    """What a rank holds while it belongs to a job.
+
+    Attributes
+    ----------
+    rank, world_size
+        Who this rank is.
+    control
+        Its control connection.
+    backend
+        What moves its bytes; None in a world of one, which moves none.
+    backend_name
+        The name of the configured backend.
+    """
+
+    def __init__(self, rank: int, world_size: int, backend_name: str) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.backend_name = backend_name
+        self.backend: Backend | None = None
+        self.control: Control
+        self.closed = False
+        self._loop: Loop | None = None
+        self._store: Store | None = None
+        self._listeners: list[Listener] = []
+        self._key = b""
+        self._secure = True
+        self._told = False
+
+    @classmethod
+    def meet(cls, meeting: Meeting, deadline: Deadline) -> Job:
+        """Come into a job of processes.
+
+        Raises
+        ------
+        RendezvousError, AuthenticationError, DeadlineError, PeerLostError
+            The ranks did not meet; nothing is left open.
+        """
+        job = cls(meeting.rank, meeting.world_size, meeting.backend)
+        try:
+            loop = job.loop
+            if meeting.rank == 0:
+                job._store = Store(loop, meeting.listen(), meeting.secret, meeting.world_size, deadline)
+            join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
+            # The store ends the wait for the others, and knows who is missing: a rank's own clock must not run out first.
+            patience = Deadline(deadline.timeout_s + 2.0)
+            job.control = SocketControl(loop, join, meeting.address, meeting.secret, deadline)
+            welcome = job.control.welcome(patience)
+            job._key = hmac.digest(meeting.secret, welcome.key, hashlib.sha256)
+            job._secure = bool(meeting.secret)
+        except BaseException:
+            job._release()
+            raise
+        atexit.register(job._at_exit)
+        return job
+
+    @classmethod
+    def among_threads(cls, member: ThreadRank, backend_name: str, choices: str, deadline: Deadline) -> Job:
+        """Come into a job whose ranks are threads of this process."""
+        job = cls(member.rank, member.world.world_size, backend_name)
+        control = job.control = member.next_hub().connect(member.rank, backend_name, choices)
+        member.at_end(job.finish)
+        job._key = control.welcome(deadline).key
+        return job
+
+    @property
+    def loop(self) -> Loop:
+        """The background loop, started when first needed."""
+        if self._loop is None:
+            self._loop = Loop(f"manyhands-{self.rank}", self._crashed)
+        return self._loop
+
+    def start_backend(
+        self,
+        factory: Callable[[Bootstrap], Backend],
+        config: BackendConfig,
+        shared: dict[str, Any] | None,
+        deadline: Deadline,
+    ) -> None:
+        """Make the backend; all ranks do so together."""
+        self.backend = factory(_JobBootstrap(self, config, shared, deadline))
+        self.control.on_failure(self.backend.abort)
+
+    def open_transport(self, channel: int) -> Transport:
+        """Return the backend's transport for a channel."""
+        return _NoTransport() if self.backend is None else self.backend.open_transport(channel)
+
+    def fail(self, report: Report) -> ManyHandsError:
+        """Report a failure that this rank found, and return the first cause that all ranks agree on, to be raised."""
+        self._told = True
+        return self.control.report(report)
+
+    def error(self) -> ManyHandsError:
+        """Return the first cause of the job's failure, to be raised."""
+        self._told = True
+        return self.control.error()
+
+    def close(self, deadline: Deadline) -> None:
+        """Leave: wait until every rank does, as long as the deadline allows, then give everything back.
+
+        Raises
+        ------
+        CommError
+            The job had failed, and no call on this rank has said so yet.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            if not self.control.failed:
+                self.control.leave(deadline)
+            elif not self._told:
+                raise self.error()
+        finally:
+            self._release()
+
+    def abort(self, error: BaseException) -> None:
+        """Leave because this rank's program failed; every other rank that waits learns so."""
+        if self.closed:
+            return
+        self.closed = True
+        if not self.control.failed:
+            words = str(error).strip().splitlines()
+            said = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+            self.control.report(Report("aborted", f"rank {self.rank} ended with {said}", peer=self.rank))
+        self._release()
+
+    def finish(self, error: BaseException | None) -> None:
+        """End as the program ends, where it did not close its group itself."""
+        if error is not None:
+            self.abort(error)
+        else:
+            self.close(Deadline(5.0))
+
+    def _at_exit(self) -> None:
+        error = getattr(sys, "last_value", None)
+        with contextlib.suppress(ManyHandsError):  # the interpreter is ending: there is nobody left to tell
+            self.finish(error)
+
+    def _crashed(self, error: Exception) -> None:
+        if hasattr(self, "control"):
+            self.control.fail(Verdict("internal", f"the background thread of rank {self.rank} failed: {error!r}", self.rank))
+
+    def _release(self) -> None:
+        """Give everything back, in the order that lets the last messages out."""
+        atexit.unregister(self._at_exit)
+        if self.backend is not None:
+            self.backend.abort()
+            self.backend.close()
+        for listener in self._listeners:
+            listener.close()
+        if hasattr(self, "control"):
+            if self._store is not None:
+                self._store.drain(1.0)
+            self.control.close()
+        if self._store is not None:
+            self._store.close()
+        if self._loop is not None:
+            self._loop.stop()
+
+    def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
+        """Listen for ranks of this job on a free port."""
+        if not self._secure and not is_loopback(host):
+            raise no_secret(host)
+        sock = bind(host, 0)
+        address = sock.getsockname()
+        self._listeners.append(Listener(self.loop, sock, self._key, accept))
+        return address[0], address[1]
+
+    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
+        """Connect to a rank of this job."""
+        try:
+            return dial(address, self._key, hello, deadline)
+        except DeadlineError as error:
+            if deadline.passed():
+                raise TimeoutError(str(error)) from error
+            raise LinkLost(peer, str(error)) from error
+        except OSError as error:
+            raise LinkLost(peer, f"{show_address(address)}: {error.strerror or error}") from error
+
+
+class _JobBootstrap(Bootstrap):
+    """What a backend's factory gets from a job."""
+
+    def __init__(self, job: Job, config: BackendConfig, shared: dict[str, Any] | None, deadline: Deadline) -> None:
+        self._job = job
+        self.rank = job.rank
+        self.world_size = job.world_size
+        self.config = config
+        self.host = job.control.host
+        self.deadline = deadline
+        self.shared = shared
+
+    def exchange(self, name: str, card: bytes) -> list[bytes]:
+        return self._job.control.exchange(name, card, self.deadline)
+
+    def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
+        return self._job.listen(host, accept)
+
+    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
+        return self._job.dial(peer, address, hello, deadline)
+
+
+class _NoTransport(Transport):
+    """The transport of a world of one, where nobody can be talked to."""
+
+    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
+        if peers:
+            raise InternalError("a schedule of a world of one has peers")
+
+    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        raise InternalError("a schedule of a world of one sends")
+
+    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        raise InternalError("a schedule of a world of one receives")
+
+    def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+        raise InternalError("a schedule of a world of one waits")
+
+    def close(self) -> None:
+        pass

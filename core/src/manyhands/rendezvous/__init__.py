@@ -1,0 +1,1 @@
+"""How the ranks of a job find, trust and watch each other."""

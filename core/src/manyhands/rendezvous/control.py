@@ -1,0 +1,332 @@
+"""A rank's end of the control connection: trade cards, report failures, learn the first cause."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from manyhands._version import __version__
+from manyhands.deadline import Deadline
+from manyhands.errors import AuthenticationError, DeadlineError, InternalError, ManyHandsError, RendezvousError
+from manyhands.rendezvous.loop import Loop
+from manyhands.rendezvous.membership import Membership, error_from
+from manyhands.rendezvous.messages import (
+    MAX_CARD_BYTES,
+    Cards,
+    Exchange,
+    Farewell,
+    FromRank,
+    FromStore,
+    Join,
+    Leave,
+    Question,
+    Report,
+    Stalled,
+    Testimony,
+    Verdict,
+    Welcome,
+    decode_from_store,
+    encode,
+)
+from manyhands.rendezvous.network import Address, FrameConnection, dial, show_address
+from manyhands.rendezvous.recorder import FlightRecorder
+
+__all__ = ["CONTROL_HELLO", "Control", "LocalControl", "LocalHub", "SocketControl", "make_join"]
+
+CONTROL_HELLO = b"control"
+_VERDICT_S = 2.0
+"""How long a rank that found a failure waits to hear the common first cause before it raises its own finding."""
+
+
+def make_join(rank: int, world_size: int, backend: str, choices: str) -> Join:
+    """Return what a rank says when it comes."""
+    return Join(rank, world_size, backend, choices, __version__, sys.byteorder, socket.gethostname(), os.getpid())
+
+
+class Control(ABC):
+    """One rank's membership in a job.
+
+    Attributes
+    ----------
+    rank, world_size
+        Who this rank is.
+    recorder
+        Its last calls.
+    host
+        The address by which this rank reaches the store.
+    """
+
+    def __init__(self, rank: int, world_size: int, host: str) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.host = host
+        self.recorder = FlightRecorder()
+        self._changed = threading.Condition()
+        self._verdict: Verdict | None = None
+        self._welcome: Welcome | None = None
+        self._cards: dict[str, list[bytes]] = {}
+        self._farewell = False
+        self._left = False
+        self._on_failure: list[Callable[[], None]] = []
+
+    @abstractmethod
+    def _post(self, message: FromRank) -> None:
+        """Send a message to the store; never blocks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the connection holds; twice is fine."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job has failed; once true it stays so."""
+        return self._verdict is not None
+
+    def error(self) -> ManyHandsError:
+        """Return the first cause, as a new exception."""
+        if self._verdict is None:
+            raise InternalError("asked for the cause of a failure that did not happen", rank=self.rank)
+        return error_from(self._verdict, self.rank)
+
+    def on_failure(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the job fails, at once if it has; it must not block."""
+        with self._changed:
+            self._on_failure.append(callback)
+            late = self._verdict is not None
+        if late:
+            callback()
+
+    def welcome(self, deadline: Deadline) -> Welcome:
+        """Wait until all ranks have come."""
+        self._wait(lambda: self._welcome is not None, deadline)
+        if self._welcome is None:
+            raise DeadlineError(
+                f"the ranks did not meet within {deadline.timeout_s:g} s: rank {self.rank} of {self.world_size} came, and the store "
+                "did not say that all others had",
+                rank=self.rank,
+            )
+        return self._welcome
+
+    def exchange(self, name: str, card: bytes, deadline: Deadline) -> list[bytes]:
+        """Give this rank's card; return those of all ranks, in the order of ranks.
+
+        Raises
+        ------
+        DeadlineError
+            A rank did not give its own in time.
+        CommError
+            The job failed.
+        """
+        if len(card) > MAX_CARD_BYTES:
+            raise InternalError(f"a card of {len(card)} bytes, and {MAX_CARD_BYTES} are allowed")
+        self._post(Exchange(name, card))
+        self._wait(lambda: name in self._cards, deadline)
+        if name not in self._cards:
+            raise DeadlineError(f"not all ranks gave their {name!r} card within {deadline.timeout_s:g} s", rank=self.rank)
+        return self._cards.pop(name)
+
+    def stalled(self, message: Stalled) -> None:
+        """Tell the store that this rank waits."""
+        self._post(message)
+
+    def report(self, report: Report) -> ManyHandsError:
+        """Report a failure; return the first cause that all ranks agree on, or this finding if the store does not answer."""
+        if not self.failed:
+            self._post(report)
+            with self._changed:
+                self._changed.wait_for(lambda: self._verdict is not None, _VERDICT_S)
+        if not self.failed:
+            self.fail(Verdict(report.kind, report.text, report.peer, report.operation, report.sequence))
+        return self.error()
+
+    def leave(self, deadline: Deadline) -> None:
+        """Say goodbye, and wait until all ranks have, for as long as the deadline allows.
+
+        Raises
+        ------
+        CommError
+            The job failed before all ranks had left.
+        """
+        self._left = True
+        self._post(Leave())
+        self._wait(lambda: self._farewell, deadline)
+
+    def _wait(self, condition: Callable[[], bool], deadline: Deadline) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: condition() or self._verdict is not None, deadline.remaining())
+        if self._verdict is not None and not condition():
+            raise self.error()
+
+    def fail(self, verdict: Verdict) -> None:
+        """Take a verdict as the first cause, unless there is one."""
+        with self._changed:
+            if self._verdict is not None:
+                return
+            self._verdict = verdict
+            callbacks = list(self._on_failure)
+            self._changed.notify_all()
+        for callback in callbacks:
+            callback()
+
+    def _deliver(self, message: FromStore) -> None:
+        match message:
+            case Verdict():
+                self.fail(message)
+            case Question(inquest, channel, sequence):
+                entered, text = self.recorder.testify(channel, sequence)
+                self._post(Testimony(inquest, entered, text))
+            case Welcome() | Cards() | Farewell():
+                with self._changed:
+                    if isinstance(message, Welcome):
+                        self._welcome = message
+                    elif isinstance(message, Cards):
+                        self._cards[message.name] = message.cards
+                    else:
+                        self._farewell = True
+                    self._changed.notify_all()
+
+
+class SocketControl(Control):
+    """A control connection over TCP.
+
+    Parameters
+    ----------
+    loop
+        Where it runs.
+    join
+        Who this rank is.
+    address
+        Where the store listens; dialled again and again until the deadline, since the store may come last.
+    secret
+        The job's secret.
+    deadline
+        Until when to try.
+
+    Raises
+    ------
+    RendezvousError
+        Nobody listens there, or no manyhands.
+    AuthenticationError
+        The store holds another secret.
+    """
+
+    def __init__(self, loop: Loop, join: Join, address: Address, secret: bytes, deadline: Deadline) -> None:
+        sock = _dial_patiently(address, secret, join.rank, deadline)
+        super().__init__(join.rank, join.world_size, sock.getsockname()[0])
+        self._address = address
+        self._connection = FrameConnection(
+            loop, sock, self._frame, self._lost, max_bytes=join.world_size * MAX_CARD_BYTES + MAX_CARD_BYTES
+        )
+        self._post(join)
+
+    def _post(self, message: FromRank) -> None:
+        self._connection.send(encode(message))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._left = True
+        self._connection.close()
+
+    def _frame(self, frame: bytes) -> None:
+        message = decode_from_store(frame)
+        if message is None:
+            self.fail(Verdict("protocol", f"the store at {show_address(self._address)} sent a frame that cannot be read"))
+        else:
+            self._deliver(message)
+
+    def _lost(self, reason: str) -> None:
+        if self._left:
+            with self._changed:  # whoever still waits for the farewell of a store that has gone need not
+                self._farewell = True
+                self._changed.notify_all()
+            return
+        text = f"rank 0 was lost: the control connection to it at {show_address(self._address)} ended ({reason}), so its process died or was cut off"
+        self.fail(Verdict("lost", text, peer=0))
+
+
+def _dial_patiently(address: Address, secret: bytes, rank: int, deadline: Deadline) -> socket.socket:
+    pause, failure = 0.005, "no attempt was made"
+    while not deadline.passed():
+        try:
+            return dial(address, secret, CONTROL_HELLO, deadline)
+        except (AuthenticationError, DeadlineError, RendezvousError) as error:
+            error.rank = rank
+            raise
+        except OSError as error:  # refused, reset, unreachable, unresolved: rank 0 may still be on its way
+            failure = error.strerror or str(error)
+        time.sleep(min(pause, deadline.remaining()))
+        pause = min(pause * 1.5, 0.25)
+    raise RendezvousError(
+        f"rank {rank} could not reach rank 0 at {show_address(address)} within {deadline.timeout_s:g} s ({failure}): is rank 0 running, "
+        "and is that its address and port?",
+        rank=rank,
+        peer=0,
+    )
+
+
+class LocalHub:
+    """The store of a job whose ranks are threads of this process."""
+
+    def __init__(self, world_size: int) -> None:
+        self._lock = threading.RLock()
+        self._controls: dict[int, LocalControl] = {}
+        self._membership = Membership(world_size, os.urandom(32), self._send, self._call_later)
+        self.world_size = world_size
+
+    def connect(self, rank: int, backend: str, choices: str) -> LocalControl:
+        """Take a rank in."""
+        with self._lock:
+            control = LocalControl(self, rank, self.world_size)
+            self._controls[rank] = control
+            verdict = self._membership.join(make_join(rank, self.world_size, backend, choices))
+        if verdict is not None:
+            raise error_from(verdict, rank)
+        return control
+
+    def handle(self, rank: int, message: FromRank) -> None:
+        """Take in what a rank says."""
+        with self._lock:
+            self._membership.handle(rank, message)
+
+    def lost(self, rank: int, reason: str) -> None:
+        """Take note that a rank's thread has ended without a goodbye."""
+        with self._lock:
+            if rank in self._membership.members:
+                self._membership.lost(rank, reason)
+
+    def fail(self, verdict: Verdict) -> None:
+        """End the job."""
+        with self._lock:
+            self._membership.fail(verdict)
+
+    def _send(self, rank: int, message: FromStore) -> None:
+        self._controls[rank]._deliver(message)
+
+    def _call_later(self, delay_s: float, function: Callable[[], None]) -> None:
+        def locked() -> None:
+            with self._lock:
+                function()
+
+        timer = threading.Timer(delay_s, locked)
+        timer.daemon = True
+        timer.start()
+
+
+class LocalControl(Control):
+    """A rank's membership in a `LocalHub`."""
+
+    def __init__(self, hub: LocalHub, rank: int, world_size: int) -> None:
+        super().__init__(rank, world_size, "127.0.0.1")
+        self._hub = hub
+
+    def _post(self, message: FromRank) -> None:
+        self._hub.handle(self.rank, message)
+
+    def close(self) -> None:
+        """Leave the hub."""
+        self._hub.lost(self.rank, "its thread ended")

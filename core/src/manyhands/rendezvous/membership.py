@@ -1,0 +1,296 @@
+"""Who is in the job, and what ended it: the store's decisions, without input or output of its own.
+
+One `Membership` serves a job, in the store's process (or in the one process of a job whose ranks are threads). It hears
+what the ranks report and decides on one *first cause*, which every rank learns alike:
+
+1. A rank whose control connection ends without a goodbye was lost.
+2. A rank that broke a data connection is only suspected: mostly its control connection ends a moment later, and says more.
+3. A mismatch or a missed deadline opens an *inquest*: every rank says what it did at that place, so that the verdict can
+   say who did what. A rank that does not answer within `_INQUEST_S` is named as silent.
+4. Ranks that wait for long say in which call. Two that wait in one place with different calls are a mismatch, although
+   neither may ever meet a message of the other.
+5. Who waits for a rank that has said goodbye waits for nothing: that rank is lost to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from manyhands.errors import (
+    AbortedError,
+    AuthenticationError,
+    CollectiveMismatchError,
+    CommError,
+    DeadlineError,
+    InternalError,
+    ManyHandsError,
+    PeerLostError,
+    ProtocolError,
+    RendezvousError,
+)
+from manyhands.rendezvous.messages import (
+    Cards,
+    Exchange,
+    Farewell,
+    FromRank,
+    FromStore,
+    Join,
+    Leave,
+    Question,
+    Report,
+    Stalled,
+    Testimony,
+    Verdict,
+    Welcome,
+)
+
+__all__ = ["KINDS", "Membership", "error_from"]
+
+KINDS: dict[str, type[ManyHandsError]] = {
+    "aborted": AbortedError,
+    "authentication": AuthenticationError,
+    "deadline": DeadlineError,
+    "internal": InternalError,
+    "lost": PeerLostError,
+    "mismatch": CollectiveMismatchError,
+    "protocol": ProtocolError,
+    "rendezvous": RendezvousError,
+    "failed": CommError,
+}
+"""The error that each kind of report and verdict becomes."""
+
+_INQUEST_S = 0.4
+_SUSPICION_S = 0.5
+_ABANDONED_S = 1.0
+"""How long a rank must have waited in vain for one that has left."""
+
+
+def error_from(verdict: Verdict, rank: int) -> ManyHandsError:
+    """Return the error that ``rank`` raises for a verdict."""
+    kind = KINDS.get(verdict.kind, CommError)
+    return kind(verdict.text, rank=rank, peer=verdict.peer, operation=verdict.operation, sequence=verdict.sequence)
+
+
+def show_ranks(ranks: Iterable[int]) -> str:
+    """Return ``"rank 3"`` or ``"ranks 0-2, 5"``."""
+    numbers = sorted(ranks)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"
+
+
+@dataclass
+class _Inquest:
+    number: int
+    reporter: int
+    report: Report
+    answers: dict[int, Testimony] = field(default_factory=dict)
+
+
+class Membership:
+    """The state of one job.
+
+    Parameters
+    ----------
+    world_size
+        How many ranks must come.
+    key
+        What proves membership on data connections.
+    send
+        Gives a message to a rank.
+    call_later
+        Calls a function after a number of seconds.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        key: bytes,
+        send: Callable[[int, FromStore], None],
+        call_later: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        self.world_size = world_size
+        self.members: dict[int, Join] = {}
+        self.verdict: Verdict | None = None
+        self._key = key
+        self._send = send
+        self._call_later = call_later
+        self._left: set[int] = set()
+        self._gone: set[int] = set()
+        self._cards: dict[str, dict[int, bytes]] = {}
+        self._stalls: dict[int, Stalled] = {}
+        self._inquest: _Inquest | None = None
+        self._inquests = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has come."""
+        return len(self.members) == self.world_size
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank has left or gone."""
+        return self.complete and len(self._left | self._gone) == self.world_size
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not come."""
+        return [rank for rank in range(self.world_size) if rank not in self.members]
+
+    def join(self, message: Join) -> Verdict | None:
+        """Take a rank in; a verdict in return means that it cannot be, and that the job has failed."""
+        if self.verdict is not None:
+            return self.verdict
+        problem = self._objection(message)
+        if problem:
+            self._decide(Verdict("rendezvous", problem, peer=message.rank))
+            return self.verdict
+        self.members[message.rank] = message
+        if self.complete:
+            hosts = [self.members[rank].host for rank in range(self.world_size)]
+            self._tell_all(Welcome(self._key, hosts))
+        return None
+
+    def _objection(self, message: Join) -> str:
+        who = f"rank {message.rank} (process {message.pid} on {message.host})"
+        if message.world_size != self.world_size:
+            return f"{who} was started for {message.world_size} ranks, and rank 0 for {self.world_size}: start all ranks alike"
+        if not 0 <= message.rank < self.world_size:
+            return f"{who} is not in a world of {self.world_size}"
+        if message.rank in self.members:
+            other = self.members[message.rank]
+            return f"two processes say that they are rank {message.rank}: {other.pid} on {other.host}, {message.pid} on {message.host}"
+        for other in self.members.values():
+            for what in ("backend", "choices", "version", "byteorder"):
+                ours, theirs = getattr(other, what), getattr(message, what)
+                if ours != theirs:
+                    return f"rank {other.rank} has {what} {ours!r}, and rank {message.rank} has {theirs!r}: all ranks need the same"
+        return ""
+
+    def handle(self, rank: int, message: FromRank) -> None:
+        """Take in what a rank that has come says."""
+        match message:
+            case Exchange(name, card):
+                cards = self._cards.setdefault(name, {})
+                cards[rank] = card
+                if len(cards) == self.world_size:
+                    del self._cards[name]
+                    self._tell_all(Cards(name, [cards[r] for r in range(self.world_size)]))
+            case Stalled():
+                self._stalled(rank, message)
+            case Report():
+                self._reported(rank, message)
+            case Testimony():
+                if self._inquest is not None and message.inquest == self._inquest.number:
+                    self._inquest.answers[rank] = message
+                    self._close_inquest_if_complete()
+            case Leave():
+                self._left.add(rank)
+                if self.finished:
+                    self._tell_all(Farewell())
+            case Join():
+                self._decide(Verdict("protocol", f"rank {rank} joined twice", peer=rank))
+
+    def lost(self, rank: int, reason: str) -> None:
+        """Take note that a rank's control connection has ended."""
+        self._gone.add(rank)
+        if rank not in self._left:
+            member = self.members[rank]
+            when = "" if self.complete else " while the ranks were meeting"
+            self._decide(
+                Verdict(
+                    "lost",
+                    f"rank {rank} was lost{when}: its process {member.pid} on {member.host} died, or was cut off ({reason})",
+                    rank,
+                )
+            )
+        elif self.finished:
+            self._tell_all(Farewell())
+
+    def fail(self, verdict: Verdict) -> None:
+        """End the job for a reason of the store's own."""
+        self._decide(verdict)
+
+    def _stalled(self, rank: int, message: Stalled) -> None:
+        self._stalls[rank] = message
+        for peer in message.awaiting:
+            if peer in self._left and message.idle_s >= _ABANDONED_S:
+                text = (
+                    f"rank {peer} has closed its group, and rank {rank} waits for it in {message.operation} #{message.sequence}"
+                )
+                self._decide(
+                    Verdict("lost", f"{text}: every rank must make the same calls", peer, message.operation, message.sequence)
+                )
+                return
+        place = (message.channel, message.sequence)
+        for other, stall in self._stalls.items():
+            if (stall.channel, stall.sequence) == place and message.digest and stall.digest and stall.digest != message.digest:
+                text = f"{show_ranks((rank, other))} wait for each other in different calls"
+                self._open_inquest(rank, Report("mismatch", text, other, message.operation, *place))
+                return
+
+    def _reported(self, rank: int, message: Report) -> None:
+        if self.verdict is not None:
+            return
+        match message.kind:
+            case "mismatch" | "deadline":
+                self._open_inquest(rank, message)
+            case "lost":
+                self._call_later(_SUSPICION_S, lambda: self._decide(_as_verdict(message)))
+            case _:
+                self._decide(_as_verdict(message))
+
+    def _open_inquest(self, reporter: int, report: Report) -> None:
+        if self.verdict is not None or self._inquest is not None:
+            return
+        self._inquests += 1
+        self._inquest = inquest = _Inquest(self._inquests, reporter, report)
+        # Armed first: in one process the answers come while the questions are being asked.
+        self._call_later(_INQUEST_S, lambda: self._close_inquest(inquest))
+        question = Question(inquest.number, report.channel or 0, -1 if report.sequence is None else report.sequence)
+        for rank in sorted(self.members):
+            if rank not in self._gone:
+                self._send(rank, question)
+
+    def _close_inquest_if_complete(self) -> None:
+        if self._inquest is not None and len(self._inquest.answers) >= len(set(self.members) - self._gone):
+            self._close_inquest(self._inquest)
+
+    def _close_inquest(self, inquest: _Inquest) -> None:
+        if self._inquest is not inquest:
+            return
+        self._inquest = None
+        report = inquest.report
+        silent = [rank for rank in self.members if rank not in inquest.answers]
+        absent = [rank for rank, answer in inquest.answers.items() if not answer.entered]
+        stories: dict[str, list[int]] = {}
+        for rank, answer in sorted(inquest.answers.items()):
+            stories.setdefault(answer.text, []).append(rank)
+        if silent:
+            stories["does not answer: stopped, or cut off" if len(silent) == 1 else "do not answer: stopped, or cut off"] = (
+                silent
+            )
+        lines = [f"  {show_ranks(ranks)}: {story}" for story, ranks in sorted(stories.items(), key=lambda item: min(item[1]))]
+        peer = report.peer
+        if report.kind == "deadline" and (silent or absent):
+            peer = (silent or absent)[0]
+        self._decide(Verdict(report.kind, "\n".join([report.text, *lines]), peer, report.operation, report.sequence))
+
+    def _decide(self, verdict: Verdict) -> None:
+        if self.verdict is None:
+            self.verdict = verdict
+            self._tell_all(verdict)
+
+    def _tell_all(self, message: FromStore) -> None:
+        for rank in sorted(self.members):
+            if rank not in self._gone:
+                self._send(rank, message)
+
+
+def _as_verdict(report: Report) -> Verdict:
+    return Verdict(report.kind, report.text, report.peer, report.operation, report.sequence)

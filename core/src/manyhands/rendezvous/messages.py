@@ -1,0 +1,143 @@
+"""What ranks and the store say to each other on the control connections, as msgpack."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = [
+    "Cards",
+    "Exchange",
+    "Farewell",
+    "FromRank",
+    "FromStore",
+    "Join",
+    "Leave",
+    "Question",
+    "Report",
+    "Stalled",
+    "Testimony",
+    "Verdict",
+    "Welcome",
+    "decode_from_rank",
+    "decode_from_store",
+    "encode",
+]
+
+MAX_CARD_BYTES = 65536
+MAX_FROM_RANK_BYTES = MAX_CARD_BYTES + 4096
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """A rank comes."""
+
+    rank: int
+    world_size: int
+    backend: str
+    choices: str
+    version: str
+    byteorder: str
+    host: str
+    pid: int
+
+
+class Exchange(msgspec.Struct, frozen=True, tag=True):
+    """A rank gives its card under a name, and waits for those of the others."""
+
+    name: str
+    card: bytes
+
+
+class Stalled(msgspec.Struct, frozen=True, tag=True):
+    """A rank has waited in a call for a while; ``digest`` is that of its `CallSignature`, empty for point to point."""
+
+    channel: int
+    sequence: int
+    operation: str
+    digest: bytes
+    awaiting: list[int]
+    idle_s: float
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """A rank found a failure; ``kind`` is a key of `membership.KINDS`."""
+
+    kind: str
+    text: str
+    peer: int | None = None
+    operation: str | None = None
+    channel: int | None = None
+    sequence: int | None = None
+
+
+class Testimony(msgspec.Struct, frozen=True, tag=True):
+    """A rank says what it knows about a call: its own call at that place, or the last one it made."""
+
+    inquest: int
+    entered: bool
+    text: str
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """A rank has finished."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """All ranks have come; ``key`` proves membership on data connections."""
+
+    key: bytes
+    hosts: list[str]
+
+
+class Cards(msgspec.Struct, frozen=True, tag=True):
+    """The cards of all ranks, in the order of ranks."""
+
+    name: str
+    cards: list[bytes]
+
+
+class Question(msgspec.Struct, frozen=True, tag=True):
+    """The store asks what a rank knows about the call ``sequence`` of ``channel``."""
+
+    inquest: int
+    channel: int
+    sequence: int
+
+
+class Verdict(msgspec.Struct, frozen=True, tag=True):
+    """The first cause of the job's failure, alike for all ranks."""
+
+    kind: str
+    text: str
+    peer: int | None = None
+    operation: str | None = None
+    sequence: int | None = None
+
+
+class Farewell(msgspec.Struct, frozen=True, tag=True):
+    """All ranks have left."""
+
+
+FromRank = Join | Exchange | Stalled | Report | Testimony | Leave
+FromStore = Welcome | Cards | Question | Verdict | Farewell
+
+_encoder = msgspec.msgpack.Encoder()
+_from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+_from_store: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)
+
+encode = _encoder.encode
+
+
+def decode_from_rank(frame: bytes) -> FromRank | None:
+    """Return the message in a frame, None when it is none."""
+    try:
+        return _from_rank.decode(frame)
+    except msgspec.MsgspecError:
+        return None
+
+
+def decode_from_store(frame: bytes) -> FromStore | None:
+    """Return the message in a frame, None when it is none."""
+    try:
+        return _from_store.decode(frame)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,382 @@
+"""Authenticated sockets: listening, dialling, and frames for the control connections."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from manyhands.deadline import Deadline
+from manyhands.errors import AuthenticationError, DeadlineError, RendezvousError
+from manyhands.rendezvous.handshake import (
+    CLIENT_BYTES,
+    GREETING_BYTES,
+    MAGIC,
+    REPLY_BYTES,
+    ClientHandshake,
+    ServerHandshake,
+)
+from manyhands.rendezvous.loop import Loop
+
+__all__ = ["Address", "FrameConnection", "Listener", "bind", "dial", "is_loopback", "show_address"]
+
+_log = logging.getLogger("manyhands")
+
+Address = tuple[str, int]
+
+_HANDSHAKE_S = 5.0
+"""How long a stranger may take to prove itself."""
+_MAX_STRANGERS = 128
+"""How many unproven connections a listener keeps at once; the oldest goes first."""
+_KEEPALIVE_S = 10
+"""After how long a host that vanished without a word counts as lost."""
+
+
+def show_address(address: Address) -> str:
+    """Return ``host:port``, with brackets around an IPv6 host."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address, not a name, is reachable from this host alone."""
+    return host.startswith("127.") or host in ("::1", "::ffff:127.0.0.1")
+
+
+def bind(host: str, port: int, backlog: int = 1024) -> socket.socket:
+    """Return a socket that listens on exactly this host's address.
+
+    Raises
+    ------
+    RendezvousError
+        The name does not resolve, the address is not this host's, or the port is in use.
+    """
+    where = show_address((host, port))
+    try:
+        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise RendezvousError(f"rank 0 cannot listen at {where}: the name does not resolve ({error.strerror})") from error
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in candidates:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(backlog)
+        except OSError as error:
+            sock.close()
+            failure = error
+        else:
+            return sock
+    if failure is not None and failure.errno == errno.EADDRINUSE:
+        remedy = "the port is in use, by another program or another job: choose a free port, or let `manyhands run` choose one"
+    elif failure is not None and failure.errno == errno.EADDRNOTAVAIL:
+        remedy = "that is not an address of this host: rank 0 must run on the host that the rendezvous address names"
+    else:
+        remedy = str(failure)
+    raise RendezvousError(f"rank 0 cannot listen at {where}: {remedy}") from failure
+
+
+def dial(address: Address, secret: bytes, hello: bytes, deadline: Deadline) -> socket.socket:
+    """Connect, prove the secret both ways, and return the non-blocking socket.
+
+    Raises
+    ------
+    ConnectionError
+        Nobody listens there, or the connection broke; `RendezvousError` when the listener is no manyhands.
+    AuthenticationError
+        The two sides hold different secrets.
+    DeadlineError
+        The other side did not answer in time.
+    OSError
+        The host cannot be reached.
+    """
+    where = show_address(address)
+    sock = _connect(address, deadline)
+    try:
+        _tune(sock)
+        handshake = ClientHandshake(secret, hello)
+        limit = Deadline(max(0.001, min(_HANDSHAKE_S, deadline.remaining())))
+        greeting = _receive_exactly(sock, GREETING_BYTES, limit)
+        if not greeting.startswith(MAGIC[: len(greeting)]) or not greeting:
+            said = f"it said {greeting[:40]!r}" if greeting else "it closed the connection"
+            raise RendezvousError(f"the program that listens at {where} is not a manyhands job: {said}. Is the address right?")
+        if len(greeting) < GREETING_BYTES:
+            raise ConnectionResetError(f"{where} closed the connection during the handshake")
+        sock.settimeout(max(0.001, limit.remaining()))
+        sock.sendall(handshake.answer(greeting))
+        reply = _receive_exactly(sock, REPLY_BYTES, limit)
+        if len(reply) < REPLY_BYTES:
+            raise ConnectionResetError(f"{where} closed the connection during the handshake")
+        if not handshake.accepts(reply):
+            raise AuthenticationError(
+                f"the job at {where} holds another secret than this rank: give all ranks the same MANYHANDS_SECRET "
+                "(`manyhands run` makes one per job), and check that the address is that of your own job"
+            )
+    except TimeoutError as error:
+        sock.close()
+        raise DeadlineError(
+            f"{where} took the connection and then said nothing for {_HANDSHAKE_S:g} s: is it a manyhands job?"
+        ) from error
+    except BaseException:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def _connect(address: Address, deadline: Deadline) -> socket.socket:
+    sock = socket.create_connection(address, timeout=max(0.001, deadline.remaining()))
+    if sock.getsockname() == sock.getpeername():
+        # A port of the ephemeral range where nobody listens may be given to this very socket, which then meets itself.
+        sock.close()
+        raise ConnectionRefusedError(f"nobody listens at {show_address(address)}")
+    return sock
+
+
+def _receive_exactly(sock: socket.socket, count: int, deadline: Deadline) -> bytes:
+    data = b""
+    while len(data) < count:
+        sock.settimeout(max(0.001, deadline.remaining()))
+        try:
+            piece = sock.recv(count - len(data))
+        except ConnectionResetError:
+            break
+        if not piece:
+            break
+        data += piece
+        if not data.startswith(MAGIC[: len(data)]) and data[:2] != b"MH":
+            break
+    return data
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # A host that lost power sends nothing: probe an idle connection, and bound unacknowledged data. Linux names; others lack some.
+    options = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": _KEEPALIVE_S * 1000}
+    for name, value in options.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class Listener:
+    """A listening socket in a loop; hands over each connection that proved the secret.
+
+    Parameters
+    ----------
+    loop
+        Where it runs.
+    sock
+        A socket that listens; owned by the listener from now on.
+    secret
+        The secret that both sides prove.
+    accept
+        Called in the loop's thread with the non-blocking socket and the 64 bytes of its hello.
+    refuse
+        Called with the peer's address when a peer speaks manyhands and holds another secret.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        secret: bytes,
+        accept: Callable[[socket.socket, bytes], None],
+        refuse: Callable[[Address], None] | None = None,
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._secret = secret
+        self._accept = accept
+        self._refuse = refuse
+        self._strangers: dict[socket.socket, _Stranger] = {}
+        sock.setblocking(False)
+        loop.call(lambda: loop.watch(sock, selectors.EVENT_READ, self._incoming))
+
+    def close(self) -> None:
+        """Stop listening and drop every connection that has not proved itself; from any thread."""
+        self._loop.call(self._close)
+
+    def _close(self) -> None:
+        self._loop.forget(self._sock)
+        self._sock.close()
+        for stranger in list(self._strangers.values()):
+            self._drop(stranger)
+
+    def _incoming(self, _: int) -> None:
+        try:
+            sock, address = self._sock.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # out of file descriptors, mostly: leave the connection in the queue, and say so
+            _log.warning("manyhands: cannot take a connection: %s", error)
+            time.sleep(0.01)
+            return
+        sock.setblocking(False)
+        _tune(sock)
+        while len(self._strangers) >= _MAX_STRANGERS:
+            self._drop(next(iter(self._strangers.values())))
+        stranger = _Stranger(sock, (address[0], address[1]), ServerHandshake(self._secret))
+        self._strangers[sock] = stranger
+        try:
+            sock.send(stranger.handshake.greeting)  # 40 bytes into an empty socket buffer always fit
+        except OSError:
+            self._drop(stranger)
+            return
+        self._loop.watch(sock, selectors.EVENT_READ, lambda _: self._read(stranger))
+        self._loop.call_later(_HANDSHAKE_S, lambda: self._drop(stranger))
+
+    def _read(self, stranger: _Stranger) -> None:
+        try:
+            piece = stranger.sock.recv(CLIENT_BYTES - len(stranger.received))
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        stranger.received += piece
+        if not piece or not stranger.received.startswith(MAGIC[: len(stranger.received)]):
+            self._drop(stranger)  # it gave up, or is none of ours
+            return
+        if len(stranger.received) < CLIENT_BYTES:
+            return
+        reply, hello = stranger.handshake.answer(stranger.received)
+        try:
+            stranger.sock.send(reply)
+        except OSError:
+            hello = None
+        if hello is None:
+            self._drop(stranger)
+            if self._refuse is not None:
+                self._refuse(stranger.address)
+            return
+        del self._strangers[stranger.sock]
+        self._loop.forget(stranger.sock)
+        self._accept(stranger.sock, hello)
+
+    def _drop(self, stranger: _Stranger) -> None:
+        if self._strangers.pop(stranger.sock, None) is not None:
+            self._loop.forget(stranger.sock)
+            stranger.sock.close()
+
+
+class _Stranger:
+    """A connection that has not proved itself yet."""
+
+    def __init__(self, sock: socket.socket, address: Address, handshake: ServerHandshake) -> None:
+        self.sock = sock
+        self.address = address
+        self.handshake = handshake
+        self.received = b""
+
+
+class FrameConnection:
+    """Frames of at most ``max_bytes`` over a proven socket, in a loop.
+
+    Parameters
+    ----------
+    loop, sock
+        Where it runs, and the non-blocking socket, owned by the connection from now on.
+    on_frame
+        Called in the loop's thread with each frame.
+    on_lost
+        Called once in the loop's thread, with a reason, when the other side closed or broke the connection.
+    max_bytes
+        A longer frame is refused before memory is taken for it.
+    """
+
+    _LENGTH = struct.Struct("<I")
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        on_frame: Callable[[bytes], None],
+        on_lost: Callable[[str], None],
+        max_bytes: int,
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._max_bytes = max_bytes
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        self._open = True
+        loop.call(lambda: self._watch(selectors.EVENT_READ))
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame; from any thread, never blocks. Lost without a word when the connection has gone."""
+        self._loop.call(lambda: self._queue(frame))
+
+    def close(self) -> None:
+        """Send what is queued as far as the kernel takes it, and close; from any thread."""
+        self._loop.call(self._close)
+
+    def _close(self) -> None:
+        if self._open:
+            self._flush()
+        if self._open:
+            self._open = False
+            self._loop.forget(self._sock)
+            self._sock.close()
+
+    def _watch(self, events: int) -> None:
+        if self._open:
+            self._loop.watch(self._sock, events, self._ready)
+
+    def _queue(self, frame: bytes) -> None:
+        if not self._open:
+            return
+        self._outgoing += self._LENGTH.pack(len(frame)) + frame
+        self._flush()
+
+    def _ready(self, events: int) -> None:
+        if events & selectors.EVENT_READ:
+            self._read()
+        if events & selectors.EVENT_WRITE and self._open:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                sent = self._sock.send(self._outgoing)
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._lost(str(error))
+            return
+        self._watch(selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0))
+
+    def _read(self) -> None:
+        reason = "the connection was closed"
+        try:
+            piece = self._sock.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            piece, reason = b"", str(error)
+        self._incoming += piece
+        while self._open and len(self._incoming) >= self._LENGTH.size:
+            (length,) = self._LENGTH.unpack_from(self._incoming)
+            if length > self._max_bytes:
+                self._lost(f"a frame of {length} bytes was announced, and {self._max_bytes} are allowed")
+                return
+            if len(self._incoming) < self._LENGTH.size + length:
+                break
+            frame = bytes(self._incoming[self._LENGTH.size : self._LENGTH.size + length])
+            del self._incoming[: self._LENGTH.size + length]
+            self._on_frame(frame)
+        if not piece and self._open:
+            self._lost(reason)
+
+    def _lost(self, reason: str) -> None:
+        self._open = False
+        self._loop.forget(self._sock)
+        self._sock.close()
+        self._on_lost(reason)

@@ -1,0 +1,125 @@
+"""The store: where the ranks of a job meet. Rank 0's process runs it, in the background loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+from manyhands.deadline import Deadline
+from manyhands.rendezvous.loop import Loop
+from manyhands.rendezvous.membership import Membership, show_ranks
+from manyhands.rendezvous.messages import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
+from manyhands.rendezvous.network import Address, FrameConnection, Listener, show_address
+
+__all__ = ["Store"]
+
+
+class Store:
+    """Serve one job: take its ranks in, then carry their control connections.
+
+    It listens only until all ranks have come, so that the port is free for the next job, and a late stranger meets nobody.
+
+    Parameters
+    ----------
+    loop
+        Where it runs.
+    sock
+        The listening socket; owned by the store from now on.
+    secret
+        The job's secret.
+    world_size
+        How many ranks must come.
+    deadline
+        Until when they must.
+    """
+
+    def __init__(self, loop: Loop, sock: socket.socket, secret: bytes, world_size: int, deadline: Deadline) -> None:
+        self._loop = loop
+        self._ranks: dict[int, FrameConnection] = {}
+        self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later)
+        self._deadline = deadline
+        self._alone = threading.Event()
+        self._open: set[FrameConnection] = set()
+        self._listener = Listener(loop, sock, secret, self._incoming, self._refused)
+        loop.call(lambda: loop.call_later(deadline.remaining(), self._late))
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until no rank but this process's own is connected."""
+        if len(self._open) > 1:
+            self._alone.wait(timeout_s)
+
+    def close(self) -> None:
+        """Stop listening, and close every connection once what is queued has been sent."""
+        self._listener.close()
+        self._loop.call(self._close)
+
+    def _close(self) -> None:
+        for connection in list(self._open):
+            connection.close()
+
+    def _send(self, rank: int, message: FromStore) -> None:
+        self._ranks[rank].send(encode(message))
+
+    def _late(self) -> None:
+        missing = self._membership.missing()
+        if missing:
+            text = (
+                f"the ranks did not meet within {self._deadline.timeout_s:g} s: {show_ranks(missing)} of "
+                f"{self._membership.world_size} did not come. Did they start, and were they given this address and secret?"
+            )
+            self._membership.fail(Verdict("deadline", text, peer=missing[0]))
+
+    def _refused(self, address: Address) -> None:
+        if not self._membership.complete:
+            text = (
+                f"a process at {show_address(address)} came with another secret than rank 0's: give all ranks the same "
+                "MANYHANDS_SECRET (`manyhands run` makes one per job)"
+            )
+            self._membership.fail(Verdict("authentication", text))
+
+    def _incoming(self, sock: socket.socket, _: bytes) -> None:
+        _Seat(self, sock)
+
+
+class _Seat:
+    """One rank's connection, as the store sees it."""
+
+    def __init__(self, store: Store, sock: socket.socket) -> None:
+        self._store = store
+        self._rank: int | None = None
+        self._connection = FrameConnection(store._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES)
+        store._open.add(self._connection)
+
+    def _frame(self, frame: bytes) -> None:
+        store, membership = self._store, self._store._membership
+        message = decode_from_rank(frame)
+        if message is None or (self._rank is None) != isinstance(message, Join):
+            who = "a process" if self._rank is None else f"rank {self._rank}"
+            membership.fail(Verdict("protocol", f"{who} sent the store a frame that cannot be read", self._rank))
+        elif isinstance(message, Join):
+            self._join(message)
+        elif self._rank is not None:
+            membership.handle(self._rank, message)
+        if membership.complete:
+            store._listener.close()
+
+    def _join(self, message: Join) -> None:
+        membership = self._store._membership
+        free = message.rank not in self._store._ranks
+        if free:
+            self._store._ranks[message.rank] = self._connection
+            self._rank = message.rank
+        verdict = membership.join(message)
+        if verdict is not None:
+            if free:
+                del self._store._ranks[message.rank]
+                self._rank = None
+            self._connection.send(encode(verdict))
+
+    def _lost(self, reason: str) -> None:
+        self._store._open.discard(self._connection)
+        if len(self._store._open) <= 1:
+            self._store._alone.set()
+        if self._rank is not None:
+            self._store._membership.lost(self._rank, reason)

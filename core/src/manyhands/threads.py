@@ -1,0 +1,133 @@
+"""Ranks that are threads of one process: how `manyhands.init` in such a thread knows which rank it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from manyhands.checks import whole
+from manyhands.errors import InvalidRankError, InvalidWorldSizeError
+
+if TYPE_CHECKING:
+    from manyhands.rendezvous.control import LocalHub
+
+__all__ = ["ThreadRank", "ThreadWorld", "current_rank", "current_thread_rank"]
+
+
+class ThreadWorld:
+    """A job whose ranks are threads of this process.
+
+    Parameters
+    ----------
+    world_size
+        How many ranks; at least 1.
+    backend
+        The backend that their groups use unless they name another one.
+
+    Attributes
+    ----------
+    shared
+        What the ranks share; a backend's factory finds it as ``bootstrap.shared``.
+
+    Raises
+    ------
+    InvalidWorldSizeError
+        ``world_size`` is no positive integer.
+    """
+
+    def __init__(self, world_size: int, backend: str) -> None:
+        size = whole(world_size)
+        if size is None or size < 1:
+            raise InvalidWorldSizeError(f"world_size must be a positive integer, and {world_size!r} was given")
+        self.world_size: int = size
+        self.backend: str = backend
+        self.shared: dict[str, Any] = {}
+        self._hubs: dict[int, LocalHub] = {}
+
+    @contextmanager
+    def rank(self, rank: int) -> Iterator[None]:
+        """Make the calling thread this rank, until the context ends.
+
+        Groups that are still open then are closed; when the context ends by an exception, they are aborted with it, and every
+        other rank that waits learns so.
+
+        Raises
+        ------
+        InvalidRankError
+            ``rank`` is not in the world.
+        CommError
+            Closing a group found that the job had failed.
+        """
+        if not 0 <= rank < self.world_size:
+            raise InvalidRankError(f"rank {rank} is not in a world of {self.world_size}")
+        member = ThreadRank(self, rank)
+        token = _current.set(member)
+        try:
+            yield
+        except BaseException as error:
+            member.finish(error)
+            raise
+        else:
+            member.finish(None)
+        finally:
+            _current.reset(token)
+
+    def abort(self, text: str) -> None:
+        """Stop every rank: what waits on a group, or comes to one, raises `AbortedError` with this text."""
+        from manyhands.rendezvous.messages import Verdict
+
+        for number in range(len(self._hubs) or 1):
+            self.hub(number).fail(Verdict("aborted", text))
+
+    def hub(self, number: int) -> LocalHub:
+        """Return the hub of the ``number``-th group that the ranks make; for core."""
+        from manyhands.rendezvous.control import LocalHub
+
+        # dict.setdefault is atomic, and a hub that loses the race holds nothing.
+        return self._hubs.get(number) or self._hubs.setdefault(number, LocalHub(self.world_size))
+
+
+class ThreadRank:
+    """The calling thread's rank in a `ThreadWorld`."""
+
+    def __init__(self, world: ThreadWorld, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self._opened = 0
+        self._finishers: list[Any] = []
+
+    def next_hub(self) -> LocalHub:
+        """Return the hub for the next group of this rank."""
+        self._opened += 1
+        return self.world.hub(self._opened - 1)
+
+    def at_end(self, finisher: Any) -> None:
+        """Call ``finisher(error or None)`` when the rank's thread ends."""
+        self._finishers.append(finisher)
+
+    def finish(self, error: BaseException | None) -> None:
+        """End the rank."""
+        if error is not None and not self._finishers:
+            # It failed before it had met the others, who wait for it.
+            from manyhands.rendezvous.messages import Verdict
+
+            text = f"rank {self.rank} ended with {type(error).__name__}: {error}"
+            self.next_hub().fail(Verdict("aborted", text, self.rank))
+        for finisher in self._finishers:
+            finisher(error)
+
+
+_current: ContextVar[ThreadRank | None] = ContextVar("manyhands_thread_rank", default=None)
+
+
+def current_thread_rank() -> ThreadRank | None:
+    """Return which rank of which world the calling thread is, None in an ordinary program."""
+    return _current.get()
+
+
+def current_rank() -> int | None:
+    """Return the calling thread's rank, None in an ordinary program."""
+    member = _current.get()
+    return None if member is None else member.rank
