@@ -1,0 +1,90 @@
+"""From what users give to memory that can be sent, and back."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from manyhands.dtypes import check_dtype
+from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
+
+__all__ = ["Array", "bytes_of", "check_out", "contiguous", "to_array"]
+
+Array = npt.NDArray[Any]
+
+
+def to_array(value: npt.ArrayLike) -> Array:
+    """Return ``value`` as a NumPy array of a dtype that can travel, without a copy where it is one already.
+
+    Parameters
+    ----------
+    value
+        A NumPy array of any shape, a scalar, or anything that NumPy reads: the buffer protocol, ``__array__``, CPU DLPack.
+
+    Raises
+    ------
+    DTypeError
+        Its dtype cannot travel.
+    LayoutError
+        It is not an array of numbers.
+    UnsupportedError
+        It lives on a GPU.
+    """
+    if type(value) is not np.ndarray:
+        value = _foreign_array(value)
+    check_dtype(value.dtype)
+    return value
+
+
+def _foreign_array(value: Any) -> Array:
+    if hasattr(value, "__cuda_array_interface__") and not isinstance(value, np.ndarray):
+        raise UnsupportedError(
+            f"a {type(value).__name__} on a GPU cannot be sent by this backend, which moves host memory: choose a backend that "
+            "serves GPUs (`manyhands doctor` lists them), or copy the array to the host first, with cupy.asnumpy(x) or x.cpu()"
+        )
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise LayoutError(
+            "a masked array cannot be sent: its mask would be lost; use x.filled(value), or send data and mask apart"
+        )
+    try:
+        if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+            return np.asarray(np.from_dlpack(value))
+        return np.asarray(value)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise LayoutError(f"{type(value).__name__} cannot be read as an array: {error}") from error
+
+
+def contiguous(array: Array) -> Array:
+    """Return ``array`` itself where it is C-contiguous, else a copy in C order, so that no element changes its place."""
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse an ``out=`` that cannot take a result of this shape and dtype.
+
+    Raises
+    ------
+    DTypeError
+        Its dtype differs.
+    LayoutError
+        It is no NumPy array, or read-only, or its elements share memory.
+    SizeMismatchError
+        Its shape differs.
+    """
+    if not isinstance(out, np.ndarray):
+        raise LayoutError(f"out= must be a NumPy array, and a {type(out).__name__} was given")
+    if out.dtype != dtype:
+        raise DTypeError(f"out= has dtype {out.dtype}, and the result has {dtype}")
+    if out.shape != shape:
+        raise SizeMismatchError(f"out= has shape {out.shape}, and the result has {shape}")
+    if not out.flags.writeable:
+        raise LayoutError("out= is read-only")
+    if not out.flags.c_contiguous and out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
+        raise LayoutError("out= shares memory between its elements (a broadcast view): give an array of its own")
+
+
+def bytes_of(array: Array) -> memoryview:
+    """Return the memory of a C-contiguous array as a one-dimensional memoryview of bytes, without a copy."""
+    return memoryview(cast("Any", array.reshape(-1).view(np.uint8)))

@@ -1,0 +1,329 @@
+"""Carries out the collectives of one group: from a call to a plan, and from a failure to the error that says why."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from manyhands.algorithms.doubling import barrier as dissemination
+from manyhands.arrays import Array
+from manyhands.backend import CollectiveRequest, HeaderMismatch, LinkLost, NativeCollective
+from manyhands.deadline import Deadline
+from manyhands.dtypes import Reduction, dtype_code
+from manyhands.engine import Engine, Plan, compile_plan
+from manyhands.errors import ClosedError, DeadlineError, ManyHandsError
+from manyhands.job import Job
+from manyhands.observe import OperationEvent
+from manyhands.partition import blocks, even
+from manyhands.plugins import PluginManager
+from manyhands.rendezvous.membership import show_ranks
+from manyhands.rendezvous.messages import Report, Stalled
+from manyhands.schedule.compose import in_parallel
+from manyhands.schedule.steps import Collective, Schedule
+from manyhands.select import Selector
+from manyhands.waiting import Overdue
+from manyhands.wire import CallSignature, parse_header
+
+__all__ = ["Call", "Collectives", "guarded"]
+
+_MAX_PLANS = 512
+_ROOTED = frozenset({Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER})
+_VECTOR = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One kind of call: all that its plan depends on, and what every rank must give alike.
+
+    Attributes
+    ----------
+    collective
+        What is called.
+    dtype
+        The dtype of the arrays.
+    shape
+        The shape that all ranks must have in common.
+    counts
+        Elements in each rank's block, in the order of ranks; for all_to_all those that this rank sends. Empty for collectives
+        that do not divide by ranks.
+    receive_counts
+        For all_to_all, the elements that this rank receives.
+    reduction, root
+        Where there is one; -1 for no root.
+    uneven
+        What the caller divided axis 0 into, where it did and all ranks must agree.
+    """
+
+    collective: Collective
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    counts: tuple[int, ...] = ()
+    receive_counts: tuple[int, ...] = ()
+    reduction: Reduction | None = None
+    root: int = -1
+    uneven: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A call made ready once and run many times."""
+
+    signature: CallSignature
+    plan: Plan
+    native: NativeCollective | None
+    carrier: str
+    nbytes: int
+
+
+class Collectives:
+    """The collectives of one group.
+
+    Parameters
+    ----------
+    job
+        Where the group lives.
+    channel
+        The channel that its messages go by.
+    plugins, selector
+        Who may offer native collectives, and who chooses algorithms.
+    """
+
+    def __init__(self, job: Job, channel: int, plugins: PluginManager, selector: Selector) -> None:
+        self._job = job
+        self._channel = channel
+        self._plugins = plugins
+        self._selector = selector
+        self._engine: Engine | None = None
+        self._prepared: dict[Call, _Prepared] = {}
+        self._sequence = 0
+        self._lock = threading.Lock()
+
+    def run(self, call: Call, source: Array, target: Array, deadline: Deadline) -> None:
+        """Carry out a call.
+
+        Parameters
+        ----------
+        call
+            What to do.
+        source, target
+            C-contiguous arrays; empty where this rank holds none.
+        deadline
+            Until when.
+
+        Raises
+        ------
+        CommError
+            The first cause, alike on all ranks; ``target`` is undefined and the group revoked.
+        """
+        lock = self._lock
+        if not lock.acquire(timeout=deadline.remaining()):
+            raise DeadlineError(
+                f"{call.collective.value} did not begin within {deadline.timeout_s:g} s: another thread's collective on this group "
+                "was still running; nothing was sent",
+                rank=self._job.rank,
+                operation=call.collective.value,
+            )
+        try:
+            check_usable(self._job)
+            prepared = self._prepared.get(call) or self._prepare(call)
+            sequence = self._sequence
+            self._sequence = sequence + 1
+            if self._plugins.observers():
+                self._run_observed(prepared, source, target, sequence, deadline)
+            else:
+                self._run(prepared, call.root, source, target, sequence, deadline)
+            if call.reduction is not None and call.reduction.is_mean and target.size:
+                np.true_divide(target, target.dtype.type(self._job.world_size), out=target)
+        finally:
+            lock.release()
+
+    def _run(self, prepared: _Prepared, root: int, source: Array, target: Array, sequence: int, deadline: Deadline) -> None:
+        record = self._job.control.recorder.start(self._channel, sequence, prepared.signature)
+        signature = prepared.signature
+        stall = partial(self._stalled, signature, sequence)
+        if prepared.native is not None and self._job.backend is not None:
+            native, backend = prepared.native, self._job.backend
+            guarded(
+                self._job, self._channel, sequence, signature, deadline, lambda: native(backend, source, target, root, deadline)
+            )
+        else:
+            engine = self._engine or self._start_engine()
+            guarded(
+                self._job,
+                self._channel,
+                sequence,
+                signature,
+                deadline,
+                lambda: engine.run(prepared.plan, source, target, sequence, deadline, stall),
+            )
+        record.finished = time.monotonic()
+
+    def _run_observed(self, prepared: _Prepared, source: Array, target: Array, sequence: int, deadline: Deadline) -> None:
+        event = OperationEvent(
+            group=str(self._channel // 2),
+            rank=self._job.rank,
+            operation=prepared.signature.operation,
+            sequence=sequence,
+            algorithm=prepared.carrier,
+            nbytes=prepared.nbytes,
+            dtype=str(source.dtype) if prepared.signature.dtype else "",
+            started_ns=time.monotonic_ns(),
+        )
+        self._plugins.notify_started(event)
+        error: BaseException | None = None
+        try:
+            self._run(prepared, prepared.signature.root, source, target, sequence, deadline)
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            self._plugins.notify_finished(replace(event, finished_ns=time.monotonic_ns(), error=error))
+
+    def _start_engine(self) -> Engine:
+        self._engine = Engine(self._job.open_transport(self._channel))
+        return self._engine
+
+    def _stalled(self, signature: CallSignature, sequence: int, peers: list[int], idle_s: float) -> None:
+        self._job.control.stalled(Stalled(self._channel, sequence, signature.operation, signature.digest, peers, idle_s))
+
+    def _prepare(self, call: Call) -> _Prepared:
+        rank, size = self._job.rank, self._job.world_size
+        elements = int(np.prod(call.shape, dtype=np.int64)) if call.collective in _VECTOR else sum(call.counts)
+        nbytes = elements * call.dtype.itemsize
+        # What one rank sends in an uneven all_to_all is its own affair, and must not choose the algorithm for all.
+        choice = self._selector.choose(call.collective, 0 if call.collective is Collective.ALL_TO_ALL else nbytes, size)
+        root = max(call.root, 0)
+        schedule = choice.algorithm.build(rank, size, root, choice.segments)
+        if call.collective in _ROOTED and size > 1:
+            # The data of a rooted collective flow one way. The barrier in their shadow makes every rank hear from every other, so
+            # that none returns before all have entered the same call.
+            schedule = in_parallel(schedule, dissemination(rank, size))
+        reduction = call.reduction
+        signature = CallSignature(
+            operation=call.collective.value,
+            dtype=0 if call.collective is Collective.BARRIER else dtype_code(call.dtype),
+            shape=call.shape,
+            op=reduction.name if reduction else "",
+            op_code=reduction.code if reduction else 0,
+            root=call.root,
+            counts=call.uneven,
+            algorithm=f"{choice.algorithm.name}/{choice.segments}",
+            count=int(np.prod(call.shape, dtype=np.int64)),
+        )
+        input_offsets, output_offsets = _offsets(call, schedule, choice.segments, elements, rank)
+        plan = compile_plan(schedule, signature, self._channel, input_offsets, output_offsets, call.dtype.itemsize, reduction)
+        op = reduction.name if reduction else None
+        request = CollectiveRequest(self._job.backend_name, call.collective, "cpu", call.dtype, op, nbytes, size)
+        native = self._plugins.native_collective(request)
+        carrier = choice.algorithm.name if native is None else self._job.backend_name
+        prepared = _Prepared(signature, plan, native, carrier, nbytes)
+        while len(self._prepared) >= _MAX_PLANS:
+            del self._prepared[next(iter(self._prepared))]
+        self._prepared[call] = prepared
+        return prepared
+
+
+def _offsets(
+    call: Call, schedule: Schedule, segments: int, elements: int, rank: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where the chunks of ``INPUT`` and ``OUTPUT`` begin, in elements, for a schedule of this call."""
+    if call.collective in _VECTOR:
+        return even(elements, schedule.input_chunks), even(elements, schedule.output_chunks)
+    if call.collective is Collective.BARRIER:
+        return (0,), (0,)
+    all_blocks = blocks(call.counts, segments)
+    if call.collective is Collective.ALL_TO_ALL:
+        return all_blocks, blocks(call.receive_counts, segments)
+    own_block = blocks(call.counts[rank : rank + 1], segments)
+    if call.collective in (Collective.ALL_GATHER, Collective.GATHER):
+        return own_block, all_blocks
+    return all_blocks, own_block
+
+
+def check_usable(job: Job) -> None:
+    """Refuse a call on a group that is closed or whose job has failed.
+
+    Raises
+    ------
+    ClosedError
+        The group was closed.
+    CommError
+        The first cause of the job's failure.
+    """
+    if job.closed:
+        raise ClosedError("the group is closed; make another one with manyhands.init()", rank=job.rank)
+    if job.control.failed:
+        raise job.error()
+
+
+def guarded(
+    job: Job,
+    channel: int,
+    sequence: int,
+    signature: CallSignature,
+    deadline: Deadline,
+    action: Callable[[], None],
+    words: str = "",
+) -> None:
+    """Do what moves bytes; turn each way in which it can fail into the first cause that all ranks agree on.
+
+    ``words`` say what the call is where the signature does not. Calls that have them are no collective: ``sequence`` is then
+    this rank's own count.
+    """
+    operation = words or signature.operation
+
+    def report(kind: str, text: str, peer: int | None) -> ManyHandsError:
+        if job.closed:
+            return ClosedError(
+                f"the group was closed during {operation} #{sequence}", rank=job.rank, operation=operation, sequence=sequence
+            )
+        return job.fail(Report(kind, text, peer, operation, channel, None if words else sequence))
+
+    try:
+        action()
+    except Overdue as overdue:
+        text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s: rank {job.rank} waits for {show_ranks(overdue.peers)}"
+        raise report("deadline", text, overdue.peers[0]) from None
+    except TimeoutError as error:
+        text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
+        raise report("deadline", text, None) from None
+    except LinkLost as lost:
+        text = (
+            f"rank {lost.peer} was lost during {operation} #{sequence}: its connection to rank {job.rank} broke ({lost.reason})"
+        )
+        raise report("lost", text, lost.peer) from None
+    except HeaderMismatch as mismatch:
+        kind, text = _explain(job, signature, sequence, mismatch)
+        raise report(kind, text, mismatch.peer) from None
+    except ManyHandsError:
+        raise
+    except BaseException as error:
+        # A signal, a lack of memory, an error inside a user's ufunc: messages are half sent, so that nobody can go on.
+        report("aborted", f"rank {job.rank} broke off {operation} #{sequence} with {type(error).__name__}: {error}", job.rank)
+        raise
+
+
+def _explain(job: Job, signature: CallSignature, sequence: int, mismatch: HeaderMismatch) -> tuple[str, str]:
+    """Say what a message that was not expected tells about its sender."""
+    header = parse_header(mismatch.header)
+    if header is None:
+        return (
+            "protocol",
+            f"rank {mismatch.peer} sent rank {job.rank} something that is no manyhands message: {mismatch.header[:16]!r}",
+        )
+    if header.digest == signature.digest and header.sequence == sequence:
+        return "mismatch", (
+            f"in {signature.operation} #{sequence} rank {mismatch.peer} sends {header.nbytes} bytes that rank {job.rank} does not expect: "
+            "do the counts of both fit together?"
+        )
+    return "mismatch", (
+        f"the ranks did not make the same call: rank {job.rank} is in {signature.describe()} #{sequence}, and rank {mismatch.peer} sent "
+        f"it a message of {header.describe()} #{header.sequence}. Every rank must make the same calls in the same order, with the same "
+        f"shape, dtype, op and root; at #{sequence}:"
+    )

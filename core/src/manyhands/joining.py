@@ -1,0 +1,218 @@
+"""`init`: find out who this process is, and come into the job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from manyhands.algorithms.registry import BUILTIN
+from manyhands.backend import BackendSpec
+from manyhands.checks import whole
+from manyhands.config import Resolved, load
+from manyhands.deadline import Deadline
+from manyhands.errors import BackendUnavailableError, ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError
+from manyhands.group import Group
+from manyhands.job import Job, Meeting
+from manyhands.launch.error_file import install as install_error_file
+from manyhands.plugins import PluginManager, get_plugin_manager
+from manyhands.rendezvous.environment import LaunchEnvironment, discover, parse_address
+from manyhands.select import Selector
+from manyhands.threads import ThreadRank, ThreadWorld, current_thread_rank
+
+__all__ = ["init"]
+
+
+def init(
+    backend: str | None = None,
+    *,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    timeout_s: float | None = None,
+) -> Group:
+    """Join the job that this process belongs to, and return the group of all its ranks.
+
+    Rank, world size and where to meet come from whoever started the process: ``manyhands run``, torchrun, Slurm, Open MPI, MPICH,
+    Kubernetes and others are understood. Started by plain ``python``, the process is a world of one.
+
+    Parameters
+    ----------
+    backend
+        The backend's name, or ``"auto"``; instead of the config's.
+    config
+        A configuration file, or a mapping like its content; instead of ``manyhands.toml``.
+    rank, world_size
+        Who this process is, instead of what its launcher says. Without a launcher, the config's ``rendezvous.address`` or the
+        variable ``MANYHANDS_RENDEZVOUS`` says where to meet.
+    timeout_s
+        Seconds that meeting, and each later operation, may last; instead of the config's.
+
+    Returns
+    -------
+    Group
+        To be closed, best by ``with``.
+
+    Raises
+    ------
+    ConfigError
+        The configuration or the launcher's variables are wrong.
+    InvalidRankError, InvalidWorldSizeError
+        ``rank`` and ``world_size`` cannot be.
+    UnknownBackendError, BackendUnavailableError, PluginError
+        The backend is not installed, or cannot run here.
+    RendezvousError
+        The ranks did not meet: no address, a port in use, nobody there, or ranks that were started differently.
+    AuthenticationError
+        The ranks hold different secrets, or would listen in public without one.
+    DeadlineError
+        Not all ranks came in time; the message names those that did not.
+    """
+    plugins = get_plugin_manager()
+    member = current_thread_rank()
+    arguments: dict[str, Any] = {"backend": backend, "timeout_s": timeout_s}
+    given = {key: value for key, value in arguments.items() if value is not None}
+    resolved = load(config, arguments=given)
+    settings = resolved.settings
+    plugins.switch(settings.plugins)
+    selector = Selector(algorithms=[*BUILTIN, *plugins.algorithms()], overrides=settings.algorithms)
+    choices = ", ".join(f"{name}={algorithm}" for name, algorithm in sorted(settings.algorithms.items()))
+    deadline = Deadline(settings.rendezvous_timeout_s)
+    if member is not None:
+        _check_arguments(rank, world_size, member.rank, member.world.world_size)
+        job = _among_threads(member, resolved, plugins, choices, deadline)
+    else:
+        job = _among_processes(rank, world_size, resolved, plugins, choices, deadline)
+    return Group(job, plugins, selector, settings.timeout_s)
+
+
+def _among_threads(member: ThreadRank, resolved: Resolved, plugins: PluginManager, choices: str, deadline: Deadline) -> Job:
+    name = resolved.settings.backend
+    if name == "auto":
+        name = member.world.backend
+    spec = plugins.describe(name)
+    job = Job.among_threads(member, name, choices, deadline)
+    if job.world_size > 1:
+        _start_backend(job, spec, resolved, plugins, deadline, member.world.shared)
+    return job
+
+
+def _among_processes(
+    rank: int | None, world_size: int | None, resolved: Resolved, plugins: PluginManager, choices: str, deadline: Deadline
+) -> Job:
+    launch = discover(os.environ)
+    rank, world_size = _who(rank, world_size, launch)
+    install_error_file(rank)
+    if world_size == 1:
+        name = _choose(resolved, plugins, alone=True)
+        world = ThreadWorld(1, name)
+        return Job.among_threads(ThreadRank(world, 0), name, choices, deadline)
+    name = _choose(resolved, plugins, alone=False)
+    spec = plugins.describe(name)
+    reason = plugins.available(name)
+    if reason is not None:
+        raise BackendUnavailableError(
+            f"backend {name!r} cannot run here: {reason}" + (f"; try: {spec.install}" if spec.install else "")
+        )
+    inherited = os.environ.get("MANYHANDS_RENDEZVOUS_FD") if rank == 0 else None
+    meeting = Meeting(
+        rank,
+        world_size,
+        name,
+        choices,
+        _address(resolved, launch, rank),
+        _secret(resolved),
+        int(inherited) if inherited is not None else None,
+    )
+    job = Job.meet(meeting, deadline)
+    _start_backend(job, spec, resolved, plugins, deadline, None)
+    return job
+
+
+def _start_backend(
+    job: Job, spec: BackendSpec, resolved: Resolved, plugins: PluginManager, deadline: Deadline, shared: dict[str, Any] | None
+) -> None:
+    try:
+        job.start_backend(plugins.load_factory(spec), resolved.backend_config(spec.name), shared, deadline)
+    except BaseException as error:
+        job.abort(error)
+        raise
+
+
+def _choose(resolved: Resolved, plugins: PluginManager, *, alone: bool) -> str:
+    """Return the backend's name; a world of one needs none that can run."""
+    name = resolved.settings.backend
+    if name != "auto":
+        return name
+    try:
+        return plugins.auto()[0]
+    except BackendUnavailableError:
+        if alone:
+            return "none"
+        raise
+
+
+def _check_arguments(rank: int | None, world_size: int | None, actual_rank: int, actual_size: int) -> None:
+    if (rank is not None and rank != actual_rank) or (world_size is not None and world_size != actual_size):
+        raise InvalidRankError(
+            f"init was given rank={rank} and world_size={world_size} in a thread that is rank {actual_rank} of {actual_size}: leave them out"
+        )
+
+
+def _who(rank: int | None, world_size: int | None, launch: LaunchEnvironment | None) -> tuple[int, int]:
+    if rank is None and world_size is None:
+        return (launch.rank, launch.world_size) if launch is not None else (0, 1)
+    if rank is None and world_size is not None and launch is not None:
+        rank = launch.rank
+    if world_size is None and launch is not None:
+        world_size = launch.world_size
+    for value in (rank, world_size):
+        if value is not None and whole(value) is None:
+            raise InvalidRankError(f"rank and world_size must be integers, and {value!r} was given")
+    if world_size is None or (rank is None and world_size > 1):
+        raise InvalidWorldSizeError(f"init was given rank={rank} and world_size={world_size}: give both, or neither")
+    if world_size < 1:
+        raise InvalidWorldSizeError(f"world_size must be at least 1, and {world_size} was given")
+    rank = rank or 0
+    if not 0 <= rank < world_size:
+        raise InvalidRankError(f"rank={rank} is not in a world of {world_size}: ranks are 0 to {world_size - 1}", rank=rank)
+    return rank, world_size
+
+
+def _address(resolved: Resolved, launch: LaunchEnvironment | None, rank: int) -> tuple[str, int]:
+    given = os.environ.get("MANYHANDS_RENDEZVOUS") or resolved.settings.rendezvous.address
+    if given:
+        return parse_address(given)
+    if launch is not None and launch.host is not None and launch.port is not None:
+        return launch.host, launch.port
+    master, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "29500")
+    if master:
+        return parse_address(f"[{master}]:{port}" if ":" in master else f"{master}:{port}")
+    raise RendezvousError(
+        "nothing says where the ranks meet: start them with `manyhands run`, or set MANYHANDS_RENDEZVOUS=host:port or rendezvous.address "
+        "in the config, alike on all ranks, naming the host of rank 0",
+        rank=rank,
+    )
+
+
+def _secret(resolved: Resolved) -> bytes:
+    text = os.environ.get("MANYHANDS_SECRET")
+    if text:
+        return text.encode()
+    path: Path | None = resolved.settings.rendezvous.secret_file
+    if path is None:
+        return b""
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"rendezvous.secret_file is {str(path)!r}, which cannot be read: {error.strerror}",
+            key="rendezvous.secret_file",
+            value=str(path),
+        ) from error
+    if not secret:
+        raise ConfigError(
+            f"rendezvous.secret_file is {str(path)!r}, which is empty", key="rendezvous.secret_file", value=str(path)
+        )
+    return secret

@@ -1,0 +1,154 @@
+"""What two ranks must agree on, and the header that carries it in front of every message."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+
+from manyhands.backend import HEADER_BYTES
+from manyhands.dtypes import OP_NAMES, dtype_name
+
+__all__ = [
+    "MAX_DIMENSIONS",
+    "OPERATIONS",
+    "CallSignature",
+    "Header",
+    "pack_header",
+    "parse_header",
+    "split_header",
+]
+
+_FORMAT = struct.Struct("<4sBBBBiIIQQ8sQI8x")
+assert _FORMAT.size == HEADER_BYTES
+_MAGIC = b"MHD1"
+
+OPERATIONS: tuple[str, ...] = (
+    *("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier"),
+    "send",
+)
+"""The operations that send messages; a header names one by its position."""
+
+MAX_DIMENSIONS: int = 32
+"""The most dimensions of an array that is sent from rank to rank."""
+
+
+@dataclass(frozen=True)
+class CallSignature:
+    """One rank's call, as far as all ranks must have made the same.
+
+    Attributes
+    ----------
+    operation
+        The method that was called.
+    dtype
+        The wire code of the dtype; 0 for a barrier.
+    shape
+        What every rank must have given: the array's shape, or its shape without axis 0 where ``counts`` divide that.
+    op, op_code
+        The reduction's name and code; empty and 0 where there is none.
+    root
+        The root, -1 where there is none.
+    counts
+        Elements of axis 0 per rank where the caller gave them.
+    algorithm
+        How it is carried out; ranks with different selection tables must not exchange bytes.
+    count
+        The number of elements of ``shape``.
+    """
+
+    operation: str
+    dtype: int = 0
+    shape: tuple[int, ...] = ()
+    op: str = ""
+    op_code: int = 0
+    root: int = -1
+    counts: tuple[int, ...] | None = None
+    algorithm: str = ""
+    count: int = 0
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Eight bytes that differ where any field differs."""
+        fields = (self.operation, self.dtype, self.shape, self.op, self.root, self.counts, self.algorithm)
+        return hashlib.blake2b(repr(fields).encode(), digest_size=8).digest()
+
+    @property
+    def operation_code(self) -> int:
+        """The position of the operation in `OPERATIONS`."""
+        return OPERATIONS.index(self.operation)
+
+    def describe(self, *, with_algorithm: bool = False) -> str:
+        """Return the call in words, such as ``all_reduce(float32[2, 3], op="sum")``."""
+        parts = []
+        if self.dtype:
+            parts.append(f"{dtype_name(self.dtype)}{list(self.shape)}")
+        if self.op:
+            parts.append(f'op="{self.op}"')
+        if self.root >= 0:
+            parts.append(f"root={self.root}")
+        if self.counts is not None:
+            parts.append(f"counts={list(self.counts)}")
+        if with_algorithm and self.algorithm:
+            parts.append(f"algorithm {self.algorithm}")
+        return f"{self.operation}({', '.join(parts)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A received header, taken apart to say what the peer did."""
+
+    operation: str
+    op: str
+    dtype: int
+    root: int
+    sender: int
+    channel: int
+    sequence: int
+    count: int
+    digest: bytes
+    nbytes: int
+    index: int
+
+    def describe(self) -> str:
+        """Return the peer's call in words, as far as a header tells."""
+        parts = [f"{dtype_name(self.dtype)}, {self.count} elements"] if self.dtype else []
+        if self.op:
+            parts.append(f'op="{self.op}"')
+        if self.root >= 0:
+            parts.append(f"root={self.root}")
+        return f"{self.operation}({', '.join(parts)})"
+
+
+def pack_header(signature: CallSignature, sender: int, channel: int, sequence: int, nbytes: int, index: int) -> bytes:
+    """Return the header of message ``index`` of a call, `HEADER_BYTES` bytes."""
+    return _FORMAT.pack(
+        _MAGIC,
+        signature.operation_code,
+        signature.op_code,
+        signature.dtype,
+        0,
+        signature.root,
+        sender,
+        channel,
+        sequence,
+        signature.count,
+        signature.digest,
+        nbytes,
+        index,
+    )
+
+
+def split_header(header: bytes) -> tuple[bytes, bytes]:
+    """Return what stands before and after the sequence number, the only part that changes from call to call."""
+    return header[:20], header[28:]
+
+
+def parse_header(data: bytes) -> Header | None:
+    """Take a header apart; None when no manyhands of this version wrote it."""
+    magic, operation, op, dtype, _, root, sender, channel, sequence, count, digest, nbytes, index = _FORMAT.unpack(data)
+    if magic != _MAGIC or operation >= len(OPERATIONS):
+        return None
+    op_name = OP_NAMES[op - 1] if 0 < op <= len(OP_NAMES) else "a ufunc" if op else ""
+    return Header(OPERATIONS[operation], op_name, dtype, root, sender, channel, sequence, count, digest, nbytes, index)
