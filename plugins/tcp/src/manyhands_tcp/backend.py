@@ -1,0 +1,246 @@
+"""The tcp backend: one socket per pair of ranks and channel, made when the two first talk.
+
+Who dials: always the lower rank, so that two ranks that need each other at once do not make two connections. When the
+higher one needs the link first and the lower has not dialled within a moment, it knocks: a short connection that asks the
+lower rank to dial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+
+from manyhands.api import Backend, Bootstrap, Deadline, LinkLost, Transfer, Transport
+from manyhands_tcp.interfaces import address_of
+from manyhands_tcp.plugin import TcpConfig
+from manyhands_tcp.transfers import Receiving, Sending
+
+__all__ = ["TcpBackend", "TcpTransport"]
+
+_HELLO = struct.Struct("<4sBxxxII")  # "tcp", purpose, channel, rank
+_LINK, _KNOCK = 0, 1
+_KNOCK_AFTER_S = 0.02
+_POLL_AFTER_TRIES = 20
+"""A blocked process takes about 40 us to wake; that many tries find what comes within a few."""
+
+
+class TcpBackend(Backend):
+    """Connections to the other ranks.
+
+    Parameters
+    ----------
+    bootstrap
+        Who this rank is, and how it finds the others.
+
+    Raises
+    ------
+    ConfigError
+        The configured interface does not exist.
+    RendezvousError
+        This rank cannot listen where it was told to.
+    DeadlineError
+        Another rank did not get ready in time.
+    """
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        config = bootstrap.config
+        assert isinstance(config, TcpConfig)
+        self._config = config
+        self._bootstrap = bootstrap
+        self.rank = bootstrap.rank
+        self._changed = threading.Condition()
+        self._links: dict[tuple[int, int], socket.socket] = {}
+        self._dialling: set[tuple[int, int]] = set()
+        self._ended = ""
+        host = config.host or (address_of(config.interface) if config.interface else bootstrap.host)
+        address = bootstrap.listen(host, self._accept)
+        cards = bootstrap.exchange("tcp", repr_address(address))
+        self._addresses = [parse_card(card) for card in cards]
+
+    def open_transport(self, channel: int) -> TcpTransport:
+        """Return the transport of a channel."""
+        return TcpTransport(self, channel)
+
+    def abort(self) -> None:
+        """Shut every connection down, which wakes whoever waits for one."""
+        self._end("the job was aborted")
+        for sock in list(self._links.values()):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._end("the backend was closed")
+        with self._changed:
+            for sock in self._links.values():
+                sock.close()
+            self._links.clear()
+
+    def _end(self, reason: str) -> None:
+        with self._changed:
+            self._ended = self._ended or reason
+            self._changed.notify_all()
+
+    def link(self, channel: int, peer: int, deadline: Deadline) -> socket.socket:
+        """Return the connection to ``peer``, made now if need be.
+
+        Raises
+        ------
+        LinkLost
+            The peer cannot be reached, or the backend ended.
+        TimeoutError
+            The deadline passed.
+        """
+        if peer > self.rank:
+            self._dial(channel, peer, deadline)
+        return self._await_link(channel, peer, deadline)
+
+    def _await_link(self, channel: int, peer: int, deadline: Deadline) -> socket.socket:
+        key = (channel, peer)
+        knock_at = time.monotonic() + _KNOCK_AFTER_S
+        knocked = peer > self.rank
+        while True:
+            with self._changed:
+                limit = deadline.at if knocked else min(knock_at, deadline.at)
+                self._changed.wait_for(lambda: self._ended or key in self._links, max(0.0, limit - time.monotonic()))
+                if self._ended:
+                    raise LinkLost(peer, self._ended)
+                if key in self._links:
+                    return self._links[key]
+            if deadline.passed():
+                raise TimeoutError(f"no connection to rank {peer}")
+            if not knocked:
+                knocked = True
+                self._bootstrap.dial(
+                    peer, self._addresses[peer], _HELLO.pack(b"tcp", _KNOCK, channel, self.rank), deadline
+                ).close()
+
+    def _dial(self, channel: int, peer: int, deadline: Deadline) -> None:
+        key = (channel, peer)
+        with self._changed:
+            if self._ended or key in self._links or key in self._dialling:
+                return
+            self._dialling.add(key)
+        try:
+            sock = self._bootstrap.dial(peer, self._addresses[peer], _HELLO.pack(b"tcp", _LINK, channel, self.rank), deadline)
+            self._add(key, sock)
+        finally:
+            with self._changed:
+                self._dialling.discard(key)
+
+    def _accept(self, sock: socket.socket, hello: bytes) -> None:
+        """Take an authenticated connection; runs in core's background thread, so that it must not block."""
+        _, purpose, channel, peer = _HELLO.unpack_from(hello)
+        if purpose == _LINK:
+            self._add((channel, peer), sock)
+            return
+        sock.close()
+        threading.Thread(target=self._answer_knock, args=(channel, peer), name="manyhands-tcp-dial", daemon=True).start()
+
+    def _answer_knock(self, channel: int, peer: int) -> None:
+        # A peer that cannot be reached is lost, which the control connection notices; the knocking side has its own deadline.
+        with contextlib.suppress(LinkLost, TimeoutError):
+            self._dial(channel, peer, Deadline(10.0))
+
+    def _add(self, key: tuple[int, int], sock: socket.socket) -> None:
+        self._tune(sock)
+        with self._changed:
+            if self._ended or key in self._links:
+                sock.close()
+                return
+            self._links[key] = sock
+            self._changed.notify_all()
+
+    def _tune(self, sock: socket.socket) -> None:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, self._config.buffer_bytes)
+        wanted = self._config.congestion_control
+        if wanted == "auto":
+            # Loopback loses nothing, and a host's default such as bbr paces it down to half its speed.
+            wanted = "reno" if sock.getpeername()[0] == sock.getsockname()[0] else ""
+        if wanted and hasattr(socket, "TCP_CONGESTION"):
+            with contextlib.suppress(OSError):  # not built into this kernel: only slower
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, wanted.encode())
+
+
+class TcpTransport(Transport):
+    """Messages of one channel."""
+
+    def __init__(self, backend: TcpBackend, channel: int) -> None:
+        self._backend = backend
+        self._channel = channel
+        self._links: dict[int, socket.socket] = {}
+
+    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
+        """Connect to ``peers``; those that this rank dials first, so that two ranks never wait for each other."""
+        for peer in sorted(peers, key=lambda peer: peer < self._backend.rank):
+            if peer not in self._links:
+                self._links[peer] = self._backend.link(self._channel, peer, deadline)
+
+    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to send, with one try at once."""
+        transfer = Sending(self._links[peer], peer, header, payload)
+        transfer.advance()
+        return transfer
+
+    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to receive, with one try at once."""
+        transfer = Receiving(self._links[peer], peer, header, payload)
+        transfer.advance()
+        return transfer
+
+    def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+        """Try for a moment, yielding the processor between tries, then block in the kernel."""
+        tries = _POLL_AFTER_TRIES
+        while True:
+            progressed = done = False
+            for transfer in transfers:
+                assert isinstance(transfer, (Sending, Receiving))
+                progressed = transfer.advance() or progressed
+                done = transfer.done or done
+            if done:
+                return
+            if progressed:
+                tries = _POLL_AFTER_TRIES
+            elif tries:
+                tries -= 1
+                os.sched_yield()
+            else:
+                self._block(transfers, deadline)
+                tries = 1
+
+    def _block(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+        remaining = deadline.remaining()
+        if not remaining:
+            raise TimeoutError("the deadline passed")
+        poll = select.poll()
+        events: dict[int, int] = {}
+        for transfer in transfers:
+            assert isinstance(transfer, (Sending, Receiving))
+            if transfer.fd < 0:
+                raise LinkLost(transfer.peer, "the connection was closed")
+            events[transfer.fd] = events.get(transfer.fd, 0) | (select.POLLIN if transfer.waits_to_read else select.POLLOUT)
+        for fd, mask in events.items():
+            poll.register(fd, mask)
+        poll.poll(remaining * 1000)
+
+    def close(self) -> None:
+        """Forget the connections; the backend closes them."""
+        self._links.clear()
+
+
+def repr_address(address: tuple[str, int]) -> bytes:
+    """Return an address as a card for the other ranks."""
+    return f"{address[1]} {address[0]}".encode()
+
+
+def parse_card(card: bytes) -> tuple[str, int]:
+    """Return the address on a card."""
+    port, _, host = card.decode().partition(" ")
+    return host, int(port)

@@ -1,0 +1,36 @@
+"""The description of the tcp backend: light, so that listing backends costs nothing."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from manyhands.api import BackendConfig, BackendSpec, hookimpl
+
+__all__ = ["TcpConfig", "manyhands_register_backends"]
+
+
+class TcpConfig(BackendConfig):
+    """The table ``[backends.tcp]``."""
+
+    interface: str | None = Field(default=None, description='Listen at the address of this network interface, such as "eth0".')
+    host: str | None = Field(default=None, description="Listen at this address of the host; it wins over interface.")
+    buffer_bytes: int = Field(
+        default=1 << 20, ge=4096, le=1 << 28, description="The size of the kernel's send and receive buffer of each connection."
+    )
+    congestion_control: str = Field(
+        default="auto",
+        description='The TCP congestion control: "auto" takes reno between ranks of one host and the host\'s default elsewhere.',
+    )
+
+
+@hookimpl
+def manyhands_register_backends() -> BackendSpec:
+    """Describe the backend."""
+    return BackendSpec(
+        name="tcp",
+        summary="TCP sockets, between processes on one host or many",
+        factory="manyhands_tcp.backend:TcpBackend",
+        config=TcpConfig,
+        install="pip install manyhands[tcp]",
+        auto_priority=50,
+    )
