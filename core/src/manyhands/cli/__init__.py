@@ -1,0 +1,1 @@
+"""The command line: ``manyhands run | doctor | config``. Typer and rich are imported nowhere else."""

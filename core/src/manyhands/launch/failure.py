@@ -1,0 +1,114 @@
+"""Which rank failed first, and how to say so."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from manyhands.launch.error_file import ErrorRecord
+
+__all__ = ["Failure", "exit_code", "primary", "report"]
+
+_TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error: )", re.MULTILINE)
+_CHAINED = re.compile(
+    r"\n\n(?:During handling of the above exception, another exception occurred:"
+    r"|The above exception was the direct cause of the following exception:)\n\n\Z"
+)
+_LAST_LINES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How one rank ended, other than well."""
+
+    rank: int
+    code: int
+    """Its exit code; minus the signal's number when a signal ended it, as in `subprocess`."""
+    at: float
+    """When it exited, in seconds since the epoch."""
+    record: ErrorRecord | None
+    stderr: str
+    """The end of what it wrote to its standard error."""
+
+    @property
+    def how(self) -> str:
+        """Its end in words, such as ``"killed by SIGKILL"``."""
+        if self.code < 0:
+            return f"killed by {_signal_name(-self.code)}"
+        return f"exit code {self.code}"
+
+
+def primary(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that caused the others: the earliest of those that are no mere consequence."""
+
+    def order(failure: Failure) -> tuple[bool, float]:
+        record = failure.record
+        # The interpreter may take its time between the error and the exit: the error's own time is the better one.
+        return (record.secondary, record.time) if record is not None else (False, failure.at)
+
+    return min(failures, key=order)
+
+
+def exit_code(code: int) -> int:
+    """Return the code of the launcher for a rank's own: 128 and the signal's number for a signal, as shells do."""
+    return 128 - code if code < 0 else code
+
+
+def report(first: Failure, also_failed: Sequence[int], ended: Sequence[int]) -> str:
+    """Return what the user reads last: who failed first, how, what became of the others, and the traceback.
+
+    Parameters
+    ----------
+    first
+        The failure that caused the others.
+    also_failed, ended
+        The ranks that failed after it by themselves, and those that the launcher ended.
+    """
+    if first.record is not None and first.record.secondary:
+        # The cause is a rank of another host, whose launcher tells more.
+        lines = [f"manyhands run: rank {first.rank} failed because another rank did: {first.how}"]
+    else:
+        lines = [f"manyhands run: rank {first.rank} failed first: {first.how}"]
+    if also_failed:
+        lines.append(f"manyhands run: {_ranks(also_failed)} failed after it")
+    if ended:
+        lines.append(f"manyhands run: {_ranks(ended)} {'was' if len(ended) == 1 else 'were'} ended because of it")
+    text = first.record.traceback if first.record is not None else _last_traceback(first.stderr)
+    if text:
+        lines.append(f"manyhands run: the error of rank {first.rank}:")
+    elif last := first.stderr.strip().splitlines()[-_LAST_LINES:]:
+        lines.append(f"manyhands run: rank {first.rank} left no traceback; the last that it wrote to its standard error:")
+        text = "\n".join(last)
+    else:
+        lines.append(f"manyhands run: rank {first.rank} left no traceback, and wrote nothing to its standard error")
+    return "\n".join(lines) + "\n" + (text.rstrip("\n") + "\n" if text else "")
+
+
+def _last_traceback(stderr: str) -> str:
+    starts = [found.start() for found in _TRACEBACK.finditer(stderr)]
+    if not starts:
+        return ""
+    start = starts.pop()
+    while starts and _CHAINED.search(stderr, starts[-1], start):
+        start = starts.pop()
+    return stderr[start:]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = [str(rank) for rank in ranks[:_LAST_LINES]]
+    if len(ranks) > _LAST_LINES:
+        return f"ranks {', '.join(shown)} and {len(ranks) - _LAST_LINES} more"
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,212 @@
+"""What a job consists of: its program, its ranks, the variables that they get and the socket at which they meet."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError, UsageError
+from manyhands.rendezvous.environment import parse_address
+
+__all__ = ["Job", "Meeting", "arrange_meeting"]
+
+_MISLEADING = (
+    # An outer launcher's or the shell's own say about ranks; it would win over, or contradict, what this launcher sets.
+    "MANYHANDS_RANK",
+    "MANYHANDS_WORLD_SIZE",
+    "MANYHANDS_RENDEZVOUS",
+    "MANYHANDS_RENDEZVOUS_FD",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The part of a job that one host starts.
+
+    Attributes
+    ----------
+    target, is_module, args
+        The program: a script's path or a module's name, and its arguments.
+    ranks
+        How many ranks each host starts.
+    nodes, node_rank
+        How many hosts there are, and which one this is.
+    rendezvous
+        ``host:port`` on the host of rank 0; None lets the system choose a port of 127.0.0.1, for a single host.
+    environ
+        Variables to set for each rank beside those of the launch, such as ``MANYHANDS_BACKEND``.
+    prefix
+        Whether each line of output begins with its rank.
+    """
+
+    target: str
+    is_module: bool = False
+    args: tuple[str, ...] = ()
+    ranks: int = 1
+    nodes: int = 1
+    node_rank: int = 0
+    rendezvous: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    prefix: bool = True
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks on all hosts."""
+        return self.ranks * self.nodes
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks of this host."""
+        return range(self.node_rank * self.ranks, (self.node_rank + 1) * self.ranks)
+
+    def validate(self, environ: Mapping[str, str]) -> None:
+        """Check all that can be known before a process is started.
+
+        Raises
+        ------
+        UsageError
+            There is no such script or module; `InvalidWorldSizeError` and `InvalidRankError` for the numbers.
+        ConfigError
+            Several hosts without ``rendezvous`` or without ``MANYHANDS_SECRET`` in ``environ``; an address that is none.
+        """
+        if self.ranks < 1:
+            raise InvalidWorldSizeError(f"-n {self.ranks}: a job has at least one rank on each host; give -n 1 or more")
+        if self.nodes < 1:
+            raise InvalidWorldSizeError(f"--nnodes {self.nodes}: a job runs on at least one host; give --nnodes 1 or more")
+        if not 0 <= self.node_rank < self.nodes:
+            raise InvalidRankError(
+                f"--node-rank {self.node_rank} with --nnodes {self.nodes}: hosts count from 0, so that the last one is "
+                f"{self.nodes - 1}; give each host its own number"
+            )
+        if self.rendezvous is not None:
+            parse_address(self.rendezvous)
+        if self.nodes > 1 and self.rendezvous is None:
+            raise ConfigError(
+                f"--nnodes {self.nodes} needs --rendezvous host:port, the same on every host: an address of the host with "
+                "--node-rank 0 and a free port there",
+                file="argument",
+                key="rendezvous",
+            )
+        if self.nodes > 1 and not environ.get("MANYHANDS_SECRET"):
+            raise ConfigError(
+                f"--nnodes {self.nodes} needs the variable MANYHANDS_SECRET, the same on every host, by which the ranks know each "
+                "other: set it to a long random text, such as the output of: python -c 'import secrets; "
+                "print(secrets.token_hex(32))'",
+                file="MANYHANDS_SECRET",
+            )
+        self._find_program()
+
+    def command(self) -> list[str]:
+        """Return the command of one rank; its Python does not buffer output, so that lines appear when they are printed."""
+        return [sys.executable, "-u", *(["-m"] if self.is_module else []), self.target, *self.args]
+
+    def _find_program(self) -> None:
+        if not self.is_module:
+            path = Path(self.target)
+            if not path.exists():
+                hint = "; to run a module by its name, give -m" if path.suffix != ".py" else ""
+                raise UsageError(f"there is no script {self.target!r} in {Path.cwd()}{hint}")
+            if path.is_dir() and not (path / "__main__.py").exists():
+                raise UsageError(f"{self.target!r} is a directory without __main__.py; name the script to run")
+            return
+        top = self.target.partition(".")[0]
+        # The first part alone: to look deeper would import the program's packages into the launcher.
+        if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+            raise UsageError(f"there is no module {self.target!r}: {top!r} is neither installed nor in {Path.cwd()}")
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks of a job meet, and how they know each other."""
+
+    host: str
+    port: int
+    secret: str
+    name: str
+    listener: socket.socket | None
+    """The listening socket, to be handed to rank 0; None on the hosts that do not run it."""
+
+    def variables(self, job: Job, local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the whole environment of one rank: torchrun's variables and ours, upon ``environ``."""
+        rank = job.local_ranks[local_rank]
+        variables = {name: value for name, value in environ.items() if name not in _MISLEADING}
+        variables |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(job.world_size),
+            "LOCAL_WORLD_SIZE": str(job.ranks),
+            "GROUP_RANK": str(job.node_rank),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_RUN_ID": self.name,
+            "MANYHANDS_LAUNCHED": "1",
+            "MANYHANDS_SECRET": self.secret,
+            **job.environ,
+        }
+        if rank == 0 and self.listener is not None:
+            variables["MANYHANDS_RENDEZVOUS_FD"] = str(self.listener.fileno())
+        return variables
+
+
+def arrange_meeting(job: Job, environ: Mapping[str, str]) -> Meeting:
+    """Bind the socket at which the ranks will meet, before any of them runs, so that no other program can take its port.
+
+    Raises
+    ------
+    RendezvousError
+        The address of ``job.rendezvous`` is in use, or is none of this host's.
+    """
+    secret = environ.get("MANYHANDS_SECRET") or secrets.token_hex(32)
+    if job.rendezvous is None:
+        listener = _listen("127.0.0.1", 0, job.world_size)
+        return Meeting("127.0.0.1", listener.getsockname()[1], secret, secrets.token_hex(8), listener)
+    host, port = parse_address(job.rendezvous)
+    own = _listen(host, port, job.world_size) if job.node_rank == 0 else None
+    return Meeting(host, port, secret, f"manyhands-{job.rendezvous}", own)
+
+
+def _listen(host: str, port: int, world_size: int) -> socket.socket:
+    try:
+        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise RendezvousError(
+            f"--rendezvous {host}:{port}: this host cannot resolve the name {host!r} ({error.strerror}); give an IP address, or "
+            "a name that all hosts know"
+        ) from None
+    last: OSError | None = None
+    for family, kind, protocol, _, address in candidates:
+        try:
+            return _bound(family, kind, protocol, address, world_size)
+        except OSError as error:
+            last = error
+            if error.errno == errno.EADDRINUSE:
+                break
+    assert last is not None
+    if last.errno == errno.EADDRINUSE:
+        what = f"port {port} of {host} is in use by another program; end it, or choose another port with --rendezvous host:port"
+    elif last.errno == errno.EADDRNOTAVAIL:
+        what = f"{host} is no address of this host; the host with --node-rank 0 must be the one that --rendezvous names"
+    else:
+        what = f"cannot listen on port {port} of {host}: {os.strerror(last.errno or 0)}; choose another with --rendezvous host:port"
+    raise RendezvousError(what) from last
+
+
+def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...], world_size: int) -> socket.socket:
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # Without this, a port stays refused for a minute after the last job that used it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(max(128, world_size))
+    except BaseException:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,116 @@
+"""Bringing the output of many ranks together, line by line."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+__all__ = ["Screen", "Stream", "screens"]
+
+_LONGEST_HELD_LINE = 1 << 16
+_TAIL_BYTES = 1 << 16
+
+
+class Screen:
+    """A file to which streams write in turn: a line that one began is ended before another one writes."""
+
+    def __init__(self) -> None:
+        self.broken: bool = False
+        """Whether nobody reads the file any more; what is written from then on is dropped."""
+        self.open_line: Stream | None = None
+        """The stream whose line is not ended yet, or that went back to its start by a carriage return."""
+
+    def write(self, fd: int, data: bytes) -> None:
+        """Write all of ``data``, waiting for a slow reader."""
+        view = memoryview(data)
+        while view and not self.broken:
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                select.select([], [fd], [])
+            except OSError:
+                self.broken = True
+
+
+class Stream:
+    """One output of one rank.
+
+    A line is written when it is complete, ended by a newline or, as progress bars do, by a carriage return. A beginning that waits
+    for longer than ``patience_s`` (a prompt, a bar that draws its end last) is shown as it is.
+
+    Parameters
+    ----------
+    screen, fd
+        Where the lines go.
+    prefix
+        What stands in front of each line; where it is empty, the bytes pass unchanged.
+    patience_s
+        Seconds for which an incomplete line is held back.
+    """
+
+    def __init__(self, screen: Screen, fd: int, prefix: bytes, patience_s: float) -> None:
+        self._screen = screen
+        self._fd = fd
+        self._prefix = prefix
+        self._patience_s = patience_s
+        self._held = b""
+        self._returned = False
+        """Whether the last byte written was a carriage return: the next line needs its prefix again."""
+        self.tail: bytearray = bytearray()
+        """The last 64 KiB that the rank wrote."""
+        self.show_at: float | None = None
+        """When the beginning of a line that is held back is due, on the monotonic clock."""
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes as they come from the rank."""
+        self.tail += data[-_TAIL_BYTES:]
+        del self.tail[:-_TAIL_BYTES]
+        if self._returned and not self._held and data.startswith(b"\n"):
+            # The second half of a "\r\n" whose first half ended the last read; who wrote in between has ended the line.
+            if self._screen.open_line is self:
+                self._write([b"\n"], prefix=b"")
+            self._returned = False
+            data = data[1:]
+        data = self._held + data
+        lines = data.splitlines(keepends=True)  # of bytes: at \n, \r and \r\n, nowhere else
+        self._held = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
+        if lines:
+            self._write(lines, self._prefix)
+        if not self._held:
+            self.show_at = None
+        elif len(self._held) > _LONGEST_HELD_LINE:
+            self.show()
+        elif self.show_at is None or lines:
+            self.show_at = time.monotonic() + self._patience_s
+
+    def show(self) -> None:
+        """Write the beginning of a line that was held back; the next to write ends it."""
+        if self._held:
+            self._write([self._held], self._prefix)
+        self._held = b""
+        self.show_at = None
+
+    def close(self) -> None:
+        """Write what is left; a last line that nobody ended is ended where lines have prefixes."""
+        self.show()
+        if self._screen.open_line is self and self._prefix:
+            self._screen.write(self._fd, b"\n")
+            self._screen.open_line = None
+
+    def _write(self, lines: list[bytes], prefix: bytes) -> None:
+        first, before = prefix, b""
+        if self._screen.open_line is self:
+            first = prefix if self._returned else b""
+        elif self._screen.open_line is not None:
+            before = b"\n"
+        self._screen.write(self._fd, before + first + prefix.join(lines))
+        self._returned = lines[-1].endswith(b"\r")
+        self._screen.open_line = None if lines[-1].endswith(b"\n") else self
+
+
+def screens(stdout: int, stderr: int) -> tuple[Screen, Screen]:
+    """Return the screens of the two outputs: one and the same where both are one terminal or file."""
+    first, second = os.fstat(stdout), os.fstat(stderr)
+    screen = Screen()
+    return screen, screen if (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino) else Screen()

@@ -1,0 +1,329 @@
+"""Running the ranks of one host: start them, pass on what they print, end all when one fails, leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+from manyhands.errors import UsageError
+from manyhands.launch import error_file, guard
+from manyhands.launch.failure import Failure, exit_code, primary, report
+from manyhands.launch.job import Job, Meeting, arrange_meeting
+from manyhands.launch.output import Stream, screens
+
+__all__ = ["run_job"]
+
+_GRACE_S = 1.0
+"""How long the other ranks may take to fail by themselves, with errors that name the first cause."""
+_END_S = 3.0
+"""How long a rank may take to end when it was asked to."""
+_DRAIN_S = 1.0
+"""How long output is still read when all ranks have ended: a process that left its rank's group may keep a pipe open."""
+_PATIENCE_S = 0.2
+_READ_BYTES = 1 << 16
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_job(job: Job, environ: Mapping[str, str] | None = None) -> int:
+    """Run the ranks of this host to their end.
+
+    Must be called from the main thread: it handles signals. While it runs, SIGINT, SIGTERM and SIGHUP are passed on to the ranks.
+
+    Parameters
+    ----------
+    job
+        What to run.
+    environ
+        The variables that the ranks inherit, by default those of this process.
+
+    Returns
+    -------
+    int
+        The exit code: 0 when all ranks ended well, else that of the rank that failed first, 128 + n where signal n ended it or
+        the launcher. When it returns, or raises, no process of the job is left on this host.
+
+    Raises
+    ------
+    UsageError, ConfigError, RendezvousError
+        The job cannot be started; see `Job.validate` and `arrange_meeting`.
+    """
+    environ = dict(os.environ if environ is None else environ)
+    job.validate(environ)
+    meeting = arrange_meeting(job, environ)
+    try:
+        with tempfile.TemporaryDirectory(prefix="manyhands-") as errors, _Launcher(job, Path(errors)) as launcher:
+            launcher.start(meeting, environ)
+            return launcher.wait()
+    finally:
+        if meeting.listener is not None:
+            meeting.listener.close()
+
+
+@dataclass(slots=True)
+class _Child:
+    rank: int
+    process: subprocess.Popen[bytes]
+    error_file: Path
+    stderr: Stream
+    signalled: bool = False
+    """Whether the launcher asked it to end before it did by itself."""
+    exited_at: float = 0.0
+
+
+class _Launcher:
+    """The ranks of one host, from their start to their end."""
+
+    def __init__(self, job: Job, errors: Path) -> None:
+        self._job = job
+        self._errors = errors
+        self._screens = screens(1, 2)
+        self._selector = selectors.DefaultSelector()
+        self._children: list[_Child] = []
+        self._streams: set[Stream] = set()
+        self._to_send: deque[tuple[float, signal.Signals]] = deque()
+        """Signals that the ranks will get, each with its time, unless they end before."""
+        self._told_to_end: signal.Signals | None = None
+        """What ended the job from outside."""
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._cleanup.enter_context(self._selector)
+        self._signals = self._cleanup.enter_context(_signals_as_bytes())
+        self._selector.register(self._signals, selectors.EVENT_READ, None)
+        self._guard = self._cleanup.enter_context(_guard())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._running():
+            self._signal(child, signal.SIGKILL)
+            child.process.wait()
+            self._forget(child)
+        for child in self._children:
+            for pipe in (child.process.stdout, child.process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        self._cleanup.close()
+
+    def start(self, meeting: Meeting, environ: Mapping[str, str]) -> None:
+        """Start all ranks."""
+        job = self._job
+        digits = len(str(job.world_size - 1))
+        for local_rank, rank in enumerate(job.local_ranks):
+            path = self._errors / f"rank-{rank}.json"
+            variables = meeting.variables(job, local_rank, environ) | {"MANYHANDS_ERROR_FILE": str(path)}
+            handed_over = (meeting.listener.fileno(),) if rank == 0 and meeting.listener is not None else ()
+            try:
+                process = subprocess.Popen(
+                    job.command(),
+                    env=variables,
+                    stdin=None if job.world_size == 1 else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=handed_over,
+                    # A session of its own, and so a process group: signals reach the rank's own children as well, and the
+                    # terminal's Ctrl-C reaches the launcher alone, which passes it on once.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise UsageError(
+                    f"rank {rank} of {job.world_size} could not be started: {error}; start fewer ranks, or raise the limits of this "
+                    "host (ulimit -n, ulimit -u)"
+                ) from error
+            _announce(self._guard, f"+{process.pid}\n")
+            prefix = f"[{rank:>{digits}}] ".encode() if job.prefix else b""
+            assert process.stdout is not None
+            assert process.stderr is not None
+            self._read(process.stdout, Stream(self._screens[0], 1, prefix, _PATIENCE_S))
+            stderr = Stream(self._screens[1], 2, prefix, _PATIENCE_S)
+            self._read(process.stderr, stderr)
+            self._children.append(_Child(rank, process, path, stderr))
+        if meeting.listener is not None:
+            # Rank 0 holds it now. Were it open here too, connections would still be taken, and never answered, after rank 0's end.
+            meeting.listener.close()
+
+    def wait(self) -> int:
+        """Pass on output and signals until all ranks have ended; return the exit code."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        while self._running():
+            self._step()
+        self._to_send.clear()
+        until = time.monotonic() + _DRAIN_S
+        while self._streams and time.monotonic() < until:
+            self._step(until)
+        for stream in list(self._streams):
+            stream.close()
+        return self._conclude()
+
+    def _step(self, until: float | None = None) -> None:
+        """Wait for the next thing to happen, or for the time ``until``, and deal with it."""
+        due = [stream.show_at for stream in self._streams if stream.show_at is not None]
+        due += [at for at, _ in list(self._to_send)[:1]]
+        due += [until] if until is not None else []
+        timeout = max(0.0, min(due) - time.monotonic()) if due else None
+        for key, _ in self._selector.select(timeout):
+            if key.data is None:
+                self._on_signals(self._signals.recv(4096))
+            else:
+                self._on_output(key.fileobj, key.data)
+        now = time.monotonic()
+        for stream in self._streams:
+            if stream.show_at is not None and stream.show_at <= now:
+                stream.show()
+        if any(screen.broken for screen in self._screens) and self._told_to_end is None:
+            # Nobody reads any more, as in `manyhands run ... | head`: end as other programs do.
+            self._end_from_outside(signal.SIGPIPE)
+        while self._to_send and self._to_send[0][0] <= now:
+            _, number = self._to_send.popleft()
+            for child in self._running():
+                self._signal(child, number)
+
+    def _read(self, pipe: IO[bytes], stream: Stream) -> None:
+        self._streams.add(stream)
+        self._selector.register(pipe, selectors.EVENT_READ, stream)
+
+    def _on_output(self, pipe: object, stream: Stream) -> None:
+        data = os.read(pipe.fileno(), _READ_BYTES)  # type: ignore[attr-defined]
+        if data:
+            stream.feed(data)
+        else:
+            self._selector.unregister(pipe)  # type: ignore[arg-type]
+            self._streams.discard(stream)
+            stream.close()
+
+    def _on_signals(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number == signal.SIGCHLD:
+                self._reap()
+            else:
+                self._end_from_outside(signal.Signals(number))
+
+    def _end_from_outside(self, number: signal.Signals) -> None:
+        now = time.monotonic()
+        if self._told_to_end is not None and number == signal.SIGINT:
+            self._to_send = deque([(now, signal.SIGKILL)])
+        elif self._told_to_end is None:
+            self._told_to_end = number
+            polite = signal.SIGTERM if number == signal.SIGPIPE else number
+            self._to_send = deque([(now, polite), (now + _END_S, signal.SIGKILL)])
+
+    def _reap(self) -> None:
+        for child in self._running():
+            code = child.process.poll()
+            if code is None:
+                continue
+            child.exited_at = time.time()
+            self._forget(child)
+            if code != 0 and not child.signalled and not self._to_send:
+                now = time.monotonic()
+                self._to_send.extend([(now + _GRACE_S, signal.SIGTERM), (now + _GRACE_S + _END_S, signal.SIGKILL)])
+
+    def _running(self) -> list[_Child]:
+        return [child for child in self._children if child.process.returncode is None]
+
+    def _forget(self, child: _Child) -> None:
+        # What the rank itself started ends with it. Its number is not given out again in the moment between the two calls.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.process.pid, signal.SIGKILL)
+        _announce(self._guard, f"-{child.process.pid}\n")
+
+    def _signal(self, child: _Child, number: signal.Signals) -> None:
+        # To one that has ended and was not reaped yet, the signal does nothing.
+        child.signalled = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.process.pid, number)
+
+    def _conclude(self) -> int:
+        if self._told_to_end is not None:
+            if self._told_to_end != signal.SIGPIPE:
+                self._say(f"manyhands run: ended by {self._told_to_end.name}\n")
+            return 128 + self._told_to_end
+        failed = [child for child in self._children if child.process.returncode != 0]
+        if not failed:
+            return 0
+        own = [child for child in failed if not child.signalled] or failed
+        failures = [
+            Failure(
+                child.rank,
+                child.process.returncode,
+                child.exited_at,
+                error_file.read(child.error_file),
+                child.stderr.tail.decode(errors="replace"),
+            )
+            for child in own
+        ]
+        first = primary(failures)
+        also = [child.rank for child in own if child.rank != first.rank]
+        ended = [child.rank for child in failed if child.signalled and child.rank != first.rank]
+        self._say("-" * 80 + "\n" + report(first, also, ended))
+        return exit_code(first.code)
+
+    def _say(self, text: str) -> None:
+        screen = self._screens[1]
+        before = "\n" if screen.open_line is not None else ""
+        screen.write(2, (before + text).encode(errors="backslashreplace"))
+
+
+@contextlib.contextmanager
+def _signals_as_bytes() -> Iterator[socket.socket]:
+    """Turn the signals that concern the launcher into bytes of a socket, which the selector waits for like for output."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        # A signal that is ignored, as under nohup, stays ignored.
+        handled = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, _no_action) for number in (*handled, signal.SIGCHLD)}
+        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        try:
+            yield ours
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _no_action(_number: int, _frame: object) -> None:
+    """Stand in for a handler: with one, Python writes the signal's number to the wakeup socket."""
+
+
+@contextlib.contextmanager
+def _guard() -> Iterator[IO[bytes]]:
+    """Start the process of `manyhands.launch.guard`; its input is what the context yields."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    try:
+        yield process.stdin
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _announce(pipe: IO[bytes], line: str) -> None:
+    # A guard that was killed protects nobody, and that is no reason to end the job.
+    with contextlib.suppress(BrokenPipeError):
+        pipe.write(line.encode())
+        pipe.flush()

@@ -1,0 +1,59 @@
+"""Which backend a job will use, found out before any of its ranks is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from manyhands.config import load
+from manyhands.errors import BackendUnavailableError
+from manyhands.plugins import get_plugin_manager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from manyhands.backend import LaunchRequest
+    from manyhands.config import Settings
+
+__all__ = ["Resolution", "resolve_launcher"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What the configuration says about a job."""
+
+    backend: str
+    launcher: Callable[[LaunchRequest], int] | None
+    """Starts the ranks in place of ``manyhands run``; None where ranks are processes."""
+    settings: Settings
+
+
+def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
+    """Choose the backend as the ranks will, and find out who starts them.
+
+    Parameters
+    ----------
+    backend
+        The name that the command line gives, None to take that of the configuration.
+    config
+        The configuration file that the command line gives, None for the usual places.
+
+    Raises
+    ------
+    ConfigError
+        The configuration is wrong.
+    PluginError
+        The backend is not installed, is broken, or cannot run here.
+    """
+    manager = get_plugin_manager()
+    settings = load(config, arguments={"backend": backend}, manager=manager).settings
+    name = settings.backend
+    if name == "auto":
+        name, _ = manager.auto()
+    else:
+        spec = manager.describe(name)
+        reason = manager.available(name)
+        if reason is not None:
+            what_to_do = f"try: {spec.install}" if spec.install else "see: manyhands doctor"
+            raise BackendUnavailableError(f"the backend {name!r} cannot run here: {reason}; {what_to_do}")
+    return Resolution(name, manager.load_launcher(manager.describe(name)), settings)

@@ -1,0 +1,155 @@
+"""The command line, run as users run it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from manyhands.cli.console import print_table
+from manyhands.plugins import EXTENSION_GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from subprocess import CompletedProcess
+
+    from conftest import PluginFactory
+
+    Run = Callable[..., CompletedProcess[str]]
+
+# The plugins of the environment stay out of these tests.
+ONLY = {"MANYHANDS_NO_AUTOLOAD": "1"}
+
+
+@pytest.fixture
+def manyhands(run_python: Run) -> Run:
+    """``python -m manyhands``, with the backends that are named in MANYHANDS_PLUGINS alone."""
+
+    def run(*args: str, plugins: str = "alpha", **variables: str) -> CompletedProcess[str]:
+        return run_python("-m", "manyhands", *args, MANYHANDS_PLUGINS=plugins, **ONLY, **variables)
+
+    return run
+
+
+def test_doctor_tells_programs_what_is_there(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+    plugins.backend("beta", "factory='os:getcwd', probe=lambda: 'no GPU here', install='pip install it', auto_priority=2")
+    plugins("broken", "raise RuntimeError('oh')", distribution="dist-three")
+    plugins("tracer", "raise RuntimeError('ah')", group=EXTENSION_GROUP)
+    (tmp_path / "manyhands.toml").write_text("backend = 'alpha'")
+
+    result = manyhands("doctor", "--json", plugins="alpha,beta,broken")
+
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    alpha, beta, broken = report["backends"]
+    assert alpha == {
+        "name": "alpha",
+        "distribution": "dist-alpha",
+        "version": "1.0",
+        "available": True,
+        "reason": None,
+        "install": "",
+        "summary": "a backend for tests",
+    }
+    assert (beta["available"], beta["reason"], beta["install"]) == (False, "no GPU here", "pip install it")
+    assert (broken["name"], broken["distribution"], broken["available"]) == ("broken", "dist-three", False)
+    assert "RuntimeError: oh" in broken["reason"]
+    assert report["auto"]["backend"] == "alpha"
+    assert [each["name"] for each in report["auto"]["passed_over"]] == ["beta", "broken"]
+    assert report["auto"]["passed_over"][0]["reason"] == "no GPU here"
+    assert report["config"] == {"file": str(tmp_path / "manyhands.toml"), "error": None}
+    assert set(report["versions"]) == {"manyhands-core", "python", "numpy"}
+    assert report["extensions"] == []
+
+
+def test_doctor_tells_people_what_to_type(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
+    long = "a-backend-whose-name-is-much-longer-than-any-terminal-would-like-it-to-be-without-wrapping-it-somewhere"
+    plugins.backend("alpha")
+    plugins.backend("beta", "factory='os:getcwd', probe=lambda: 'no GPU here', install='pip install it'")
+    plugins.backend(long)
+    plugins("tracer", "raise RuntimeError('ah')", group=EXTENSION_GROUP)
+    (tmp_path / "manyhands.toml").write_text("backend = 'alhpa'")
+
+    result = manyhands("doctor", plugins=f"alpha,beta,{long}")
+
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert f"config file: {tmp_path}/manyhands.toml" in lines
+    assert any(line.startswith("config error:") and "did you mean 'alpha'" in line for line in lines)
+    assert any(line.split()[:4] == ["alpha", "dist-alpha", "1.0", "yes"] for line in lines)
+    assert any(line.split()[0] == long for line in lines if line.strip())
+    assert lines[lines.index("beta cannot run: no GPU here") + 1] == "  try: pip install it"
+    assert "auto takes no backend" in lines
+
+
+def test_config_show_prints_each_value_and_its_origin(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
+    plugins.backend("alpha")
+    plugins("broken", "raise RuntimeError('oh')")
+    file = tmp_path / "other.toml"
+    file.write_text("timeout_s = 5\n[backends.alpha]\nmode = 'safe'\ntoken = 'hunter2'")
+    variables = {"plugins": "alpha,broken", "MANYHANDS_BACKEND": "alpha", "MANYHANDS_SECRET": "hunter3"}
+
+    as_json = manyhands("config", "show", "--config", str(file), "--json", **variables)
+    as_text = manyhands("config", "show", "--config", str(file), **variables)
+
+    values = {each["key"]: (each["value"], each["origin"]) for each in json.loads(as_json.stdout)["values"]}
+    assert values["timeout_s"] == (5.0, str(file))
+    assert values["backend"] == ("alpha", "MANYHANDS_BACKEND")
+    assert values["backends.alpha.interface"] == ("lo", "default")
+    assert values["backends.alpha.mode"] == ("safe", str(file))
+    assert values["backends.alpha.token"] == ("(not shown)", str(file))
+    assert any(line.split() == ["backends.alpha.mode", '"safe"', str(file)] for line in as_text.stdout.splitlines())
+    assert "hunter" not in as_json.stdout + as_text.stdout
+    assert "'broken' cannot be checked" in as_text.stderr
+    assert "RuntimeError: oh" in as_text.stderr
+
+
+def test_config_show_checks_the_tables_of_all_backends(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
+    plugins.backend("alpha")
+    (tmp_path / "manyhands.toml").write_text("[backends.alpha]\nmode = 'sage'")
+
+    result = manyhands("config", "show")
+
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"error: {tmp_path}/manyhands.toml: backends.alpha.mode = 'sage': it should be 'fast' or 'safe'; did you mean 'safe'?\n"
+    )
+
+
+def test_config_schema_is_json(plugins: PluginFactory, manyhands: Run) -> None:
+    plugins.backend("alpha")
+
+    schema = json.loads(manyhands("config", "schema").stdout)
+
+    assert schema["properties"]["backends"]["properties"]["alpha"]["properties"]["mode"]["enum"] == ["fast", "safe"]
+
+
+def test_version_and_help(manyhands: Run) -> None:
+    version, usage = manyhands("--version", plugins=""), manyhands("--help", plugins="")
+
+    assert (version.returncode, version.stdout.split()[0]) == (0, "manyhands")
+    for command in ("run", "doctor", "config"):
+        assert command in usage.stdout
+
+
+def test_without_typer_it_says_what_to_install(run_python: Run) -> None:
+    program = "import sys; sys.modules['typer'] = None; from manyhands.cli.main import main; sys.exit(main([]))"
+
+    result = run_python("-c", program)
+
+    assert result.returncode == 2
+    assert result.stderr == "error: the command line needs typer; try: pip install 'manyhands-core[cli]'\n"
+
+
+def test_a_table_on_a_terminal_takes_brackets_literally(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    print_table(("name", "value"), [("[bold]", "[/bold]")])
+
+    assert "[bold]" in capsys.readouterr().out

@@ -1,0 +1,352 @@
+"""Launch environments: what each launcher's variables mean, and what is said when they cannot mean anything."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.errors import ConfigError, RendezvousError
+from manyhands.rendezvous.environment import LaunchEnvironment, discover, parse_address
+from manyhands.rendezvous.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
+from manyhands.rendezvous.environment.variables import derived_port
+
+PARENT = 4242
+PARENT_PORT = 61440 + 4242 - 4096
+
+TORCHRUN = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "node001",
+    "MASTER_PORT": "29400",
+    "TORCHELASTIC_RUN_ID": "abc",
+}
+SLURM = {
+    "SLURM_JOB_ID": "123456",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "node[003-004]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    # srun speaks PMI-1 and PMIx too
+    "PMI_RANK": "5",
+    "PMI_SIZE": "8",
+    "PMIX_RANK": "5",
+    "PMIX_SERVER_URI41": "pmix-server.20960;tcp4://127.0.0.1:37757",
+}
+OPEN_MPI_4 = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+    "PMIX_NAMESPACE": "1531576321",
+    "PMIX_RANK": "3",
+}
+OPEN_MPI_5 = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-f5n18-3903919@1",
+    "PMIX_RANK": "3",
+    "PMIX_SERVER_URI41": "prterun-f5n18-3903919@0.1;tcp4://127.0.0.1:57983",
+}
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4", "PMI_FD": "9"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "1",
+    "MV2_COMM_WORLD_SIZE": "2",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+}
+LSF = {
+    "JSM_NAMESPACE_RANK": "6",
+    "JSM_NAMESPACE_SIZE": "12",
+    "JSM_NAMESPACE_LOCAL_RANK": "0",
+    "JSM_NAMESPACE_LOCAL_SIZE": "6",
+    "LSB_JOBID": "777",
+    "LSB_MCPU_HOSTS": "batch1 1 h41n08 42 h41n09 42",
+    # jsrun's own MPI is an Open MPI
+    "OMPI_COMM_WORLD_RANK": "6",
+    "OMPI_COMM_WORLD_SIZE": "12",
+}
+FLUX = {
+    "FLUX_TASK_RANK": "1",
+    "FLUX_JOB_SIZE": "2",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "FLUX_JOB_NNODES": "1",
+    "FLUX_JOB_ID": "4096",
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+}
+PALS = {
+    "PALS_RANKID": "3",
+    "PALS_LOCAL_RANKID": "1",
+    "PALS_LOCAL_SIZE": "2",
+    "PALS_APID": "fe45",
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+    "MASTER_ADDR": "x1000c0s0b0n0",
+}
+KUBERNETES = {
+    "JOB_COMPLETION_INDEX": "2",
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "train-0.train",
+}
+LEADER_WORKER_SET = {
+    "LWS_LEADER_ADDRESS": "train-0.train.default",
+    "LWS_GROUP_SIZE": "4",
+    "LWS_WORKER_INDEX": "3",
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        pytest.param(TORCHRUN, LaunchEnvironment("torchrun", 5, 8, 1, 4, "node001", 29400, "abc"), id="torchrun"),
+        pytest.param(
+            TORCHRUN | {"MANYHANDS_LAUNCHED": "1"},
+            LaunchEnvironment("manyhands", 5, 8, 1, 4, "node001", 29400, "abc"),
+            id="manyhands",
+        ),
+        pytest.param(SLURM, LaunchEnvironment("slurm", 5, 8, 1, 4, "node003", 61440 + 123456 % 4096, "123456"), id="slurm"),
+        pytest.param(
+            OPEN_MPI_4,
+            LaunchEnvironment("openmpi", 3, 4, 1, 2, "10.96.0.1", derived_port("job 1531576321"), "1531576321"),
+            id="openmpi-4",
+        ),
+        pytest.param(
+            OPEN_MPI_5,
+            LaunchEnvironment(
+                "openmpi", 3, 4, 1, 2, "f5n18", derived_port("job prterun-f5n18-3903919@1"), "prterun-f5n18-3903919@1"
+            ),
+            id="openmpi-5",
+        ),
+        pytest.param(HYDRA, LaunchEnvironment("mpich", 2, 4, 2, 4, "127.0.0.1", PARENT_PORT, ""), id="hydra"),
+        pytest.param(
+            {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "2"},
+            LaunchEnvironment("mpich", 0, 2, 0, 2, "127.0.0.1", PARENT_PORT, ""),
+            id="pmi",
+        ),
+        pytest.param(MVAPICH, LaunchEnvironment("mvapich", 1, 2, 1, 2, "127.0.0.1", PARENT_PORT, ""), id="mvapich"),
+        pytest.param(LSF, LaunchEnvironment("lsf", 6, 12, 0, 6, "h41n08", 61440 + 777, "777"), id="lsf"),
+        pytest.param(FLUX, LaunchEnvironment("flux", 1, 2, 1, 2, "127.0.0.1", 61440, "4096"), id="flux"),
+        pytest.param(PALS, LaunchEnvironment("pals", 3, 4, 1, 2, "x1000c0s0b0n0", derived_port("fe45"), "fe45"), id="pals"),
+        pytest.param(KUBERNETES, LaunchEnvironment("kubernetes", 2, 4, 0, 1, "train-0.train", 29500, ""), id="kubernetes"),
+        pytest.param(
+            LEADER_WORKER_SET,
+            LaunchEnvironment("leaderworkerset", 3, 4, 0, 1, "train-0.train.default", 29500, ""),
+            id="leaderworkerset",
+        ),
+        pytest.param(
+            {"MANYHANDS_RANK": "1", "MANYHANDS_WORLD_SIZE": "2", "MANYHANDS_RENDEZVOUS": "[::1]:7000"},
+            LaunchEnvironment("by hand", 1, 2, 0, None, "::1", 7000, ""),
+            id="by hand",
+        ),
+    ],
+)
+def test_each_launcher_is_understood(environ: dict[str, str], expected: LaunchEnvironment) -> None:
+    assert discover(environ, parent=PARENT) == expected
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"RANK": "", "WORLD_SIZE": " "}, id="set to nothing"),
+        pytest.param(SLURM | {"SLURM_JOB_NAME": "bash"}, id="slurm bash"),
+        pytest.param(SLURM | {"SLURM_JOB_NAME": "interactive"}, id="slurm interactive"),
+        pytest.param({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, id="slurm batch script"),
+        pytest.param({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, id="some pod"),
+        pytest.param({"MASTER_ADDR": "node1", "MANYHANDS_RENDEZVOUS": "node1:1"}, id="an address alone"),
+    ],
+)
+def test_plain_python_is_no_launch(environ: dict[str, str]) -> None:
+    environ = {name: value for name, value in environ.items() if not name.startswith("PMI_")}
+    assert discover(environ, parent=PARENT) is None
+
+
+def test_overrides_win_over_a_launcher() -> None:
+    environ = SLURM | {"MANYHANDS_RANK": "0", "MANYHANDS_WORLD_SIZE": "2", "MANYHANDS_RENDEZVOUS": "other:7000"}
+    found = discover(environ)
+    assert found is not None
+    assert (found.launcher, found.rank, found.world_size, found.host, found.port) == ("slurm", 0, 2, "other", 7000)
+
+
+def test_an_override_makes_a_bad_variable_harmless() -> None:
+    found = discover(TORCHRUN | {"RANK": "abc", "MANYHANDS_RANK": "0"})
+    assert found is not None
+    assert found.rank == 0
+
+
+def test_what_runs_inside_an_allocation_hides_the_scheduler() -> None:
+    for inner, name in ((TORCHRUN, "torchrun"), (OPEN_MPI_4, "openmpi"), (HYDRA, "mpich"), (MVAPICH, "mvapich")):
+        found = discover(SLURM | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"} | inner, parent=PARENT)
+        assert found is not None
+        assert found.launcher == name
+        assert found.world_size == int(next(value for key, value in inner.items() if key.endswith("SIZE")))
+
+
+def test_torchrun_s_own_store_keeps_its_port() -> None:
+    for port in (29500, 61440, 65535):
+        found = discover(TORCHRUN | {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
+        assert found is not None
+        assert found.port not in {port, None}
+        assert found == discover(TORCHRUN | {"RANK": "5", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
+def test_open_mpi_on_one_host_meets_on_loopback() -> None:
+    ports = set()
+    for version in (OPEN_MPI_4, OPEN_MPI_5):
+        found = discover(version | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, parent=PARENT)
+        assert found is not None
+        assert found.host == "127.0.0.1"
+        ports.add(found.port)
+    assert len(ports) == 2
+
+
+def test_open_mpi_over_ipv6() -> None:
+    uri = "1314521088.0;tcp6://[fe80::b9b:ac5d:9cf0:b858,2620:10d:c083:150e::3000:2]:43370"
+    found = discover(OPEN_MPI_4 | {"OMPI_MCA_orte_hnp_uri": uri})
+    assert found is not None
+    assert found.host == "fe80::b9b:ac5d:9cf0:b858"
+
+
+def test_a_named_host_without_a_port_means_29500() -> None:
+    environ = {name: value for name, value in TORCHRUN.items() if name != "MASTER_PORT"}
+    found = discover(environ)
+    assert found is not None
+    assert found.port == 29500
+
+
+def test_master_addr_serves_where_the_launcher_tells_no_address() -> None:
+    several = HYDRA | {"MPI_LOCALNRANKS": "2", "MASTER_ADDR": "node7", "MASTER_PORT": "1234"}
+    found = discover(several, parent=PARENT)
+    assert found is not None
+    assert (found.host, found.port) == ("node7", 1234)
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "0", "WORLD_SIZE": "1"}, {"PMI_RANK": "0", "PMI_SIZE": "1"}])
+def test_a_world_of_one_needs_no_address(variables: dict[str, str]) -> None:
+    found = discover(variables)
+    assert found is not None
+    assert (found.rank, found.world_size, found.host, found.port) == (0, 1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        pytest.param(TORCHRUN | {"RANK": "abc"}, ["RANK", "'abc'"], id="no number"),
+        pytest.param(TORCHRUN | {"RANK": "-1"}, ["RANK", "'-1'"], id="negative"),
+        pytest.param(TORCHRUN | {"RANK": "8"}, ["RANK=8", "WORLD_SIZE=8", "7"], id="too large"),
+        pytest.param(TORCHRUN | {"WORLD_SIZE": "0"}, ["WORLD_SIZE=0"], id="empty world"),
+        pytest.param(TORCHRUN | {"MASTER_PORT": "70000"}, ["MASTER_PORT", "70000", "65535"], id="port too large"),
+        pytest.param(TORCHRUN | {"LOCAL_RANK": "x"}, ["LOCAL_RANK", "'x'"], id="local rank"),
+        pytest.param({"RANK": "1"}, ["RANK=1", "WORLD_SIZE", "unset RANK"], id="rank alone"),
+        pytest.param({"WORLD_SIZE": "4"}, ["WORLD_SIZE=4", "set RANK"], id="world size alone"),
+        pytest.param({"MANYHANDS_RANK": "0"}, ["MANYHANDS_RANK=0", "MANYHANDS_WORLD_SIZE"], id="override alone"),
+        pytest.param({"MANYHANDS_WORLD_SIZE": "2"}, ["MANYHANDS_WORLD_SIZE=2", "MANYHANDS_RANK"], id="override size alone"),
+        pytest.param({"OMPI_COMM_WORLD_RANK": "1"}, ["OMPI_COMM_WORLD_SIZE"], id="half of open mpi"),
+        pytest.param(
+            {"JOB_COMPLETION_INDEX": "1", "KUBERNETES_SERVICE_HOST": "h"},
+            ["WORLD_SIZE or MANYHANDS_WORLD_SIZE"],
+            id="kubernetes without size",
+        ),
+        pytest.param(SLURM | {"SLURM_STEP_NODELIST": "node[1-"}, ["node[1-", "MANYHANDS_RENDEZVOUS"], id="hostlist"),
+        pytest.param(TORCHRUN | {"MANYHANDS_RENDEZVOUS": "nowhere"}, ["MANYHANDS_RENDEZVOUS", "nowhere"], id="rendezvous"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(environ: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        discover(environ)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        pytest.param(HYDRA | {"MPI_LOCALNRANKS": "2"}, id="mpich"),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "2"}, id="torchrun"),
+        pytest.param({k: v for k, v in KUBERNETES.items() if k != "MASTER_ADDR"}, id="kubernetes"),
+        pytest.param({"MANYHANDS_RANK": "0", "MANYHANDS_WORLD_SIZE": "2"}, id="by hand"),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, id="one host, no port"),
+    ],
+)
+def test_several_ranks_without_an_address_are_told_what_to_set(environ: dict[str, str]) -> None:
+    with pytest.raises(RendezvousError, match=r"set MANYHANDS_RENDEZVOUS=host:port .*MASTER_ADDR"):
+        discover(environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node1:29500", ("node1", 29500)),
+        ("127.0.0.1:1", ("127.0.0.1", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("[fe80::1%eth0]:80", ("fe80::1%eth0", 80)),
+    ],
+)
+def test_addresses(text: str, expected: tuple[str, int]) -> None:
+    assert parse_address(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "node1", "node1:", ":29500", "::1:29500", "node1:0", "node1:65536", "node1:1x", "a b:1", "[]:1"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_address(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node1", ["node1"]),
+        ("node1,gpu3", ["node1", "gpu3"]),
+        ("node[001-004,007],gpu3", ["node001", "node002", "node003", "node004", "node007", "gpu3"]),
+        ("rack[1-2]n[08-10]-ib", [f"rack{r}n{n}-ib" for r in (1, 2) for n in ("08", "09", "10")]),
+        ("n[9-11]", ["n9", "n10", "n11"]),
+    ],
+)
+def test_hostlists(text: str, expected: list[str]) -> None:
+    assert list(expand_hostlist(text)) == expected
+
+
+def test_a_long_hostlist_is_not_written_out() -> None:
+    assert list(islice(expand_hostlist("n[1-9999999999]x[1-9999999999]"), 2)) == ["n1x1", "n1x2"]
+
+
+@pytest.mark.parametrize("text", ["", "a,", ",a", "a,,b", "a[", "a]", "a[]", "a[2-1]", "a[x]", "a[1-2", "a[[1]]"])
+def test_what_is_no_hostlist_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        list(expand_hostlist(text))
+
+
+@given(st.lists(st.integers(0, 9999), min_size=1, max_size=20))
+def test_a_hostlist_of_numbers_names_each_of_them(numbers: list[int]) -> None:
+    text = f"node[{','.join(f'{number:04}' for number in numbers)}]"
+    assert list(expand_hostlist(text)) == [f"node{number:04}" for number in numbers]
+
+
+def test_tasks_per_node() -> None:
+    assert [tasks_of_node("4(x2),3", node) for node in range(4)] == [4, 4, 3, None]
+    assert tasks_of_node("", 0) is None
+
+
+def test_hosts_of_lsf() -> None:
+    assert hosts_of_lsf("batch1 1 h1 42 h2 42") == ["h1", "h2"]
+    assert hosts_of_lsf("h1 1 h2 1") == ["h1", "h2"]
+    assert hosts_of_lsf("h1 4") == ["h1"]
+    assert hosts_of_lsf("") == []

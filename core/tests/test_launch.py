@@ -1,0 +1,557 @@
+"""The launcher, with real processes: what ranks get, what the user sees, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError, UsageError
+from manyhands.launch.job import Job, arrange_meeting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DRIVER = """
+import json, signal, sys
+# A test run in the background may ignore SIGINT, and programs inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from manyhands.launch import processes
+from manyhands.launch.job import Job
+given = json.loads(sys.argv[1])
+processes._END_S = given.pop("end_s")
+given["args"] = tuple(given.get("args", ()))
+sys.exit(processes.run_job(Job(**given)))
+"""
+
+WATCHED = """
+import os, signal, subprocess, sys, time
+def report(fifo):
+    pipe = os.open(fifo, os.O_WRONLY)
+    os.write(pipe, b"%d\\n" % os.getpid())
+"""
+
+
+started: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    """End the launchers of a test that failed; their guards end the rest."""
+    yield
+    while started:
+        with started.pop() as process:
+            process.kill()
+
+
+def environment(**variables: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MANYHANDS_", "SLURM_", "PMI"))}
+    return clean | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | variables
+
+
+def start(
+    directory: Path, script: str, *, end_s: float = 3.0, environ: dict[str, str] | None = None, **job: Any
+) -> subprocess.Popen[str]:
+    """Start a launcher for ``script``; ``job`` is what `Job` takes."""
+    path = directory / "program.py"
+    path.write_text(textwrap.dedent(script))
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, json.dumps({"target": str(path), "end_s": end_s, **job})],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=directory,
+        env=environment(**(environ or {})),
+        text=True,
+        errors="surrogateescape",
+        # The bytes as they are: no newline is translated.
+        encoding="ascii",
+    )
+    started.append(process)
+    return process
+
+
+def launch(directory: Path, script: str, *, typed: str = "", **job: Any) -> subprocess.CompletedProcess[str]:
+    process = start(directory, script, **job)
+    out, err = process.communicate(typed, timeout=30)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+class Watch:
+    """A named pipe that every process of a job opens and holds: its end means that all of them are gone."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "alive"
+        os.mkfifo(self.path)
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def wait_for(self, processes: int) -> list[int]:
+        """Return the ids of that many processes once all of them run."""
+        text = b""
+        while text.count(b"\n") < processes:
+            text += self._read()
+        return [int(word) for word in text.split()]
+
+    def assert_all_gone(self) -> None:
+        assert self._read() == b""
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _read(self) -> bytes:
+        assert select.select([self._fd], [], [], 10)[0], "a process is still there after 10 s"
+        return os.read(self._fd, 4096)
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    watched = Watch(tmp_path)
+    yield watched
+    watched.close()
+
+
+# ------------------------------------------------------------------ what ranks get
+
+
+def test_each_rank_gets_torchruns_variables(tmp_path: Path) -> None:
+    script = """
+        import json, os, sys
+        names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MANYHANDS_LAUNCHED", "MY_OWN"]
+        others = ["MASTER_PORT", "MANYHANDS_SECRET", "TORCHELASTIC_RUN_ID"]
+        print(json.dumps([{n: os.environ[n] for n in names}, [os.environ[n] for n in others],
+                          "MANYHANDS_RENDEZVOUS_FD" in os.environ, "MANYHANDS_RANK" in os.environ]))
+    """
+    done = launch(tmp_path, script, ranks=3, environ={"MANYHANDS_RANK": "7", "MY_OWN": "x"}, prefix=False)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    seen = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda one: str(one[0]["RANK"]))
+    for rank, (variables, _, has_socket, misled) in enumerate(seen):
+        assert variables == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "3",
+            "LOCAL_WORLD_SIZE": "3",
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MANYHANDS_LAUNCHED": "1",
+            "MY_OWN": "x",
+        }
+        assert has_socket == (rank == 0)
+        assert not misled
+    shared = {tuple(others) for _, others, _, _ in seen}
+    assert len(shared) == 1
+    port, secret, _ = shared.pop()
+    assert 0 < int(port) < 65536
+    assert len(bytes.fromhex(secret)) == 32
+
+
+def test_a_secret_that_is_set_is_kept(tmp_path: Path) -> None:
+    script = "import os; print(os.environ['MANYHANDS_SECRET'])"
+    done = launch(tmp_path, script, environ={"MANYHANDS_SECRET": "mine"}, prefix=False)
+    assert done.stdout == "mine\n"
+
+
+MEET = """
+    import os, socket
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == 0:
+        listener = socket.socket(fileno=int(os.environ["MANYHANDS_RENDEZVOUS_FD"]))
+        assert listener.getsockname()[1] == address[1]
+        heard = []
+        for _ in range(size - 1):
+            peer, _ = listener.accept()
+            with peer:
+                heard.append(int.from_bytes(peer.recv(1)))
+        print("heard", sorted(heard))
+    else:
+        for _ in range(200):  # on another host, rank 0 may not be there yet
+            try:
+                with socket.create_connection(address, timeout=10) as link:
+                    link.send(bytes([rank]))
+                break
+            except ConnectionRefusedError:
+                __import__("time").sleep(0.05)
+"""
+
+
+def test_rank_0_gets_the_socket_to_which_the_others_connect(tmp_path: Path) -> None:
+    done = launch(tmp_path, MEET, ranks=4)
+    assert done.stderr == ""
+    assert (done.returncode, done.stdout) == (0, "[0] heard [1, 2, 3]\n")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_two_hosts_make_one_world(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {
+        "ranks": 2,
+        "nodes": 2,
+        "rendezvous": f"127.0.0.1:{free_port()}",
+        "environ": {"MANYHANDS_SECRET": "s"},
+    }
+    directories = [tmp_path / "a", tmp_path / "b"]
+    for directory in directories:
+        directory.mkdir()
+    script = (
+        MEET
+        + """
+    print(os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], os.environ["TORCHELASTIC_RUN_ID"])
+    """
+    )
+    hosts = [start(directory, script, node_rank=number, **shared) for number, directory in enumerate(directories)]
+    outputs = [host.communicate(timeout=30) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], outputs
+    job = f"manyhands-{shared['rendezvous']}"
+    assert sorted(outputs[0][0].splitlines()) == [f"[0] 0 0 {job}", "[0] heard [1, 2, 3]", f"[1] 1 0 {job}"]
+    assert sorted(outputs[1][0].splitlines()) == [f"[2] 0 1 {job}", f"[3] 1 1 {job}"]
+
+
+def test_arguments_reach_the_script_untouched(tmp_path: Path) -> None:
+    args = ["-n", "3", "--help", "", "a b", "--", "*"]
+    done = launch(tmp_path, "import sys; print(sys.argv[1:])", args=args)
+    assert done.stdout == f"[0] {args}\n"
+
+
+def test_a_module_runs_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "inside.py").write_text("import sys; print(__name__, __spec__.name, sys.argv[1:])")
+    done = launch(tmp_path, "", target="package.inside", is_module=True, args=["x"])
+    assert (done.returncode, done.stdout) == (0, "[0] __main__ package.inside ['x']\n")
+
+
+def test_only_a_world_of_one_reads_what_is_typed(tmp_path: Path) -> None:
+    script = "import sys; print(repr(sys.stdin.read()))"
+    assert sorted(launch(tmp_path, script, ranks=2, typed="you").stdout.splitlines()) == ["[0] ''", "[1] ''"]
+    assert launch(tmp_path, script, ranks=1, typed="you").stdout == "[0] 'you'\n"
+
+
+# ------------------------------------------------------------------ output
+
+
+def test_lines_of_ranks_never_mix(tmp_path: Path) -> None:
+    script = """
+        import os, sys
+        rank = os.environ["RANK"]
+        for number in range(2000):
+            sys.stdout.write(f"{rank} {number} "); sys.stdout.write("x" * 50); sys.stdout.write("\\n")
+    """
+    done = launch(tmp_path, script, ranks=3)
+    lines = done.stdout.splitlines()
+    for rank in range(3):
+        own = [line for line in lines if line.startswith(f"[{rank}]")]
+        assert own == [f"[{rank}] {rank} {number} " + "x" * 50 for number in range(2000)]
+    assert len(lines) == 6000
+
+
+def test_prefixes_are_as_wide_as_the_largest_rank(tmp_path: Path) -> None:
+    done = launch(tmp_path, "print('x')", ranks=11)
+    assert sorted(done.stdout.splitlines()) == sorted([f"[{rank:>2}] x" for rank in range(11)])
+
+
+def test_ten_mebibytes_from_each_rank_and_each_stream_pass(tmp_path: Path) -> None:
+    script = """
+        import os, sys
+        block = (b"y" * 1023 + b"\\n") * 1024
+        for _ in range(5):
+            sys.stdout.buffer.write(block); sys.stderr.buffer.write(block)
+    """
+    done = launch(tmp_path, script, ranks=2)
+    for text in (done.stdout, done.stderr):
+        assert len(text) == 2 * 5 * 1024 * (1024 + len("[0] "))
+        assert set(text.splitlines()) == {f"[{rank}] " + "y" * 1023 for rank in range(2)}
+
+
+def test_a_last_line_without_newline_is_ended(tmp_path: Path) -> None:
+    done = launch(tmp_path, "import sys; sys.stdout.write('a\\nb')")
+    assert done.stdout == "[0] a\n[0] b\n"
+
+
+def test_without_prefix_bytes_pass_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text("import sys; sys.stdout.buffer.write(bytes(range(256)) * 300)")
+    given = json.dumps({"target": str(path), "end_s": 1.0, "prefix": False})
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, given], env=environment(), capture_output=True, timeout=30, check=False
+    )
+    assert done.stdout == bytes(range(256)) * 300
+
+
+def test_output_appears_while_the_rank_still_runs(tmp_path: Path) -> None:
+    process = start(tmp_path, "print('first'); import signal; signal.pause()", ranks=2)
+    assert process.stdout is not None
+    assert {process.stdout.readline(), process.stdout.readline()} == {"[0] first\n", "[1] first\n"}
+    process.terminate()
+    process.communicate(timeout=30)
+
+
+def test_when_nobody_reads_any_more_the_job_ends(tmp_path: Path, watch: Watch) -> None:
+    script = WATCHED + "report(sys.argv[1])\nwhile True: print('y' * 1000)"
+    process = start(tmp_path, script, ranks=2, args=[str(watch.path)])
+    watch.wait_for(2)
+    assert process.stdout is not None
+    process.stdout.close()
+    with process:
+        assert process.wait(timeout=30) == 128 + signal.SIGPIPE
+    watch.assert_all_gone()
+
+
+# ------------------------------------------------------------------ failure
+
+
+def test_the_first_failing_rank_gives_the_exit_code_and_the_last_words(tmp_path: Path) -> None:
+    script = """
+        import os, signal, sys
+        if os.environ["RANK"] == "1":
+            def deep():
+                raise KeyError("the cause")
+            try:
+                deep()
+            except KeyError as error:
+                raise ValueError("bad shard") from error
+        signal.pause()
+    """
+    done = launch(tmp_path, script, ranks=3)
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("-" * 80) :]
+    assert report.splitlines()[1:4] == [
+        "manyhands run: rank 1 failed first: exit code 1",
+        "manyhands run: ranks 0 and 2 were ended because of it",
+        "manyhands run: the error of rank 1:",
+    ]
+    assert report.count("Traceback (most recent call last):") == 2
+    assert report.splitlines()[4] == "Traceback (most recent call last):"
+    assert "KeyError: 'the cause'" in report
+    assert done.stderr.endswith("\nValueError: bad shard\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "how"),
+    [
+        ("sys.exit(7)", 7, "exit code 7"),
+        ("os._exit(3)", 3, "exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "killed by SIGSEGV"),
+    ],
+)
+def test_how_a_rank_ended_is_told(tmp_path: Path, end: str, code: int, how: str) -> None:
+    script = f"""
+        import os, signal, sys
+        if os.environ["RANK"] == "0":
+            print("last words", file=sys.stderr)
+            {end}
+    """
+    done = launch(tmp_path, script, ranks=2)
+    assert done.returncode == code
+    assert f"manyhands run: rank 0 failed first: {how}\n" in done.stderr
+    assert done.stderr.endswith("last that it wrote to its standard error:\nlast words\n")
+
+
+def test_a_rank_that_only_heard_of_a_failure_is_not_blamed(tmp_path: Path) -> None:
+    # Rank 0 hears that rank 1 is lost, and is gone before rank 1 has ended itself.
+    script = """
+        import os, sys
+        from manyhands.errors import PeerLostError
+        from manyhands.launch.error_file import install
+        install(int(os.environ["RANK"]))
+        rank, fifo = int(os.environ["RANK"]), sys.argv[1]
+        if rank == 0:
+            writer = open(fifo, "w")
+            raise PeerLostError("rank 1 died", rank=0, peer=1)
+        open(fifo).read()  # until rank 0's process has ended
+        raise RuntimeError("the cause")
+    """
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    done = launch(tmp_path, script, ranks=2, args=[str(fifo)])
+    assert done.returncode == 1
+    assert "manyhands run: rank 1 failed first: exit code 1\nmanyhands run: rank 0 failed after it\n" in done.stderr
+    assert done.stderr.endswith("RuntimeError: the cause\n")
+
+
+def test_one_ranks_end_without_error_does_not_end_the_others(tmp_path: Path) -> None:
+    script = """
+        import os, sys
+        if os.environ["RANK"] == "0":
+            held = open(sys.argv[1], "w")
+            raise SystemExit(0)
+        open(sys.argv[1]).read()
+        print("still here")
+    """
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    done = launch(tmp_path, script, ranks=2, args=[str(fifo)])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1] still here\n", "")
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path, watch: Watch) -> None:
+    script = WATCHED + textwrap.dedent("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        report(sys.argv[1])
+        if os.environ["RANK"] == "1":
+            sys.exit(5)
+        while True:
+            signal.pause()
+    """)
+    done = launch(tmp_path, script, ranks=2, args=[str(watch.path)], end_s=0.2)
+    assert done.returncode == 5
+    assert "manyhands run: rank 0 was ended because of it" in done.stderr
+    watch.wait_for(2)
+    watch.assert_all_gone()
+
+
+def test_error_files_are_gone_afterwards(tmp_path: Path) -> None:
+    script = """
+        import os
+        from manyhands.launch.error_file import install
+        install(0)
+        print(os.environ["MANYHANDS_ERROR_FILE"])
+        raise ValueError
+    """
+    done = launch(tmp_path, script, prefix=False)
+    assert not Path(done.stdout.strip()).parent.exists()
+    assert Path(done.stdout.strip()).parent.parent.exists()
+
+
+# ------------------------------------------------------------------ signals
+
+WITH_CHILDREN = WATCHED + textwrap.dedent("""
+    code = "import os, sys, signal; p = os.open(sys.argv[1], os.O_WRONLY); os.write(p, b'%d\\\\n' % os.getpid()); signal.pause()"
+    subprocess.Popen([sys.executable, "-c", code, sys.argv[1]])
+    report(sys.argv[1])
+    while True:
+        signal.pause()
+""")
+
+STUBBORN = WATCHED + textwrap.dedent("""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: print(signal.Signals(number).name))
+    report(sys.argv[1])
+    while True:
+        signal.pause()
+""")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_leaves_nothing(tmp_path: Path, watch: Watch, number: signal.Signals) -> None:
+    process = start(tmp_path, WITH_CHILDREN, ranks=2, args=[str(watch.path)])
+    watch.wait_for(4)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert err.endswith(f"manyhands run: ended by {number.name}\n")
+    watch.assert_all_gone()
+
+
+def test_a_signal_is_passed_on_once_and_then_the_ranks_are_killed(tmp_path: Path, watch: Watch) -> None:
+    process = start(tmp_path, STUBBORN, ranks=2, args=[str(watch.path)], end_s=0.5)
+    watch.wait_for(2)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert sorted(out.splitlines()) == ["[0] SIGTERM", "[1] SIGTERM"]
+    watch.assert_all_gone()
+
+
+def test_a_second_ctrl_c_kills_at_once(tmp_path: Path, watch: Watch) -> None:
+    process = start(tmp_path, STUBBORN, ranks=2, args=[str(watch.path)], end_s=3600.0)
+    watch.wait_for(2)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert sorted([process.stdout.readline(), process.stdout.readline()]) == ["[0] SIGINT\n", "[1] SIGINT\n"]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    watch.assert_all_gone()
+
+
+def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path, watch: Watch) -> None:
+    process = start(tmp_path, WITH_CHILDREN, ranks=2, args=[str(watch.path)])
+    watch.wait_for(4)
+    process.kill()
+    process.communicate(timeout=30)
+    watch.assert_all_gone()
+
+
+def test_what_a_rank_leaves_running_ends_with_it(tmp_path: Path, watch: Watch) -> None:
+    script = WATCHED + textwrap.dedent("""
+        if sys.argv[2:]:
+            report(sys.argv[1])
+            print("ready")
+            signal.pause()
+        child = subprocess.Popen([sys.executable, __file__, sys.argv[1], "child"], stdout=subprocess.PIPE)
+        child.stdout.readline()
+    """)
+    done = launch(tmp_path, script, args=[str(watch.path)])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    watch.wait_for(1)
+    watch.assert_all_gone()
+
+
+# ------------------------------------------------------------------ what is refused before anything starts
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "words"),
+    [
+        ({"target": "missing.py"}, UsageError, "no script 'missing.py'"),
+        ({"target": "numpy_"}, UsageError, "give -m"),
+        ({"target": "no_such_module_here.inside", "is_module": True}, UsageError, "'no_such_module_here'"),
+        ({"ranks": 0}, InvalidWorldSizeError, "-n 0"),
+        ({"nodes": 0}, InvalidWorldSizeError, "--nnodes 0"),
+        ({"nodes": 2, "node_rank": 2, "rendezvous": "h:1"}, InvalidRankError, "--node-rank 2"),
+        ({"nodes": 2}, ConfigError, "--rendezvous host:port"),
+        ({"nodes": 2, "rendezvous": "h:1"}, ConfigError, "MANYHANDS_SECRET"),
+        ({"rendezvous": "nowhere"}, ConfigError, "'nowhere'"),
+    ],
+)
+def test_what_cannot_run_is_refused(job: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error) as caught:
+        Job(**{"target": __file__} | job).validate({})
+    assert words in str(caught.value)
+
+
+def test_a_directory_needs_a_main(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"__main__\.py"):
+        Job(str(tmp_path)).validate({})
+    (tmp_path / "__main__.py").write_text("")
+    Job(str(tmp_path)).validate({})
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RendezvousError, match=f"port {port} of 127.0.0.1 is in use .*--rendezvous"):
+            arrange_meeting(Job("x", rendezvous=f"127.0.0.1:{port}"), {})
+
+
+def test_an_address_of_another_host_is_named() -> None:
+    with pytest.raises(RendezvousError, match=r"192\.0\.2\.1 is no address of this host"):
+        arrange_meeting(Job("x", rendezvous="192.0.2.1:29500"), {})
+
+
+def test_an_address_of_one_host_is_bound_as_given() -> None:
+    port = free_port()
+    meeting = arrange_meeting(Job("x", rendezvous=f"127.0.0.1:{port}"), {})
+    assert meeting.listener is not None
+    with meeting.listener:
+        assert meeting.listener.getsockname() == ("127.0.0.1", port)
+    assert (meeting.host, meeting.port) == ("127.0.0.1", port)
+
+
+def test_only_the_first_host_binds() -> None:
+    assert arrange_meeting(Job("x", nodes=2, node_rank=1, rendezvous="192.0.2.1:29500"), {}).listener is None

@@ -1,0 +1,158 @@
+"""``manyhands run``: what belongs to it and what to the script, who starts the ranks, and what is refused first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from manyhands.backend import BackendSpec, LaunchRequest
+from manyhands.cli.run import CONTEXT_SETTINGS, run
+from manyhands.errors import BackendUnavailableError, ConfigError, ManyHandsError, UsageError
+from manyhands.hookspecs import hookimpl
+from manyhands.launch import processes, resolve
+from manyhands.launch.job import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from manyhands.plugins import PluginManager
+
+requests: list[LaunchRequest] = []
+
+
+def launcher_of_threads(request: LaunchRequest) -> int:
+    """Stand in for a backend that starts its ranks itself."""
+    requests.append(request)
+    return 9
+
+
+class Plugin:
+    @hookimpl
+    def manyhands_register_backends(self) -> list[BackendSpec]:
+        return [
+            BackendSpec("wires", "processes", factory="os:getcwd", auto_priority=1),
+            BackendSpec("threads", "threads", factory="os:getcwd", launcher=f"{__name__}:launcher_of_threads"),
+            BackendSpec("broken", "never", factory="os:getcwd", probe=lambda: "no such card", install="pip install card"),
+        ]
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager.register(Plugin(), "for tests")
+    monkeypatch.setattr(resolve, "get_plugin_manager", lambda: manager)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("")
+    for name in ("MANYHANDS_SECRET", "MANYHANDS_BACKEND", "MANYHANDS_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    requests.clear()
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Job, dict[str, str]]]:
+    """The jobs that would have been started; each ends with the exit code 4."""
+    started: list[tuple[Job, dict[str, str]]] = []
+
+    def run_job(job: Job, environ: dict[str, str]) -> int:
+        started.append((job, environ))
+        return 4
+
+    monkeypatch.setattr(processes, "run_job", run_job)
+    return started
+
+
+def call(*words: str) -> int:
+    app = typer.Typer()
+    app.command("run", context_settings=CONTEXT_SETTINGS)(run)
+    app.callback()(lambda: None)
+    result = CliRunner().invoke(app, ["run", *words])
+    if isinstance(result.exception, ManyHandsError):
+        raise result.exception
+    return result.exit_code
+
+
+def test_the_exit_code_is_that_of_the_job(jobs: list[Any]) -> None:
+    assert call("-n", "3", "script.py") == 4
+    assert jobs[0][0] == Job("script.py", ranks=3)
+
+
+def test_what_follows_the_script_is_its_own(jobs: list[Any]) -> None:
+    words = ["-n", "7", "--help", "-m", "--", "--backend=x", "y"]
+    call("-n", "2", "script.py", *words)
+    assert jobs[0][0].args == tuple(words)
+    assert jobs[0][0].ranks == 2
+
+
+def test_a_module_and_its_arguments(jobs: list[Any]) -> None:
+    call("-n", "2", "-m", "json.tool", "--help")
+    assert (jobs[0][0].target, jobs[0][0].is_module, jobs[0][0].args) == ("json.tool", True, ("--help",))
+
+
+def test_the_choices_reach_the_ranks(jobs: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text("timeout_s = 5\n")
+    call("--backend", "wires", "--config", "my.toml", "--no-prefix", "script.py")
+    job, _ = jobs[0]
+    assert job.environ == {"MANYHANDS_BACKEND": "wires", "MANYHANDS_CONFIG": str(tmp_path / "my.toml")}
+    assert not job.prefix
+
+
+def test_several_hosts(jobs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYHANDS_SECRET", "s")
+    call("-n", "4", "--nnodes", "2", "--node-rank", "1", "--rendezvous", "node1:29500", "script.py")
+    assert jobs[0][0] == Job("script.py", ranks=4, nodes=2, node_rank=1, rendezvous="node1:29500")
+
+
+def test_address_and_secret_of_several_hosts_may_come_from_the_config(jobs: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hush\n")
+    (tmp_path / "manyhands.toml").write_text('[rendezvous]\naddress = "node1:29500"\nsecret_file = "secret"\n')
+    call("--nnodes", "2", "script.py")
+    job, environ = jobs[0]
+    assert job.rendezvous == "node1:29500"
+    assert environ["MANYHANDS_SECRET"] == "hush"
+
+
+@pytest.mark.parametrize("chosen_by", ["argument", "file", "variable"])
+def test_a_backend_may_start_its_ranks_itself(
+    jobs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen_by: str
+) -> None:
+    words: list[str] = []
+    if chosen_by == "argument":
+        words = ["--backend", "threads"]
+    elif chosen_by == "file":
+        (tmp_path / "manyhands.toml").write_text('backend = "threads"\n')
+    else:
+        monkeypatch.setenv("MANYHANDS_BACKEND", "threads")
+    assert call("-n", "3", *words, "script.py", "a", "-b") == 9
+    given = {"MANYHANDS_BACKEND": "threads"} if words else {}
+    assert requests == [LaunchRequest("script.py", False, ("a", "-b"), 3, "threads", given, True)]
+    assert jobs == []
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (["missing.py"], UsageError, "missing.py"),
+        (["-n", "0", "script.py"], UsageError, "-n 0"),
+        (["--backend", "wirse", "script.py"], ManyHandsError, "wires"),
+        (["--backend", "broken", "script.py"], BackendUnavailableError, "no such card; try: pip install card"),
+        (["--config", "no.toml", "script.py"], ConfigError, "no.toml"),
+        (["--nnodes", "2", "--rendezvous", "h:1", "script.py"], ConfigError, "MANYHANDS_SECRET"),
+        (["--backend", "threads", "--rendezvous", "h:1", "script.py"], UsageError, "'threads'"),
+        (["--backend", "threads", "missing.py"], UsageError, "missing.py"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(
+    jobs: list[Any], words: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        call(*words)
+    assert message in str(caught.value)
+    assert jobs == []
+    assert requests == []
+
+
+def test_a_mistyped_option_is_no_script(jobs: list[Any]) -> None:
+    assert call("--bakend", "wires", "script.py") == 2
+    assert jobs == []

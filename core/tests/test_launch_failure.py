@@ -1,0 +1,165 @@
+"""Which rank is blamed, what is said about it, and how a rank leaves word of its error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from manyhands.errors import AbortedError, DeadlineError, PeerLostError
+from manyhands.launch import error_file
+from manyhands.launch.error_file import ErrorRecord
+from manyhands.launch.failure import Failure, exit_code, primary, report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def failure(
+    rank: int, at: float, *, secondary: bool | None = None, time: float = 0.0, code: int = 1, stderr: str = ""
+) -> Failure:
+    record = None if secondary is None else ErrorRecord(rank, "E", "m", f"trace of {rank}\n", time, secondary)
+    return Failure(rank, code, at, record, stderr)
+
+
+def test_the_earliest_is_blamed() -> None:
+    assert primary([failure(0, 2.0), failure(1, 1.0)]).rank == 1
+
+
+def test_a_consequence_is_not_blamed_however_early() -> None:
+    assert primary([failure(0, 1.0, secondary=True, time=1.0), failure(1, 2.0)]).rank == 1
+    assert primary([failure(0, 1.0, secondary=True, time=1.0), failure(1, 2.0, secondary=False, time=1.9)]).rank == 1
+
+
+def test_the_time_of_the_error_counts_more_than_that_of_the_exit() -> None:
+    slow_exit, quick_exit = failure(0, 9.0, secondary=False, time=1.0), failure(1, 3.0, secondary=False, time=2.0)
+    assert primary([slow_exit, quick_exit]).rank == 0
+
+
+def test_consequences_alone_blame_the_earliest_and_say_so() -> None:
+    first = primary([failure(0, 5.0, secondary=True, time=4.0), failure(1, 5.0, secondary=True, time=3.0)])
+    assert first.rank == 1
+    assert report(first, [0], []).startswith("manyhands run: rank 1 failed because another rank did: exit code 1\n")
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
+def test_the_exit_code_of_a_signal_is_that_of_shells(code: int, expected: int) -> None:
+    assert exit_code(code) == expected
+
+
+def test_the_traceback_of_the_error_file_is_last() -> None:
+    text = report(failure(2, 1.0, secondary=False), [0, 1], [3])
+    assert text == (
+        "manyhands run: rank 2 failed first: exit code 1\n"
+        "manyhands run: ranks 0 and 1 failed after it\n"
+        "manyhands run: rank 3 was ended because of it\n"
+        "manyhands run: the error of rank 2:\n"
+        "trace of 2\n"
+    )
+
+
+CHAIN = """Traceback (most recent call last):
+  File "a"
+KeyError: 1
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "b"
+ValueError: 2
+"""
+
+
+def test_without_an_error_file_the_last_traceback_of_stderr_is_shown() -> None:
+    old = "Traceback (most recent call last):\n  File 'x'\nOldError: handled and printed\nnoise\n"
+    assert report(failure(0, 1.0, stderr=old + CHAIN), [], []).endswith(f"the error of rank 0:\n{CHAIN}")
+
+
+def test_silence_is_told() -> None:
+    text = report(failure(0, 1.0, code=-9), [], [])
+    assert "rank 0 failed first: killed by SIGKILL\n" in text
+    assert text.endswith("rank 0 left no traceback, and wrote nothing to its standard error\n")
+
+
+def test_many_ranks_are_counted() -> None:
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 5 more failed after it" in report(failure(0, 1.0), range(1, 16), [])
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "rank-1.json"
+    monkeypatch.setenv("MANYHANDS_ERROR_FILE", str(path))
+    monkeypatch.setattr(sys, "excepthook", lambda *args: None)
+    return path
+
+
+def end_with(error: BaseException) -> None:
+    """Do what Python does when an error reaches the top."""
+    try:
+        raise error
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+
+
+def test_an_error_is_written_for_the_launcher(told: Path) -> None:
+    error_file.install(1)
+    end_with(ValueError("bad"))
+    record = error_file.read(told)
+    assert record is not None
+    assert (record.rank, record.type, record.message, record.secondary) == (1, "ValueError", "bad", False)
+    assert record.traceback.startswith("Traceback (most recent call last):\n")
+    assert record.traceback.endswith("ValueError: bad\n")
+    assert [path.name for path in told.parent.iterdir()] == ["rank-1.json"]
+
+
+@pytest.mark.parametrize(
+    ("error", "secondary"),
+    [
+        (PeerLostError("m", rank=1, peer=0), True),
+        (PeerLostError("m", rank=1, peer=1), False),
+        (DeadlineError("m"), False),
+        (AbortedError("m"), True),
+    ],
+)
+def test_what_others_caused_is_marked(told: Path, error: Exception, secondary: bool) -> None:
+    error_file.install(1)
+    end_with(error)
+    record = error_file.read(told)
+    assert record is not None
+    assert record.secondary is secondary
+    assert record.type == f"manyhands.errors.{type(error).__name__}"
+
+
+def test_the_hook_that_was_there_is_called_once(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: calls.append(kind))
+    error_file.install(0)
+    error_file.install(5)
+    end_with(ValueError("bad"))
+    assert calls == [ValueError]
+    assert json.loads(told.read_text())["rank"] == 5
+
+
+def test_a_file_that_cannot_be_written_hides_nothing(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: calls.append(kind))
+    monkeypatch.setenv("MANYHANDS_ERROR_FILE", str(told / "no" / "such"))
+    error_file.install(0)
+    end_with(ValueError("bad"))
+    assert calls == [ValueError]
+
+
+def test_without_a_launcher_nothing_is_installed(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MANYHANDS_ERROR_FILE")
+    before = sys.excepthook
+    error_file.install(0)
+    assert sys.excepthook is before
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 1}'])
+def test_half_a_file_counts_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x").write_text(text)
+    assert error_file.read(tmp_path / "x") is None
+    assert error_file.read(tmp_path / "missing") is None
