@@ -1,0 +1,115 @@
+"""The repository as a whole: lockstep versions, extras, the size of files, the environment that make builds."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+MAX_LINES = 600
+PROJECTS = ["core", "plugins/simulated", "plugins/tcp"]
+
+
+def table(path: Path) -> dict[str, object]:
+    return tomllib.loads((path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.fixture
+def copy(repository: Path, tmp_path: Path) -> Path:
+    """The files of the repository that say what is installed."""
+    for name in [".", *PROJECTS]:
+        target = tmp_path / "copy" / name
+        target.mkdir(parents=True, exist_ok=True)
+        for file in ["pyproject.toml", "LICENSE"]:
+            shutil.copy(repository / name / file, target)
+    for file in ["requirements.txt", "requirements-dev.txt"]:
+        shutil.copy(repository / file, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_all_distributions_are_in_lockstep(repository, run_python):
+    answer = run_python(repository / "tools" / "check_versions.py")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("plugins/tcp/pyproject.toml", 'version = "0.1.0"', 'version = "0.1.1"', "version is '0.1.1', and '0.1.0' in the root"),
+        ("plugins/tcp/pyproject.toml", "core==0.1.0", "core>=0.1.0", "'manyhands-core>=0.1.0' must be pinned to ==0.1.0"),
+        ("core/pyproject.toml", ">=3.11", ">=3.12", "requires-python is '>=3.12'"),
+        ("pyproject.toml", 'tcp = ["manyhands-tcp', 'net = ["manyhands-tcp', "no extra 'tcp' that brings manyhands-tcp"),
+        ("pyproject.toml", '0", "manyhands-tcp==0.1.0"]', '0"]', "the extra 'all' leaves out manyhands-tcp"),
+        ("requirements.txt", "-e ./plugins/tcp", "", "requirements.txt: ./plugins/tcp is not installed"),
+        ("core/LICENSE", "Apache", "A Patchy", "LICENSE beside it differs"),
+    ],
+)
+def test_each_way_of_losing_step_is_found(repository, run_python, copy, file, old, new, said):
+    text = (copy / file).read_text(encoding="utf-8")
+    assert old in text
+    (copy / file).write_text(text.replace(old, new), encoding="utf-8")
+    answer = run_python(repository / "tools" / "check_versions.py", copy)
+    assert (answer.returncode, said in answer.stdout) == (1, True), answer.stdout + answer.stderr
+
+
+def test_the_extras_that_the_readme_promises_exist(repository):
+    assert {"tcp", "simulated", "low-precision", "all"} <= set(table(repository)["optional-dependencies"])
+    assert {"cli", "low-precision"} <= set(table(repository / "core")["optional-dependencies"])
+
+
+def test_each_plugin_is_found_by_its_entry_point(repository):
+    assert table(repository / "plugins/tcp")["entry-points"] == {"manyhands": {"tcp": "manyhands_tcp.plugin"}}
+    assert table(repository / "plugins/simulated")["entry-points"] == {"manyhands": {"simulated": "manyhands_simulated.plugin"}}
+
+
+def test_every_package_is_typed(repository):
+    packages = [path for project in PROJECTS for path in (repository / project / "src").glob("manyhands*")]
+    assert len(packages) == len(PROJECTS)
+    assert [path for path in packages if not (path / "py.typed").exists()] == []
+
+
+def test_no_source_file_is_over_600_lines(repository):
+    folders = ["core", "plugins", "tools", "examples", "benchmarks", "tests"]
+    sources = [path for folder in folders for path in (repository / folder).rglob("*.py")]
+    assert len(sources) > 20
+    lengths = {str(path.relative_to(repository)): len(path.read_text(encoding="utf-8").splitlines()) for path in sources}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def make_venv(run_python, root: Path) -> subprocess.CompletedProcess[str]:
+    return run_python(root / "tools" / "make_venv.py", "requirements-dev.txt")
+
+
+@pytest.fixture
+def installed(repository: Path, tmp_path: Path) -> Path:
+    """A repository whose requirements are empty, with the environment made for them."""
+    for name in ["tools/make_venv.py", "core/pyproject.toml", "pyproject.toml", "requirements.txt", "requirements-dev.txt"]:
+        (tmp_path / "repo" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "repo" / name).write_text("", encoding="utf-8")
+    shutil.copy(repository / "tools" / "make_venv.py", tmp_path / "repo" / "tools")
+    (tmp_path / "repo" / "requirements-dev.txt").write_text("-r requirements.txt\n", encoding="utf-8")
+    return tmp_path / "repo"
+
+
+def test_make_builds_its_environment_once_and_again_when_it_is_stale_or_was_interrupted(run_python, installed):
+    (installed / "requirements.txt").write_text("./missing\n", encoding="utf-8")
+    failed = make_venv(run_python, installed)
+    assert failed.returncode != 0
+    assert "pip could not install requirements-dev.txt" in failed.stderr
+    remains = installed / ".venv" / "remains"
+    remains.touch()
+
+    (installed / "requirements.txt").write_text("", encoding="utf-8")
+    finished = make_venv(run_python, installed)
+    assert (finished.returncode, "installing requirements-dev.txt" in finished.stdout) == (0, True), finished.stderr
+    assert not remains.exists(), "an environment that was left unfinished must be made from nothing"
+    assert make_venv(run_python, installed).stdout == ""
+
+    remains.touch()
+    (installed / "core" / "pyproject.toml").write_text("# changed\n", encoding="utf-8")
+    assert "installing" in make_venv(run_python, installed).stdout
+    assert remains.exists(), "an environment that is merely stale must be kept"
+    assert make_venv(run_python, installed).stdout == ""

@@ -1,0 +1,104 @@
+"""The import rule: the repository keeps it, and the checker catches each way of breaking it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CLEAN = {
+    "core/src/manyhands/__init__.py": "from manyhands.group import Group\n",
+    "core/src/manyhands/errors.py": "import typing\nif typing.TYPE_CHECKING:\n    from manyhands.group import Group\n",
+    "core/src/manyhands/api.py": "from manyhands.errors import Anything\n",
+    "core/src/manyhands/schedule/__init__.py": "",
+    "core/src/manyhands/schedule/steps.py": "import enum\nfrom manyhands.errors import Anything\n",
+    "core/src/manyhands/group.py": "from manyhands import errors\nfrom manyhands.schedule.steps import Step\n",
+    "core/src/manyhands/cli/__init__.py": "import typer\nfrom manyhands.group import Group\n\ndef show():\n    import rich\n",
+    "plugins/one/src/manyhands_one/__init__.py": "from manyhands.api import Backend\nfrom manyhands_one.parts import x\n",
+    "plugins/one/src/manyhands_one/parts.py": "x = 1\n",
+    "plugins/two/src/manyhands_two/__init__.py": "from manyhands import api\n",
+}
+
+Check = Callable[[dict[str, str]], tuple[int, str]]
+
+
+@pytest.fixture
+def check(repository: Path, run_python: Callable[..., object], tmp_path: Path) -> Check:
+    """Write a clean tree with some files changed, and return the checker's exit code and words."""
+
+    def run(changed: dict[str, str]) -> tuple[int, str]:
+        for name, text in {**CLEAN, **changed}.items():
+            path = tmp_path / "tree" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        answer = run_python(repository / "tools" / "check_imports.py", tmp_path / "tree")
+        assert not answer.stderr, answer.stderr
+        return answer.returncode, answer.stdout
+
+    return run
+
+
+def test_the_repository_keeps_the_import_rule(repository, run_python):
+    answer = run_python(repository / "tools" / "check_imports.py")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_a_clean_tree_passes_with_imports_for_types_and_inside_functions(check):
+    assert check({}) == (0, "imports: every module imports what it may\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        (
+            "core/src/manyhands/errors.py",
+            "import manyhands.group\n",
+            "errors.py:1: errors imports group, which stands above it",
+        ),
+        ("core/src/manyhands/errors.py", "from manyhands import group\n", "errors imports group"),
+        ("core/src/manyhands/errors.py", "from . import group\n", "errors imports group"),
+        (
+            "core/src/manyhands/errors.py",
+            "def f():\n    from manyhands.group import Group\n",
+            "errors.py:2: errors imports group",
+        ),
+        ("core/src/manyhands/errors.py", "try:\n    import manyhands.group\nexcept ImportError:\n    pass\n", "imports group"),
+        ("core/src/manyhands/errors.py", "class A:\n    from manyhands import Group\n", "the package manyhands itself"),
+        ("core/src/manyhands/errors.py", "import manyhands_one\n", "core imports the plugin manyhands_one"),
+        ("core/src/manyhands/errors.py", "def f():\n    import rich.table\n", "rich is for manyhands.cli alone"),
+        ("core/src/manyhands/__init__.py", "import typer\n", "typer is for manyhands.cli alone"),
+        ("core/src/manyhands/cli/__init__.py", "import rich\n", "rich must be imported inside the function"),
+        ("core/src/manyhands/group.py", "import torch\n", "torch must be imported inside the function"),
+        ("core/src/manyhands/schedule/steps.py", "from manyhands.api import x\n", "schedule may import only errors, schedule"),
+        ("core/src/manyhands/attic.py", "", "the room 'attic' has no place yet"),
+        ("plugins/one/src/manyhands_one/parts.py", "import manyhands\n", "a plugin imports manyhands.api alone"),
+        ("plugins/one/src/manyhands_one/parts.py", "from manyhands import Group\n", "this one manyhands"),
+        ("plugins/one/src/manyhands_one/parts.py", "def f():\n    import manyhands.errors\n", "this one manyhands.errors"),
+        ("plugins/one/src/manyhands_one/parts.py", "import manyhands_two\n", "manyhands_one imports the plugin manyhands_two"),
+    ],
+)
+def test_each_way_of_breaking_the_rule_is_found(check, file, text, said):
+    code, words = check({file: text})
+    assert (code, said in words) == (1, True), words
+
+
+def test_a_circle_inside_a_row_is_found_and_shown(check):
+    code, words = check(
+        {
+            "core/src/manyhands/schedule/steps.py": "from manyhands.schedule import verify\n",
+            "core/src/manyhands/schedule/verify.py": "from manyhands.schedule.steps import Step\n",
+        }
+    )
+    assert code == 1
+    assert "manyhands.schedule.steps -> manyhands.schedule.verify -> manyhands.schedule.steps" in words
+
+
+def test_a_circle_closed_inside_a_function_is_none(check):
+    code, words = check(
+        {
+            "core/src/manyhands/schedule/steps.py": "def f():\n    from manyhands.schedule import verify\n",
+            "core/src/manyhands/schedule/verify.py": "from manyhands.schedule.steps import Step\n",
+        }
+    )
+    assert code == 0, words
