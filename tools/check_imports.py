@@ -18,17 +18,18 @@ from pathlib import Path
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "_version errors deadline partition",
-        "backend dtypes waiting wire",
+        "_version errors error_file deadline partition",
+        "backend checks dtypes waiting wire",
         "schedule algorithms",
         "arrays hookspecs observe",
-        "plugins provenance",
+        "arguments plugins provenance",
         "config point_to_point select",
         "engine rendezvous",
         "job threads",
-        "api collectives",
+        "collectives",
         "peers",
         "group joining",
+        "api",
         "__main__ cli launch",
     )
 )

@@ -366,7 +366,7 @@ def test_a_rank_that_only_heard_of_a_failure_is_not_blamed(tmp_path: Path) -> No
     script = """
         import os, sys
         from manyhands.errors import PeerLostError
-        from manyhands.launch.error_file import install
+        from manyhands.error_file import install
         install(int(os.environ["RANK"]))
         rank, fifo = int(os.environ["RANK"]), sys.argv[1]
         if rank == 0:
@@ -417,7 +417,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path, watch: Watch) -> 
 def test_error_files_are_gone_afterwards(tmp_path: Path) -> None:
     script = """
         import os
-        from manyhands.launch.error_file import install
+        from manyhands.error_file import install
         install(0)
         print(os.environ["MANYHANDS_ERROR_FILE"])
         raise ValueError

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from manyhands import error_file
+from manyhands.error_file import ErrorRecord
 from manyhands.errors import AbortedError, DeadlineError, PeerLostError
-from manyhands.launch import error_file
-from manyhands.launch.error_file import ErrorRecord
 from manyhands.launch.failure import Failure, exit_code, primary, report
 
 if TYPE_CHECKING:

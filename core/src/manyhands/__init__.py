@@ -4,9 +4,14 @@
 >>> import manyhands as mh
 >>> with mh.init() as group:
 ...     total = group.all_reduce(np.ones(3))
+
+`init` and `Group` are loaded when they are first used, so that a program that may or may not run distributed, a command line
+or a test collection pays next to nothing for the import.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from manyhands._version import __version__
 from manyhands.errors import (
@@ -36,8 +41,10 @@ from manyhands.errors import (
     UnsupportedError,
     UsageError,
 )
-from manyhands.group import Group
-from manyhands.joining import init
+
+if TYPE_CHECKING:
+    from manyhands.group import Group
+    from manyhands.joining import init
 
 __all__ = [
     "AbortedError",
@@ -69,3 +76,19 @@ __all__ = [
     "__version__",
     "init",
 ]
+
+_HOMES = {"Group": "manyhands.group", "init": "manyhands.joining"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'manyhands' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from manyhands.dtypes import check_dtype
 from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
 
-__all__ = ["Array", "bytes_of", "check_out", "contiguous", "to_array"]
+__all__ = ["Array", "bytes_of", "check_out", "contiguous", "handed_over", "placed", "to_array"]
 
 Array = npt.NDArray[Any]
 
@@ -83,6 +83,39 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         raise LayoutError("out= is read-only")
     if not out.flags.c_contiguous and out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise LayoutError("out= shares memory between its elements (a broadcast view): give an array of its own")
+
+
+def placed(
+    source: Array, shape: tuple[int, ...], dtype: np.dtype[Any], out: Array | None, *, may_alias: bool
+) -> tuple[Array, Array]:
+    """Return C-contiguous memory to read from and to write to, for a call whose result goes to ``out`` if that is given.
+
+    Where the two overlap, the source is copied first, unless they are the very same memory and ``may_alias`` allows that.
+
+    Raises
+    ------
+    DTypeError, LayoutError, SizeMismatchError
+        As `check_out`.
+    """
+    source = contiguous(source)
+    if out is None:
+        return source, np.empty(shape, dtype)
+    check_out(out, shape, dtype)
+    if not out.flags.c_contiguous:
+        return source, np.empty(shape, dtype)
+    if source.size and np.may_share_memory(source, out):
+        same = source.size == out.size and source.ctypes.data == out.ctypes.data
+        if not (same and may_alias):
+            source = source.copy()
+    return source, out
+
+
+def handed_over(result: Array, out: Array | None) -> Array:
+    """Return the result in ``out`` where that is given, copied there where it could not be written directly."""
+    if out is None or result is out:
+        return result
+    out[...] = result
+    return out
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from manyhands.arrays import Array, check_out, contiguous, to_array
-from manyhands.checks import whole
+from manyhands.arguments import Arguments
+from manyhands.arrays import Array, check_out, contiguous, handed_over, placed, to_array
 from manyhands.collectives import Call, Collectives
 from manyhands.deadline import Deadline
 from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resolve_op
-from manyhands.errors import InvalidRankError, LayoutError, ManyHandsError, SelfSendError, SizeMismatchError, UsageError
+from manyhands.errors import LayoutError, ManyHandsError, SizeMismatchError, UsageError
 from manyhands.job import Job
 from manyhands.peers import Peers
 from manyhands.plugins import PluginManager
@@ -28,6 +28,8 @@ __all__ = ["Group"]
 
 _NONE = np.empty(0, np.uint8)
 _INT64 = np.dtype(np.int64)
+_MAY_ALIAS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST})
+"""Where input and output may be the very same memory; schedules are proved for that as well."""
 
 
 class Group:
@@ -68,6 +70,7 @@ class Group:
         self.backend_name: str = job.backend_name
         self._job = job
         self._timeout_s = timeout_s
+        self._arguments = Arguments(job.rank, job.world_size)
         self._collectives = Collectives(job, 0, plugins, selector)
         self._peers = Peers(job, 1)
 
@@ -154,7 +157,7 @@ class Group:
             As for `all_reduce`.
         """
         source = to_array(array)
-        root = self._check_rank(root, "root")
+        root = self._arguments.rank(root, "root")
         call = Call(Collective.REDUCE, source.dtype, source.shape, reduction=resolve_op(op, source.dtype), root=root)
         if self.rank != root:
             self._run_nowhere(call, source, timeout_s)
@@ -188,7 +191,7 @@ class Group:
             ``root`` is not in the group.
         """
         source = to_array(array)
-        call = Call(Collective.BROADCAST, source.dtype, source.shape, root=self._check_rank(root, "root"))
+        call = Call(Collective.BROADCAST, source.dtype, source.shape, root=self._arguments.rank(root, "root"))
         if self.rank != root and out is None:
             out = np.empty(source.shape, source.dtype)
         return self._run(call, source if self.rank == root else _NONE, source.shape, out, timeout_s)
@@ -259,7 +262,7 @@ class Group:
         SizeMismatchError
             As for `all_gather`.
         """
-        root = self._check_rank(root, "root")
+        root = self._arguments.rank(root, "root")
         source, call, shape = self._gathering(Collective.GATHER, array, counts, root)
         if self.rank != root:
             self._run_nowhere(call, source, timeout_s)
@@ -306,7 +309,7 @@ class Group:
             On the root: axis 0 cannot be divided so. Other ranks, which may wait already, then get an `AbortedError` when the root
             leaves.
         """
-        root = self._check_rank(root, "root")
+        root = self._arguments.rank(root, "root")
         deadline = self._deadline(timeout_s)
         source = _NONE
         description = np.zeros(2 + MAX_DIMENSIONS, _INT64)
@@ -314,11 +317,11 @@ class Group:
             if array is None:
                 raise LayoutError("scatter needs an array on the root, and None was given")
             source = contiguous(to_array(array))
-            self._blocks(source, counts, "scatter")
+            self._arguments.blocks(source, counts, "scatter")
             description[:2] = dtype_code(source.dtype), source.ndim
             description[2 : 2 + source.ndim] = source.shape
         elif counts is not None:
-            self._check_counts(counts)
+            self._arguments.counts(counts)
         about = Call(
             Collective.BROADCAST, _INT64, description.shape, root=root, uneven=None if counts is None else tuple(counts)
         )
@@ -327,7 +330,7 @@ class Group:
         shape = tuple(int(n) for n in description[2 : 2 + int(description[1])])
         if dtype is None:
             raise self._give_up("the root scatters an array whose dtype needs ml_dtypes: pip install ml_dtypes")
-        per_rank = self._divide(shape[0], counts)
+        per_rank = self._arguments.divide(shape[0], counts)
         part_shape = (per_rank[self.rank], *shape[1:])
         if out is not None:
             try:
@@ -376,7 +379,7 @@ class Group:
             As for `all_reduce`.
         """
         source = to_array(array)
-        per_rank, sizes = self._blocks(source, counts, "reduce_scatter")
+        per_rank, sizes = self._arguments.blocks(source, counts, "reduce_scatter")
         call = Call(
             Collective.REDUCE_SCATTER,
             source.dtype,
@@ -424,13 +427,13 @@ class Group:
         source = to_array(array)
         if receive_counts is not None and send_counts is None:
             raise SizeMismatchError("all_to_all was given receive_counts without send_counts: give send_counts on all ranks")
-        per_rank, sizes = self._blocks(source, send_counts, "all_to_all")
+        per_rank, sizes = self._arguments.blocks(source, send_counts, "all_to_all")
         deadline = self._deadline(timeout_s)
         if send_counts is None:
             call = Call(Collective.ALL_TO_ALL, source.dtype, source.shape, counts=sizes, receive_counts=sizes)
             return self._run(call, source, source.shape, out, deadline)
         if receive_counts is not None:
-            self._check_counts(receive_counts)
+            self._arguments.counts(receive_counts)
         incoming = self.all_to_all(np.array(per_rank, _INT64), timeout_s=deadline.remaining() or deadline.timeout_s)
         received = tuple(int(n) for n in incoming)
         if receive_counts is not None and received != tuple(receive_counts):
@@ -483,8 +486,8 @@ class Group:
         SelfSendError
             ``dest`` is this rank.
         """
-        source = self._sendable(array)
-        self._peers.exchange(source, self._check_peer(dest, "dest"), None, None, self._deadline(timeout_s))
+        source = self._arguments.message(array)
+        self._peers.exchange(source, self._arguments.peer(dest, "dest"), None, None, self._deadline(timeout_s))
 
     def recv(self, source: int, *, out: Array | None = None, timeout_s: float | None = None) -> Array:
         """Receive the next array that ``source`` sends to this rank.
@@ -510,7 +513,7 @@ class Group:
         SelfSendError
             ``source`` is this rank.
         """
-        peer = self._check_peer(source, "source")
+        peer = self._arguments.peer(source, "source")
         return self._receive(None, None, peer, out, timeout_s)
 
     def sendrecv(
@@ -537,10 +540,12 @@ class Group:
         InvalidRankError, SelfSendError
             As for `send` and `recv`.
         """
-        outgoing = self._sendable(array)
+        outgoing = self._arguments.message(array)
         if out is not None and np.may_share_memory(outgoing, out):
             outgoing = outgoing.copy()
-        return self._receive(outgoing, self._check_peer(dest, "dest"), self._check_peer(source, "source"), out, timeout_s)
+        return self._receive(
+            outgoing, self._arguments.peer(dest, "dest"), self._arguments.peer(source, "source"), out, timeout_s
+        )
 
     # What they have in common
 
@@ -552,50 +557,22 @@ class Group:
     ) -> Array:
         """Run a call whose result this rank gets."""
         deadline = timeout if isinstance(timeout, Deadline) else self._deadline(timeout)
-        source = contiguous(source)
-        if out is None:
-            target = np.empty(shape, call.dtype)
-        else:
-            check_out(out, shape, call.dtype)
-            target = out
-            if not out.flags.c_contiguous:
-                target = np.empty(shape, call.dtype)
-            elif source.size and np.may_share_memory(source, out) and not self._in_place(call, source, out):
-                source = source.copy()
+        source, target = placed(source, shape, call.dtype, out, may_alias=call.collective in _MAY_ALIAS)
         self._collectives.run(call, source, target, deadline)
-        if out is not None and target is not out:
-            out[...] = target
-            return out
-        return target
+        return handed_over(target, out)
 
     def _run_nowhere(self, call: Call, source: Array, timeout_s: float | None) -> None:
         """Run a call whose result this rank does not get."""
         self._collectives.run(call, contiguous(source), np.empty(0, call.dtype), self._deadline(timeout_s))
 
-    def _in_place(self, call: Call, source: Array, out: Array) -> bool:
-        """Tell whether input and output overlap in the one way that schedules are proved for: from the same beginning."""
-        same_start = source.__array_interface__["data"][0] == out.__array_interface__["data"][0]
-        return (
-            same_start
-            and source.size == out.size
-            and call.collective in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
-        )
-
     def _gathering(
         self, collective: Collective, array: npt.ArrayLike, counts: Sequence[int] | None, root: int
     ) -> tuple[Array, Call, tuple[int, ...]]:
+        """Return what all_gather and gather have in common: the input, the call, and the shape of the result."""
         source = to_array(array)
         if source.ndim == 0:
             source = source.reshape(1)
-        length, rest = source.shape[0], source.shape[1:]
-        if counts is None:
-            per_rank: tuple[int, ...] = (length,) * self.world_size
-        else:
-            per_rank = self._check_counts(counts)
-            if per_rank[self.rank] != length:
-                raise SizeMismatchError(
-                    f"counts says that rank {self.rank} gives {per_rank[self.rank]} rows, and its array has shape {source.shape}"
-                )
+        per_rank, rest = self._arguments.own_rows(source, counts), source.shape[1:]
         row = math.prod(rest)
         call = Call(
             collective,
@@ -607,59 +584,6 @@ class Group:
         )
         return source, call, (sum(per_rank), *rest)
 
-    def _blocks(self, source: Array, counts: Sequence[int] | None, operation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the rows and the elements of each rank's part of axis 0."""
-        if source.ndim == 0:
-            raise SizeMismatchError(f"{operation} divides axis 0 between the ranks, and a 0-d array has none")
-        per_rank = self._divide(source.shape[0], counts)
-        if sum(per_rank) != source.shape[0]:
-            raise SizeMismatchError(
-                f"{operation} was given counts that add up to {sum(per_rank)}, for an array of shape {source.shape}"
-            )
-        row = math.prod(source.shape[1:])
-        return per_rank, tuple(n * row for n in per_rank)
-
-    def _divide(self, length: int, counts: Sequence[int] | None) -> tuple[int, ...]:
-        if counts is not None:
-            return self._check_counts(counts)
-        if length % self.world_size:
-            raise SizeMismatchError(
-                f"axis 0 has {length} rows, which {self.world_size} ranks cannot share evenly: give counts, such as "
-                f"{[length // self.world_size + (r < length % self.world_size) for r in range(self.world_size)]}"
-            )
-        return (length // self.world_size,) * self.world_size
-
-    def _check_counts(self, counts: Sequence[int]) -> tuple[int, ...]:
-        numbers = [whole(n) for n in counts] if isinstance(counts, Iterable) else []
-        checked = tuple(n for n in numbers if n is not None and n >= 0)
-        if len(checked) != self.world_size or len(numbers) != self.world_size:
-            raise SizeMismatchError(
-                f"counts must be {self.world_size} integers of at least 0, one for each rank, and {counts!r} was given"
-            )
-        return checked
-
-    def _check_rank(self, rank: int, what: str) -> int:
-        number = whole(rank)
-        if number is None or not 0 <= number < self.world_size:
-            raise InvalidRankError(
-                f"{what}={rank!r} is not in the group: its ranks are 0 to {self.world_size - 1}", rank=self.rank, peer=number
-            )
-        return number
-
-    def _check_peer(self, peer: int, what: str) -> int:
-        number = self._check_rank(peer, what)
-        if number == self.rank:
-            raise SelfSendError(f"{what}={peer} is this rank itself: copy the array instead", rank=self.rank, peer=number)
-        return number
-
-    def _sendable(self, array: npt.ArrayLike) -> Array:
-        source = contiguous(to_array(array))
-        if source.ndim > MAX_DIMENSIONS:
-            raise SizeMismatchError(
-                f"an array of {source.ndim} dimensions cannot be sent: reshape it to at most {MAX_DIMENSIONS}"
-            )
-        return source
-
     def _receive(
         self, outgoing: Array | None, dest: int | None, source: int, out: Array | None, timeout_s: float | None
     ) -> Array:
@@ -667,11 +591,7 @@ class Group:
             check_out(out, getattr(out, "shape", ()), getattr(out, "dtype", _INT64))
             check_dtype(out.dtype)
         target = out if out is None or out.flags.c_contiguous else np.empty(out.shape, out.dtype)
-        result = self._peers.exchange(outgoing, dest, source, target, self._deadline(timeout_s))
-        if out is not None and result is not out:
-            out[...] = result
-            return out
-        return result
+        return handed_over(self._peers.exchange(outgoing, dest, source, target, self._deadline(timeout_s)), out)
 
     def _give_up(self, text: str) -> ManyHandsError:
         """End the job for a mismatch that this rank alone can see; return the error to raise."""

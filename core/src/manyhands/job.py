@@ -99,7 +99,7 @@ class Job:
         self.backend_name = backend_name
         self.backend: Backend | None = None
         self.control: Control
-        self.closed = False
+        self.closed: bool = False
         self._loop: Loop | None = None
         self._store: Store | None = None
         self._listeners: list[Listener] = []

@@ -12,10 +12,10 @@ from manyhands.backend import BackendSpec
 from manyhands.checks import whole
 from manyhands.config import Resolved, load
 from manyhands.deadline import Deadline
+from manyhands.error_file import install as install_error_file
 from manyhands.errors import BackendUnavailableError, ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError
 from manyhands.group import Group
 from manyhands.job import Job, Meeting
-from manyhands.launch.error_file import install as install_error_file
 from manyhands.plugins import PluginManager, get_plugin_manager
 from manyhands.rendezvous.environment import LaunchEnvironment, discover, parse_address
 from manyhands.select import Selector

@@ -14,7 +14,7 @@ StallCallback = Callable[[list[int], float], None]
 """Called with the peers waited for and the seconds since a byte last moved."""
 
 _FIRST_STALL_S = 0.25
-_NEXT_STALL_S = 1.0
+_NEXT_STALL_S = 0.5
 
 
 class Overdue(Exception):

@@ -13,7 +13,7 @@ from manyhands.cli.run import CONTEXT_SETTINGS, run
 
 __all__ = ["app"]
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="manyhands",
     help="Many processes of one Python program, and the arrays that they share.",
     no_args_is_help=True,

@@ -15,7 +15,7 @@ from manyhands.plugins import get_plugin_manager
 
 __all__ = ["config_app"]
 
-config_app = typer.Typer(no_args_is_help=True, help="Show the configuration, or the schema of its file.")
+config_app: typer.Typer = typer.Typer(no_args_is_help=True, help="Show the configuration, or the schema of its file.")
 
 
 @config_app.command()

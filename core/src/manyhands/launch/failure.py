@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from manyhands.launch.error_file import ErrorRecord
+    from manyhands.error_file import ErrorRecord
 
 __all__ = ["Failure", "exit_code", "primary", "report"]
 

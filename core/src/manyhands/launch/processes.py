@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
+from manyhands import error_file
 from manyhands.errors import UsageError
-from manyhands.launch import error_file, guard
+from manyhands.launch import guard
 from manyhands.launch.failure import Failure, exit_code, primary, report
 from manyhands.launch.job import Job, Meeting, arrange_meeting
 from manyhands.launch.output import Stream, screens

@@ -65,7 +65,7 @@ class Control(ABC):
         self.rank = rank
         self.world_size = world_size
         self.host = host
-        self.recorder = FlightRecorder()
+        self.recorder: FlightRecorder = FlightRecorder()
         self._changed = threading.Condition()
         self._verdict: Verdict | None = None
         self._welcome: Welcome | None = None

@@ -62,7 +62,7 @@ KINDS: dict[str, type[ManyHandsError]] = {
 
 _INQUEST_S = 0.4
 _SUSPICION_S = 0.5
-_ABANDONED_S = 1.0
+_ABANDONED_S = 0.7
 """How long a rank must have waited in vain for one that has left."""
 
 

@@ -124,7 +124,9 @@ _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 _from_store: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)
 
-encode = _encoder.encode
+def encode(message: FromRank | FromStore) -> bytes:
+    """Return the frame of a message."""
+    return _encoder.encode(message)
 
 
 def decode_from_rank(frame: bytes) -> FromRank | None:

@@ -16,11 +16,11 @@ class Record:
     __slots__ = ("call", "channel", "finished", "sequence", "started")
 
     def __init__(self, channel: int, sequence: int, call: CallSignature | str) -> None:
-        self.channel = channel
-        self.sequence = sequence
-        self.call = call
-        self.started = time.monotonic()
-        self.finished = 0.0
+        self.channel: int = channel
+        self.sequence: int = sequence
+        self.call: CallSignature | str = call
+        self.started: float = time.monotonic()
+        self.finished: float = 0.0
 
     def describe(self, *, with_algorithm: bool = False) -> str:
         """Return the call in words, with its number."""
@@ -50,8 +50,8 @@ class FlightRecorder:
         running = [record for record in records if not record.finished]
         if running:
             last = running[-1]
-            return False, f"is in {last.describe()}, for {now - last.started:.1f} s"
+            return False, f"in {last.describe()}, for {now - last.started:.1f} s"
         if records:
             last = records[-1]
-            return False, f"is in no call; its last was {last.describe()}, which ended {now - last.finished:.1f} s ago"
-        return False, "has made no call yet"
+            return False, f"in no call; the last was {last.describe()}, which ended {now - last.finished:.1f} s ago"
+        return False, "no call yet"

@@ -1,0 +1,144 @@
+"""The arguments of a group's calls, checked before any byte moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy.typing as npt
+
+from manyhands.arrays import Array, contiguous, to_array
+from manyhands.checks import whole
+from manyhands.errors import InvalidRankError, SelfSendError, SizeMismatchError
+from manyhands.wire import MAX_DIMENSIONS
+
+__all__ = ["Arguments"]
+
+
+class Arguments:
+    """What one rank of a group may give.
+
+    Parameters
+    ----------
+    rank, world_size
+        Who the rank is.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+
+    def rank(self, given: int, what: str) -> int:
+        """Return a rank of the group.
+
+        Raises
+        ------
+        InvalidRankError
+            It is none.
+        """
+        number = whole(given)
+        if number is None or not 0 <= number < self._world_size:
+            raise InvalidRankError(
+                f"{what}={given!r} is not in the group: its ranks are 0 to {self._world_size - 1}", rank=self._rank, peer=number
+            )
+        return number
+
+    def peer(self, given: int, what: str) -> int:
+        """Return another rank of the group.
+
+        Raises
+        ------
+        InvalidRankError
+            It is not in the group.
+        SelfSendError
+            It is this rank.
+        """
+        number = self.rank(given, what)
+        if number == self._rank:
+            raise SelfSendError(f"{what}={given} is this rank itself: copy the array instead", rank=self._rank, peer=number)
+        return number
+
+    def counts(self, given: Sequence[int]) -> tuple[int, ...]:
+        """Return one count per rank.
+
+        Raises
+        ------
+        SizeMismatchError
+            That is not what was given.
+        """
+        numbers = [whole(n) for n in given] if hasattr(given, "__iter__") else []
+        checked = tuple(n for n in numbers if n is not None and n >= 0)
+        if len(checked) != self._world_size or len(numbers) != self._world_size:
+            raise SizeMismatchError(
+                f"counts must be {self._world_size} integers of at least 0, one for each rank, and {given!r} was given"
+            )
+        return checked
+
+    def divide(self, length: int, counts: Sequence[int] | None) -> tuple[int, ...]:
+        """Return how many of ``length`` rows each rank gets.
+
+        Raises
+        ------
+        SizeMismatchError
+            They cannot be shared evenly, or ``counts`` does not add up to them.
+        """
+        if counts is not None:
+            per_rank = self.counts(counts)
+            if sum(per_rank) != length:
+                raise SizeMismatchError(f"counts={list(per_rank)} add up to {sum(per_rank)}, and axis 0 has {length} rows")
+            return per_rank
+        each, rest = divmod(length, self._world_size)
+        if rest:
+            raise SizeMismatchError(
+                f"axis 0 has {length} rows, which {self._world_size} ranks cannot share evenly: give counts, such as "
+                f"{[each + (rank < rest) for rank in range(self._world_size)]}"
+            )
+        return (each,) * self._world_size
+
+    def blocks(self, source: Array, counts: Sequence[int] | None, operation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the rows and the elements of each rank's part of axis 0.
+
+        Raises
+        ------
+        SizeMismatchError
+            As `divide`, or ``source`` is 0-d.
+        """
+        if source.ndim == 0:
+            raise SizeMismatchError(f"{operation} divides axis 0 between the ranks, and a 0-d array has none")
+        per_rank = self.divide(source.shape[0], counts)
+        row = math.prod(source.shape[1:])
+        return per_rank, tuple(n * row for n in per_rank)
+
+    def own_rows(self, source: Array, counts: Sequence[int] | None) -> tuple[int, ...]:
+        """Return how many rows each rank gives, of which ``source`` is this rank's.
+
+        Raises
+        ------
+        SizeMismatchError
+            ``counts`` is wrong, or says another number for this rank.
+        """
+        if counts is None:
+            return (source.shape[0],) * self._world_size
+        per_rank = self.counts(counts)
+        if per_rank[self._rank] != source.shape[0]:
+            raise SizeMismatchError(
+                f"counts says that rank {self._rank} gives {per_rank[self._rank]} rows, and its array has shape {source.shape}"
+            )
+        return per_rank
+
+    def message(self, given: npt.ArrayLike) -> Array:
+        """Return an array that can be sent to one rank.
+
+        Raises
+        ------
+        DTypeError, LayoutError, UnsupportedError
+            As `to_array`.
+        SizeMismatchError
+            It has too many dimensions.
+        """
+        array = contiguous(to_array(given))
+        if array.ndim > MAX_DIMENSIONS:
+            raise SizeMismatchError(
+                f"an array of {array.ndim} dimensions cannot be sent: reshape it to at most {MAX_DIMENSIONS}", rank=self._rank
+            )
+        return array
