@@ -103,6 +103,8 @@ def placed(
     check_out(out, shape, dtype)
     if not out.flags.c_contiguous:
         return source, np.empty(shape, dtype)
+    if source is out and may_alias:
+        return source, out
     if source.size and np.may_share_memory(source, out):
         same = source.size == out.size and source.ctypes.data == out.ctypes.data
         if not (same and may_alias):

@@ -278,7 +278,7 @@ def guarded(
     """
     operation = words or signature.operation
 
-    def report(kind: str, text: str, peer: int | None) -> ManyHandsError:
+    def first_cause(kind: str, text: str, peer: int | None) -> ManyHandsError:
         if job.closed:
             return ClosedError(
                 f"the group was closed during {operation} #{sequence}", rank=job.rank, operation=operation, sequence=sequence
@@ -289,23 +289,26 @@ def guarded(
         action()
     except Overdue as overdue:
         text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s: rank {job.rank} waits for {show_ranks(overdue.peers)}"
-        raise report("deadline", text, overdue.peers[0]) from None
+        raise first_cause("deadline", text, overdue.peers[0]) from None
     except TimeoutError as error:
         text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
-        raise report("deadline", text, None) from None
+        raise first_cause("deadline", text, None) from None
     except LinkLost as lost:
         text = (
             f"rank {lost.peer} was lost during {operation} #{sequence}: its connection to rank {job.rank} broke ({lost.reason})"
         )
-        raise report("lost", text, lost.peer) from None
+        error = first_cause("lost", text, lost.peer)
+        raise error from None
     except HeaderMismatch as mismatch:
         kind, text = _explain(job, signature, sequence, mismatch)
-        raise report(kind, text, mismatch.peer) from None
+        raise first_cause(kind, text, mismatch.peer) from None
     except ManyHandsError:
         raise
     except BaseException as error:
         # A signal, a lack of memory, an error inside a user's ufunc: messages are half sent, so that nobody can go on.
-        report("aborted", f"rank {job.rank} broke off {operation} #{sequence} with {type(error).__name__}: {error}", job.rank)
+        first_cause(
+            "aborted", f"rank {job.rank} broke off {operation} #{sequence} with {type(error).__name__}: {error}", job.rank
+        )
         raise
 
 

@@ -13,7 +13,14 @@ from manyhands.checks import whole
 from manyhands.config import Resolved, load
 from manyhands.deadline import Deadline
 from manyhands.error_file import install as install_error_file
-from manyhands.errors import BackendUnavailableError, ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError
+from manyhands.errors import (
+    BackendUnavailableError,
+    ConfigError,
+    InvalidRankError,
+    InvalidWorldSizeError,
+    RendezvousError,
+    UnsupportedError,
+)
 from manyhands.group import Group
 from manyhands.job import Job, Meeting
 from manyhands.plugins import PluginManager, get_plugin_manager
@@ -66,6 +73,8 @@ def init(
         The ranks did not meet: no address, a port in use, nobody there, or ranks that were started differently.
     AuthenticationError
         The ranks hold different secrets, or would listen in public without one.
+    UnsupportedError
+        The configuration asks for what this version does not do.
     DeadlineError
         Not all ranks came in time; the message names those that did not.
     """
@@ -75,6 +84,11 @@ def init(
     given = {key: value for key, value in arguments.items() if value is not None}
     resolved = load(config, arguments=given)
     settings = resolved.settings
+    if settings.gpu_fallback == "host":
+        raise UnsupportedError(
+            'gpu_fallback = "host" is not served by this version of manyhands: leave it at "error", and copy GPU arrays to the host '
+            "yourself, with cupy.asnumpy(x) or x.cpu()"
+        )
     plugins.switch(settings.plugins)
     selector = Selector(algorithms=[*BUILTIN, *plugins.algorithms()], overrides=settings.algorithms)
     choices = ", ".join(f"{name}={algorithm}" for name, algorithm in sorted(settings.algorithms.items()))

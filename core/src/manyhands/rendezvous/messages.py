@@ -124,6 +124,7 @@ _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 _from_store: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)
 
+
 def encode(message: FromRank | FromStore) -> bytes:
     """Return the frame of a message."""
     return _encoder.encode(message)
