@@ -18,8 +18,8 @@ from pathlib import Path
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "_version errors error_file deadline partition",
-        "backend checks dtypes waiting wire",
+        "_version checks errors error_file deadline partition",
+        "backend dtypes waiting wire",
         "schedule algorithms",
         "arrays hookspecs observe",
         "arguments plugins provenance",

@@ -555,3 +555,14 @@ def test_an_address_of_one_host_is_bound_as_given() -> None:
 
 def test_only_the_first_host_binds() -> None:
     assert arrange_meeting(Job("x", nodes=2, node_rank=1, rendezvous="192.0.2.1:29500"), {}).listener is None
+
+
+def test_signals_are_served_while_nobody_reads_the_output(tmp_path: Path) -> None:
+    script = tmp_path / "chatter.py"
+    script.write_text("while True: print('x' * 100)")
+    command = [sys.executable, "-m", "manyhands", "run", "-n", "2", "--backend", "tcp", str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.read(1)  # the ranks run; from now on the pipe only fills
+        launcher.terminate()
+        assert launcher.wait(10) == 128 + signal.SIGTERM

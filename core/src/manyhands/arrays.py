@@ -73,16 +73,30 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     SizeMismatchError
         Its shape differs.
     """
-    if not isinstance(out, np.ndarray):
-        raise LayoutError(f"out= must be a NumPy array, and a {type(out).__name__} was given")
+    if not isinstance(out, np.ndarray) or isinstance(out, (np.matrix, np.ma.MaskedArray)):
+        raise LayoutError(
+            f"out= must be a NumPy array, and a {type(out).__name__} was given: give its memory, with np.asarray(x)"
+        )
     if out.dtype != dtype:
         raise DTypeError(f"out= has dtype {out.dtype}, and the result has {dtype}")
     if out.shape != shape:
         raise SizeMismatchError(f"out= has shape {out.shape}, and the result has {shape}")
     if not out.flags.writeable:
         raise LayoutError("out= is read-only")
-    if not out.flags.c_contiguous and out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
-        raise LayoutError("out= shares memory between its elements (a broadcast view): give an array of its own")
+    if not out.flags.c_contiguous and _overlaps_itself(out):
+        raise LayoutError(
+            "elements of out= share memory with each other (a broadcast or sliding view): give an array of its own"
+        )
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Tell whether two elements may share memory; never False where they do."""
+    extent = array.itemsize
+    for stride, count in sorted((abs(stride), count) for stride, count in zip(array.strides, array.shape, strict=True)):
+        if count > 1 and stride < extent:
+            return True
+        extent += stride * (count - 1)
+    return False
 
 
 def placed(
@@ -109,14 +123,15 @@ def placed(
         same = source.size == out.size and source.ctypes.data == out.ctypes.data
         if not (same and may_alias):
             source = source.copy()
-    return source, out
+    return source, np.asarray(out)
 
 
 def handed_over(result: Array, out: Array | None) -> Array:
     """Return the result in ``out`` where that is given, copied there where it could not be written directly."""
     if out is None or result is out:
         return result
-    out[...] = result
+    if not np.may_share_memory(result, out):
+        out[...] = result
     return out
 
 

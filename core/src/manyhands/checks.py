@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import operator
+from numbers import Real
 from typing import Any
 
-__all__ = ["whole"]
+__all__ = ["is_number", "whole"]
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether this is a real number: Python's, NumPy's or another one's."""
+    return isinstance(value, Real)
 
 
 def whole(value: Any) -> int | None:

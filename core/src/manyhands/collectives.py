@@ -23,7 +23,7 @@ from manyhands.observe import OperationEvent
 from manyhands.partition import blocks, even
 from manyhands.plugins import PluginManager
 from manyhands.rendezvous.membership import show_ranks
-from manyhands.rendezvous.messages import Report, Stalled
+from manyhands.rendezvous.messages import Report
 from manyhands.schedule.compose import in_parallel
 from manyhands.schedule.steps import Collective, Schedule
 from manyhands.select import Selector
@@ -58,6 +58,8 @@ class Call:
         Where there is one; -1 for no root.
     uneven
         What the caller divided axis 0 into, where it did and all ranks must agree.
+    operation, part
+        For a call that is only a part of what the user called: the user's operation, and which part.
     """
 
     collective: Collective
@@ -68,6 +70,8 @@ class Call:
     reduction: Reduction | None = None
     root: int = -1
     uneven: tuple[int, ...] | None = None
+    operation: str = ""
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +137,13 @@ class Collectives:
             check_usable(self._job)
             prepared = self._prepared.get(call) or self._prepare(call)
             sequence = self._sequence
-            self._sequence = sequence + 1
+            self._sequence = self._job.control.progress.calls[self._channel] = sequence + 1
             if self._plugins.observers():
                 self._run_observed(prepared, source, target, sequence, deadline)
             else:
                 self._run(prepared, call.root, source, target, sequence, deadline)
             if call.reduction is not None and call.reduction.is_mean and target.size:
-                np.true_divide(target, target.dtype.type(self._job.world_size), out=target)
+                divide(target, self._job.world_size)
         finally:
             lock.release()
 
@@ -189,8 +193,8 @@ class Collectives:
         self._engine = Engine(self._job.open_transport(self._channel))
         return self._engine
 
-    def _stalled(self, signature: CallSignature, sequence: int, peers: list[int], idle_s: float) -> None:
-        self._job.control.stalled(Stalled(self._channel, sequence, signature.operation, signature.digest, peers, idle_s))
+    def _stalled(self, signature: CallSignature, sequence: int, peers: list[int]) -> None:
+        self._job.control.stalled(self._channel, sequence, signature.operation, signature.digest, peers, [])
 
     def _prepare(self, call: Call) -> _Prepared:
         rank, size = self._job.rank, self._job.world_size
@@ -206,7 +210,8 @@ class Collectives:
             schedule = in_parallel(schedule, dissemination(rank, size))
         reduction = call.reduction
         signature = CallSignature(
-            operation=call.collective.value,
+            operation=call.operation or call.collective.value,
+            part=call.part,
             dtype=0 if call.collective is Collective.BARRIER else dtype_code(call.dtype),
             shape=call.shape,
             op=reduction.name if reduction else "",
@@ -244,6 +249,15 @@ def _offsets(
     if call.collective in (Collective.ALL_GATHER, Collective.GATHER):
         return own_block, all_blocks
     return all_blocks, own_block
+
+
+def divide(total: Array, count: int) -> None:
+    """Turn sums into means in place, rounded once."""
+    if total.dtype.itemsize > 2:
+        np.true_divide(total, total.dtype.type(count), out=total)
+    else:
+        # The count itself may have no exact value in a dtype this small.
+        total[...] = (total.astype(np.float32) / np.float32(count)).astype(total.dtype)
 
 
 def check_usable(job: Job) -> None:
@@ -297,15 +311,14 @@ def guarded(
         text = (
             f"rank {lost.peer} was lost during {operation} #{sequence}: its connection to rank {job.rank} broke ({lost.reason})"
         )
-        error = first_cause("lost", text, lost.peer)
-        raise error from None
+        raise first_cause("lost", text, lost.peer) from None
     except HeaderMismatch as mismatch:
         kind, text = _explain(job, signature, sequence, mismatch)
         raise first_cause(kind, text, mismatch.peer) from None
-    except ManyHandsError:
-        raise
     except BaseException as error:
-        # A signal, a lack of memory, an error inside a user's ufunc: messages are half sent, so that nobody can go on.
+        if job.control.failed:
+            raise
+        # A signal, a lack of memory, an error inside a user's ufunc, a bug: messages are half sent, so that nobody can go on.
         first_cause(
             "aborted", f"rank {job.rank} broke off {operation} #{sequence} with {type(error).__name__}: {error}", job.rank
         )

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 import time
 
+from manyhands.checks import is_number
 from manyhands.errors import UsageError
 
 __all__ = ["Deadline"]
+
+_LONGEST_S = 2_000_000.0
+"""23 days; the system calls that wait take no longer times."""
 
 
 class Deadline:
@@ -27,13 +31,13 @@ class Deadline:
     __slots__ = ("at", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
-        if not 0 < timeout_s < math.inf:
+        if not is_number(timeout_s) or not 0 < timeout_s < math.inf:
             raise UsageError(
                 f"timeout_s must be a positive, finite number of seconds, and {timeout_s!r} was given: no call of manyhands "
                 "may block for ever; give a large number, such as 86400 for a day"
             )
-        self.timeout_s: float = timeout_s
-        self.at: float = time.monotonic() + timeout_s
+        self.timeout_s: float = float(timeout_s)
+        self.at: float = time.monotonic() + min(self.timeout_s, _LONGEST_S)
 
     def remaining(self) -> float:
         """Return the seconds left, 0.0 once the deadline has passed."""

@@ -167,8 +167,10 @@ def _resolve(op: Op, dtype: np.dtype[Any]) -> Reduction:
 
 def _custom(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Reduction:
     name = ufunc.__name__
-    if (ufunc.nin, ufunc.nout) != (2, 1):
-        raise DTypeError(f"op=np.{name} takes {ufunc.nin} and returns {ufunc.nout} arrays; a reduction takes 2 and returns 1")
+    if (ufunc.nin, ufunc.nout) != (2, 1) or ufunc.signature is not None:
+        raise DTypeError(
+            f"op=np.{name} is no element-by-element ufunc of two arguments with one result, as a reduction must be"
+        )
     if name in _NOT_ASSOCIATIVE:
         raise DTypeError(f"op=np.{name} is not associative, so its result would depend on how the ranks are paired")
     try:

@@ -16,7 +16,7 @@ from manyhands.collectives import Call, Collectives
 from manyhands.deadline import Deadline
 from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resolve_op
 from manyhands.errors import LayoutError, ManyHandsError, SizeMismatchError, UsageError
-from manyhands.job import Job
+from manyhands.job import Job, is_success
 from manyhands.peers import Peers
 from manyhands.plugins import PluginManager
 from manyhands.rendezvous.messages import Report
@@ -82,7 +82,7 @@ class Group:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
+        if error is None or is_success(error):
             self.close()
         else:
             self._job.abort(error)
@@ -192,9 +192,7 @@ class Group:
         """
         source = to_array(array)
         call = Call(Collective.BROADCAST, source.dtype, source.shape, root=self._arguments.rank(root, "root"))
-        if self.rank != root and out is None:
-            out = np.empty(source.shape, source.dtype)
-        return self._run(call, source if self.rank == root else _NONE, source.shape, out, timeout_s)
+        return self._run(call, source if self.rank == call.root else np.empty(0, source.dtype), source.shape, out, timeout_s)
 
     def all_gather(
         self,
@@ -316,7 +314,7 @@ class Group:
         if self.rank == root:
             if array is None:
                 raise LayoutError("scatter needs an array on the root, and None was given")
-            source = contiguous(to_array(array))
+            source = self._arguments.message(array)
             self._arguments.blocks(source, counts, "scatter")
             description[:2] = dtype_code(source.dtype), source.ndim
             description[2 : 2 + source.ndim] = source.shape
@@ -325,7 +323,7 @@ class Group:
         about = Call(
             Collective.BROADCAST, _INT64, description.shape, root=root, uneven=None if counts is None else tuple(counts)
         )
-        self._collectives.run(about, description if self.rank == root else _NONE.view(_INT64), description, deadline)
+        self._collectives.run(about, description if self.rank == root else np.empty(0, _INT64), description, deadline)
         dtype = dtype_from_code(int(description[0]))
         shape = tuple(int(n) for n in description[2 : 2 + int(description[1])])
         if dtype is None:
@@ -434,8 +432,11 @@ class Group:
             return self._run(call, source, source.shape, out, deadline)
         if receive_counts is not None:
             self._arguments.counts(receive_counts)
-        incoming = self.all_to_all(np.array(per_rank, _INT64), timeout_s=deadline.remaining() or deadline.timeout_s)
-        received = tuple(int(n) for n in incoming)
+        ones = (1,) * self.world_size
+        about = Call(Collective.ALL_TO_ALL, _INT64, (), counts=ones, receive_counts=ones, operation="all_to_all", part="counts")
+        incoming = np.empty(self.world_size, _INT64)
+        self._collectives.run(about, np.array(per_rank, _INT64), incoming, deadline)
+        received = tuple(incoming.tolist())
         if receive_counts is not None and received != tuple(receive_counts):
             raise self._give_up(
                 f"in all_to_all rank {self.rank} expects receive_counts={list(receive_counts)}, and the others send it {list(received)}"

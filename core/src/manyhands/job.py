@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.backend import Backend, BackendConfig, Bootstrap, LinkLost, Transfer, Transport
 from manyhands.deadline import Deadline
-from manyhands.errors import AuthenticationError, DeadlineError, InternalError, ManyHandsError
+from manyhands.errors import AuthenticationError, InternalError, ManyHandsError
 from manyhands.rendezvous.control import Control, SocketControl, make_join
+from manyhands.rendezvous.forking import close_after_fork, forget_after_fork
 from manyhands.rendezvous.loop import Loop
 from manyhands.rendezvous.messages import Report, Verdict
 from manyhands.rendezvous.network import Address, Listener, bind, dial, is_loopback, show_address
@@ -61,21 +62,34 @@ class Meeting:
     def listen(self) -> socket.socket:
         """Return the socket at which rank 0 waits for the others."""
         if self.inherited is not None:
-            return socket.socket(fileno=os.dup(self.inherited))
-        sock = bind(*self.address)
-        host = sock.getsockname()[0]
-        if not self.secret and not is_loopback(host):
-            sock.close()
-            raise no_secret(host)
+            return close_after_fork(socket.socket(fileno=os.dup(self.inherited)))
+        return guarded_bind(self.address, bool(self.secret))
+
+
+def guarded_bind(address: Address, has_secret: bool) -> socket.socket:
+    """Return a socket that listens at ``address``, unless it is public and the job has no secret.
+
+    Raises
+    ------
+    RendezvousError
+        As `bind`.
+    AuthenticationError
+        Anybody could join.
+    """
+    sock = bind(*address)
+    host = sock.getsockname()[0]
+    if has_secret or is_loopback(host):
         return sock
-
-
-def no_secret(host: str) -> AuthenticationError:
-    """Return the error for listening in public without a secret."""
-    return AuthenticationError(
+    sock.close()
+    raise AuthenticationError(
         f"listening at {host} without a secret is refused: anybody who reaches this host could join the job. Set MANYHANDS_SECRET to "
         "the same long random text on all ranks (or rendezvous.secret_file in the config), or meet at 127.0.0.1"
     )
+
+
+def is_success(error: BaseException) -> bool:
+    """Tell whether an exception is only ``sys.exit()`` with nothing wrong."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 class Job:
@@ -106,6 +120,7 @@ class Job:
         self._key = b""
         self._secure = True
         self._told = False
+        self._released = False
 
     @classmethod
     def meet(cls, meeting: Meeting, deadline: Deadline) -> Job:
@@ -122,16 +137,16 @@ class Job:
             if meeting.rank == 0:
                 job._store = Store(loop, meeting.listen(), meeting.secret, meeting.world_size, deadline)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
-            # The store ends the wait for the others, and knows who is missing: a rank's own clock must not run out first.
-            patience = Deadline(deadline.timeout_s + 2.0)
             job.control = SocketControl(loop, join, meeting.address, meeting.secret, deadline)
-            welcome = job.control.welcome(patience)
+            # The store ends the wait for the others, and knows who is missing: this rank's own clock should not run out first.
+            welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
             job._key = hmac.digest(meeting.secret, welcome.key, hashlib.sha256)
             job._secure = bool(meeting.secret)
         except BaseException:
             job._release()
             raise
         atexit.register(job._at_exit)
+        forget_after_fork(job)
         return job
 
     @classmethod
@@ -178,6 +193,8 @@ class Job:
     def close(self, deadline: Deadline) -> None:
         """Leave: wait until every rank does, as long as the deadline allows, then give everything back.
 
+        Where the others need longer, rank 0's process goes on to carry their control connections in the background.
+
         Raises
         ------
         CommError
@@ -186,13 +203,18 @@ class Job:
         if self.closed:
             return
         self.closed = True
+        all_left = True
         try:
             if not self.control.failed:
-                self.control.leave(deadline)
+                all_left = self.control.leave(deadline)
             elif not self._told:
                 raise self.error()
         finally:
-            self._release()
+            if all_left or self._store is None or self.control.failed:
+                self._release()
+            else:
+                self._release_backend()
+                self._store.when_alone(self._release)
 
     def abort(self, error: BaseException) -> None:
         """Leave because this rank's program failed; every other rank that waits learns so."""
@@ -207,31 +229,43 @@ class Job:
 
     def finish(self, error: BaseException | None) -> None:
         """End as the program ends, where it did not close its group itself."""
-        if error is not None:
+        if error is not None and not is_success(error):
             self.abort(error)
         else:
             self.close(Deadline(5.0))
+
+    def after_fork(self) -> None:
+        """Let go of a parent's job in a forked child, touching nothing that the parent still uses."""
+        self.closed = True
+        atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
         with contextlib.suppress(ManyHandsError):  # the interpreter is ending: there is nobody left to tell
             self.finish(error)
+        if self._store is not None and not self._released:
+            _log.warning("manyhands: rank 0 has finished, and its process stays until the other ranks have left as well")
+            self._store.drain(None)
 
     def _crashed(self, error: Exception) -> None:
         if hasattr(self, "control"):
             self.control.fail(Verdict("internal", f"the background thread of rank {self.rank} failed: {error!r}", self.rank))
 
-    def _release(self) -> None:
-        """Give everything back, in the order that lets the last messages out."""
-        atexit.unregister(self._at_exit)
+    def _release_backend(self) -> None:
         if self.backend is not None:
             self.backend.abort()
             self.backend.close()
         for listener in self._listeners:
             listener.close()
+
+    def _release(self) -> None:
+        """Give everything back, in the order that lets the last messages out."""
+        self._released = True
+        atexit.unregister(self._at_exit)
+        self._release_backend()
+        if self._store is not None:
+            self._store.drain(1.0)
         if hasattr(self, "control"):
-            if self._store is not None:
-                self._store.drain(1.0)
             self.control.close()
         if self._store is not None:
             self._store.close()
@@ -240,9 +274,7 @@ class Job:
 
     def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
         """Listen for ranks of this job on a free port."""
-        if not self._secure and not is_loopback(host):
-            raise no_secret(host)
-        sock = bind(host, 0)
+        sock = guarded_bind((host, 0), self._secure)
         address = sock.getsockname()
         self._listeners.append(Listener(self.loop, sock, self._key, accept))
         return address[0], address[1]
@@ -250,11 +282,9 @@ class Job:
     def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
         """Connect to a rank of this job."""
         try:
-            return dial(address, self._key, hello, deadline)
-        except DeadlineError as error:
-            if deadline.passed():
-                raise TimeoutError(str(error)) from error
-            raise LinkLost(peer, str(error)) from error
+            return dial(address, self._key, hello, deadline, lambda: self.closed or self.control.failed)
+        except TimeoutError:
+            raise
         except OSError as error:
             raise LinkLost(peer, f"{show_address(address)}: {error.strerror or error}") from error
 

@@ -16,17 +16,24 @@ from manyhands.deadline import Deadline
 from manyhands.errors import DeadlineError
 from manyhands.job import Job
 from manyhands.point_to_point import SIGNATURE, DescriptionMismatch, Incoming, Outgoing, move
-from manyhands.rendezvous.messages import Report, Stalled
+from manyhands.rendezvous.messages import Report
 
 __all__ = ["Peers"]
 
 
 class _Direction:
-    """One direction between this rank and another."""
+    """One direction between this rank and another; ``begun`` counts its messages where the store can ask for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, begun: dict[int, int], peer: int) -> None:
         self.lock = threading.Lock()
-        self.number = 0
+        self._begun = begun
+        self._peer = peer
+
+    def next(self) -> int:
+        """Return the number of the next message."""
+        number = self._begun.get(self._peer, 0)
+        self._begun[self._peer] = number + 1
+        return number
 
 
 class Peers:
@@ -63,14 +70,16 @@ class Peers:
         check_usable(self._job)
         what = self._words(dest, source)
         with ExitStack() as stack:
+            # Both directions first, and only then their numbers: who gives up while it waits must not have used one.
+            sending = None if dest is None else self._take(stack, dest, True, deadline, what)
+            receiving = None if source is None else self._take(stack, source, False, deadline, what)
+            check_usable(self._job)
             flows: list[Outgoing | Incoming] = []
             incoming: Incoming | None = None
-            if array is not None and dest is not None:
-                number = self._take(stack, dest, True, deadline, what)
-                flows.append(Outgoing(self._job.rank, dest, self._channel, number, array))
-            if source is not None:
-                number = self._take(stack, source, False, deadline, what)
-                incoming = Incoming(source, self._channel, number, out)
+            if sending is not None and array is not None and dest is not None:
+                flows.append(Outgoing(self._job.rank, dest, self._channel, sending.next(), array))
+            if receiving is not None and source is not None:
+                incoming = Incoming(source, self._channel, receiving.next(), out)
                 flows.append(incoming)
             self._move(flows, what, deadline)
         return incoming.array if incoming is not None else np.empty(0)
@@ -79,7 +88,7 @@ class Peers:
         transport = self._open()
         self._calls = call = self._calls + 1
         record = self._job.control.recorder.start(self._channel, call, what)
-        stall = partial(self._stalled, what, call)
+        stall = partial(self._stalled, what, call, flows)
 
         def action() -> None:
             try:
@@ -97,9 +106,13 @@ class Peers:
                 self._transport = self._job.open_transport(self._channel)
             return self._transport
 
-    def _take(self, stack: ExitStack, peer: int, is_send: bool, deadline: Deadline, what: str) -> int:
-        """Take a direction for this thread until ``stack`` ends; return the number of its next message."""
-        direction = self._directions.get((peer, is_send)) or self._directions.setdefault((peer, is_send), _Direction())
+    def _take(self, stack: ExitStack, peer: int, is_send: bool, deadline: Deadline, what: str) -> _Direction:
+        """Take a direction for this thread until ``stack`` ends."""
+        direction = self._directions.get((peer, is_send))
+        if direction is None:
+            progress = self._job.control.progress
+            begun = (progress.sends if is_send else progress.receives).setdefault(self._channel, {})
+            direction = self._directions.setdefault((peer, is_send), _Direction(begun, peer))
         if not direction.lock.acquire(timeout=deadline.remaining()):
             raise DeadlineError(
                 f"{what} did not begin within {deadline.timeout_s:g} s: another thread of rank {self._job.rank} was still talking with "
@@ -108,11 +121,11 @@ class Peers:
                 peer=peer,
             )
         stack.callback(direction.lock.release)
-        direction.number += 1
-        return direction.number - 1
+        return direction
 
-    def _stalled(self, what: str, call: int, peers: list[int], idle_s: float) -> None:
-        self._job.control.stalled(Stalled(self._channel, call, what, b"", peers, idle_s))
+    def _stalled(self, what: str, call: int, flows: list[Outgoing | Incoming], peers: list[int]) -> None:
+        messages = [(flow.peer, flow.is_send, flow.number) for flow in flows if not flow.finished]
+        self._job.control.stalled(self._channel, call, what, b"", peers, messages)
 
     def _words(self, dest: int | None, source: int | None) -> str:
         if dest is None:

@@ -44,9 +44,10 @@ class Outgoing:
 
     def __init__(self, rank: int, peer: int, channel: int, number: int, array: Array) -> None:
         self.peer = peer
+        self.finished = False
         self._rank = rank
         self._channel = channel
-        self._number = number
+        self.number = number
         self._array = array
 
     def messages(self) -> Iterator[tuple[bytes, memoryview]]:
@@ -61,7 +62,7 @@ class Outgoing:
             yield self._header(len(piece), index), piece
 
     def _header(self, nbytes: int, index: int) -> bytes:
-        return pack_header(SIGNATURE, self._rank, self._channel, self._number, nbytes, index)
+        return pack_header(SIGNATURE, self._rank, self._channel, self.number, nbytes, index)
 
 
 class Incoming:
@@ -71,9 +72,10 @@ class Incoming:
 
     def __init__(self, peer: int, channel: int, number: int, out: Array | None) -> None:
         self.peer = peer
+        self.finished = False
         self.array: Array = np.empty(0) if out is None else out
         self._channel = channel
-        self._number = number
+        self.number = number
         self._out = out
 
     def messages(self) -> Iterator[tuple[bytes, memoryview]]:
@@ -112,7 +114,7 @@ class Incoming:
         return dtype, shape
 
     def _header(self, nbytes: int, index: int) -> bytes:
-        return pack_header(SIGNATURE, self.peer, self._channel, self._number, nbytes, index)
+        return pack_header(SIGNATURE, self.peer, self._channel, self.number, nbytes, index)
 
 
 def move(transport: Transport, flows: list[Outgoing | Incoming], deadline: Deadline, on_stall: StallCallback) -> None:
@@ -152,3 +154,4 @@ def _proceed(
         if not transfer.done:
             active.append((transfer, flow, messages))
             return
+    flow.finished = True

@@ -10,10 +10,10 @@ from manyhands.deadline import Deadline
 
 __all__ = ["Overdue", "StallCallback", "Waiter"]
 
-StallCallback = Callable[[list[int], float], None]
-"""Called with the peers waited for and the seconds since a byte last moved."""
+StallCallback = Callable[[list[int]], None]
+"""Called with the peers waited for, when nothing has moved for a while."""
 
-_FIRST_STALL_S = 0.25
+_FIRST_STALL_S = 0.2
 _NEXT_STALL_S = 0.5
 
 
@@ -31,14 +31,13 @@ class Waiter:
     The reports cost nothing on the way of a call that goes well: they begin after a quarter of a second.
     """
 
-    __slots__ = ("_deadline", "_idle_since", "_moved", "_on_stall", "_patience", "_transport")
+    __slots__ = ("_deadline", "_moved", "_on_stall", "_patience", "_transport")
 
     def __init__(self, transport: Transport, deadline: Deadline, on_stall: StallCallback) -> None:
         self._transport = transport
         self._deadline = deadline
         self._on_stall = on_stall
         self._patience = Deadline(_FIRST_STALL_S)
-        self._idle_since = 0.0
         self._moved = -1
 
     def wait(self, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
@@ -67,10 +66,9 @@ class Waiter:
         now = time.monotonic()
         moved = sum(transfer.moved for transfer in transfers)
         if moved != self._moved:
-            # The first look since something moved: the clock of idleness starts now, at the earliest of all safe times.
+            # The first look since something moved.
             self._moved = moved
-            self._idle_since = now
             self._patience.at = now + _FIRST_STALL_S
             return
-        self._on_stall(peers(), now - self._idle_since)
+        self._on_stall(peers())
         self._patience.at = now + _NEXT_STALL_S

@@ -56,6 +56,8 @@ class CallSignature:
         How it is carried out; ranks with different selection tables must not exchange bytes.
     count
         The number of elements of ``shape``.
+    part
+        Which part of the operation it is, where that takes several calls: what travels ahead of the data.
     """
 
     operation: str
@@ -67,11 +69,12 @@ class CallSignature:
     counts: tuple[int, ...] | None = None
     algorithm: str = ""
     count: int = 0
+    part: str = ""
 
     @cached_property
     def digest(self) -> bytes:
         """Eight bytes that differ where any field differs."""
-        fields = (self.operation, self.dtype, self.shape, self.op, self.root, self.counts, self.algorithm)
+        fields = (self.operation, self.dtype, self.shape, self.op, self.root, self.counts, self.algorithm, self.part)
         return hashlib.blake2b(repr(fields).encode(), digest_size=8).digest()
 
     @property
@@ -79,7 +82,7 @@ class CallSignature:
         """The position of the operation in `OPERATIONS`."""
         return OPERATIONS.index(self.operation)
 
-    def describe(self, *, with_algorithm: bool = False) -> str:
+    def describe(self) -> str:
         """Return the call in words, such as ``all_reduce(float32[2, 3], op="sum")``."""
         parts = []
         if self.dtype:
@@ -90,9 +93,8 @@ class CallSignature:
             parts.append(f"root={self.root}")
         if self.counts is not None:
             parts.append(f"counts={list(self.counts)}")
-        if with_algorithm and self.algorithm:
-            parts.append(f"algorithm {self.algorithm}")
-        return f"{self.operation}({', '.join(parts)})"
+        about = f"{self.part} of " if self.part else ""
+        return f"{about}{self.operation}({', '.join(parts)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Callable
 
 __all__ = ["Screen", "Stream", "screens"]
 
@@ -20,17 +21,29 @@ class Screen:
         """Whether nobody reads the file any more; what is written from then on is dropped."""
         self.open_line: Stream | None = None
         """The stream whose line is not ended yet, or that went back to its start by a carriage return."""
+        self.wait: Callable[[int], bool] = _wait_for_reader
+        """Waits a while until a file can be written, and tells whether to go on trying."""
 
     def write(self, fd: int, data: bytes) -> None:
-        """Write all of ``data``, waiting for a slow reader."""
+        """Write all of ``data``, waiting for a slow reader as long as `wait` goes on."""
         view = memoryview(data)
         while view and not self.broken:
+            # Never more than a ready pipe takes at once: a write that blocked would be deaf to signals.
+            if not select.select([], [fd], [], 0)[1]:
+                if not self.wait(fd):
+                    return
+                continue
             try:
-                view = view[os.write(fd, view) :]
+                view = view[os.write(fd, view[: select.PIPE_BUF]) :]
             except BlockingIOError:
-                select.select([], [fd], [])
+                continue
             except OSError:
                 self.broken = True
+
+
+def _wait_for_reader(fd: int) -> bool:
+    select.select([], [fd], [])
+    return True
 
 
 class Stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import socket
@@ -90,6 +91,8 @@ class _Launcher:
         self._job = job
         self._errors = errors
         self._screens = screens(1, 2)
+        for screen in self._screens:
+            screen.wait = self._wait_to_write
         self._selector = selectors.DefaultSelector()
         self._children: list[_Child] = []
         self._streams: set[Stream] = set()
@@ -176,7 +179,7 @@ class _Launcher:
         timeout = max(0.0, min(due) - time.monotonic()) if due else None
         for key, _ in self._selector.select(timeout):
             if key.data is None:
-                self._on_signals(self._signals.recv(4096))
+                self._on_signals()
             else:
                 self._on_output(key.fileobj, key.data)
         now = time.monotonic()
@@ -186,10 +189,23 @@ class _Launcher:
         if any(screen.broken for screen in self._screens) and self._told_to_end is None:
             # Nobody reads any more, as in `manyhands run ... | head`: end as other programs do.
             self._end_from_outside(signal.SIGPIPE)
-        while self._to_send and self._to_send[0][0] <= now:
+        self._send_what_is_due()
+
+    def _send_what_is_due(self) -> None:
+        while self._to_send and self._to_send[0][0] <= time.monotonic():
             _, number = self._to_send.popleft()
             for child in self._running():
                 self._signal(child, number)
+
+    def _wait_to_write(self, fd: int) -> bool:
+        """Serve signals while whoever reads the output is slow; False when nobody should be waited for any more."""
+        if self._told_to_end is not None and not self._running():
+            return False
+        timeout = max(0.0, self._to_send[0][0] - time.monotonic()) if self._to_send else None
+        if select.select([self._signals], [fd], [], timeout)[0]:
+            self._on_signals()
+        self._send_what_is_due()
+        return True
 
     def _read(self, pipe: IO[bytes], stream: Stream) -> None:
         self._streams.add(stream)
@@ -204,7 +220,11 @@ class _Launcher:
             self._streams.discard(stream)
             stream.close()
 
-    def _on_signals(self, numbers: bytes) -> None:
+    def _on_signals(self) -> None:
+        try:
+            numbers = self._signals.recv(4096)
+        except BlockingIOError:  # served already, while a slow reader was waited for
+            return
         for number in numbers:
             if number == signal.SIGCHLD:
                 self._reap()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from manyhands._version import __version__
 from manyhands.deadline import Deadline
-from manyhands.errors import AuthenticationError, DeadlineError, InternalError, ManyHandsError, RendezvousError
+from manyhands.errors import DeadlineError, InternalError, ManyHandsError, RendezvousError
 from manyhands.rendezvous.loop import Loop
 from manyhands.rendezvous.membership import Membership, error_from
 from manyhands.rendezvous.messages import (
@@ -24,6 +24,7 @@ from manyhands.rendezvous.messages import (
     FromStore,
     Join,
     Leave,
+    Progress,
     Question,
     Report,
     Stalled,
@@ -41,6 +42,7 @@ __all__ = ["CONTROL_HELLO", "Control", "LocalControl", "LocalHub", "SocketContro
 CONTROL_HELLO = b"control"
 _VERDICT_S = 2.0
 """How long a rank that found a failure waits to hear the common first cause before it raises its own finding."""
+_MAX_WORDS = 4000
 
 
 def make_join(rank: int, world_size: int, backend: str, choices: str) -> Join:
@@ -57,6 +59,8 @@ class Control(ABC):
         Who this rank is.
     recorder
         Its last calls.
+    progress
+        How far it has come; those who make calls count there.
     host
         The address by which this rank reaches the store.
     """
@@ -66,12 +70,12 @@ class Control(ABC):
         self.world_size = world_size
         self.host = host
         self.recorder: FlightRecorder = FlightRecorder()
+        self.progress: Progress = Progress({}, {}, {})
         self._changed = threading.Condition()
         self._verdict: Verdict | None = None
         self._welcome: Welcome | None = None
         self._cards: dict[str, list[bytes]] = {}
         self._farewell = False
-        self._left = False
         self._on_failure: list[Callable[[], None]] = []
 
     @abstractmethod
@@ -130,12 +134,24 @@ class Control(ABC):
             raise DeadlineError(f"not all ranks gave their {name!r} card within {deadline.timeout_s:g} s", rank=self.rank)
         return self._cards.pop(name)
 
-    def stalled(self, message: Stalled) -> None:
-        """Tell the store that this rank waits."""
-        self._post(message)
+    def stalled(
+        self,
+        channel: int,
+        sequence: int,
+        operation: str,
+        digest: bytes,
+        awaiting: list[int],
+        messages: list[tuple[int, bool, int]],
+    ) -> None:
+        """Tell the store that this rank waits; the arguments are those of `Stalled`."""
+        progress, alone = self.progress, self.recorder.alone
+        self._post(Stalled(channel, sequence, operation, digest, awaiting, messages, progress, alone))
 
     def report(self, report: Report) -> ManyHandsError:
         """Report a failure; return the first cause that all ranks agree on, or this finding if the store does not answer."""
+        # An exception's text can be of any length and hold what no encoding takes; a report must get through.
+        words = report.text[:_MAX_WORDS].encode("utf-8", "replace").decode()
+        report = Report(report.kind, words, report.peer, report.operation, report.channel, report.sequence)
         if not self.failed:
             self._post(report)
             with self._changed:
@@ -144,17 +160,17 @@ class Control(ABC):
             self.fail(Verdict(report.kind, report.text, report.peer, report.operation, report.sequence))
         return self.error()
 
-    def leave(self, deadline: Deadline) -> None:
-        """Say goodbye, and wait until all ranks have, for as long as the deadline allows.
+    def leave(self, deadline: Deadline) -> bool:
+        """Say goodbye, and wait until all ranks have, for as long as the deadline allows; tell whether they have.
 
         Raises
         ------
         CommError
             The job failed before all ranks had left.
         """
-        self._left = True
-        self._post(Leave())
+        self._post(Leave(self.progress))
         self._wait(lambda: self._farewell, deadline)
+        return self._farewell
 
     def _wait(self, condition: Callable[[], bool], deadline: Deadline) -> None:
         with self._changed:
@@ -229,7 +245,6 @@ class SocketControl(Control):
 
     def close(self) -> None:
         """Close the connection."""
-        self._left = True
         self._connection.close()
 
     def _frame(self, frame: bytes) -> None:
@@ -240,10 +255,7 @@ class SocketControl(Control):
             self._deliver(message)
 
     def _lost(self, reason: str) -> None:
-        if self._left:
-            with self._changed:  # whoever still waits for the farewell of a store that has gone need not
-                self._farewell = True
-                self._changed.notify_all()
+        if self._farewell:
             return
         text = f"rank 0 was lost: the control connection to it at {show_address(self._address)} ended ({reason}), so its process died or was cut off"
         self.fail(Verdict("lost", text, peer=0))
@@ -254,10 +266,10 @@ def _dial_patiently(address: Address, secret: bytes, rank: int, deadline: Deadli
     while not deadline.passed():
         try:
             return dial(address, secret, CONTROL_HELLO, deadline)
-        except (AuthenticationError, DeadlineError, RendezvousError) as error:
+        except RendezvousError as error:
             error.rank = rank
             raise
-        except OSError as error:  # refused, reset, unreachable, unresolved: rank 0 may still be on its way
+        except OSError as error:  # refused, reset, unreachable, unresolved, silent: rank 0 may still be on its way
             failure = error.strerror or str(error)
         time.sleep(min(pause, deadline.remaining()))
         pause = min(pause * 1.5, 0.25)

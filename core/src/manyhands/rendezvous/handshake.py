@@ -18,10 +18,19 @@ import hashlib
 import hmac
 import secrets
 
-__all__ = ["CLIENT_BYTES", "GREETING_BYTES", "HELLO_BYTES", "MAGIC", "REPLY_BYTES", "ClientHandshake", "ServerHandshake"]
+__all__ = [
+    "CLIENT_BYTES",
+    "GREETING_BYTES",
+    "HELLO_BYTES",
+    "MAGIC",
+    "REFUSAL",
+    "REPLY_BYTES",
+    "ClientHandshake",
+    "ServerHandshake",
+]
 
 MAGIC = b"MHANDS\x00\x01"
-_REFUSAL = b"MHREFUSE"
+REFUSAL = b"MHREFUSE"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 HELLO_BYTES = 64
@@ -54,7 +63,7 @@ class ServerHandshake:
         hello = data[GREETING_BYTES : GREETING_BYTES + HELLO_BYTES]
         proof = data[GREETING_BYTES + HELLO_BYTES :]
         if not hmac.compare_digest(proof, _proof(self._secret, b"client", self._nonce, client_nonce, hello)):
-            return _REFUSAL + bytes(_PROOF_BYTES), None
+            return REFUSAL + bytes(_PROOF_BYTES), None
         return MAGIC + _proof(self._secret, b"server", self._nonce, client_nonce, hello), hello
 
 

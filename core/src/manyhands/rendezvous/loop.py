@@ -17,6 +17,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from manyhands.rendezvous.forking import close_after_fork, forget_after_fork
+
 __all__ = ["Loop"]
 
 _log = logging.getLogger("manyhands")
@@ -37,6 +39,8 @@ class Loop:
         self._on_crash = on_crash
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
+        close_after_fork(self._wake_reader)
+        close_after_fork(self._wake_writer)
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._drain)
@@ -45,6 +49,7 @@ class Loop:
         self._count = itertools.count()
         self._running = True
         self._lock = threading.Lock()
+        forget_after_fork(self)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -82,6 +87,11 @@ class Loop:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
+    def after_fork(self) -> None:
+        """Know in a forked child that there is no such thread there."""
+        self._lock = threading.Lock()
+        self._running = False
+
     def _finish(self) -> None:
         with self._lock:
             self._running = False
@@ -95,7 +105,7 @@ class Loop:
 
     def _run(self) -> None:
         while self._running:
-            timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+            timeout = min(max(0.0, self._timers[0][0] - time.monotonic()), 3600.0) if self._timers else None
             for key, mask in self._selector.select(timeout):
                 if key.fd in self._selector.get_map():  # an earlier callback may have closed it
                     self._guard(lambda key=key, mask=mask: key.data(mask))  # type: ignore[misc]

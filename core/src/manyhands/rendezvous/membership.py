@@ -9,7 +9,7 @@ what the ranks report and decides on one *first cause*, which every rank learns 
    say who did what. A rank that does not answer within `_INQUEST_S` is named as silent.
 4. Ranks that wait for long say in which call. Two that wait in one place with different calls are a mismatch, although
    neither may ever meet a message of the other.
-5. Who waits for a rank that has said goodbye waits for nothing: that rank is lost to it.
+5. Who waits for what a rank that has left did not do, or in a circle, waits for ever: see `waits`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from manyhands.rendezvous.messages import (
     FromStore,
     Join,
     Leave,
+    Progress,
     Question,
     Report,
     Stalled,
@@ -44,6 +45,7 @@ from manyhands.rendezvous.messages import (
     Verdict,
     Welcome,
 )
+from manyhands.rendezvous.waits import circle, still_owed
 
 __all__ = ["KINDS", "Membership", "error_from"]
 
@@ -62,8 +64,6 @@ KINDS: dict[str, type[ManyHandsError]] = {
 
 _INQUEST_S = 0.4
 _SUSPICION_S = 0.5
-_ABANDONED_S = 0.7
-"""How long a rank must have waited in vain for one that has left."""
 
 
 def error_from(verdict: Verdict, rank: int) -> ManyHandsError:
@@ -121,7 +121,7 @@ class Membership:
         self._key = key
         self._send = send
         self._call_later = call_later
-        self._left: set[int] = set()
+        self._left: dict[int, Progress] = {}
         self._gone: set[int] = set()
         self._cards: dict[str, dict[int, bytes]] = {}
         self._stalls: dict[int, Stalled] = {}
@@ -136,7 +136,7 @@ class Membership:
     @property
     def finished(self) -> bool:
         """Whether every rank has left or gone."""
-        return self.complete and len(self._left | self._gone) == self.world_size
+        return self.complete and len(self._gone.union(self._left)) == self.world_size
 
     def missing(self) -> list[int]:
         """Return the ranks that have not come."""
@@ -152,8 +152,7 @@ class Membership:
             return self.verdict
         self.members[message.rank] = message
         if self.complete:
-            hosts = [self.members[rank].host for rank in range(self.world_size)]
-            self._tell_all(Welcome(self._key, hosts))
+            self._tell_all(Welcome(self._key))
         return None
 
     def _objection(self, message: Join) -> str:
@@ -189,8 +188,11 @@ class Membership:
                 if self._inquest is not None and message.inquest == self._inquest.number:
                     self._inquest.answers[rank] = message
                     self._close_inquest_if_complete()
-            case Leave():
-                self._left.add(rank)
+            case Leave(progress):
+                self._left[rank] = progress
+                self._stalls.pop(rank, None)
+                for other, stalled in list(self._stalls.items()):
+                    self._check_abandoned(other, stalled)
                 if self.finished:
                     self._tell_all(Farewell())
             case Join():
@@ -218,20 +220,29 @@ class Membership:
 
     def _stalled(self, rank: int, message: Stalled) -> None:
         self._stalls[rank] = message
-        for peer in message.awaiting:
-            if peer in self._left and message.idle_s >= _ABANDONED_S:
-                text = (
-                    f"rank {peer} has closed its group, and rank {rank} waits for it in {message.operation} #{message.sequence}"
-                )
-                self._decide(
-                    Verdict("lost", f"{text}: every rank must make the same calls", peer, message.operation, message.sequence)
-                )
-                return
+        self._check_abandoned(rank, message)
         place = (message.channel, message.sequence)
-        for other, stall in self._stalls.items():
-            if (stall.channel, stall.sequence) == place and message.digest and stall.digest and stall.digest != message.digest:
+        for other, stalled in self._stalls.items():
+            both = message.is_collective and stalled.is_collective
+            if both and (stalled.channel, stalled.sequence) == place and stalled.digest != message.digest:
                 text = f"{show_ranks((rank, other))} wait for each other in different calls"
                 self._open_inquest(rank, Report("mismatch", text, other, message.operation, *place))
+                return
+        waiting = circle(self._stalls, rank, self.world_size)
+        if waiting:
+            text = f"{show_ranks(waiting)} wait for each other, and none can go on: the ranks did not make their calls in the same order"
+            self._open_inquest(rank, Report("mismatch", text, waiting[-1], message.operation, message.channel))
+
+    def _check_abandoned(self, rank: int, stalled: Stalled) -> None:
+        for peer, progress in self._left.items():
+            if (stalled.is_collective or peer in stalled.awaiting) and still_owed(stalled, rank, peer, progress):
+                text = (
+                    f"rank {peer} has closed its group, and rank {rank} waits for it in {stalled.operation} #{stalled.sequence}"
+                )
+                verdict = Verdict(
+                    "lost", f"{text}: every rank must make the same calls", peer, stalled.operation, stalled.sequence
+                )
+                self._decide(verdict)
                 return
 
     def _reported(self, rank: int, message: Report) -> None:
@@ -277,8 +288,8 @@ class Membership:
             )
         lines = [f"  {show_ranks(ranks)}: {story}" for story, ranks in sorted(stories.items(), key=lambda item: min(item[1]))]
         peer = report.peer
-        if report.kind == "deadline" and (silent or absent):
-            peer = (silent or absent)[0]
+        if report.kind == "deadline" and report.sequence is not None and (silent or absent):
+            peer = min(silent or absent)
         self._decide(Verdict(report.kind, "\n".join([report.text, *lines]), peer, report.operation, report.sequence))
 
     def _decide(self, verdict: Verdict) -> None:

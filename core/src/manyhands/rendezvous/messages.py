@@ -12,6 +12,7 @@ __all__ = [
     "FromStore",
     "Join",
     "Leave",
+    "Progress",
     "Question",
     "Report",
     "Stalled",
@@ -47,15 +48,34 @@ class Exchange(msgspec.Struct, frozen=True, tag=True):
     card: bytes
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """How far a rank has come: per channel the collectives begun, and the messages begun to and from each peer."""
+
+    calls: dict[int, int]
+    sends: dict[int, dict[int, int]]
+    receives: dict[int, dict[int, int]]
+
+
 class Stalled(msgspec.Struct, frozen=True, tag=True):
-    """A rank has waited in a call for a while; ``digest`` is that of its `CallSignature`, empty for point to point."""
+    """A rank has waited in a call for a while.
+
+    ``digest`` is that of a collective's `CallSignature`, and empty for a call between two ranks, whose messages stand in
+    ``messages`` as (peer, is a send, number). ``alone`` tells that the rank has used its group from one thread only.
+    """
 
     channel: int
     sequence: int
     operation: str
     digest: bytes
     awaiting: list[int]
-    idle_s: float
+    messages: list[tuple[int, bool, int]]
+    progress: Progress
+    alone: bool
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all ranks take part in the call."""
+        return bool(self.digest)
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
@@ -80,12 +100,13 @@ class Testimony(msgspec.Struct, frozen=True, tag=True):
 class Leave(msgspec.Struct, frozen=True, tag=True):
     """A rank has finished."""
 
+    progress: Progress
+
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """All ranks have come; ``key`` proves membership on data connections."""
 
     key: bytes
-    hosts: list[str]
 
 
 class Cards(msgspec.Struct, frozen=True, tag=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import selectors
 import socket
 import struct
@@ -11,11 +12,13 @@ import time
 from collections.abc import Callable
 
 from manyhands.deadline import Deadline
-from manyhands.errors import AuthenticationError, DeadlineError, RendezvousError
+from manyhands.errors import AuthenticationError, RendezvousError
+from manyhands.rendezvous.forking import close_after_fork
 from manyhands.rendezvous.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
     MAGIC,
+    REFUSAL,
     REPLY_BYTES,
     ClientHandshake,
     ServerHandshake,
@@ -28,7 +31,7 @@ _log = logging.getLogger("manyhands")
 
 Address = tuple[str, int]
 
-_HANDSHAKE_S = 5.0
+_HANDSHAKE_S = 20.0
 """How long a stranger may take to prove itself."""
 _MAX_STRANGERS = 128
 """How many unproven connections a listener keeps at once; the oldest goes first."""
@@ -62,7 +65,7 @@ def bind(host: str, port: int, backlog: int = 1024) -> socket.socket:
         raise RendezvousError(f"rank 0 cannot listen at {where}: the name does not resolve ({error.strerror})") from error
     failure: OSError | None = None
     for family, kind, protocol, _, address in candidates:
-        sock = socket.socket(family, kind, protocol)
+        sock = close_after_fork(socket.socket(family, kind, protocol))
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
@@ -81,77 +84,97 @@ def bind(host: str, port: int, backlog: int = 1024) -> socket.socket:
     raise RendezvousError(f"rank 0 cannot listen at {where}: {remedy}") from failure
 
 
-def dial(address: Address, secret: bytes, hello: bytes, deadline: Deadline) -> socket.socket:
+def dial(
+    address: Address, secret: bytes, hello: bytes, deadline: Deadline, cancelled: Callable[[], bool] = lambda: False
+) -> socket.socket:
     """Connect, prove the secret both ways, and return the non-blocking socket.
+
+    A listener that takes the connection and says nothing may be a rank that is still importing, or busy: it has until the deadline.
+    ``cancelled`` is asked several times a second whether to give up.
 
     Raises
     ------
     ConnectionError
-        Nobody listens there, or the connection broke; `RendezvousError` when the listener is no manyhands.
+        Nobody listens there, or the connection broke, or the dial was cancelled; `RendezvousError` when the listener is no
+        manyhands.
     AuthenticationError
         The two sides hold different secrets.
-    DeadlineError
+    TimeoutError
         The other side did not answer in time.
     OSError
         The host cannot be reached.
     """
     where = show_address(address)
-    sock = _connect(address, deadline)
+    sock = _connect(address, deadline, cancelled)
     try:
         _tune(sock)
         handshake = ClientHandshake(secret, hello)
-        limit = Deadline(max(0.001, min(_HANDSHAKE_S, deadline.remaining())))
-        greeting = _receive_exactly(sock, GREETING_BYTES, limit)
-        if not greeting.startswith(MAGIC[: len(greeting)]) or not greeting:
-            said = f"it said {greeting[:40]!r}" if greeting else "it closed the connection"
-            raise RendezvousError(f"the program that listens at {where} is not a manyhands job: {said}. Is the address right?")
-        if len(greeting) < GREETING_BYTES:
-            raise ConnectionResetError(f"{where} closed the connection during the handshake")
-        sock.settimeout(max(0.001, limit.remaining()))
-        sock.sendall(handshake.answer(greeting))
-        reply = _receive_exactly(sock, REPLY_BYTES, limit)
-        if len(reply) < REPLY_BYTES:
-            raise ConnectionResetError(f"{where} closed the connection during the handshake")
-        if not handshake.accepts(reply):
+        greeting = _receive_exactly(sock, GREETING_BYTES, deadline, cancelled)
+        if not greeting.startswith(MAGIC):
+            raise RendezvousError(
+                f"the program that listens at {where} is not a manyhands job: it said {greeting[:40]!r}. Is the address right?"
+            )
+        sock.send(handshake.answer(greeting))  # 136 bytes into an empty socket buffer always fit
+        if not handshake.accepts(_receive_exactly(sock, REPLY_BYTES, deadline, cancelled)):
             raise AuthenticationError(
                 f"the job at {where} holds another secret than this rank: give all ranks the same MANYHANDS_SECRET "
                 "(`manyhands run` makes one per job), and check that the address is that of your own job"
             )
-    except TimeoutError as error:
-        sock.close()
-        raise DeadlineError(
-            f"{where} took the connection and then said nothing for {_HANDSHAKE_S:g} s: is it a manyhands job?"
-        ) from error
     except BaseException:
         sock.close()
         raise
-    sock.setblocking(False)
     return sock
 
 
-def _connect(address: Address, deadline: Deadline) -> socket.socket:
-    sock = socket.create_connection(address, timeout=max(0.001, deadline.remaining()))
-    if sock.getsockname() == sock.getpeername():
-        # A port of the ephemeral range where nobody listens may be given to this very socket, which then meets itself.
-        sock.close()
-        raise ConnectionRefusedError(f"nobody listens at {show_address(address)}")
-    return sock
+def _connect(address: Address, deadline: Deadline, cancelled: Callable[[], bool]) -> socket.socket:
+    failure = OSError(f"{address[0]} has no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        sock = close_after_fork(socket.socket(family, kind, protocol))
+        try:
+            sock.setblocking(False)
+            error = sock.connect_ex(place)
+            if error == errno.EINPROGRESS:
+                _wait_until(sock, selectors.EVENT_WRITE, deadline, cancelled)
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, os.strerror(error))
+            if sock.getsockname() == sock.getpeername():
+                # A port of the ephemeral range where nobody listens may be given to this very socket, which then meets itself.
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        except TimeoutError:
+            sock.close()
+            raise
+        except OSError as error:
+            sock.close()
+            failure = error
+        else:
+            return sock
+    raise failure
 
 
-def _receive_exactly(sock: socket.socket, count: int, deadline: Deadline) -> bytes:
+def _receive_exactly(sock: socket.socket, count: int, deadline: Deadline, cancelled: Callable[[], bool]) -> bytes:
+    """Return ``count`` bytes; fewer when it is clear that they are none of ours."""
     data = b""
     while len(data) < count:
-        sock.settimeout(max(0.001, deadline.remaining()))
-        try:
-            piece = sock.recv(count - len(data))
-        except ConnectionResetError:
-            break
+        _wait_until(sock, selectors.EVENT_READ, deadline, cancelled)
+        piece = sock.recv(count - len(data))
         if not piece:
-            break
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection during the handshake")
         data += piece
-        if not data.startswith(MAGIC[: len(data)]) and data[:2] != b"MH":
+        if not data.startswith(MAGIC[: len(data)]) and not data.startswith(REFUSAL[: len(data)]):
             break
     return data
+
+
+def _wait_until(sock: socket.socket, event: int, deadline: Deadline, cancelled: Callable[[], bool]) -> None:
+    """Wait until ``sock`` is ready, asking now and then whether anybody still wants it."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, event)
+        while not selector.select(min(0.1, deadline.remaining())):
+            if cancelled():
+                raise ConnectionAbortedError(errno.ECONNABORTED, "the job was aborted")
+            if deadline.passed():
+                raise TimeoutError("it took the connection and said nothing" if event == selectors.EVENT_READ else "no answer")
 
 
 def _tune(sock: socket.socket) -> None:
@@ -218,7 +241,12 @@ class Listener:
             time.sleep(0.01)
             return
         sock.setblocking(False)
-        _tune(sock)
+        close_after_fork(sock)
+        try:
+            _tune(sock)
+        except OSError:  # it has gone already
+            sock.close()
+            return
         while len(self._strangers) >= _MAX_STRANGERS:
             self._drop(next(iter(self._strangers.values())))
         stranger = _Stranger(sock, (address[0], address[1]), ServerHandshake(self._secret))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 
@@ -22,20 +23,32 @@ class Record:
         self.started: float = time.monotonic()
         self.finished: float = 0.0
 
-    def describe(self, *, with_algorithm: bool = False) -> str:
+    def describe(self) -> str:
         """Return the call in words, with its number."""
-        what = self.call if isinstance(self.call, str) else self.call.describe(with_algorithm=with_algorithm)
+        what = self.call if isinstance(self.call, str) else self.call.describe()
         return f"{what} #{self.sequence}"
 
 
 class FlightRecorder:
-    """The last ``length`` calls of a rank, over all its groups."""
+    """The last ``length`` calls of a rank, over all its groups.
+
+    Attributes
+    ----------
+    alone
+        Whether all calls so far came from one thread.
+    """
 
     def __init__(self, length: int = 128) -> None:
         self._records: deque[Record] = deque(maxlen=length)
+        self._thread = 0
+        self.alone: bool = True
 
     def start(self, channel: int, sequence: int, call: CallSignature | str) -> Record:
         """Note that a call begins."""
+        thread = threading.get_ident()
+        if thread != self._thread:
+            self.alone = not self._thread
+            self._thread = thread
         record = Record(channel, sequence, call)
         self._records.append(record)
         return record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 
 from manyhands.deadline import Deadline
 from manyhands.rendezvous.loop import Loop
@@ -18,7 +19,8 @@ __all__ = ["Store"]
 class Store:
     """Serve one job: take its ranks in, then carry their control connections.
 
-    It listens only until all ranks have come, so that the port is free for the next job, and a late stranger meets nobody.
+    It takes connections only until all ranks have come. A port of its own is then free for the next job; one that the launcher
+    handed over stays open for the next group of this job, and whoever comes in between waits for that.
 
     Parameters
     ----------
@@ -39,15 +41,24 @@ class Store:
         self._ranks: dict[int, FrameConnection] = {}
         self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later)
         self._deadline = deadline
-        self._alone = threading.Event()
-        self._open: set[FrameConnection] = set()
+        self._changed = threading.Condition()
+        self._seats: set[FrameConnection] = set()
         self._listener = Listener(loop, sock, secret, self._incoming, self._refused)
         loop.call(lambda: loop.call_later(deadline.remaining(), self._late))
 
-    def drain(self, timeout_s: float) -> None:
-        """Wait until no rank but this process's own is connected."""
-        if len(self._open) > 1:
-            self._alone.wait(timeout_s)
+    def drain(self, timeout_s: float | None) -> None:
+        """Wait until no rank but this process's own is connected, for ever if ``timeout_s`` is None."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._seats) <= 1, timeout_s)
+
+    def when_alone(self, function: Callable[[], None]) -> None:
+        """Call ``function`` in a thread of its own once no rank but this process's own is connected."""
+
+        def wait() -> None:
+            self.drain(None)
+            function()
+
+        threading.Thread(target=wait, name="manyhands-store-drain", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening, and close every connection once what is queued has been sent."""
@@ -55,7 +66,7 @@ class Store:
         self._loop.call(self._close)
 
     def _close(self) -> None:
-        for connection in list(self._open):
+        for connection in list(self._seats):
             connection.close()
 
     def _send(self, rank: int, message: FromStore) -> None:
@@ -89,10 +100,10 @@ class _Seat:
         self._store = store
         self._rank: int | None = None
         self._connection = FrameConnection(store._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES)
-        store._open.add(self._connection)
+        store._seats.add(self._connection)
 
     def _frame(self, frame: bytes) -> None:
-        store, membership = self._store, self._store._membership
+        membership = self._store._membership
         message = decode_from_rank(frame)
         if message is None or (self._rank is None) != isinstance(message, Join):
             who = "a process" if self._rank is None else f"rank {self._rank}"
@@ -101,8 +112,6 @@ class _Seat:
             self._join(message)
         elif self._rank is not None:
             membership.handle(self._rank, message)
-        if membership.complete:
-            store._listener.close()
 
     def _join(self, message: Join) -> None:
         membership = self._store._membership
@@ -116,10 +125,12 @@ class _Seat:
                 del self._store._ranks[message.rank]
                 self._rank = None
             self._connection.send(encode(verdict))
+        if membership.complete:
+            self._store._listener.close()
 
     def _lost(self, reason: str) -> None:
-        self._store._open.discard(self._connection)
-        if len(self._store._open) <= 1:
-            self._store._alone.set()
+        with self._store._changed:
+            self._store._seats.discard(self._connection)
+            self._store._changed.notify_all()
         if self._rank is not None:
             self._store._membership.lost(self._rank, reason)

@@ -23,9 +23,12 @@ from manyhands_tcp.transfers import Receiving, Sending
 
 __all__ = ["TcpBackend", "TcpTransport"]
 
+_yield = getattr(os, "sched_yield", lambda: time.sleep(0))
+
 _HELLO = struct.Struct("<4sBxxxII")  # "tcp", purpose, channel, rank
 _LINK, _KNOCK = 0, 1
 _KNOCK_AFTER_S = 0.02
+_KNOCK_AGAIN_S = 1.0
 _POLL_AFTER_TRIES = 20
 """A blocked process takes about 40 us to wake; that many tries find what comes within a few."""
 
@@ -59,9 +62,15 @@ class TcpBackend(Backend):
         self._dialling: set[tuple[int, int]] = set()
         self._ended = ""
         host = config.host or (address_of(config.interface) if config.interface else bootstrap.host)
+        self._addresses: list[tuple[str, int]] = []
+        self._early_knocks: list[tuple[int, int]] = []
         address = bootstrap.listen(host, self._accept)
-        cards = bootstrap.exchange("tcp", repr_address(address))
-        self._addresses = [parse_card(card) for card in cards]
+        addresses = [parse_card(card) for card in bootstrap.exchange("tcp", repr_address(address))]
+        with self._changed:
+            self._addresses = addresses
+            knocks, self._early_knocks = self._early_knocks, []
+        for channel, peer in knocks:
+            self._start_dial(channel, peer)
 
     def open_transport(self, channel: int) -> TcpTransport:
         """Return the transport of a channel."""
@@ -97,29 +106,35 @@ class TcpBackend(Backend):
         TimeoutError
             The deadline passed.
         """
-        if peer > self.rank:
-            self._dial(channel, peer, deadline)
-        return self._await_link(channel, peer, deadline)
-
-    def _await_link(self, channel: int, peer: int, deadline: Deadline) -> socket.socket:
         key = (channel, peer)
+        dials = peer > self.rank
         knock_at = time.monotonic() + _KNOCK_AFTER_S
-        knocked = peer > self.rank
         while True:
+            if dials:
+                self._dial(channel, peer, deadline)
             with self._changed:
-                limit = deadline.at if knocked else min(knock_at, deadline.at)
-                self._changed.wait_for(lambda: self._ended or key in self._links, max(0.0, limit - time.monotonic()))
+                limit = deadline.at if dials else min(knock_at, deadline.at)
+                # Another thread's dial may fail, which is then for this one to try.
+                idle = dials and key not in self._dialling
+                if not idle:
+                    self._changed.wait_for(
+                        lambda: self._ended or key in self._links or (dials and key not in self._dialling),
+                        max(0.0, limit - time.monotonic()),
+                    )
                 if self._ended:
                     raise LinkLost(peer, self._ended)
                 if key in self._links:
                     return self._links[key]
             if deadline.passed():
                 raise TimeoutError(f"no connection to rank {peer}")
-            if not knocked:
-                knocked = True
-                self._bootstrap.dial(
-                    peer, self._addresses[peer], _HELLO.pack(b"tcp", _KNOCK, channel, self.rank), deadline
-                ).close()
+            if not dials and time.monotonic() >= knock_at:
+                knock_at = time.monotonic() + _KNOCK_AGAIN_S
+                self._knock(channel, peer, deadline)
+
+    def _knock(self, channel: int, peer: int, deadline: Deadline) -> None:
+        """Ask a lower rank to dial."""
+        hello = _HELLO.pack(b"tcp", _KNOCK, channel, self.rank)
+        self._bootstrap.dial(peer, self._addresses[peer], hello, deadline).close()
 
     def _dial(self, channel: int, peer: int, deadline: Deadline) -> None:
         key = (channel, peer)
@@ -133,6 +148,7 @@ class TcpBackend(Backend):
         finally:
             with self._changed:
                 self._dialling.discard(key)
+                self._changed.notify_all()
 
     def _accept(self, sock: socket.socket, hello: bytes) -> None:
         """Take an authenticated connection; runs in core's background thread, so that it must not block."""
@@ -141,6 +157,13 @@ class TcpBackend(Backend):
             self._add((channel, peer), sock)
             return
         sock.close()
+        with self._changed:
+            if not self._addresses:
+                self._early_knocks.append((channel, peer))
+                return
+        self._start_dial(channel, peer)
+
+    def _start_dial(self, channel: int, peer: int) -> None:
         threading.Thread(target=self._answer_knock, args=(channel, peer), name="manyhands-tcp-dial", daemon=True).start()
 
     def _answer_knock(self, channel: int, peer: int) -> None:
@@ -149,7 +172,11 @@ class TcpBackend(Backend):
             self._dial(channel, peer, Deadline(10.0))
 
     def _add(self, key: tuple[int, int], sock: socket.socket) -> None:
-        self._tune(sock)
+        try:
+            self._tune(sock)
+        except OSError:  # it broke already; whoever needs it finds none, and the control connection tells why
+            sock.close()
+            return
         with self._changed:
             if self._ended or key in self._links:
                 sock.close()
@@ -210,7 +237,7 @@ class TcpTransport(Transport):
                 tries = _POLL_AFTER_TRIES
             elif tries:
                 tries -= 1
-                os.sched_yield()
+                _yield()
             else:
                 self._block(transfers, deadline)
                 tries = 1

@@ -1,0 +1,279 @@
+"""The engine over a transport that a test plays: which messages it sends, in what pieces, and what it makes of what comes."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyhands.backend import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer, Transport
+from manyhands.deadline import Deadline
+from manyhands.dtypes import Reduction, resolve_op
+from manyhands.engine import Engine, Plan, compile_plan
+from manyhands.errors import InternalError
+from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from manyhands.waiting import Overdue
+from manyhands.wire import CallSignature, parse_header
+
+IN, OUT, SCRATCH = (Ref(buffer, 0) for buffer in (Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH))
+SIGNATURE = CallSignature("all_reduce", dtype=12, op="sum", op_code=1)
+PIECE, REDUCE_PIECE = 1 << 20, 1 << 18
+
+
+class Played(Transfer):
+    def __init__(self, peer: int, is_send: bool, header: bytes, payload: memoryview) -> None:
+        self.peer, self.is_send, self.header, self.payload = peer, is_send, header, payload
+        self.done, self.moved = False, 0
+
+
+class PlayedTransport(Transport):
+    """Takes what is sent, and gives what the test has laid ready; holds core to its side of the contract.
+
+    With an ``order``, nothing is done at once, and `wait` finishes one transfer of its choice.
+    """
+
+    def __init__(self, incoming: dict[int, Sequence[bytes]] | None = None, order: random.Random | None = None) -> None:
+        self.sent: list[tuple[int, bytes, bytes]] = []
+        self.received: list[tuple[int, bytes, int]] = []
+        self.connected: list[int] = []
+        self._incoming = {peer: list(payloads) for peer, payloads in (incoming or {}).items()}
+        self._order = order
+        self._busy: dict[tuple[int, bool], Played] = {}
+
+    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
+        self.connected += peers
+
+    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        return self._start(Played(peer, True, header, payload))
+
+    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        assert not payload.readonly, "a transport writes what it receives"
+        return self._start(Played(peer, False, header, payload))
+
+    def _start(self, transfer: Played) -> Transfer:
+        assert transfer.peer in self.connected
+        assert len(transfer.header) == HEADER_BYTES
+        assert (transfer.payload.ndim, transfer.payload.format) == (1, "B")
+        assert (transfer.peer, transfer.is_send) not in self._busy, "one at a time in each direction"
+        if self._order is None:
+            self._finish(transfer)
+        else:
+            self._busy[transfer.peer, transfer.is_send] = transfer
+        return transfer
+
+    def _finish(self, transfer: Played) -> None:
+        if transfer.is_send:
+            self.sent.append((transfer.peer, transfer.header, bytes(transfer.payload)))
+        else:
+            payload = self._incoming[transfer.peer].pop(0)
+            assert len(payload) == len(transfer.payload)
+            transfer.payload[:] = payload
+            self.received.append((transfer.peer, transfer.header, len(payload)))
+        transfer.done = True
+
+    def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+        assert self._order is not None
+        assert set(map(id, transfers)) == set(map(id, self._busy.values()))
+        key = self._order.choice(sorted(self._busy))
+        self._finish(self._busy.pop(key))
+
+    def close(self) -> None:
+        pass
+
+
+def schedule(
+    *steps: Step, collective: Collective = Collective.ALL_REDUCE, chunks: int = 1, scratch: tuple[Ref, ...] = ()
+) -> Schedule:
+    return Schedule(collective, "played", 0, 3, 0, chunks, chunks, scratch, steps)
+
+
+def plan_for(made: Schedule, offsets: Sequence[int], reduction: Reduction | None = None, channel: int = 0) -> Plan:
+    return compile_plan(made, SIGNATURE, channel, offsets, offsets, 8, reduction)
+
+
+def run(transport: Transport, plan: Plan, source: np.ndarray, target: np.ndarray, sequence: int = 0) -> None:
+    Engine(transport).run(plan, source, target, sequence, Deadline(5), lambda peers: None)
+
+
+SUBTRACT = Reduction("difference", 255, np.subtract, is_mean=False)  # shows which operand came first
+
+
+@pytest.mark.parametrize("count", [0, 1, 32767, 32768, 32769, 100_000])
+def test_a_message_that_is_reduced_travels_in_pieces_of_256_kib(count):
+    source, theirs = np.arange(count) * 1.0, np.arange(count) * 2.0 + 5
+    step = REDUCE_PIECE // 8
+    parts = [theirs[start : start + step].tobytes() for start in range(0, count, step)] or [b""]
+    transport = PlayedTransport({1: parts})
+    target = np.full(count, np.nan)
+    plan = plan_for(schedule(Send(1, IN), RecvReduce(1, OUT, IN)), (0, count), resolve_op("sum", source.dtype), channel=6)
+    run(transport, plan, source, target, 41)
+    np.testing.assert_array_equal(target, source + theirs)
+    assert b"".join(payload for _, _, payload in transport.sent) == source.tobytes()
+    assert [len(payload) for _, _, payload in transport.sent] == [len(part) for part in parts]
+    for sender, messages in ((0, [(h, len(p)) for _, h, p in transport.sent]), (1, [(h, n) for _, h, n in transport.received])):
+        for index, (packed, nbytes) in enumerate(messages):
+            header = parse_header(packed)
+            assert header is not None
+            assert (header.operation, header.digest, header.channel) == ("all_reduce", SIGNATURE.digest, 6)
+            assert (header.sender, header.sequence, header.index, header.nbytes) == (sender, 41, index, nbytes)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(0, [0]), (131_072, [PIECE]), (131_073, [PIECE, 8]), (300_000, [PIECE, PIECE, 302_848])]
+)
+def test_a_message_that_is_moved_travels_in_pieces_of_1_mib(count, sizes):
+    source = np.arange(count) * 1.0
+    transport = PlayedTransport()
+    plan = plan_for(schedule(Send(2, IN), Copy(OUT, IN), collective=Collective.BROADCAST), (0, count))
+    target = np.zeros(count)
+    run(transport, plan, source, target)
+    assert [(peer, len(payload)) for peer, _, payload in transport.sent] == [(2, size) for size in sizes]
+    assert b"".join(payload for _, _, payload in transport.sent) == source.tobytes()
+    np.testing.assert_array_equal(target, source)
+
+
+def test_an_element_larger_than_a_piece_is_one_piece():
+    transport = PlayedTransport()
+    plan = compile_plan(schedule(Send(1, IN)), SIGNATURE, 0, (0, 2), (0, 2), 1 << 19, None)
+    run(transport, plan, np.zeros(2, "V524288").view(np.uint8), np.zeros(0, np.uint8))
+    assert len(transport.sent) == 2
+
+
+@pytest.mark.parametrize("incoming_first", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_operands_are_in_the_order_of_the_step_across_pieces(incoming_first, in_place):
+    count, step = 70_000, REDUCE_PIECE // 8
+    source, theirs = np.random.default_rng(0).random(count), np.random.default_rng(1).random(count)
+    expected = theirs - source if incoming_first else source - theirs
+    transport = PlayedTransport({1: [theirs[start : start + step].tobytes() for start in range(0, count, step)]})
+    target = source if in_place else np.empty(count)
+    run(transport, plan_for(schedule(RecvReduce(1, OUT, IN, incoming_first)), (0, count), SUBTRACT), source, target)
+    np.testing.assert_array_equal(target, expected)
+
+
+def test_local_steps_and_scratch():
+    made = schedule(
+        Copy(SCRATCH, Ref(Buffer.INPUT, 1)),
+        Reduce(Ref(Buffer.OUTPUT, 0), SCRATCH, Ref(Buffer.INPUT, 0), after=(0,)),
+        Reduce(Ref(Buffer.OUTPUT, 1), Ref(Buffer.INPUT, 0), SCRATCH, after=(0,)),
+        chunks=2,
+        scratch=(Ref(Buffer.INPUT, 1),),
+    )
+    source, target = np.array([1.0, 2, 30, 40]), np.zeros(4)
+    run(PlayedTransport(), plan_for(made, (0, 2, 4), SUBTRACT), source, target)
+    assert target.tolist() == [29, 38, -29, -38]
+
+
+def test_messages_of_one_direction_keep_their_order_although_a_later_one_is_ready_first():
+    """The k-th send meets the k-th receive, so that the second send waits for the first, which waits for a receive."""
+    made = schedule(
+        Recv(2, Ref(Buffer.OUTPUT, 0)),
+        Send(1, Ref(Buffer.OUTPUT, 0), after=(0,)),
+        Send(1, Ref(Buffer.INPUT, 1)),
+        collective=Collective.BROADCAST,
+        chunks=2,
+    )
+    for seed in range(20):
+        transport = PlayedTransport({2: [np.array([7.0]).tobytes()]}, random.Random(seed))
+        run(transport, plan_for(made, (0, 1, 2)), np.array([1.0, 2.0]), np.zeros(2))
+        assert [np.frombuffer(payload)[0] for _, _, payload in transport.sent] == [7.0, 2.0]
+
+
+@given(seed=st.integers(0, 10**9), count=st.integers(0, 100_000))
+def test_whatever_order_transfers_finish_in(seed, count):
+    made = schedule(
+        Send(1, IN),
+        RecvReduce(1, OUT, IN),
+        Recv(2, SCRATCH),
+        Reduce(OUT, OUT, SCRATCH, after=(1, 2)),
+        Send(2, OUT, after=(3,)),
+        scratch=(Ref(Buffer.INPUT, 0),),
+    )
+    source, first, second = (np.arange(count) * factor for factor in (1.0, 3.0, 5.0))
+    step = REDUCE_PIECE // 8
+    cuts = range(0, count, step) or [0]
+    incoming = {peer: [theirs[start : start + step].tobytes() for start in cuts] for peer, theirs in ((1, first), (2, second))}
+    transport = PlayedTransport(incoming, random.Random(seed))
+    target = np.empty(count)
+    run(transport, plan_for(made, (0, count), resolve_op("sum", source.dtype)), source, target)
+    sent: dict[int, bytes] = defaultdict(bytes)
+    for peer, _, payload in transport.sent:
+        sent[peer] += payload
+    assert (sent[1], sent[2]) == (source.tobytes(), target.tobytes())
+    np.testing.assert_array_equal(target, 9.0 * np.arange(count))
+
+
+def test_messages_without_content_need_no_memory_and_read_only_input_is_never_written():
+    source = np.arange(3.0)
+    source.flags.writeable = False
+    transport = PlayedTransport({1: [b""], 2: [source.tobytes()]})
+    target = np.zeros(3)
+    made = schedule(Send(1, None), Recv(1, None), RecvReduce(2, OUT, IN))
+    run(transport, plan_for(made, (0, 3), resolve_op("sum", source.dtype)), source, target)
+    assert [(peer, payload) for peer, _, payload in transport.sent] == [(1, b"")]
+    assert target.tolist() == [0, 2, 4]
+
+
+def test_an_engine_runs_many_plans_on_other_memory_each_time():
+    plans = [
+        plan_for(
+            schedule(Recv(1, SCRATCH), Copy(OUT, SCRATCH, after=(0,)), scratch=(IN,), collective=Collective.BROADCAST),
+            (0, count),
+        )
+        for count in (3, 1000, 2)
+    ]
+    transport = PlayedTransport({1: [np.full(count, number).tobytes() for number in range(4) for count in (3, 1000, 2)]})
+    engine = Engine(transport)
+    for number in range(4):
+        for plan, count in zip(plans, (3, 1000, 2), strict=True):
+            target = np.zeros(count, np.int64)
+            engine.run(plan, np.zeros(count, np.int64), target, number, Deadline(5), lambda peers: None)
+            assert (target == number).all()
+    assert transport.connected == [1]
+
+
+def test_a_schedule_that_cannot_move_is_a_bug_and_said_to_be_one():
+    made = schedule(Copy(OUT, IN, after=(1,)), Copy(OUT, IN, after=(0,)))
+    with pytest.raises(InternalError, match="came to a halt"):
+        run(PlayedTransport(), plan_for(made, (0, 1)), np.zeros(1), np.zeros(1))
+
+
+def test_offsets_that_do_not_fit_the_schedule_are_a_bug_and_said_to_be_one():
+    with pytest.raises(InternalError, match="played wants other numbers of chunks"):
+        plan_for(schedule(Send(1, IN)), (0, 1, 2))
+
+
+def test_what_a_transport_finds_reaches_the_caller():
+    for error in (LinkLost(1, "broken"), HeaderMismatch(1, bytes(64))):
+
+        class Broken(PlayedTransport):
+            def wait(self, transfers: Sequence[Transfer], deadline: Deadline, error: Exception = error) -> None:
+                raise error
+
+        with pytest.raises(type(error)) as caught:
+            run(Broken({1: []}, random.Random(0)), plan_for(schedule(Recv(1, OUT)), (0, 1)), np.zeros(1), np.zeros(1))
+        assert caught.value is error
+
+
+def test_a_deadline_names_those_who_are_waited_for_and_stalls_are_told_before():
+    class Silent(PlayedTransport):
+        def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+            # A clock of its own: the deadline is over as soon as somebody waits for it.
+            deadline.at = 0.0
+            raise TimeoutError
+
+    told: list[list[int]] = []
+    plan = plan_for(schedule(Recv(2, OUT), Send(1, IN)), (0, 1))
+    deadline = Deadline(0.6)
+    with pytest.raises(Overdue) as caught:
+        Engine(Silent({2: []}, random.Random(0))).run(
+            plan, np.zeros(1), np.zeros(1), 0, deadline, lambda peers: told.append(sorted(peers))
+        )
+    assert sorted(caught.value.peers) == [1, 2]
+    assert told
+    assert all(peers == [1, 2] for peers in told)
