@@ -260,7 +260,12 @@ def test_what_a_transport_finds_reaches_the_caller():
         assert caught.value is error
 
 
-def test_a_deadline_names_those_who_are_waited_for_and_stalls_are_told_before():
+@pytest.mark.parametrize(
+    ("steps", "awaited"),
+    [((Recv(2, OUT), Send(1, IN)), [2]), ((Send(1, IN), Send(2, IN)), [1, 2]), ((Recv(2, OUT), Recv(1, OUT)), [1, 2])],
+    ids=["receives before sends", "sends", "receives"],
+)
+def test_a_deadline_names_those_who_are_waited_for_and_stalls_are_told_before(steps, awaited):
     class Silent(PlayedTransport):
         def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
             # A clock of its own: the deadline is over as soon as somebody waits for it.
@@ -268,12 +273,12 @@ def test_a_deadline_names_those_who_are_waited_for_and_stalls_are_told_before():
             raise TimeoutError
 
     told: list[list[int]] = []
-    plan = plan_for(schedule(Recv(2, OUT), Send(1, IN)), (0, 1))
+    plan = plan_for(schedule(*steps), (0, 1))
     deadline = Deadline(0.6)
     with pytest.raises(Overdue) as caught:
-        Engine(Silent({2: []}, random.Random(0))).run(
+        Engine(Silent(order=random.Random(0))).run(
             plan, np.zeros(1), np.zeros(1), 0, deadline, lambda peers: told.append(sorted(peers))
         )
-    assert sorted(caught.value.peers) == [1, 2]
+    assert sorted(caught.value.peers) == awaited
     assert told
-    assert all(peers == [1, 2] for peers in told)
+    assert all(peers == awaited for peers in told)

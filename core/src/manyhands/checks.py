@@ -6,7 +6,12 @@ import operator
 from numbers import Real
 from typing import Any
 
-__all__ = ["is_number", "whole"]
+__all__ = ["is_number", "is_success", "whole"]
+
+
+def is_success(error: BaseException) -> bool:
+    """Tell whether an exception is only ``sys.exit()`` with nothing wrong."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def is_number(value: Any) -> bool:

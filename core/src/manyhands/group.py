@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from manyhands.arguments import Arguments
 from manyhands.arrays import Array, check_out, contiguous, handed_over, placed, to_array
+from manyhands.checks import is_success
 from manyhands.collectives import Call, Collectives
 from manyhands.deadline import Deadline
 from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resolve_op
 from manyhands.errors import LayoutError, ManyHandsError, SizeMismatchError, UsageError
-from manyhands.job import Job, is_success
+from manyhands.job import Job
 from manyhands.peers import Peers
 from manyhands.plugins import PluginManager
 from manyhands.rendezvous.messages import Report

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from manyhands.backend import Backend, BackendConfig, Bootstrap, LinkLost, Transfer, Transport
+from manyhands.checks import is_success
 from manyhands.deadline import Deadline
 from manyhands.errors import AuthenticationError, InternalError, ManyHandsError
 from manyhands.rendezvous.control import Control, SocketControl, make_join
@@ -85,11 +86,6 @@ def guarded_bind(address: Address, has_secret: bool) -> socket.socket:
         f"listening at {host} without a secret is refused: anybody who reaches this host could join the job. Set MANYHANDS_SECRET to "
         "the same long random text on all ranks (or rendezvous.secret_file in the config), or meet at 127.0.0.1"
     )
-
-
-def is_success(error: BaseException) -> bool:
-    """Tell whether an exception is only ``sys.exit()`` with nothing wrong."""
-    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 class Job:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from manyhands.checks import whole
+from manyhands.checks import is_success, whole
 from manyhands.errors import InvalidRankError, InvalidWorldSizeError
 
 if TYPE_CHECKING:
@@ -109,8 +109,10 @@ class ThreadRank:
 
     def finish(self, error: BaseException | None) -> None:
         """End the rank."""
-        if error is not None and not self._finishers:
-            # It failed before it had met the others, who wait for it.
+        if error is not None and is_success(error):
+            error = None
+        if error is not None:
+            # The others may be on their way to the next group, and would wait for this rank there.
             from manyhands.rendezvous.messages import Verdict
 
             text = f"rank {self.rank} ended with {type(error).__name__}: {error}"
