@@ -319,10 +319,9 @@ class Group:
             self._arguments.blocks(source, counts, "scatter")
             description[:2] = dtype_code(source.dtype), source.ndim
             description[2 : 2 + source.ndim] = source.shape
-        elif counts is not None:
-            self._arguments.counts(counts)
+        uneven = None if counts is None else self._arguments.counts(counts)
         about = Call(
-            Collective.BROADCAST, _INT64, description.shape, root=root, uneven=None if counts is None else tuple(counts)
+            Collective.BROADCAST, _INT64, description.shape, root=root, uneven=uneven, operation="scatter", part="shape"
         )
         self._collectives.run(about, description if self.rank == root else np.empty(0, _INT64), description, deadline)
         dtype = dtype_from_code(int(description[0]))
