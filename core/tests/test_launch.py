@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError, UsageError
-from manyhands.launch.job import Job, arrange_meeting
+from manyhands.launch.launching import Launch, arrange_meeting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,11 +26,11 @@ import json, signal, sys
 # A test run in the background may ignore SIGINT, and programs inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from manyhands.launch import processes
-from manyhands.launch.job import Job
+from manyhands.launch.launching import Launch
 given = json.loads(sys.argv[1])
 processes._END_S = given.pop("end_s")
 given["args"] = tuple(given.get("args", ()))
-sys.exit(processes.run_job(Job(**given)))
+sys.exit(processes.run_job(Launch(**given)))
 """
 
 WATCHED = """
@@ -61,7 +61,7 @@ def environment(**variables: str) -> dict[str, str]:
 def start(
     directory: Path, script: str, *, end_s: float = 3.0, environ: dict[str, str] | None = None, **job: Any
 ) -> subprocess.Popen[str]:
-    """Start a launcher for ``script``; ``job`` is what `Job` takes."""
+    """Start a launcher for ``script``; ``job`` is what `Launch` takes."""
     path = directory / "program.py"
     path.write_text(textwrap.dedent(script))
     process = subprocess.Popen(
@@ -521,32 +521,32 @@ def test_what_a_rank_leaves_running_ends_with_it(tmp_path: Path, watch: Watch) -
 )
 def test_what_cannot_run_is_refused(job: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
-        Job(**{"target": __file__} | job).validate({})
+        Launch(**{"target": __file__} | job).validate({})
     assert words in str(caught.value)
 
 
 def test_a_directory_needs_a_main(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"__main__\.py"):
-        Job(str(tmp_path)).validate({})
+        Launch(str(tmp_path)).validate({})
     (tmp_path / "__main__.py").write_text("")
-    Job(str(tmp_path)).validate({})
+    Launch(str(tmp_path)).validate({})
 
 
 def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(RendezvousError, match=f"port {port} of 127.0.0.1 is in use .*--rendezvous"):
-            arrange_meeting(Job("x", rendezvous=f"127.0.0.1:{port}"), {})
+        with pytest.raises(RendezvousError, match=f"127.0.0.1:{port}: the port is in use"):
+            arrange_meeting(Launch("x", rendezvous=f"127.0.0.1:{port}"), {})
 
 
 def test_an_address_of_another_host_is_named() -> None:
-    with pytest.raises(RendezvousError, match=r"192\.0\.2\.1 is no address of this host"):
-        arrange_meeting(Job("x", rendezvous="192.0.2.1:29500"), {})
+    with pytest.raises(RendezvousError, match=r"192\.0\.2\.1:\d+: that is no address of this host"):
+        arrange_meeting(Launch("x", rendezvous="192.0.2.1:29500"), {})
 
 
 def test_an_address_of_one_host_is_bound_as_given() -> None:
     port = free_port()
-    meeting = arrange_meeting(Job("x", rendezvous=f"127.0.0.1:{port}"), {})
+    meeting = arrange_meeting(Launch("x", rendezvous=f"127.0.0.1:{port}"), {})
     assert meeting.listener is not None
     with meeting.listener:
         assert meeting.listener.getsockname() == ("127.0.0.1", port)
@@ -554,7 +554,7 @@ def test_an_address_of_one_host_is_bound_as_given() -> None:
 
 
 def test_only_the_first_host_binds() -> None:
-    assert arrange_meeting(Job("x", nodes=2, node_rank=1, rendezvous="192.0.2.1:29500"), {}).listener is None
+    assert arrange_meeting(Launch("x", nodes=2, node_rank=1, rendezvous="192.0.2.1:29500"), {}).listener is None
 
 
 def test_signals_are_served_while_nobody_reads_the_output(tmp_path: Path) -> None:

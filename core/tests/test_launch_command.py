@@ -13,7 +13,7 @@ from manyhands.cli.run import CONTEXT_SETTINGS, run
 from manyhands.errors import BackendUnavailableError, ConfigError, ManyHandsError, UsageError
 from manyhands.hookspecs import hookimpl
 from manyhands.launch import processes, resolve
-from manyhands.launch.job import Job
+from manyhands.launch.launching import Launch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,11 +51,11 @@ def _surroundings(manager: PluginManager, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Job, dict[str, str]]]:
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Launch, dict[str, str]]]:
     """The jobs that would have been started; each ends with the exit code 4."""
-    started: list[tuple[Job, dict[str, str]]] = []
+    started: list[tuple[Launch, dict[str, str]]] = []
 
-    def run_job(job: Job, environ: dict[str, str]) -> int:
+    def run_job(job: Launch, environ: dict[str, str]) -> int:
         started.append((job, environ))
         return 4
 
@@ -75,7 +75,7 @@ def call(*words: str) -> int:
 
 def test_the_exit_code_is_that_of_the_job(jobs: list[Any]) -> None:
     assert call("-n", "3", "script.py") == 4
-    assert jobs[0][0] == Job("script.py", ranks=3)
+    assert jobs[0][0] == Launch("script.py", ranks=3)
 
 
 def test_what_follows_the_script_is_its_own(jobs: list[Any]) -> None:
@@ -101,7 +101,7 @@ def test_the_choices_reach_the_ranks(jobs: list[Any], tmp_path: Path) -> None:
 def test_several_hosts(jobs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANYHANDS_SECRET", "s")
     call("-n", "4", "--nnodes", "2", "--node-rank", "1", "--rendezvous", "node1:29500", "script.py")
-    assert jobs[0][0] == Job("script.py", ranks=4, nodes=2, node_rank=1, rendezvous="node1:29500")
+    assert jobs[0][0] == Launch("script.py", ranks=4, nodes=2, node_rank=1, rendezvous="node1:29500")
 
 
 def test_address_and_secret_of_several_hosts_may_come_from_the_config(jobs: list[Any], tmp_path: Path) -> None:

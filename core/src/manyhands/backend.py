@@ -124,10 +124,6 @@ class Transport(ABC):
             The deadline passed.
         """
 
-    @abstractmethod
-    def close(self) -> None:
-        """Give back all that the transport holds. Never blocks; twice is fine."""
-
 
 class Backend(ABC):
     """A way of moving bytes between the ranks of a job; made by the factory that a `BackendSpec` names."""

@@ -33,6 +33,8 @@ _KEPT_SCRATCH_BYTES = 1 << 24
 
 _BUFFERS = {Buffer.INPUT: 0, Buffer.OUTPUT: 1, Buffer.SCRATCH: 2}
 
+_NOTHING = memoryview(bytearray())
+
 Range = tuple[int, int, int]
 """Which memory (input, output, scratch), first element, one past the last."""
 
@@ -78,6 +80,10 @@ class Plan:
         Whom the plan talks to.
     scratch_count
         Elements of scratch memory.
+    staging_bytes
+        The largest piece that is received to be reduced.
+    itemsize, reduction
+        Bytes per element, and how two are combined.
     """
 
     tasks: tuple[_Task, ...]
@@ -350,7 +356,9 @@ class _Run:
         header = piece.head + self._sequence + piece.tail
         buffer, start, stop = piece.region
         itemsize = self._plan.itemsize
-        if task.kind is RecvReduce:
+        if start == stop:
+            payload = _NOTHING
+        elif task.kind is RecvReduce:
             staging = self._staging.get(lane)
             if staging is None:
                 staging = self._staging[lane] = self._engine.take_staging(self._plan.staging_bytes)

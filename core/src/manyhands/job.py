@@ -322,6 +322,3 @@ class _NoTransport(Transport):
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         raise InternalError("a schedule of a world of one waits")
-
-    def close(self) -> None:
-        pass

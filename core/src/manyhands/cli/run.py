@@ -45,7 +45,7 @@ def run(
     On several hosts, run the same command on each, with its own --node-rank and the same variable MANYHANDS_SECRET.
     """
     # Imported here, so that `manyhands --help` and the other commands do not pay for it.
-    from manyhands.launch.job import Job
+    from manyhands.launch.launching import Launch
     from manyhands.launch.resolve import resolve_launcher
 
     if config is not None and not Path(config).is_file():
@@ -65,7 +65,7 @@ def run(
         rendezvous = meeting.address
     if meeting.secret_file is not None and not environ.get("MANYHANDS_SECRET"):
         environ["MANYHANDS_SECRET"] = _secret_of(meeting.secret_file)
-    job = Job(target, module, tuple(args or ()), ranks, nnodes, node_rank, rendezvous, chosen, not no_prefix)
+    job = Launch(target, module, tuple(args or ()), ranks, nnodes, node_rank, rendezvous, chosen, not no_prefix)
     job.validate(environ)
     if resolution.launcher is None:
         from manyhands.launch.processes import run_job

@@ -22,7 +22,7 @@ from manyhands import error_file
 from manyhands.errors import UsageError
 from manyhands.launch import guard
 from manyhands.launch.failure import Failure, exit_code, primary, report
-from manyhands.launch.job import Job, Meeting, arrange_meeting
+from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
 from manyhands.launch.output import Stream, screens
 
 __all__ = ["run_job"]
@@ -38,7 +38,7 @@ _READ_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_job(job: Job, environ: Mapping[str, str] | None = None) -> int:
+def run_job(job: Launch, environ: Mapping[str, str] | None = None) -> int:
     """Run the ranks of this host to their end.
 
     Must be called from the main thread: it handles signals. While it runs, SIGINT, SIGTERM and SIGHUP are passed on to the ranks.
@@ -59,7 +59,7 @@ def run_job(job: Job, environ: Mapping[str, str] | None = None) -> int:
     Raises
     ------
     UsageError, ConfigError, RendezvousError
-        The job cannot be started; see `Job.validate` and `arrange_meeting`.
+        The job cannot be started; see `Launch.validate` and `arrange_meeting`.
     """
     environ = dict(os.environ if environ is None else environ)
     job.validate(environ)
@@ -87,7 +87,7 @@ class _Child:
 class _Launcher:
     """The ranks of one host, from their start to their end."""
 
-    def __init__(self, job: Job, errors: Path) -> None:
+    def __init__(self, job: Launch, errors: Path) -> None:
         self._job = job
         self._errors = errors
         self._screens = screens(1, 2)
@@ -120,7 +120,7 @@ class _Launcher:
                     pipe.close()
         self._cleanup.close()
 
-    def start(self, meeting: Meeting, environ: Mapping[str, str]) -> None:
+    def start(self, meeting: MeetingPlace, environ: Mapping[str, str]) -> None:
         """Start all ranks."""
         job = self._job
         digits = len(str(job.world_size - 1))

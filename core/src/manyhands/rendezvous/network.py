@@ -62,7 +62,7 @@ def bind(host: str, port: int, backlog: int = 1024) -> socket.socket:
     try:
         candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise RendezvousError(f"rank 0 cannot listen at {where}: the name does not resolve ({error.strerror})") from error
+        raise RendezvousError(f"this host cannot listen at {where}: the name does not resolve ({error.strerror})") from error
     failure: OSError | None = None
     for family, kind, protocol, _, address in candidates:
         sock = close_after_fork(socket.socket(family, kind, protocol))
@@ -76,12 +76,12 @@ def bind(host: str, port: int, backlog: int = 1024) -> socket.socket:
         else:
             return sock
     if failure is not None and failure.errno == errno.EADDRINUSE:
-        remedy = "the port is in use, by another program or another job: choose a free port, or let `manyhands run` choose one"
+        remedy = "the port is in use, by another program or another job: choose a free one, or let `manyhands run` choose on a single host"
     elif failure is not None and failure.errno == errno.EADDRNOTAVAIL:
-        remedy = "that is not an address of this host: rank 0 must run on the host that the rendezvous address names"
+        remedy = "that is no address of this host; rank 0 must run on the host that the rendezvous address names"
     else:
         remedy = str(failure)
-    raise RendezvousError(f"rank 0 cannot listen at {where}: {remedy}") from failure
+    raise RendezvousError(f"this host cannot listen at {where}: {remedy}") from failure
 
 
 def dial(

@@ -194,6 +194,3 @@ class SimulatedTransport(Transport):
                 if remaining <= 0:
                     raise TimeoutError("the deadline passed")
                 self._bell.wait(remaining)
-
-    def close(self) -> None:
-        """Nothing to give back."""

@@ -257,10 +257,6 @@ class TcpTransport(Transport):
             poll.register(fd, mask)
         poll.poll(remaining * 1000)
 
-    def close(self) -> None:
-        """Forget the connections; the backend closes them."""
-        self._links.clear()
-
 
 def repr_address(address: tuple[str, int]) -> bytes:
     """Return an address as a card for the other ranks."""

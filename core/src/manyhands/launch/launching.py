@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import secrets
 import socket
 import sys
@@ -12,10 +10,11 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError, UsageError
+from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, UsageError
 from manyhands.rendezvous.environment import parse_address
+from manyhands.rendezvous.network import bind
 
-__all__ = ["Job", "Meeting", "arrange_meeting"]
+__all__ = ["Launch", "MeetingPlace", "arrange_meeting"]
 
 _MISLEADING = (
     # An outer launcher's or the shell's own say about ranks; it would win over, or contradict, what this launcher sets.
@@ -28,7 +27,7 @@ _MISLEADING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Launch:
     """The part of a job that one host starts.
 
     Attributes
@@ -124,7 +123,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class MeetingPlace:
     """Where the ranks of a job meet, and how they know each other."""
 
     host: str
@@ -134,7 +133,7 @@ class Meeting:
     listener: socket.socket | None
     """The listening socket, to be handed to rank 0; None on the hosts that do not run it."""
 
-    def variables(self, job: Job, local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+    def variables(self, job: Launch, local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the whole environment of one rank: torchrun's variables and ours, upon ``environ``."""
         rank = job.local_ranks[local_rank]
         variables = {name: value for name, value in environ.items() if name not in _MISLEADING}
@@ -156,7 +155,7 @@ class Meeting:
         return variables
 
 
-def arrange_meeting(job: Job, environ: Mapping[str, str]) -> Meeting:
+def arrange_meeting(job: Launch, environ: Mapping[str, str]) -> MeetingPlace:
     """Bind the socket at which the ranks will meet, before any of them runs, so that no other program can take its port.
 
     Raises
@@ -166,47 +165,8 @@ def arrange_meeting(job: Job, environ: Mapping[str, str]) -> Meeting:
     """
     secret = environ.get("MANYHANDS_SECRET") or secrets.token_hex(32)
     if job.rendezvous is None:
-        listener = _listen("127.0.0.1", 0, job.world_size)
-        return Meeting("127.0.0.1", listener.getsockname()[1], secret, secrets.token_hex(8), listener)
+        listener = bind("127.0.0.1", 0)
+        return MeetingPlace("127.0.0.1", listener.getsockname()[1], secret, secrets.token_hex(8), listener)
     host, port = parse_address(job.rendezvous)
-    own = _listen(host, port, job.world_size) if job.node_rank == 0 else None
-    return Meeting(host, port, secret, f"manyhands-{job.rendezvous}", own)
-
-
-def _listen(host: str, port: int, world_size: int) -> socket.socket:
-    try:
-        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise RendezvousError(
-            f"--rendezvous {host}:{port}: this host cannot resolve the name {host!r} ({error.strerror}); give an IP address, or "
-            "a name that all hosts know"
-        ) from None
-    last: OSError | None = None
-    for family, kind, protocol, _, address in candidates:
-        try:
-            return _bound(family, kind, protocol, address, world_size)
-        except OSError as error:
-            last = error
-            if error.errno == errno.EADDRINUSE:
-                break
-    assert last is not None
-    if last.errno == errno.EADDRINUSE:
-        what = f"port {port} of {host} is in use by another program; end it, or choose another port with --rendezvous host:port"
-    elif last.errno == errno.EADDRNOTAVAIL:
-        what = f"{host} is no address of this host; the host with --node-rank 0 must be the one that --rendezvous names"
-    else:
-        what = f"cannot listen on port {port} of {host}: {os.strerror(last.errno or 0)}; choose another with --rendezvous host:port"
-    raise RendezvousError(what) from last
-
-
-def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...], world_size: int) -> socket.socket:
-    listener = socket.socket(family, kind, protocol)
-    try:
-        # Without this, a port stays refused for a minute after the last job that used it.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(max(128, world_size))
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    own = bind(host, port) if job.node_rank == 0 else None
+    return MeetingPlace(host, port, secret, f"manyhands-{job.rendezvous}", own)
