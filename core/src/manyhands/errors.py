@@ -12,7 +12,7 @@
     │   ├─ SelfSendError                  a rank sends to itself
     │   └─ ConfigError                    a configuration file, variable or argument
     ├─ PluginError
-    │   ├─ UnknownBackendError            no installed backend has that name
+    │   ├─ UnknownBackendError (ConfigError)       no installed backend has that name
     │   ├─ BackendUnavailableError (ImportError)   installed, and cannot run here
     │   ├─ DuplicatePluginError           two plugins register one name
     │   └─ ApiVersionError                a plugin built for another version of the contract
@@ -165,8 +165,8 @@ class PluginError(ManyHandsError):
     """Something is wrong with a plugin or with the choice of one."""
 
 
-class UnknownBackendError(PluginError):
-    """No installed plugin provides a backend of that name."""
+class UnknownBackendError(PluginError, ConfigError):
+    """No installed plugin provides a backend of that name; where the name was configured, ``file`` and ``key`` say where."""
 
 
 class BackendUnavailableError(PluginError, ImportError):

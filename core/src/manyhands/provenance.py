@@ -83,6 +83,7 @@ class Problem:
     file: str | None = None
     key: str | None = None
     value: object = None
+    unknown_backend: bool = False
 
 
 def flatten(values: Mapping[str, Any], origin: str, above: tuple[str, ...] = ()) -> Iterator[Leaf]:

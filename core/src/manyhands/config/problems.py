@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import BaseModel
 
-from manyhands.errors import ConfigError
+from manyhands.errors import ConfigError, UnknownBackendError
 from manyhands.plugins.installed import nearest
 from manyhands.provenance import DEFAULT, HIDDEN, PREFIX, Merged, Problem
 
@@ -55,7 +55,8 @@ def from_validation(
 def as_error(problems: Sequence[Problem]) -> ConfigError:
     """Make one error of all problems, one per line; its attributes are those of the first."""
     first = problems[0]
-    return ConfigError("\n".join(each.text for each in problems), file=first.file, key=first.key, value=first.value)
+    kind = UnknownBackendError if all(each.unknown_backend for each in problems) else ConfigError
+    return kind("\n".join(each.text for each in problems), file=first.file, key=first.key, value=first.value)
 
 
 def _unknown_key(path: tuple[str, ...], model: type[BaseModel], above: tuple[str, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,10 +196,11 @@ def _check_names(merged: Merged, manager: PluginManager) -> list[Problem]:
     problems = []
     backend = merged.tree.get("backend", "auto")
     if isinstance(backend, str) and backend != "auto" and backend not in manager.names():
-        problems.append(problem(merged, ("backend",), backend, manager.unknown_text(backend)))
+        problems.append(replace(problem(merged, ("backend",), backend, manager.unknown_text(backend)), unknown_backend=True))
     for name, table in _table(merged, "backends").items():
         if name not in manager.installed_names():
-            problems.append(problem(merged, ("backends", name), table, manager.unknown_text(name)))
+            found = problem(merged, ("backends", name), table, manager.unknown_text(name))
+            problems.append(replace(found, unknown_backend=True))
     collectives = [collective.value for collective in Collective]
     for name, algorithm in _table(merged, "algorithms").items():
         if name not in collectives:
