@@ -95,9 +95,10 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
     """Return the wire code of ``dtype``, 0 when it has none."""
     if not dtype.isnative or dtype.names is not None:
         return 0
-    if dtype.char == "g":
+    # By type: ml_dtypes reuses the characters of these two.
+    if dtype.type is np.longdouble:
         return _CODES["longdouble"]
-    if dtype.char == "G":
+    if dtype.type is np.clongdouble:
         return _CODES["clongdouble"]
     if dtype.name in _ML_NAMES and dtype.type.__module__.partition(".")[0] != "ml_dtypes":
         return 0
@@ -162,7 +163,21 @@ def _resolve(op: Op, dtype: np.dtype[Any]) -> Reduction:
     kind = _kind(dtype)
     if kind not in kinds:
         raise DTypeError(f'op="{op}" is not defined for arrays of {dtype}: {remedy}')
+    if op == "product" and kind == "complex":
+        return Reduction(op, OP_NAMES.index(op) + 1, _complex_product, is_mean=False)
     return Reduction(op, OP_NAMES.index(op) + 1, combine, is_mean=op == "mean")
+
+
+def _complex_product(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+    """Multiply in steps that are each rounded exactly.
+
+    NumPy's own complex product fuses steps where the processor and the layout of the operands allow, so that its bits depend on
+    whether ``out`` is an operand, and all ranks must get the same.
+    """
+    real = left.real * right.real - left.imag * right.imag
+    imag = left.real * right.imag + left.imag * right.real
+    out.real[...] = real
+    out.imag[...] = imag
 
 
 def _custom(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Reduction:

@@ -175,7 +175,7 @@ class Control(ABC):
     def _wait(self, condition: Callable[[], bool], deadline: Deadline) -> None:
         with self._changed:
             self._changed.wait_for(lambda: condition() or self._verdict is not None, deadline.remaining())
-        if self._verdict is not None and not condition():
+        if self._verdict is not None:
             raise self.error()
 
     def fail(self, verdict: Verdict) -> None:

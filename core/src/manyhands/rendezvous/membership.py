@@ -193,8 +193,7 @@ class Membership:
                 self._stalls.pop(rank, None)
                 for other, stalled in list(self._stalls.items()):
                     self._check_abandoned(other, stalled)
-                if self.finished:
-                    self._tell_all(Farewell())
+                self._say_farewell()
             case Join():
                 self._decide(Verdict("protocol", f"rank {rank} joined twice", peer=rank))
 
@@ -211,12 +210,17 @@ class Membership:
                     rank,
                 )
             )
-        elif self.finished:
-            self._tell_all(Farewell())
+        else:
+            self._say_farewell()
 
     def fail(self, verdict: Verdict) -> None:
         """End the job for a reason of the store's own."""
         self._decide(verdict)
+
+    def _say_farewell(self) -> None:
+        # Never after a verdict: a rank that leaves as others abort must learn of that, and not that all is well.
+        if self.finished and self.verdict is None:
+            self._tell_all(Farewell())
 
     def _stalled(self, rank: int, message: Stalled) -> None:
         self._stalls[rank] = message

@@ -34,7 +34,10 @@ def launch(request: LaunchRequest) -> int:
         except KeyboardInterrupt:
             return 130
         except SystemExit as error:
-            return error.code if isinstance(error.code, int) else 1
+            if isinstance(error.code, int):
+                return error.code
+            sys.stderr.write(f"{error.code}\n")  # as the interpreter does
+            return 1
         except Exception as error:  # noqa: BLE001 - any exception of the user's script
             _show(error)
             return 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -75,7 +77,8 @@ def run_ranks(world: ThreadWorld, body: Callable[[int], T]) -> list[T]:
     """Call ``body(rank)`` in a thread for each rank; return the results, or raise what the first failing rank raised."""
     results: dict[int, T] = {}
     failures: list[tuple[int, BaseException]] = []
-    failed = threading.Event()
+    # Events rather than Thread.join, which an interrupt can leave believing that a thread has ended.
+    ended = [threading.Event() for _ in range(world.world_size)]
 
     def target(rank: int) -> None:
         try:
@@ -83,32 +86,31 @@ def run_ranks(world: ThreadWorld, body: Callable[[int], T]) -> list[T]:
                 results[rank] = body(rank)
         except BaseException as error:  # noqa: BLE001 - raised again, in the thread that waits for all ranks
             failures.append((rank, error))
-            failed.set()
+        finally:
+            ended[rank].set()
 
-    threads = [
-        threading.Thread(target=target, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(world.world_size)
-    ]
-    for thread in threads:
-        thread.start()
     try:
-        _join(threads, failed)
+        for rank in range(world.world_size):
+            threading.Thread(target=target, args=(rank,), name=f"rank-{rank}", daemon=True).start()
+        _wait_for(ended, failures)
     except BaseException as error:
         world.abort(f"the program was interrupted by {type(error).__name__}")
-        for thread in threads:
-            thread.join(_GRACE_S / world.world_size)
+        until = time.monotonic() + _GRACE_S
+        for event in ended:
+            event.wait(max(0.0, until - time.monotonic()))
         raise
     if failures:
         raise _first(failures, world.world_size)
     return [results[rank] for rank in range(world.world_size)]
 
 
-def _join(threads: list[threading.Thread], failed: threading.Event) -> None:
-    """Wait for all threads; once a rank has failed, only as long as the others need to learn of it."""
-    waited = 0.0
-    for thread in threads:
-        while thread.is_alive() and waited < _GRACE_S:
-            thread.join(0.1)
-            waited += 0.1 if failed.is_set() else 0.0
+def _wait_for(ended: list[threading.Event], failures: list[tuple[int, BaseException]]) -> None:
+    """Wait for all ranks; once one has failed, only as long as the others need to learn of it."""
+    until = math.inf
+    for event in ended:
+        while not event.wait(0.1) and time.monotonic() < until:
+            if failures and until == math.inf:
+                until = time.monotonic() + _GRACE_S
 
 
 def _first(failures: list[tuple[int, BaseException]], world_size: int) -> BaseException:

@@ -1,0 +1,388 @@
+"""What the store decides: who is in the job, what ended it, and that all ranks learn the same. Time and messages are the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from manyhands.errors import AbortedError, CollectiveMismatchError, CommError, DeadlineError, PeerLostError
+from manyhands.rendezvous import messages
+from manyhands.rendezvous.membership import KINDS, Membership, error_from, show_ranks
+from manyhands.rendezvous.messages import (
+    Cards,
+    Exchange,
+    Farewell,
+    FromStore,
+    Join,
+    Leave,
+    Progress,
+    Question,
+    Report,
+    Stalled,
+    Verdict,
+    Welcome,
+)
+
+
+class Job:
+    """A membership with a clock of its own, and what it has told each rank."""
+
+    def __init__(self, world_size: int = 3, *, joined: bool = True) -> None:
+        self.told: dict[int, list[FromStore]] = {rank: [] for rank in range(world_size)}
+        self.now = 0.0
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self.store = Membership(world_size, b"key", self._send, self._later)
+        if joined:
+            for rank in range(world_size):
+                assert self.join(rank) is None
+            self.forget()
+
+    def _send(self, rank: int, message: FromStore) -> None:
+        self.told[rank].append(message)
+
+    def _later(self, delay_s: float, function: Callable[[], None]) -> None:
+        self._timers.append((self.now + delay_s, function))
+
+    def forget(self) -> None:
+        """Forget what was told so far."""
+        for heard in self.told.values():
+            heard.clear()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and run what was to run by then."""
+        self.now += seconds
+        due = [timer for timer in self._timers if timer[0] <= self.now]
+        self._timers = [timer for timer in self._timers if timer[0] > self.now]
+        for _, function in due:
+            function()
+
+    def join(self, rank: int, /, **changes: Any) -> Verdict | None:
+        facts: dict[str, Any] = {
+            "rank": rank,
+            "world_size": self.store.world_size,
+            "backend": "tcp",
+            "choices": "",
+            "version": "1",
+            "byteorder": "little",
+            "host": f"host{rank}",
+            "pid": 100 + rank,
+        }
+        return self.store.join(Join(**{**facts, **changes}))
+
+    def answer(self, rank: int, text: str, *, entered: bool = True) -> None:
+        """Let a rank answer the last question that it was asked."""
+        question = next(message for message in reversed(self.told[rank]) if isinstance(message, Question))
+        self.store.handle(rank, messages.Testimony(question.inquest, entered, text))
+
+    def verdicts(self) -> list[list[Verdict]]:
+        return [[message for message in heard if isinstance(message, Verdict)] for heard in self.told.values()]
+
+    def the_verdict(self, *, but: tuple[int, ...] = ()) -> Verdict:
+        """Return the one verdict that every rank was told, once."""
+        told = [heard for rank, heard in enumerate(self.verdicts()) if rank not in but]
+        assert all(len(heard) == 1 for heard in told), told
+        assert len({heard[0].text for heard in told}) == 1
+        return told[0][0]
+
+
+def progress(calls: int = 0) -> Progress:
+    return Progress({0: calls}, {}, {})
+
+
+def stalled(sequence: int, digest: bytes, *, operation: str = "barrier", awaiting: list[int] | None = None) -> Stalled:
+    return Stalled(0, sequence, operation, digest, awaiting or [], [], progress(sequence + 1), True)
+
+
+def test_ranks_are_welcome_once_all_have_come() -> None:
+    job = Job(joined=False)
+    for rank in (2, 0):
+        assert job.join(rank) is None
+    assert job.store.missing() == [1]
+    assert not job.store.complete
+    assert job.told == {0: [], 1: [], 2: []}
+    job.join(1)
+    assert job.store.missing() == []
+    assert job.store.complete
+    assert job.told == {rank: [Welcome(b"key")] for rank in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"world_size": 4}, "rank 1 (process 101 on host1) was started for 4 ranks, and rank 0 for 3"),
+        ({"rank": 3}, "rank 3 (process 101 on host1) is not in a world of 3"),
+        ({"rank": -1}, "rank -1 (process 101 on host1) is not in a world of 3"),
+        ({"rank": 0}, "two processes say that they are rank 0: 100 on host0, 101 on host1"),
+        ({"backend": "shm"}, "rank 0 has backend 'tcp', and rank 1 has 'shm'"),
+        ({"choices": "all_reduce=ring"}, "rank 0 has choices '', and rank 1 has 'all_reduce=ring'"),
+        ({"version": "2"}, "rank 0 has version '1', and rank 1 has '2'"),
+        ({"byteorder": "big"}, "rank 0 has byteorder 'little', and rank 1 has 'big'"),
+    ],
+)
+def test_a_rank_that_does_not_fit_ends_the_meeting(changes: dict[str, Any], words: str) -> None:
+    job = Job(joined=False)
+    job.join(0)
+    verdict = job.join(1, **changes)
+    assert verdict is not None
+    assert verdict.kind == "rendezvous"
+    assert verdict.text.startswith(words)
+    assert job.told[0] == [verdict]
+    assert job.join(2) == verdict  # whoever comes later learns it, too
+
+
+def test_cards_are_traded_when_all_are_there() -> None:
+    job = Job()
+    for rank in (1, 2):
+        job.store.handle(rank, Exchange("tcp", b"card %d" % rank))
+    assert job.told == {0: [], 1: [], 2: []}
+    job.store.handle(0, Exchange("tcp", b"card 0"))
+    cards = Cards("tcp", [b"card 0", b"card 1", b"card 2"])
+    assert job.told == {rank: [cards] for rank in range(3)}
+    job.store.handle(0, Exchange("tcp", b"again"))
+    assert job.told[0] == [cards]
+
+
+def test_a_connection_that_ends_is_a_lost_rank() -> None:
+    job = Job()
+    job.store.lost(1, "reset")
+    verdict = job.the_verdict(but=(1,))
+    assert (verdict.kind, verdict.peer) == ("lost", 1)
+    assert verdict.text == "rank 1 was lost: its process 101 on host1 died, or was cut off (reset)"
+    assert job.told[1] == []
+
+
+def test_a_rank_may_be_lost_while_the_others_still_come() -> None:
+    job = Job(joined=False)
+    job.join(0)
+    job.join(1)
+    job.store.lost(1, "reset")
+    assert "rank 1 was lost while the ranks were meeting" in job.verdicts()[0][0].text
+
+
+def test_all_are_told_when_all_have_left() -> None:
+    job = Job()
+    for rank in (2, 0):
+        job.store.handle(rank, Leave(progress()))
+    assert job.told == {0: [], 1: [], 2: []}
+    assert not job.store.finished
+    job.store.handle(1, Leave(progress()))
+    assert job.told == {rank: [Farewell()] for rank in range(3)}
+    assert job.store.finished
+    job.store.lost(1, "closed")
+    assert job.store.verdict is None
+
+
+def test_who_leaves_and_goes_is_not_lost() -> None:
+    job = Job()
+    job.store.handle(1, Leave(progress()))
+    job.store.lost(1, "closed")
+    assert job.store.verdict is None
+    job.store.handle(0, Leave(progress()))
+    job.store.handle(2, Leave(progress()))
+    assert job.told == {0: [Farewell()], 1: [], 2: [Farewell()]}
+
+
+def test_the_first_cause_wins() -> None:
+    job = Job()
+    job.store.lost(1, "reset")
+    job.store.lost(2, "reset as well")
+    job.store.handle(0, Report("aborted", "rank 0 gave up", 0))
+    job.store.handle(0, Report("mismatch", "different calls"))
+    job.store.fail(Verdict("internal", "a bug"))
+    job.pass_time(10)
+    assert job.the_verdict(but=(1, 2)).peer == 1
+    assert [message for message in job.told[0] if isinstance(message, Question)] == []
+
+
+def test_an_abort_is_decided_at_once() -> None:
+    job = Job()
+    job.store.handle(1, Report("aborted", "rank 1 ended with ValueError: no", peer=1))
+    verdict = job.the_verdict()
+    assert (verdict.kind, verdict.text, verdict.peer) == ("aborted", "rank 1 ended with ValueError: no", 1)
+
+
+def test_a_broken_data_connection_waits_for_the_control_connection_to_say_more() -> None:
+    job = Job()
+    job.store.handle(0, Report("lost", "the connection to rank 2 broke", peer=2, operation="barrier", sequence=3))
+    assert job.store.verdict is None
+    job.store.lost(2, "closed")
+    job.pass_time(10)
+    assert "its process 102 on host2 died" in job.the_verdict(but=(2,)).text
+
+
+def test_a_broken_data_connection_counts_when_nothing_else_happens() -> None:
+    job = Job()
+    job.store.handle(0, Report("lost", "the connection to rank 2 broke", peer=2, operation="barrier", sequence=3))
+    job.pass_time(1)
+    verdict = job.the_verdict()
+    assert (verdict.kind, verdict.peer, verdict.operation, verdict.sequence) == ("lost", 2, "barrier", 3)
+
+
+def test_a_mismatch_is_told_with_what_each_rank_did() -> None:
+    job = Job(5)
+    job.store.handle(3, Report("mismatch", "the ranks did not make the same call:", 0, "all_reduce", 0, 7))
+    assert all(heard == [Question(1, 0, 7)] for heard in job.told.values())
+    for rank, text in enumerate(["barrier() #7", "all_reduce() #7", "all_reduce() #7", "barrier() #7", "all_reduce() #7"]):
+        assert job.store.verdict is None
+        job.answer(rank, text)
+    verdict = job.the_verdict()
+    assert verdict.text == (
+        "the ranks did not make the same call:\n  ranks 0, 3: barrier() #7\n  ranks 1-2, 4: all_reduce() #7"
+    )
+    assert (verdict.kind, verdict.peer, verdict.operation, verdict.sequence) == ("mismatch", 0, "all_reduce", 7)
+
+
+def test_a_rank_that_does_not_answer_is_named_when_the_time_is_up() -> None:
+    job = Job()
+    job.store.handle(0, Report("deadline", "barrier #1 did not finish", 1, "barrier", 0, 1))
+    job.answer(0, "barrier() #1")
+    job.answer(1, "barrier() #1")
+    assert job.store.verdict is None
+    job.pass_time(0.5)
+    verdict = job.the_verdict()
+    assert verdict.text == (
+        "barrier #1 did not finish\n  ranks 0-1: barrier() #1\n  rank 2: does not answer: stopped, or cut off"
+    )
+    assert verdict.peer == 2
+
+
+def test_a_missed_deadline_is_about_the_rank_that_was_not_there() -> None:
+    job = Job()
+    job.store.handle(0, Report("deadline", "barrier #1 did not finish", 1, "barrier", 0, 1))
+    job.answer(2, "in no call", entered=False)
+    job.answer(1, "barrier() #1")
+    job.answer(0, "barrier() #1")
+    assert job.the_verdict().peer == 2
+
+
+def test_a_missed_deadline_between_two_ranks_is_about_the_one_that_was_waited_for() -> None:
+    job = Job()
+    job.store.handle(0, Report("deadline", "recv from rank 1 did not finish", 1, "recv from rank 1", 1, None))
+    for rank in (2, 0, 1):
+        job.answer(rank, "in some call", entered=False)
+    assert job.the_verdict().peer == 1
+
+
+def test_an_inquest_does_not_wait_for_a_rank_that_has_gone() -> None:
+    job = Job()
+    job.store.handle(2, Leave(progress(1)))
+    job.store.lost(2, "closed")
+    job.store.handle(0, Report("mismatch", "different:", 1, "barrier", 0, 0))
+    job.answer(0, "barrier() #0")
+    job.answer(1, "all_reduce() #0")
+    assert job.the_verdict(but=(2,)).text.startswith("different:\n  rank 0: barrier() #0\n  rank 1: all_reduce() #0")
+
+
+def test_a_death_during_an_inquest_is_the_cause() -> None:
+    job = Job()
+    job.store.handle(0, Report("mismatch", "different:", 1, "barrier", 0, 0))
+    job.store.lost(2, "reset")
+    assert (job.the_verdict(but=(2,)).kind, job.the_verdict(but=(2,)).peer) == ("lost", 2)
+    job.pass_time(10)
+    assert job.the_verdict(but=(2,)).kind == "lost"
+
+
+def test_answers_to_another_question_do_not_count() -> None:
+    job = Job(2)
+    job.store.handle(0, messages.Testimony(1, True, "too early"))
+    job.store.handle(0, Report("mismatch", "different:", 1, "barrier", 0, 0))
+    job.store.handle(0, messages.Testimony(99, True, "elsewhere"))
+    job.answer(0, "barrier() #0")
+    job.answer(1, "all_reduce() #0")
+    assert "elsewhere" not in job.the_verdict().text
+    assert "too early" not in job.the_verdict().text
+
+
+def test_several_reports_of_one_mismatch_make_one_inquest() -> None:
+    job = Job()
+    for rank in range(3):
+        job.store.handle(rank, Report("mismatch", f"rank {rank} says:", 0, "barrier", 0, 0))
+    assert all(len(heard) == 1 for heard in job.told.values())
+    for rank in range(3):
+        job.answer(rank, f"call {rank}")
+    assert job.the_verdict().text.startswith("rank 0 says:")
+
+
+def test_two_ranks_that_wait_in_one_place_with_different_calls_are_a_mismatch() -> None:
+    job = Job()
+    job.store.handle(0, stalled(4, b"one"))
+    job.store.handle(1, stalled(4, b"one"))
+    assert job.told == {0: [], 1: [], 2: []}
+    job.store.handle(2, stalled(4, b"two", operation="all_reduce"))
+    for rank in range(3):
+        job.answer(rank, f"call of {rank}")
+    verdict = job.the_verdict()
+    assert verdict.kind == "mismatch"
+    assert "rank 2: call of 2" in verdict.text
+
+
+def test_ranks_that_wait_in_different_places_may_still_meet() -> None:
+    job = Job()
+    job.store.handle(0, stalled(4, b"one"))
+    job.store.handle(1, stalled(5, b"two"))
+    job.pass_time(10)
+    assert job.store.verdict is None
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_who_waits_for_a_rank_that_has_left_waits_in_vain(leaves_first: bool) -> None:
+    job = Job()
+    events = [(2, Leave(progress(3))), (0, stalled(3, b"one", operation="all_reduce", awaiting=[2]))]
+    for rank, message in events if leaves_first else reversed(events):
+        assert job.store.verdict is None
+        job.store.handle(rank, message)  # type: ignore[arg-type]
+    verdict = job.the_verdict()
+    assert (verdict.kind, verdict.peer, verdict.operation, verdict.sequence) == ("lost", 2, "all_reduce", 3)
+    assert verdict.text.startswith("rank 2 has closed its group, and rank 0 waits for it in all_reduce #3")
+
+
+def test_a_rank_that_has_left_after_its_part_is_not_waited_for_in_vain() -> None:
+    job = Job()
+    job.store.handle(2, Leave(progress(4)))
+    job.store.handle(0, stalled(3, b"one", awaiting=[2]))
+    assert job.store.verdict is None
+
+
+def test_a_rank_that_joins_twice_breaks_the_protocol() -> None:
+    job = Job()
+    job.store.handle(1, Join(1, 3, "tcp", "", "1", "little", "host1", 101))
+    assert (job.the_verdict().kind, job.the_verdict().peer) == ("protocol", 1)
+
+
+def test_after_a_failure_nobody_is_told_that_all_went_well() -> None:
+    """A rank that hears of the failure and of the farewell at once must not take the one for the other."""
+    job = Job()
+    job.store.handle(0, Leave(progress()))
+    job.store.handle(1, Leave(progress()))
+    job.store.lost(2, "killed")
+    job.store.lost(1, "closed")
+    assert [message for message in job.told[0] if isinstance(message, Farewell)] == []
+    assert job.the_verdict(but=(2,)).peer == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("lost", PeerLostError), ("mismatch", CollectiveMismatchError), ("deadline", DeadlineError), ("aborted", AbortedError)],
+)
+def test_a_verdict_becomes_an_error(kind: str, error: type[Exception]) -> None:
+    raised = error_from(Verdict(kind, "what happened", 2, "barrier", 7), 1)
+    assert type(raised) is error is KINDS[kind]
+    assert (str(raised), raised.rank, raised.peer, raised.operation, raised.sequence) == ("what happened", 1, 2, "barrier", 7)
+
+
+def test_a_verdict_of_a_kind_that_is_not_known_is_an_error_all_the_same() -> None:
+    assert type(error_from(Verdict("news", "from a later version"), 0)) is CommError
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [([3], "rank 3"), ([0, 1], "ranks 0-1"), ([0, 2], "ranks 0, 2"), ([5, 0, 1, 2, 7, 8], "ranks 0-2, 5, 7-8")],
+)
+def test_ranks_are_shown_as_runs(ranks: list[int], words: str) -> None:
+    assert show_ranks(ranks) == words
+
+
+def test_a_rank_that_is_named_twice_is_shown_once() -> None:
+    assert show_ranks([0, 0]) == "rank 0"

@@ -1,0 +1,308 @@
+"""Sockets that prove a secret, and the frames of a control connection."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from manyhands.deadline import Deadline
+from manyhands.errors import AuthenticationError, RendezvousError
+from manyhands.rendezvous.handshake import CLIENT_BYTES, GREETING_BYTES, HELLO_BYTES, MAGIC, REPLY_BYTES
+from manyhands.rendezvous.loop import Loop
+from manyhands.rendezvous.network import FrameConnection, Listener, bind, dial, is_loopback, show_address
+
+SECRET = b"the secret of the tests"
+HELLO = b"hello".ljust(HELLO_BYTES, b"\0")
+
+
+def receive(sock: socket.socket, count: int) -> bytes:
+    """Return the next ``count`` bytes; fewer when the connection ends."""
+    data = b""
+    while len(data) < count and (piece := sock.recv(count - len(data))):
+        data += piece
+    return data
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    crashes: list[Exception] = []
+    loop = Loop("the loop of the tests", crashes.append)
+    yield loop
+    loop.stop()
+    assert crashes == []
+
+
+class Door:
+    """A listener, who came in by it, and who was refused."""
+
+    def __init__(self, loop: Loop, host: str = "127.0.0.1") -> None:
+        sock = bind(host, 0)
+        self.address: tuple[str, int] = sock.getsockname()[:2]
+        self.came: queue.Queue[tuple[socket.socket, bytes]] = queue.Queue()
+        self.refused: queue.Queue[Any] = queue.Queue()
+        self.listener = Listener(loop, sock, SECRET, lambda *who: self.came.put(who), self.refused.put)
+
+    def close(self) -> None:
+        self.listener.close()
+        while not self.came.empty():
+            self.came.get()[0].close()
+
+
+@pytest.fixture
+def door(loop: Loop) -> Iterator[Door]:
+    door = Door(loop)
+    yield door
+    door.close()
+
+
+def call(door: Door, secret: bytes = SECRET) -> socket.socket:
+    return dial(door.address, secret, b"hello", Deadline(5))
+
+
+def test_who_proves_the_secret_comes_in(door: Door) -> None:
+    with call(door) as ours:
+        theirs, hello = door.came.get(timeout=5)
+        with theirs:
+            assert hello == HELLO
+            assert not ours.getblocking()
+            assert not theirs.getblocking()
+            theirs.send(b"welcome")
+            ours.setblocking(True)
+            assert ours.recv(16) == b"welcome"
+
+
+def test_who_does_not_is_refused_and_told(door: Door) -> None:
+    with pytest.raises(AuthenticationError, match="holds another secret than this rank"):
+        call(door, b"another")
+    assert door.refused.get(timeout=5)[0] == "127.0.0.1"
+    assert door.came.empty()
+
+
+def test_nothing_that_is_sent_with_the_proof_is_lost(door: Door) -> None:
+    """The listener reads the handshake and not a byte more: what follows belongs to whoever takes the connection."""
+    with call(door) as ours:
+        ours.send(b"and this")
+        theirs, _ = door.came.get(timeout=5)
+        with theirs:
+            theirs.setblocking(True)
+            assert theirs.recv(64) == b"and this"
+
+
+@pytest.mark.parametrize("words", [b"", b"M", MAGIC, MAGIC + bytes(CLIENT_BYTES - len(MAGIC) - 1)])
+def test_strangers_that_wait_are_no_obstacle(door: Door, words: bytes) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(door.address)).sendall(words)
+        stack.enter_context(call(door))
+        stack.enter_context(door.came.get(timeout=5)[0])
+
+
+def test_a_stranger_is_dropped_at_its_first_wrong_byte(door: Door) -> None:
+    with socket.create_connection(door.address, timeout=5) as sock:
+        assert len(receive(sock, GREETING_BYTES)) == GREETING_BYTES
+        sock.sendall(b"MHANDX")
+        assert sock.recv(1) == b""
+
+
+def test_the_oldest_of_too_many_strangers_goes(door: Door) -> None:
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(door.address, timeout=5)) for _ in range(129)]
+        for sock in strangers:
+            assert len(receive(sock, GREETING_BYTES)) == GREETING_BYTES
+        assert strangers[0].recv(1) == b""
+        strangers[-1].settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            strangers[-1].recv(1)
+
+
+def test_closing_drops_those_that_have_not_proved_themselves(loop: Loop) -> None:
+    door = Door(loop)
+    with socket.create_connection(door.address, timeout=5) as sock:
+        receive(sock, GREETING_BYTES)
+        door.close()
+        assert sock.recv(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(door.address, timeout=5)
+
+
+@contextlib.contextmanager
+def server(talk: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
+    """Serve one connection with ``talk``; yield the address."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+
+        def serve() -> None:
+            connection, _ = sock.accept()
+            with connection, contextlib.suppress(OSError):
+                talk(connection)
+                connection.recv(1 << 16)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield sock.getsockname()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_another_program_is_recognised_by_its_first_bytes() -> None:
+    with (
+        server(lambda sock: sock.sendall(b"220 mail.example.org ESMTP")) as address,
+        pytest.raises(RendezvousError, match=r"not a manyhands job: it said b'220"),
+    ):
+        dial(address, SECRET, b"", Deadline(5))
+
+
+def test_a_server_without_the_secret_is_not_believed() -> None:
+    def pretend(sock: socket.socket) -> None:
+        sock.sendall(MAGIC + bytes(32))
+        receive(sock, CLIENT_BYTES)
+        sock.sendall(MAGIC + bytes(REPLY_BYTES - len(MAGIC)))
+
+    with server(pretend) as address, pytest.raises(AuthenticationError):
+        dial(address, SECRET, b"", Deadline(5))
+
+
+def test_silence_ends_at_the_deadline() -> None:
+    def nothing(sock: socket.socket) -> None:
+        pass
+
+    with server(nothing) as address, pytest.raises(TimeoutError):
+        dial(address, SECRET, b"", Deadline(0.2))
+
+
+def test_a_connection_that_is_closed_early_is_a_connection_error() -> None:
+    def leave(sock: socket.socket) -> None:
+        sock.sendall(MAGIC)
+        sock.shutdown(socket.SHUT_RDWR)
+
+    with server(leave) as address, pytest.raises(ConnectionError):
+        dial(address, SECRET, b"", Deadline(5))
+
+
+def test_nobody_there_is_a_connection_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        with pytest.raises(ConnectionError):
+            dial(taken.getsockname(), SECRET, b"", Deadline(5))
+
+
+def test_a_port_in_use_and_a_foreign_address_are_told() -> None:
+    with bind("127.0.0.1", 0) as first, pytest.raises(RendezvousError, match="in use"):
+        bind("127.0.0.1", first.getsockname()[1])
+    with pytest.raises(RendezvousError, match="not an address of this host"):
+        bind("198.51.100.7", 0)
+    with pytest.raises(RendezvousError, match="does not resolve"):
+        bind("no-such-host.invalid", 0)
+
+
+def test_only_the_address_that_was_asked_for_is_listened_on() -> None:
+    with bind("127.0.0.2", 0) as sock:
+        port = sock.getsockname()[1]
+        socket.create_connection(("127.0.0.2", port), timeout=5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.3", port), timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("0.0.0.0", False), ("::", False), ("192.0.2.1", False),
+     ("128.0.0.1", False), ("1.127.0.0", False), ("::ffff:127.0.0.1", True)],
+)  # fmt: skip
+def test_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_an_address_is_shown_as_people_write_it() -> None:
+    assert show_address(("node1", 29500)) == "node1:29500"
+    assert show_address(("::1", 29500)) == "[::1]:29500"
+
+
+class Line:
+    """A frame connection, the raw other end, and what it heard."""
+
+    def __init__(self, loop: Loop, max_bytes: int = 1000) -> None:
+        ours, self.raw = socket.socketpair()
+        ours.setblocking(False)
+        self.raw.settimeout(5)
+        self.frames: queue.Queue[bytes] = queue.Queue()
+        self.lost: queue.Queue[str] = queue.Queue()
+        self.connection = FrameConnection(loop, ours, self.frames.put, self.lost.put, max_bytes)
+
+    def close(self) -> None:
+        self.connection.close()
+        self.raw.close()
+
+
+@pytest.fixture
+def line(loop: Loop) -> Iterator[Line]:
+    line = Line(loop)
+    yield line
+    line.close()
+
+
+def framed(frame: bytes) -> bytes:
+    return struct.pack("<I", len(frame)) + frame
+
+
+def test_frames_come_whole_however_they_are_cut(line: Line) -> None:
+    frames = [b"", b"one", b"two" * 300, b"\xff"]
+    wire = b"".join(map(framed, frames))
+    for start in range(0, len(wire), 7):
+        line.raw.sendall(wire[start : start + 7])
+    assert [line.frames.get(timeout=5) for _ in frames] == frames
+
+
+def test_frames_are_sent_in_order(line: Line) -> None:
+    for number in range(50):
+        line.connection.send(b"%d" % number)
+    wire = b"".join(framed(b"%d" % number) for number in range(50))
+    assert receive(line.raw, len(wire)) == wire
+
+
+@pytest.mark.parametrize("length", [1001, 1 << 20, (1 << 32) - 1])
+def test_a_frame_that_is_too_long_is_refused_before_it_comes(line: Line, length: int) -> None:
+    line.raw.sendall(struct.pack("<I", length))
+    assert line.lost.get(timeout=5) == f"a frame of {length} bytes was announced, and 1000 are allowed"
+    assert line.raw.recv(1) == b""
+    assert line.frames.empty()
+
+
+def test_a_frame_of_the_greatest_length_comes(line: Line) -> None:
+    line.raw.sendall(framed(bytes(1000)))
+    assert line.frames.get(timeout=5) == bytes(1000)
+
+
+def test_a_connection_that_ends_is_told_once_after_its_last_frame(line: Line) -> None:
+    line.raw.sendall(framed(b"last") + b"\x05\x00")
+    line.raw.close()
+    assert line.lost.get(timeout=5) == "the connection was closed"
+    assert line.frames.get_nowait() == b"last"
+    line.connection.send(b"to nobody")
+    line.connection.close()
+    with pytest.raises(queue.Empty):
+        line.lost.get(timeout=0.05)
+
+
+def test_closing_lets_what_was_queued_out(loop: Loop) -> None:
+    line = Line(loop)
+    line.connection.send(b"goodbye")
+    line.connection.close()
+    assert receive(line.raw, len(framed(b"goodbye"))) == framed(b"goodbye")
+    line.raw.close()
+
+
+def test_a_reader_that_is_slow_gets_all(loop: Loop) -> None:
+    line = Line(loop, 1 << 24)
+    frame = bytes(range(256)) * 8192
+    line.connection.send(frame)
+    wire = b""
+    while len(wire) < len(frame) + 4:
+        wire += line.raw.recv(10_000)
+    assert wire == framed(frame)
+    line.close()

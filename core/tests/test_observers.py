@@ -1,0 +1,288 @@
+"""What observers see, and collectives that a plugin performs itself; with a backend that lives in this file."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import manyhands as mh
+from manyhands.api import (
+    Backend,
+    BackendSpec,
+    Bootstrap,
+    CollectiveRequest,
+    Deadline,
+    Group,
+    LinkLost,
+    NativeCollective,
+    OperationEvent,
+    ThreadWorld,
+    Transfer,
+    Transport,
+    hookimpl,
+)
+from manyhands.plugins import PluginManager
+
+MODULE = "a_backend_of_the_tests"
+
+
+class Table(Backend):
+    """A backend whose ranks are threads that lay their arrays on a common table; it moves no messages."""
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        assert bootstrap.shared is not None
+        self.rank = bootstrap.rank
+        self.arrays: dict[int, Any] = bootstrap.shared.setdefault("arrays", {})
+        self.together: threading.Barrier = bootstrap.shared.setdefault("together", threading.Barrier(bootstrap.world_size))
+
+    def all_arrays(self, mine: Any) -> list[Any]:
+        """Lay down an array; return those of all ranks."""
+        self.together.wait(10)
+        self.arrays[self.rank] = mine.copy()
+        self.together.wait(10)
+        return [self.arrays[rank] for rank in sorted(self.arrays)]
+
+    def open_transport(self, channel: int) -> Transport:
+        return Nothing()
+
+    def abort(self) -> None:
+        self.together.abort()
+
+    def close(self) -> None:
+        pass
+
+
+class Nothing(Transport):
+    """A transport that cannot do anything: whoever comes here was not performed natively."""
+
+    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
+        raise LinkLost(peers[0], "this backend has no messages")
+
+    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        raise AssertionError
+
+    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        raise AssertionError
+
+    def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+        raise AssertionError
+
+    def close(self) -> None:
+        pass
+
+
+class Plugin:
+    """Brings the backend, offers all_reduce and barrier natively, and notes what it is asked and told."""
+
+    def __init__(self) -> None:
+        self.requests: list[CollectiveRequest] = []
+        self.events: list[OperationEvent] = []
+        self.native_calls = 0
+
+    @hookimpl
+    def manyhands_register_backends(self) -> BackendSpec:
+        return BackendSpec(name="table", summary="for tests", factory=f"{MODULE}:Table")
+
+    @hookimpl
+    def manyhands_collective(self, request: CollectiveRequest) -> NativeCollective | None:
+        self.requests.append(request)
+        if request.backend != "table" or request.collective.value not in ("all_reduce", "barrier"):
+            return None
+
+        def native(backend: Backend, source: Any, target: Any, root: int, deadline: Deadline) -> None:
+            assert isinstance(backend, Table)
+            self.native_calls += 1
+            if request.op == "max":
+                raise LinkLost(1 - backend.rank, "this backend cannot take a maximum")
+            total = np.sum(backend.all_arrays(source), axis=0)
+            target[...] = total / request.world_size if request.op == "mean" else total
+
+        return native
+
+    @hookimpl
+    def manyhands_collective_started(self, event: OperationEvent) -> None:
+        self.events.append(event)
+
+    @hookimpl
+    def manyhands_collective_finished(self, event: OperationEvent) -> None:
+        self.events.append(event)
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Plugin:
+    """Register the plugin with a manager that takes the place of this process's own, for one test."""
+    module = ModuleType(MODULE)
+    module.Table = Table  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    manager = PluginManager()
+    monkeypatch.setattr("manyhands.plugins.manager._process_manager", lambda: manager)
+    plugin = Plugin()
+    manager.register(plugin, "table-plugin")
+    return plugin
+
+
+def run(program: Callable[[Group], Any], world_size: int = 2) -> list[Any]:
+    """Run ``program`` on threads over the table; return what each rank returned or raised."""
+    world = ThreadWorld(world_size, "table")
+    results: list[Any] = [None] * world_size
+
+    def body(rank: int) -> None:
+        try:
+            with world.rank(rank), mh.init(config={}, timeout_s=10) as group:
+                results[rank] = program(group)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    return results
+
+
+@pytest.fixture
+def alone(plugin: Plugin) -> Iterator[Group]:
+    """A world of one that the plugin observes."""
+    with mh.init("table", config={}, rank=0, world_size=1) as group:
+        yield group
+
+
+def test_a_native_collective_is_used(plugin: Plugin) -> None:
+    results = run(lambda group: group.all_reduce(np.arange(3.0) + group.rank))
+    for result in results:
+        np.testing.assert_array_equal(result, [1.0, 3.0, 5.0])
+    assert plugin.native_calls == 2
+
+
+def test_plugins_are_asked_once_per_kind_of_call_on_each_rank(plugin: Plugin) -> None:
+    def program(group: Group) -> None:
+        for _ in range(3):
+            group.all_reduce(np.ones(3))
+            group.barrier()
+        group.all_reduce(np.ones((2, 2), np.float32))
+
+    assert run(program) == [None, None]
+    asked = sorted((r.collective.value, str(r.dtype), r.op, r.nbytes) for r in plugin.requests)
+    kinds = [("all_reduce", "float32", "sum", 16), ("all_reduce", "float64", "sum", 24), ("barrier", "uint8", None, 0)]
+    assert asked == sorted(kinds * 2)
+    assert {(r.backend, r.device, r.world_size) for r in plugin.requests} == {("table", "cpu", 2)}
+    assert plugin.native_calls == 14
+
+
+def test_a_native_collective_performs_what_it_was_asked_for(plugin: Plugin) -> None:
+    for result in run(lambda group: group.all_reduce(np.arange(2.0) + 2 * group.rank, op="mean")):
+        np.testing.assert_array_equal(result, [1.0, 2.0])
+
+
+def test_what_no_plugin_performs_goes_by_messages(plugin: Plugin) -> None:
+    results = run(lambda group: group.all_gather(np.ones(1)))
+    assert [type(result) for result in results] == [mh.PeerLostError] * 2
+    assert "this backend has no messages" in str(results[0])
+    assert {r.collective.value for r in plugin.requests} == {"all_gather"}
+
+
+def test_a_native_collective_that_loses_a_peer_fails_as_any(plugin: Plugin) -> None:
+    results = run(lambda group: group.all_reduce(np.ones(1), op="max"))
+    assert [type(result) for result in results] == [mh.PeerLostError] * 2
+    assert "this backend cannot take a maximum" in str(results[0])
+    finished = [event for event in plugin.events if event.finished_ns is not None]
+    assert sorted(type(event.error).__name__ for event in finished) == ["PeerLostError"] * 2
+
+
+def test_observers_see_each_collective_start_and_end(plugin: Plugin) -> None:
+    before = time.monotonic_ns()
+
+    def program(group: Group) -> None:
+        group.all_reduce(np.ones((2, 3), np.float32))
+        group.barrier()
+
+    assert run(program) == [None, None]
+    for rank in range(2):
+        events = [event for event in plugin.events if event.rank == rank]
+        told = [(e.operation, e.sequence, e.algorithm, e.nbytes, e.dtype, e.finished_ns is None) for e in events]
+        assert told == [
+            ("all_reduce", 0, "table", 24, "float32", True),
+            ("all_reduce", 0, "table", 24, "float32", False),
+            ("barrier", 1, "table", 0, "", True),
+            ("barrier", 1, "table", 0, "", False),
+        ]
+        assert all(event.error is None for event in events)
+        times = [time_ns for event in events for time_ns in (event.started_ns, event.finished_ns) if time_ns is not None]
+        assert before <= times[0]
+        assert times[0] == times[1] <= times[2] <= times[3] == times[4] <= times[5] <= time.monotonic_ns()
+    assert len({event.group for event in plugin.events}) == 1
+
+
+def test_observers_see_who_performs_a_collective_in_a_world_of_one(plugin: Plugin, alone: Group) -> None:
+    np.testing.assert_array_equal(alone.all_gather(np.ones(2)), [1.0, 1.0])
+    started, finished = plugin.events
+    assert (started.operation, started.rank, started.nbytes) == ("all_gather", 0, 16)
+    assert started.algorithm not in ("", "table")
+    assert (started.finished_ns, finished.error) == (None, None)
+
+
+def test_a_call_that_is_refused_is_not_observed(plugin: Plugin, alone: Group) -> None:
+    with pytest.raises(mh.DTypeError):
+        alone.all_reduce(np.ones(2, int), op="mean")
+    assert plugin.events == []
+
+
+def test_an_observer_that_raises_breaks_nothing(
+    plugin: Plugin, alone: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Clumsy(list[OperationEvent]):
+        def append(self, event: OperationEvent) -> None:
+            raise ValueError("an observer's own affair")
+
+    plugin.events = Clumsy()
+    for _ in range(3):
+        np.testing.assert_array_equal(alone.all_reduce(np.ones(2)), [1.0, 1.0])
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 2  # once for each of the two hooks
+    assert all("table-plugin" in message for message in messages)
+
+
+def test_a_plugin_that_raises_when_it_is_asked_ends_the_call_in_words(plugin: Plugin, alone: Group) -> None:
+    class Clumsy(list[CollectiveRequest]):
+        def append(self, request: CollectiveRequest) -> None:
+            raise ValueError("no such table")
+
+    plugin.requests = Clumsy()
+    with pytest.raises(mh.PluginError, match=r"ValueError.*no such table.*all_reduce on the backend 'table'"):
+        alone.all_reduce(np.ones(1))
+
+
+def test_messages_between_two_ranks_are_observed_as_well(plugin: Plugin) -> None:
+    """`OperationEvent` is about "one collective, or one message between two ranks"."""
+    results = run(lambda group: group.send(np.ones(1), 1 - group.rank))
+    assert [type(result) for result in results] == [mh.PeerLostError] * 2
+    assert {event.operation for event in plugin.events} == {"send"}
+
+
+def test_the_manager_of_the_process_is_the_one_that_groups_ask(run_python: Callable[..., Any]) -> None:
+    program = """
+import numpy as np
+import manyhands as mh
+from manyhands.api import hookimpl
+from manyhands.plugins import get_plugin_manager
+
+class Watch:
+    @hookimpl
+    def manyhands_collective_finished(self, event):
+        print(event.operation, event.nbytes)
+
+get_plugin_manager().register(Watch(), "watch")
+with mh.init() as group:
+    group.all_reduce(np.ones(3))
+"""
+    done = run_python("-c", program)
+    assert (done.stdout, done.stderr) == ("all_reduce 24\n", "")

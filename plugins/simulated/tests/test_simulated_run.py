@@ -1,0 +1,342 @@
+"""`manyhands_simulated.run`: a function on every rank, and what becomes of exceptions."""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import operator
+import threading
+import traceback
+
+import numpy as np
+import pytest
+
+import manyhands as mh
+import manyhands_simulated
+from manyhands.api import Group, current_rank
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 16])
+def test_results_stand_in_the_order_of_ranks(size):
+    run = manyhands_simulated.run(lambda group: (group.rank, group.world_size, group.backend_name), size)
+    assert run.results == [(rank, size, "simulated") for rank in range(size)]
+
+
+def test_each_rank_is_a_thread_that_knows_its_rank():
+    run = manyhands_simulated.run(lambda group: (current_rank(), threading.current_thread().name), 3)
+    assert run.results == [(rank, f"rank-{rank}") for rank in range(3)]
+    assert current_rank() is None
+
+
+def test_config_and_timeout_are_the_groups():
+    def program(group: Group) -> None:
+        with pytest.raises(
+            mh.DeadlineError, match=r"recv from rank \d #1 did not finish within 0.3 s: rank \d waits for rank \d"
+        ):
+            group.recv(1 - group.rank)
+
+    manyhands_simulated.run(program, 2, timeout_s=0.3)
+    manyhands_simulated.run(program, 2, config={"timeout_s": 0.3})
+    with pytest.raises(mh.ConfigError, match=r"backends\.simulated\.eager_byte"):
+        manyhands_simulated.run(lambda group: None, 2, config={"backends": {"simulated": {"eager_byte": 1}}})
+
+
+@pytest.mark.parametrize("eager_bytes", [0, 1, 100, 1 << 30])
+def test_nothing_depends_on_what_is_sent_at_once(eager_bytes):
+    """With 0 every message waits for its receiver, as the strictest transport would."""
+
+    def program(group: Group) -> None:
+        size, rank = group.world_size, group.rank
+        for count in (0, 1, 7, 30_000):
+            array = np.full(count * size, rank, float)
+            for root in range(size):
+                group.broadcast(array, root)
+                group.gather(array, root)
+                group.scatter(array, root)
+                group.reduce(array, root=root)
+            assert (group.all_reduce(array) == sum(range(size))).all()
+            assert group.all_gather(array).shape == (count * size * size,)
+            group.reduce_scatter(array)
+            group.all_to_all(array)
+            group.barrier()
+            assert (group.sendrecv(array, (rank + 1) % size, (rank - 1) % size) == (rank - 1) % size).all()
+
+    manyhands_simulated.run(program, 5, config={"backends": {"simulated": {"eager_bytes": eager_bytes}}}, timeout_s=20)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, "2", None, True])
+def test_a_world_size_that_is_none(size):
+    with pytest.raises(mh.InvalidWorldSizeError, match="positive integer"):
+        manyhands_simulated.run(lambda group: None, size)
+
+
+class Mine(Exception):
+    """What a program raises."""
+
+
+@pytest.mark.parametrize("failing", [0, 1, 3])
+@pytest.mark.parametrize("wait", ["all_reduce", "recv", "barrier", "close"])
+def test_the_exception_of_one_rank_stops_the_others_and_is_raised(failing, wait):
+    seen: dict[int, BaseException] = {}
+    ready = threading.Barrier(4)
+
+    def program(group: Group) -> None:
+        ready.wait(10)
+        if group.rank == failing:
+            raise Mine("what went wrong")
+        try:
+            if wait == "all_reduce":
+                group.all_reduce(np.ones(1_000_000))
+            elif wait == "recv":
+                group.recv(failing)
+            elif wait == "barrier":
+                group.barrier()
+            else:
+                group.close()
+        except BaseException as error:
+            seen[group.rank] = error
+            raise
+
+    with pytest.raises(Mine, match="what went wrong") as caught:
+        manyhands_simulated.run(program, 4)
+    assert caught.value.rank == failing
+    assert any(f"raised on rank {failing} of 4" in note for note in caught.value.__notes__)
+    assert "in program" in "".join(traceback.format_exception(caught.value))
+    assert sorted(seen) == [rank for rank in range(4) if rank != failing]
+    for error in seen.values():
+        assert type(error) is mh.AbortedError
+        assert error.peer == failing
+        assert f"rank {failing} ended with Mine: what went wrong" in str(error)
+
+
+def test_of_several_exceptions_that_of_the_first_rank_to_fail_is_raised():
+    failed = threading.Event()
+
+    def program(group: Group) -> None:
+        if group.rank == 2:
+            try:
+                raise Mine("first")
+            finally:
+                failed.set()
+        # It waits for the failure, and then fails in its own way.
+        try:
+            group.barrier()
+        except mh.AbortedError:
+            raise ValueError("second") from None
+
+    with pytest.raises(Mine) as caught:
+        manyhands_simulated.run(program, 3)
+    assert caught.value.rank == 2
+
+
+def test_an_exception_that_has_a_rank_keeps_it():
+    def program(group: Group) -> None:
+        if group.rank == 1:
+            group.send(1, 7)
+        group.barrier()
+
+    with pytest.raises(mh.InvalidRankError) as caught:
+        manyhands_simulated.run(program, 3)
+    assert (caught.value.rank, caught.value.peer) == (1, 7)
+
+
+def test_a_rank_that_fails_while_another_has_begun_a_collective():
+    inside = threading.Event()
+
+    def program(group: Group) -> None:
+        if group.rank == 1:
+            assert inside.wait(10)
+            raise Mine
+        if group.rank == 0:
+            # Rank 2 has received from rank 0, which is inside its sendrecv then.
+            group.sendrecv(np.ones(10), 2, 1)
+        else:
+            group.recv(0)
+            inside.set()
+            group.all_reduce(np.ones(100_000))
+
+    with pytest.raises(Mine) as caught:
+        manyhands_simulated.run(program, 3)
+    assert caught.value.rank == 1
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_rank_that_fails_before_the_others_have_come(failing):
+    """They learn it where they are: on their way in, or in the group."""
+
+    def program(group: Group) -> None:
+        if group.rank == failing:
+            raise Mine
+        with pytest.raises(mh.AbortedError):
+            group.barrier()
+
+    for _ in range(20):
+        with pytest.raises(Mine) as caught:
+            manyhands_simulated.run(program, 3)
+        assert caught.value.rank == failing
+
+
+def test_a_rank_that_returns_early_is_lost_to_those_that_wait_for_it():
+    with pytest.raises(mh.PeerLostError, match=r"rank 1 has closed its group, and rank 0 waits") as caught:
+        manyhands_simulated.run(lambda group: None if group.rank else group.recv(1), 2)
+    assert caught.value.peer == 1
+
+
+def test_worlds_do_not_disturb_each_other():
+    """Worlds at once, in several threads, and a world within a rank of another."""
+    sums: list[int] = []
+
+    def inner(group: Group) -> int:
+        return group.all_reduce(group.rank).item()
+
+    def outer(group: Group) -> list[int]:
+        results = manyhands_simulated.run(inner, 3).results
+        group.barrier()
+        return results
+
+    threads = [
+        threading.Thread(
+            target=lambda: sums.extend(functools.reduce(operator.iadd, manyhands_simulated.run(outer, 2).results, []))
+        )
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sums == [3] * 18
+
+
+def test_no_thread_is_left():
+    before = set(threading.enumerate())
+
+    def program(group: Group) -> None:
+        if group.rank == 1:
+            raise Mine
+        group.barrier()
+
+    for _ in range(5):
+        with pytest.raises(Mine):
+            manyhands_simulated.run(program, 4)
+    manyhands_simulated.run(lambda group: group.barrier(), 4)
+    assert not [thread for thread in set(threading.enumerate()) - before if not isinstance(thread, threading.Timer)]
+
+
+def test_an_interrupt_stops_every_rank():
+    waiting = threading.Barrier(3)
+    seen: list[str] = []
+
+    def program(group: Group) -> None:
+        waiting.wait()
+        if group.rank == 0:
+            _thread.interrupt_main()
+        try:
+            group.recv((group.rank + 1) % 3)
+        except mh.AbortedError as error:
+            seen.append(str(error))
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        manyhands_simulated.run(program, 3)
+    assert seen == ["the program was interrupted by KeyboardInterrupt"] * 3
+
+
+MISMATCHES = {
+    "shape": (
+        lambda group, odd: group.all_reduce(np.zeros(3 if odd else 4)),
+        'all_reduce(float64[4], op="sum")',
+        'all_reduce(float64[3], op="sum")',
+    ),
+    "shape of one size": (
+        lambda group, odd: group.all_reduce(np.zeros((2, 3) if odd else (3, 2))),
+        "float64[3, 2]",
+        "float64[2, 3]",
+    ),
+    "dtype": (lambda group, odd: group.all_reduce(np.zeros(4, np.int32 if odd else np.float32)), "float32[4]", "int32[4]"),
+    "op": (lambda group, odd: group.all_reduce(np.zeros(4), "max" if odd else "sum"), 'op="sum"', 'op="max"'),
+    "ufunc": (lambda group, odd: group.all_reduce(np.zeros(4), np.fmax if odd else np.fmin), "np.fmin", "np.fmax"),
+    "root": (lambda group, odd: group.broadcast(np.zeros(4), 1 if odd else 0), "root=0", "root=1"),
+    "root of a reduce": (lambda group, odd: group.reduce(np.zeros(4), root=1 if odd else 0), "root=0", "root=1"),
+    "root of a gather": (lambda group, odd: group.gather(np.zeros(4), 1 if odd else 0), "root=0", "root=1"),
+    "root of a scatter": (lambda group, odd: group.scatter(np.zeros(6), 1 if odd else 0), "root=0", "root=1"),
+    "collective": (
+        lambda group, odd: group.all_gather(np.zeros(3)) if odd else group.all_reduce(np.zeros(3)),
+        "all_reduce(",
+        "all_gather(",
+    ),
+    "order": (
+        lambda group, odd: (group.barrier(), group.all_reduce(1)) if odd else (group.all_reduce(1), group.barrier()),
+        "all_reduce(",
+        "barrier(",
+    ),
+    "counts": (
+        lambda group, odd: group.reduce_scatter(np.zeros(6), counts=[2, 2, 2] if odd else [4, 1, 1]),
+        "counts=[4, 1, 1]",
+        "counts=[2, 2, 2]",
+    ),
+    "rows without counts": (
+        lambda group, odd: group.all_gather(np.zeros((3 if odd else 2, 2))),
+        "float64[2, 2]",
+        "float64[3, 2]",
+    ),
+    "a large shape": (
+        lambda group, odd: group.all_reduce(np.zeros(1_000_000 if odd else 1_000_001)),
+        "float64[1000001]",
+        "float64[1000000]",
+    ),
+    "small and large": (
+        lambda group, odd: group.all_reduce(np.zeros(2 if odd else 1_000_000)),
+        "float64[1000000]",
+        "float64[2]",
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+@pytest.mark.parametrize("what", MISMATCHES)
+def test_a_mismatch_is_an_error_on_every_rank_and_says_who_did_what(what, odd):
+    call, common, different = MISMATCHES[what]
+    errors: dict[int, mh.CollectiveMismatchError] = {}
+
+    def program(group: Group) -> None:
+        group.barrier()
+        with pytest.raises(mh.CollectiveMismatchError) as caught:  # noqa: PT012 - a call may return before the others differ
+            call(group, group.rank == odd)
+            group.barrier()
+        errors[group.rank] = caught.value
+        # The group has failed for good, and says why again.
+        with pytest.raises(mh.CollectiveMismatchError) as again:
+            group.all_reduce(1)
+        assert str(again.value) == str(caught.value)
+
+    manyhands_simulated.run(program, 3)
+    assert sorted(errors) == [0, 1, 2]
+    for rank, error in errors.items():
+        assert error.rank == rank
+        assert str(error) == str(errors[0])
+        stories = dict(line.strip().split(": ", 1) for line in str(error).splitlines() if line.startswith("  rank"))
+        assert different in stories[f"rank {odd}"]
+        others = [story for who, story in stories.items() if who != f"rank {odd}"]
+        assert any(common in story for story in others), str(error)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda group: group.all_to_all(np.arange(3), **({"send_counts": [1, 1, 1]} if group.rank else {})),
+        lambda group: group.broadcast(np.zeros(34, np.int64)) if group.rank else group.scatter(np.arange(3)),
+        lambda group: group.all_to_all(np.arange(3), send_counts=[1, 1, 1], receive_counts=[1, 1, 1 + (group.rank == 2)]),
+        lambda group: group.all_to_all(np.zeros(3, np.int8 if group.rank else np.int16), send_counts=[1, 1, 1]),
+        lambda group: group.scatter(np.arange(3), out=np.zeros(1 + (group.rank == 1), np.int64)),
+    ],
+    ids=["counts on some ranks", "scatter and broadcast", "receive_counts", "dtype with counts", "out of one rank"],
+)
+def test_calls_that_trade_sizes_first_give_nobody_a_wrong_result(program):
+    results = []
+
+    def checked(group: Group) -> None:
+        with pytest.raises(mh.CollectiveMismatchError):
+            results.append(program(group))
+
+    manyhands_simulated.run(checked, 3)
+    assert results == []

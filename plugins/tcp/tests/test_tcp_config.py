@@ -1,0 +1,107 @@
+"""The table ``[backends.tcp]``: where ranks listen, and how connections are tuned."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+import manyhands as mh
+from manyhands_tcp.interfaces import address_of
+from manyhands_tcp.plugin import TcpConfig
+
+
+def run(world_size: int = 2, **tcp: Any) -> list[Any]:
+    """Make a group on threads and sum in it; return each rank's address and congestion control, or what it raised."""
+    port = random.randrange(12000, 32000)
+    config = {"backend": "tcp", "rendezvous": {"address": f"127.0.0.1:{port}"}, "backends": {"tcp": tcp}}
+    results: list[Any] = [None] * world_size
+
+    def body(rank: int) -> None:
+        try:
+            with mh.init(config=config, rank=rank, world_size=world_size, timeout_s=10) as group:
+                assert group.all_reduce(np.ones(1))[0] == world_size
+                backend: Any = group._job.backend
+                sock = next(iter(backend._links.values()))
+                algorithm = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+                results[rank] = backend._addresses[rank][0], algorithm
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return results
+
+
+def test_by_default_ranks_listen_where_they_met() -> None:
+    assert [result[0] for result in run()] == ["127.0.0.1"] * 2
+
+
+def test_an_interface_is_listened_on() -> None:
+    assert [result[0] for result in run(interface="lo")] == ["127.0.0.1"] * 2
+
+
+def test_a_host_is_listened_on_and_wins_over_the_interface() -> None:
+    assert [result[0] for result in run(host="127.0.0.5", interface="no-such")] == ["127.0.0.5"] * 2
+
+
+def test_an_unknown_interface_is_refused_with_those_that_there_are() -> None:
+    results = run(interface="eth77")
+    first = next(result for result in results if isinstance(result, mh.ConfigError))
+    assert (first.key, first.value) == ("backends.tcp.interface", "eth77")
+    assert "'eth77'" in str(first)
+    assert "it has lo" in str(first) or ", lo" in str(first)
+    assert all(isinstance(result, (mh.ConfigError, mh.AbortedError)) for result in results)
+
+
+def test_a_host_of_another_machine_is_refused() -> None:
+    results = run(host="198.51.100.7")
+    first = next(result for result in results if isinstance(result, mh.RendezvousError))
+    assert "198.51.100.7" in str(first)
+    assert "not an address of this host" in str(first)
+    # It is the backend's own address that is wrong, on whichever rank; not the one where the ranks meet, which is rank 0's.
+    for result in results:
+        assert "rendezvous address" not in str(result)
+        assert "rank 0 cannot listen" not in str(result) or result.rank == 0
+
+
+def test_without_a_secret_only_loopback_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MANYHANDS_SECRET", raising=False)
+    results = run(host="0.0.0.0")
+    first = next(result for result in results if isinstance(result, mh.AuthenticationError))
+    assert "without a secret is refused" in str(first)
+
+
+def test_a_host_that_means_every_address_can_be_dialled_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told to the other ranks must lead to this host from theirs: 0.0.0.0 leads each to itself."""
+    monkeypatch.setenv("MANYHANDS_SECRET", "a secret of the tests")
+    assert [result[0] for result in run(host="0.0.0.0")] == ["127.0.0.1"] * 2
+
+
+def test_connections_of_one_host_are_not_paced() -> None:
+    assert {result[1] for result in run()} == {"reno"}
+
+
+def test_the_congestion_control_can_be_chosen() -> None:
+    assert {result[1] for result in run(congestion_control="reno")} == {"reno"}
+
+
+@pytest.mark.parametrize("value", [0, -1, (1 << 28) + 1])
+def test_a_buffer_has_bounds(value: int) -> None:
+    with pytest.raises(ValidationError):
+        TcpConfig(buffer_bytes=value)
+
+
+def test_the_address_of_an_interface() -> None:
+    assert address_of("lo") == "127.0.0.1"
+    with pytest.raises(mh.ConfigError, match="no such interface"):
+        address_of("")

@@ -1,0 +1,258 @@
+"""Connections: made when first needed, whoever speaks first; and what their failures become. Ranks are threads that talk TCP."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import manyhands as mh
+from manyhands import Group
+
+
+def free_port() -> int:
+    """Return a port where nobody listens, below those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.randrange(12000, 32000)
+        with socket.socket() as probe:
+            if not probe.connect_ex(("127.0.0.1", port)):
+                continue
+        return port
+
+
+def run(program: Callable[[Group], Any], world_size: int = 2, **tcp: Any) -> list[Any]:
+    """Run ``program`` on threads whose groups talk TCP; return what each rank returned or raised."""
+    config = {"backend": "tcp", "rendezvous": {"address": f"127.0.0.1:{free_port()}"}, "backends": {"tcp": tcp}}
+    results: list[Any] = [None] * world_size
+
+    def body(rank: int) -> None:
+        try:
+            with mh.init(config=config, rank=rank, world_size=world_size, timeout_s=20) as group:
+                results[rank] = program(group)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return results
+
+
+def must(results: list[Any]) -> list[Any]:
+    """Return the results; raise the first exception among them."""
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def links(group: Group) -> list[tuple[int, int]]:
+    """Return the (channel, peer) of each data connection."""
+    return sorted(group._job.backend._links)  # type: ignore[union-attr]
+
+
+def link(group: Group, channel: int, peer: int) -> socket.socket:
+    """Return the socket of a connection, once it is there on this side."""
+    limit = time.monotonic() + 10
+    while (channel, peer) not in group._job.backend._links:  # type: ignore[union-attr]
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+    return group._job.backend._links[channel, peer]  # type: ignore[union-attr,no-any-return]
+
+
+def test_only_pairs_that_talk_are_connected() -> None:
+    together = threading.Barrier(3)
+
+    def program(group: Group) -> list[list[tuple[int, int]]]:
+        seen = [links(group)]
+        together.wait(10)
+        if group.rank == 0:
+            group.send(np.ones(1), 2)
+        elif group.rank == 2:
+            group.recv(0)
+        together.wait(10)
+        seen.append(links(group))
+        together.wait(10)
+        return seen
+
+    before, after = zip(*must(run(program, 3)), strict=True)
+    assert list(before) == [[], [], []]
+    assert list(after) == [[(1, 2)], [], [(1, 0)]]
+
+
+def test_the_higher_rank_may_speak_first() -> None:
+    sent = threading.Event()
+
+    def program(group: Group) -> float | None:
+        if group.rank == 1:
+            group.send(np.full(1, 7.0), 0)
+            sent.set()
+            return None
+        assert sent.wait(10)  # rank 0 has not called anything yet
+        return float(group.recv(1)[0])
+
+    assert must(run(program)) == [7.0, None]
+
+
+def test_many_higher_ranks_may_speak_first() -> None:
+    together = threading.Barrier(5)
+
+    def program(group: Group) -> list[float]:
+        if group.rank:
+            group.send(np.full(1, float(group.rank)), 0)
+        together.wait(10)
+        return [float(group.recv(peer)[0]) for peer in range(1, 5)] if not group.rank else []
+
+    assert must(run(program, 5))[0] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_two_ranks_that_speak_at_once_share_one_connection() -> None:
+    def program(group: Group) -> tuple[float, int]:
+        peer = 1 - group.rank
+        value = float(group.sendrecv(np.full(1, float(group.rank)), peer, peer)[0])
+        group.sendrecv(np.zeros(1), peer, peer)
+        return value, len(links(group))
+
+    assert must(run(program)) == [(1.0, 1), (0.0, 1)]
+
+
+@pytest.mark.parametrize("operation", ["send and recv", "all_reduce", "all_gather", "broadcast"])
+def test_nothing_is_copied_on_the_way(operation: str) -> None:
+    size = 64 << 20
+    together = threading.Barrier(2)
+    arrays = [np.full(size, rank + 1, np.uint8) for rank in range(2)]
+    halves = [array[: size // 2].copy() for array in arrays]
+
+    def program(group: Group) -> None:
+        group.barrier()
+        x = arrays[group.rank]
+        together.wait(10)
+        if group.rank == 0:
+            tracemalloc.start()
+        together.wait(10)
+        if operation == "all_reduce":
+            group.all_reduce(x, out=x)
+        elif operation == "broadcast":
+            group.broadcast(x, out=x)
+        elif operation == "all_gather":
+            group.all_gather(halves[group.rank], out=x)
+        elif group.rank == 0:
+            group.send(x, 1)
+        else:
+            group.recv(0, out=x)
+
+    try:
+        must(run(program))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < size // 8
+    expected = {"send and recv": 1, "all_reduce": 3, "all_gather": 1, "broadcast": 1}[operation]
+    assert arrays[1][0] == expected
+    assert arrays[1][-1] == (2 if operation == "all_gather" else expected)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4097, (1 << 20) + 1, 3 << 20])
+def test_messages_that_move_in_small_parts_arrive_whole(size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+
+    def program(group: Group) -> list[np.ndarray[Any, Any]]:
+        peer = 1 - group.rank
+        exchanged = group.sendrecv(data[::-1] if group.rank else data, peer, peer)
+        return [exchanged, group.all_reduce(data, "xor"), group.all_gather(data)]
+
+    first, second = must(run(program, buffer_bytes=1 << 16))
+    np.testing.assert_array_equal(first[0], data[::-1])
+    np.testing.assert_array_equal(second[0], data)
+    for _, total, gathered in (first, second):
+        np.testing.assert_array_equal(total, np.zeros(size, np.uint8))
+        np.testing.assert_array_equal(gathered, np.concatenate([data, data]))
+
+
+@pytest.mark.parametrize(
+    "garbage", [bytes(64), b"GET / HTTP/1.1\r\n" * 8, b"MHD1" + b"\xff" * 400], ids=["zeros", "words", "almost"]
+)
+def test_garbage_from_a_proven_peer_ends_the_job(garbage: bytes) -> None:
+    together = threading.Barrier(3)
+
+    def program(group: Group) -> None:
+        group.all_gather(np.ones(1))
+        if group.rank == 0:
+            link(group, 0, 1).send(garbage)
+        together.wait(10)
+        group.all_gather(np.ones(1))
+
+    results = run(program, 3)
+    assert [type(result) for result in results] == [mh.ProtocolError] * 3, results
+    assert len({str(result) for result in results}) == 1
+    assert "rank 0 sent rank 1 something that is no manyhands message" in str(results[0])
+    assert [result.peer for result in results] == [0] * 3
+
+
+@pytest.mark.parametrize("breaker", [0, 1])
+def test_a_connection_that_breaks_while_both_live_is_a_lost_peer(breaker: int) -> None:
+    together = threading.Barrier(3)
+
+    def program(group: Group) -> None:
+        group.all_gather(np.ones(1))
+        together.wait(10)
+        if group.rank == breaker:
+            link(group, 0, 1 - breaker).shutdown(socket.SHUT_RDWR)
+        together.wait(10)
+        group.all_gather(np.ones(1))
+
+    started = time.monotonic()
+    results = run(program, 3)
+    assert [type(result) for result in results] == [mh.PeerLostError] * 3, results
+    assert len({str(result) for result in results}) == 1
+    assert results[0].peer in (0, 1)
+    assert "its connection to rank" in str(results[0])
+    assert time.monotonic() - started < 5
+
+
+def test_a_peer_that_cannot_be_reached_is_lost() -> None:
+    together = threading.Barrier(2)
+
+    def program(group: Group) -> None:
+        if group.rank == 1:
+            group._job._listeners[0].close()
+        else:
+            address = group._job.backend._addresses[1]  # type: ignore[union-attr]
+            limit = time.monotonic() + 10
+            while True:  # the listener closes in the background
+                with socket.socket() as probe:
+                    if probe.connect_ex(address):
+                        break
+                assert time.monotonic() < limit
+        together.wait(10)
+        group.barrier()
+
+    results = run(program)
+    assert [type(result) for result in results] == [mh.PeerLostError] * 2, results
+    assert "Connection refused" in str(results[0])
+
+
+def test_what_is_left_unread_in_a_connection_is_no_obstacle_to_closing() -> None:
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.send(np.ones(100), 1)
+
+    must(run(program))
+
+
+def test_nine_ranks_talk_to_all() -> None:
+    def program(group: Group) -> list[float]:
+        group.barrier()
+        return [float(value) for value in group.all_to_all(np.arange(9.0) + 10 * group.rank)]
+
+    assert must(run(program, 9)) == [[10.0 * peer + rank for peer in range(9)] for rank in range(9)]

@@ -1,0 +1,280 @@
+"""Calls that cannot be carried out: refused before any byte moves, in words, and the group stays usable on every rank."""
+
+from __future__ import annotations
+
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import manyhands as mh
+from manyhands.api import Group
+
+SIZE = 3
+
+
+def refused(
+    group: Group, error: type[Exception], words: str, method: object, *arguments: object, **options: object
+) -> mh.UsageError:
+    """Check that a call raises ``error``, that the message has ``words``, and that nothing was sent."""
+    with pytest.raises(error, match=f"(?s){words}") as caught:
+        method(*arguments, **options)
+    assert isinstance(caught.value, mh.UsageError)
+    assert isinstance(caught.value, ValueError)
+    # Were anything on its way, the ranks would now be in different calls.
+    assert group.all_reduce(group.rank).item() == sum(range(group.world_size))
+    return caught.value
+
+
+@pytest.mark.parametrize("root", [SIZE, -1, 1.0, "0", None, True, np.float64(1), 2**80, [0]])
+@pytest.mark.parametrize("name", ["reduce", "broadcast", "gather", "scatter"])
+def test_a_root_that_is_no_rank(world, name, root):
+    def program(group: Group) -> None:
+        error = refused(
+            group,
+            mh.InvalidRankError,
+            r"root=.*is not in the group: its ranks are 0 to 2",
+            getattr(group, name),
+            [1, 2, 3],
+            root=root,
+        )
+        assert f"root={root!r}" in str(error)
+        assert error.rank == group.rank
+        assert error.peer == (root if type(root) is int else None)
+
+    world(program, SIZE)
+
+
+@pytest.mark.parametrize("root", [np.int8(1), np.uint64(1), np.array(1)], ids=lambda root: type(root).__name__)
+def test_a_root_may_be_any_integer(world, root):
+    """Also where it is one on one rank and a Python integer on the others."""
+    results = world(lambda group: group.broadcast(group.rank, root=root if group.rank == 2 else 1).item(), SIZE)
+    assert results == [1, 1, 1]
+
+
+COUNTS = {
+    "too few": [1, 2],
+    "too many": [1, 1, 1, 0],
+    "negative": [-1, 2, 2],
+    "not whole": [1.0, 1, 1],
+    "fractions": [Fraction(1), 1, 1],
+    "bools": [True, True, True],
+    "None": [1, None, 1],
+    "text": "111",
+    "a number": 3,
+    "nested": [[1], [1], [1]],
+    "empty": [],
+    "a float array": np.ones(3),
+}
+
+
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+def test_counts_that_are_no_counts(world, counts):
+    def program(group: Group) -> None:
+        words = "counts must be 3 integers of at least 0, one for each rank"
+        array = np.arange(3.0)
+        calls = [
+            (group.all_gather, {"counts": counts}),
+            (group.gather, {"counts": counts}),
+            (group.scatter, {"counts": counts}),
+            (group.reduce_scatter, {"counts": counts}),
+            (group.all_to_all, {"send_counts": counts}),
+            (group.all_to_all, {"send_counts": [1, 1, 1], "receive_counts": counts}),
+        ]
+        for method, options in calls:
+            error = refused(group, mh.SizeMismatchError, words, method, array, **options)
+            assert repr(counts) in str(error)
+
+    world(program, SIZE)
+
+
+def test_counts_that_do_not_fit_the_array(world):
+    def program(group: Group) -> None:
+        array, rank = np.zeros((4, 2)), group.rank
+        for method in (group.all_gather, group.gather):
+            error = refused(group, mh.SizeMismatchError, r"counts says that rank", method, array, counts=[5, 5, 5])
+            assert f"rank {rank} gives 5 rows" in str(error)
+            assert "(4, 2)" in str(error)
+        words = r"add up to 3.*4"
+        refused(group, mh.SizeMismatchError, words, group.reduce_scatter, array, counts=[1, 1, 1])
+        refused(group, mh.SizeMismatchError, words, group.all_to_all, array, send_counts=[1, 1, 1])
+        words = "axis 0 has 4 rows, which 3 ranks cannot share evenly: give counts, such as.*2, 1, 1"
+        refused(group, mh.SizeMismatchError, words, group.reduce_scatter, array)
+        refused(group, mh.SizeMismatchError, words, group.all_to_all, array)
+        words = "receive_counts without send_counts"
+        refused(group, mh.SizeMismatchError, words, group.all_to_all, array[:3], receive_counts=[1, 1, 1])
+        for method in (group.reduce_scatter, group.all_to_all):
+            refused(group, mh.SizeMismatchError, "axis 0.*0-d array", method, 1.0)
+
+    world(program, SIZE)
+
+
+def test_what_only_the_root_of_a_scatter_can_see(world):
+    """Every rank is a root in turn here, so that no rank waits for one that has refused."""
+
+    def program(group: Group) -> None:
+        scatter, rank = group.scatter, group.rank
+        words = "axis 0 has 4 rows, which 3 ranks cannot share evenly"
+        refused(group, mh.SizeMismatchError, words, scatter, np.zeros((4, 2)), rank)
+        refused(group, mh.SizeMismatchError, "add up to 3", scatter, np.zeros((4, 2)), rank, counts=[1, 1, 1])
+        refused(group, mh.SizeMismatchError, "0-d array", scatter, 1.0, rank)
+        refused(group, mh.LayoutError, "needs an array on the root, and None was given", scatter, None, rank)
+        refused(group, mh.UsageError, "dimensions", scatter, np.zeros((3, *[1] * 32)), rank)
+
+    world(program, SIZE)
+
+
+def test_any_other_collective_takes_as_many_dimensions_as_numpy(world):
+    def program(group: Group) -> None:
+        array = np.full((3, *[1] * 63), group.rank)
+        assert group.all_reduce(array).shape == array.shape
+        assert group.all_gather(array).shape == (9, *[1] * 63)
+        assert group.reduce_scatter(array).shape == (1, *[1] * 63)
+
+    world(program, SIZE)
+
+
+OUTS = {
+    "a list": (mh.LayoutError, [0.0] * 6, "must be a NumPy array, and a list was given"),
+    "a number": (mh.LayoutError, 1.0, "must be a NumPy array, and a float was given"),
+    "another dtype": (mh.DTypeError, np.zeros(6, np.float32), "out= has dtype float32, and the result has float64"),
+    "another byte order": (mh.DTypeError, np.zeros(6, ">f8"), "out= has dtype >f8"),
+    "another length": (mh.SizeMismatchError, np.zeros(7), r"out= has shape \(7,\), and the result has \("),
+    "another shape": (mh.SizeMismatchError, np.zeros((2, 3, 1)), r"out= has shape \(2, 3, 1\)"),
+    "read-only": (mh.LayoutError, np.frombuffer(bytes(48)), "read-only"),
+    "a broadcast view": (mh.LayoutError, np.lib.stride_tricks.as_strided(np.zeros(1), (6,), (0,)), "share memory"),
+}
+
+
+@pytest.mark.parametrize("what", OUTS)
+def test_an_out_that_cannot_take_the_result(world, what):
+    error, out, words = OUTS[what]
+
+    def program(group: Group) -> None:
+        array, me = np.arange(6.0), group.rank
+        fitting = 1 if what in ("read-only", "a broadcast view") else 0
+        calls = [
+            (group.all_reduce, array, {}),
+            (group.reduce, array, {"root": me}),
+            (group.broadcast, array, {"root": me}),
+            (group.all_gather, array[:2] if fitting else array, {}),
+            (group.gather, array[:2] if fitting else array, {"root": me}),
+            (group.reduce_scatter, np.arange(18.0) if fitting else array, {}),
+            (group.all_to_all, array, {}),
+        ]
+        for method, argument, options in calls:
+            refused(group, error, words, method, argument, out=out, **options)
+        if what in ("a list", "a number", "read-only", "a broadcast view", "another byte order"):
+            words_of_recv = words if error is not mh.DTypeError else ">f8"
+            left, right = (me - 1) % SIZE, (me + 1) % SIZE
+            refused(group, error, words_of_recv, group.recv, left, out=out)
+            refused(group, error, words_of_recv, group.sendrecv, array, right, left, out=out)
+
+    world(program, SIZE)
+
+
+@pytest.mark.parametrize("peer", [SIZE, -1, 1.0, "1", None, True])
+def test_a_peer_that_is_no_rank(world, peer):
+    def program(group: Group) -> None:
+        me, other = group.rank, (group.rank + 1) % SIZE
+        error = refused(group, mh.InvalidRankError, "ranks are 0 to 2", group.send, 1, peer)
+        assert f"dest={peer!r}" in str(error)
+        assert error.rank == me
+        error = refused(group, mh.InvalidRankError, "ranks are 0 to 2", group.recv, peer)
+        assert f"source={peer!r}" in str(error)
+        refused(group, mh.InvalidRankError, "dest=", group.sendrecv, 1, peer, other)
+        refused(group, mh.InvalidRankError, "source=", group.sendrecv, 1, other, peer)
+
+    world(program, SIZE)
+
+
+def test_nobody_sends_to_itself(world):
+    def program(group: Group) -> None:
+        me, other = group.rank, (group.rank + 1) % SIZE
+        for method, arguments in [
+            (group.send, (1, me)),
+            (group.recv, (me,)),
+            (group.sendrecv, (1, me, other)),
+            (group.sendrecv, (1, other, me)),
+            (group.sendrecv, (1, me, me)),
+        ]:
+            error = refused(group, mh.SelfSendError, f"={me} is this rank itself", method, *arguments)
+            assert (error.rank, error.peer) == (me, me)
+
+    world(program, SIZE)
+
+
+def test_more_than_32_dimensions_cannot_be_sent(world):
+    def program(group: Group) -> None:
+        other = (group.rank + 1) % SIZE
+        refused(group, mh.SizeMismatchError, "33 dimensions.*at most 32", group.send, np.zeros([1] * 33), other)
+        refused(group, mh.SizeMismatchError, "33 dimensions", group.sendrecv, np.zeros([1] * 33), other, other)
+
+    world(program, SIZE)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan"), "5"])
+def test_a_timeout_that_is_no_time(world, timeout_s):
+    def program(group: Group) -> None:
+        other, whole = (group.rank + 1) % SIZE, np.zeros(3)
+        for call in (
+            lambda: group.all_reduce(1, timeout_s=timeout_s),
+            lambda: group.reduce(1, timeout_s=timeout_s),
+            lambda: group.broadcast(1, timeout_s=timeout_s),
+            lambda: group.all_gather(1, timeout_s=timeout_s),
+            lambda: group.gather(1, timeout_s=timeout_s),
+            lambda: group.scatter(whole, timeout_s=timeout_s),
+            lambda: group.reduce_scatter(whole, timeout_s=timeout_s),
+            lambda: group.all_to_all(whole, timeout_s=timeout_s),
+            lambda: group.barrier(timeout_s=timeout_s),
+            lambda: group.send(1, other, timeout_s=timeout_s),
+            lambda: group.recv(other, timeout_s=timeout_s),
+            lambda: group.close(timeout_s=timeout_s),
+        ):
+            refused(group, mh.UsageError, "timeout_s must be a positive, finite number", call)
+
+    world(program, SIZE)
+
+
+def test_a_refusal_on_one_rank_alone_leaves_the_others_waiting_for_it_and_no_harm_done(world):
+    def program(group: Group) -> int:
+        if group.rank == 1:
+            with pytest.raises(mh.UsageError):
+                group.all_reduce(np.ones(3), out=np.zeros(4))
+        return int(group.all_reduce(np.ones(3))[0])
+
+    assert world(program, SIZE) == [SIZE] * SIZE
+
+
+def test_errors_survive_pickling(world):
+    def program(group: Group) -> None:
+        with pytest.raises(mh.SelfSendError) as caught:
+            group.send(1, group.rank)
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert type(copy) is mh.SelfSendError
+        assert (str(copy), copy.rank, copy.peer) == (str(caught.value), group.rank, group.rank)
+
+    world(program, SIZE)
+
+
+def test_a_world_of_threads_needs_whole_numbers():
+    from manyhands.api import ThreadWorld
+
+    for size in (0, -1, 1.5, "2", True, None):
+        with pytest.raises(mh.InvalidWorldSizeError, match="positive integer"):
+            ThreadWorld(size, "simulated")
+    threads = ThreadWorld(2, "simulated")
+    for rank in (2, -1):
+        with pytest.raises(mh.InvalidRankError, match="not in a world of 2"), threads.rank(rank):
+            pass
+
+
+def test_a_thread_that_is_a_rank_need_not_say_so_and_must_not_say_otherwise():
+    from manyhands.api import ThreadWorld
+
+    with ThreadWorld(1, "simulated").rank(0):
+        mh.init(config={}, rank=0, world_size=1).close()
+        for wrong in ({"rank": 1}, {"world_size": 2}):
+            with pytest.raises(mh.InvalidRankError, match="a thread that is rank 0 of 1"):
+                mh.init(config={}, **wrong)

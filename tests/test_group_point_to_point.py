@@ -1,0 +1,188 @@
+"""Send, recv and sendrecv: what arrives is what was sent, in the order in which it was sent."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import manyhands as mh
+from manyhands.api import Group
+
+ARRAYS = {
+    "0-d": np.array(3.5),
+    "empty": np.zeros(0, np.int16),
+    "empty with rows": np.zeros((3, 0, 2), np.complex64),
+    "one": np.array([7], np.uint8),
+    "matrix": np.arange(6.0).reshape(2, 3),
+    "32 dimensions": np.arange(8, dtype=np.int32).reshape([2, *[1] * 29, 2, 2]),
+    "bools": np.array([True, False]),
+    "bfloat16": np.array([1.5, -2], ml_dtypes.bfloat16),
+    "float8": np.array([1.5, -2], ml_dtypes.float8_e4m3fnuz),
+    "longdouble": np.array([1, 3], np.longdouble) / 3,
+    "a piece": np.arange(1 << 17, dtype=np.float64),
+    "a piece and a byte": np.arange((1 << 20) + 1, dtype=np.uint64).astype(np.uint8),
+    "several pieces": np.arange(500_001, dtype=np.float64),
+    "Fortran order": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "negative strides": np.arange(10)[::-3],
+}
+
+
+def same(actual: np.ndarray, expected: np.ndarray) -> bool:
+    return actual.dtype == expected.dtype and actual.shape == expected.shape and bool((actual == expected).all())
+
+
+@pytest.mark.parametrize("what", ARRAYS)
+def test_shape_and_dtype_travel_with_the_values(world, what):
+    array = ARRAYS[what]
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.send(array, 1)
+            group.send(array, 1)
+            group.send(array, 1)
+        else:
+            received = group.recv(0)
+            assert same(received, array)
+            assert received.flags.c_contiguous
+            assert received.flags.writeable
+            out = np.zeros_like(array)
+            assert group.recv(0, out=out) is out
+            assert same(out, array)
+            strided = np.zeros((*array.shape, 2), array.dtype)[..., 0]
+            assert group.recv(0, out=strided) is strided
+            assert same(strided, array)
+
+    world(program, 2)
+
+
+def test_messages_arrive_in_order(world):
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            for number in range(1000):
+                group.send(np.full(number % 7, number), 1 + number % 2)
+        else:
+            for number in range(group.rank - 1, 1000, 2):
+                assert group.recv(0).tolist() == [number] * (number % 7)
+
+    world(program, 3)
+
+
+def test_what_was_sent_may_be_overwritten(world):
+    def program(group: Group) -> None:
+        buffer = np.empty(100)
+        for number in range(200):
+            if group.rank == 0:
+                buffer[:] = number
+                group.send(buffer, 1)
+            else:
+                assert (group.recv(0, out=buffer) == number).all()
+
+    world(program, 2)
+
+
+@pytest.mark.parametrize("count", [1, 100, 300_000])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_ring_of_sendrecvs_does_not_deadlock(world, size, count):
+    def program(group: Group) -> None:
+        array = np.full(count, float(group.rank))
+        for _ in range(size):
+            array = group.sendrecv(array, (group.rank + 1) % size, (group.rank - 1) % size)
+        assert (array == group.rank).all()
+
+    world(program, size)
+
+
+@pytest.mark.parametrize("count", [0, 1, 300_000])
+def test_pairs_exchange(world, count):
+    """Dest and source may be the same; the two arrays may differ in size and dtype, and ``out`` may be what is sent."""
+
+    def program(group: Group) -> None:
+        other = group.rank ^ 1
+        mine = np.arange(count * (group.rank + 1), dtype=[np.int32, np.float64, np.int8, np.float32][group.rank])
+        received = group.sendrecv(mine, other, other)
+        assert same(received, np.arange(count * (other + 1), dtype=[np.int32, np.float64, np.int8, np.float32][other]))
+        buffer = np.full(count, group.rank)
+        assert group.sendrecv(buffer, other, other, out=buffer) is buffer
+        assert (buffer == other).all()
+
+    world(program, 4)
+
+
+def test_sends_and_collectives_do_not_mix(world):
+    """A message that nobody has received yet is not in the way of a collective, nor the other way round."""
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            for number in range(10):
+                group.send(number, 1)
+        assert group.all_reduce(np.ones(3)).tolist() == [2, 2, 2]
+        group.barrier()
+        if group.rank == 1:
+            assert [group.recv(0).item() for _ in range(10)] == list(range(10))
+
+    world(program, 2)
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (np.zeros(4), r"float64\[3\].*float64\[4\]"),
+        (np.zeros((3, 1)), r"float64\[3\].*float64\[3, 1\]"),
+        (np.zeros(3, np.float32), r"float64\[3\].*float32\[3\]"),
+        (np.array(0.0), r"float64\[3\].*float64\[\]"),
+    ],
+    ids=["count", "shape", "dtype", "0-d"],
+)
+def test_an_array_that_does_not_fit_out(world, out, words):
+    """The receiver is told what came, ``out`` is untouched, and the sender's next call tells it."""
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.send(np.ones(3), 1)
+            with pytest.raises(mh.CollectiveMismatchError, match=f"(?s)rank 0 sent {words}"):
+                group.barrier()
+        else:
+            with pytest.raises(mh.CollectiveMismatchError, match=f"(?s)rank 0 sent {words}") as caught:
+                group.recv(0, out=out)
+            assert caught.value.peer == 0
+            assert not out.any()
+
+    world(program, 2)
+
+
+def test_a_large_array_that_does_not_fit_out_does_not_block_its_sender(world):
+    def program(group: Group) -> None:
+        call = partial(group.recv, 0, out=np.zeros(4)) if group.rank else partial(group.send, np.ones(3_000_000), 1)
+        with pytest.raises(mh.CollectiveMismatchError, match=r"rank 0 sent float64\[3000000\]"):
+            call()
+
+    world(program, 2)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_messages(world, size, seed):
+    """1,000 messages between random ranks, of random size and dtype; each rank does its part in the common order."""
+    rng = np.random.default_rng(seed)
+    dtypes = [np.int8, np.float32, np.complex128, np.bool_, np.uint16]
+    messages = []
+    for number in range(1000):
+        source, dest = rng.choice(size, 2, replace=False).tolist()
+        shape = tuple(rng.integers(0, 5, rng.integers(0, 4)).tolist())
+        messages.append((source, dest, (np.ones(shape) * number).astype(dtypes[rng.integers(5)])))
+
+    def program(group: Group) -> int:
+        received = 0
+        for number, (source, dest, array) in enumerate(messages):
+            if group.rank == source:
+                group.send(array, dest)
+            elif group.rank == dest:
+                out = np.zeros_like(array) if number % 3 == 0 else None
+                assert same(group.recv(source, out=out), array), number
+                received += 1
+        return received
+
+    assert sum(world(program, size)) == 1000

@@ -1,0 +1,160 @@
+"""Plain ``python`` without a launcher: a world of one, in which everything works, and what a group is after its end."""
+
+from __future__ import annotations
+
+import textwrap
+
+import numpy as np
+import pytest
+
+import manyhands as mh
+from manyhands.api import Group
+
+
+def test_every_call_works_in_a_world_of_one(run_python, tmp_path):
+    script = tmp_path / "alone.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import numpy as np
+            import manyhands as mh
+
+            with mh.init() as group:
+                assert (group.rank, group.world_size) == (0, 1)
+                x = np.arange(6.0).reshape(3, 2)
+                results = [
+                    group.all_reduce(x), group.all_reduce(x, "mean"), group.all_reduce(x, np.hypot), group.reduce(x),
+                    group.broadcast(x), group.all_gather(x), group.gather(x), group.scatter(x), group.reduce_scatter(x),
+                    group.all_to_all(x), group.all_gather(x, counts=[3]), group.gather(x, counts=[3]),
+                    group.scatter(x, counts=[3]), group.reduce_scatter(x, counts=[3]), group.all_to_all(x, send_counts=[3]),
+                ]
+                for result in results:
+                    assert result.tolist() == x.tolist() and not np.shares_memory(result, x)
+                for method in (group.all_reduce, group.reduce, group.broadcast, group.all_gather, group.all_to_all):
+                    y = x.copy()
+                    assert method(y, out=y) is y and (x == y).all(), method
+                group.barrier()
+                assert group.all_gather(5).tolist() == [5]
+                assert group.all_reduce([True], "and").tolist() == [True]
+                for refused in (lambda: group.send(x, 0), lambda: group.recv(0), lambda: group.sendrecv(x, 0, 0)):
+                    try:
+                        refused()
+                    except mh.SelfSendError:
+                        pass
+                    else:
+                        raise AssertionError("sent to itself")
+                try:
+                    group.all_reduce([1], "mean")
+                except mh.DTypeError:
+                    pass
+                assert "rank 0 of 1" in repr(group)
+            group.close()
+            print("closed:", repr(group))
+            try:
+                group.barrier()
+            except mh.ClosedError as error:
+                print(error)
+            """
+        )
+    )
+    done = run_python("-W", "error", script)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "closed: <manyhands.Group rank 0 of 1" in done.stdout
+    assert "the group is closed" in done.stdout
+
+
+def test_a_world_of_one_may_end_without_closing(run_python, tmp_path):
+    done = run_python("-W", "error", "-c", "import manyhands as mh; g = mh.init(); print(g.all_reduce(2).item())")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+
+
+def test_a_script_that_fails_alone_shows_its_own_error_only(run_python):
+    done = run_python("-c", "import manyhands as mh\nwith mh.init() as g:\n    raise KeyError('mine')")
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("KeyError: 'mine'")
+    assert "manyhands" not in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_closed_group_refuses_every_call(world, size):
+    def program(group: Group) -> None:
+        group.barrier()
+        group.close()
+        group.close()
+        other, whole = (group.rank + 1) % size, np.zeros(size)
+        calls = [
+            lambda: group.all_reduce(1),
+            lambda: group.reduce(1),
+            lambda: group.broadcast(1),
+            lambda: group.all_gather(1),
+            lambda: group.gather(1),
+            lambda: group.scatter(whole),
+            lambda: group.reduce_scatter(whole),
+            lambda: group.all_to_all(whole),
+            lambda: group.all_to_all(whole, send_counts=[1] * size),
+            group.barrier,
+        ]
+        if size > 1:
+            calls += [
+                lambda: group.send(1, other),
+                lambda: group.recv(other),
+                lambda: group.sendrecv(1, other, other),
+            ]
+        for call in calls:
+            with pytest.raises(mh.ClosedError, match=r"closed.*init") as caught:
+                call()
+            assert caught.value.rank == group.rank
+
+    world(program, size)
+
+
+def test_with_closes_and_repr_tells(world):
+    def program(group: Group) -> None:
+        name = f"<manyhands.Group rank {group.rank} of 2 over {group.backend_name}"
+        assert repr(group) == f"{name}>"
+        with group as entered:
+            assert entered is group
+        assert repr(group) == f"{name}, closed>"
+
+    world(program, 2)
+
+
+def test_a_failed_group_says_so(world):
+    def program(group: Group) -> str:
+        with pytest.raises(mh.CollectiveMismatchError):
+            group.all_reduce(np.zeros(2 + group.rank))
+        with pytest.raises(mh.CollectiveMismatchError):
+            group.barrier()
+        return repr(group)
+
+    for rank, text in enumerate(world(program, 2)):
+        assert text.startswith(f"<manyhands.Group rank {rank} of 2")
+        assert text.endswith(", failed>")
+
+
+def test_one_group_after_another(world):
+    """A program may close its group and make another one; nothing of the first is left in the way."""
+
+    def program(group: Group) -> None:
+        group.all_reduce(1)
+        if group.rank == 0:
+            group.send(5, 1)
+        elif group.rank == 1:
+            group.recv(0)
+        group.close()
+        for number in range(5):
+            with mh.init(config={}) as again:
+                assert again.all_reduce(np.full(1000, number)).tolist() == [3 * number] * 1000
+
+    world(program, 3)
+
+
+def test_two_groups_at_once(world):
+    def program(group: Group) -> None:
+        with mh.init(config={}) as other:
+            assert group.all_reduce(1).item() == 3
+            assert other.all_reduce(2).item() == 6
+            assert other.sendrecv(group.rank, (group.rank + 1) % 3, (group.rank - 1) % 3).item() == (group.rank - 1) % 3
+        assert group.all_reduce(1).item() == 3
+
+    world(program, 3)
