@@ -261,13 +261,6 @@ def test_a_plugin_that_raises_when_it_is_asked_ends_the_call_in_words(plugin: Pl
         alone.all_reduce(np.ones(1))
 
 
-def test_messages_between_two_ranks_are_observed_as_well(plugin: Plugin) -> None:
-    """`OperationEvent` is about "one collective, or one message between two ranks"."""
-    results = run(lambda group: group.send(np.ones(1), 1 - group.rank))
-    assert [type(result) for result in results] == [mh.PeerLostError] * 2
-    assert {event.operation for event in plugin.events} == {"send"}
-
-
 def test_the_manager_of_the_process_is_the_one_that_groups_ask(run_python: Callable[..., Any]) -> None:
     program = """
 import numpy as np

@@ -142,8 +142,6 @@ class Collectives:
                 self._run_observed(prepared, source, target, sequence, deadline)
             else:
                 self._run(prepared, call.root, source, target, sequence, deadline)
-            if call.reduction is not None and call.reduction.is_mean and target.size:
-                divide(target, self._job.world_size)
         finally:
             lock.release()
 
@@ -166,6 +164,9 @@ class Collectives:
                 deadline,
                 lambda: engine.run(prepared.plan, source, target, sequence, deadline, stall),
             )
+            reduction = prepared.plan.reduction
+            if reduction is not None and reduction.is_mean and target.size:
+                divide(target, self._job.world_size)
         record.finished = time.monotonic()
 
     def _run_observed(self, prepared: _Prepared, source: Array, target: Array, sequence: int, deadline: Deadline) -> None:

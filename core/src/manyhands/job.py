@@ -10,13 +10,14 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from manyhands.backend import Backend, BackendConfig, Bootstrap, LinkLost, Transfer, Transport
 from manyhands.checks import is_success
 from manyhands.deadline import Deadline
-from manyhands.errors import AuthenticationError, InternalError, ManyHandsError
+from manyhands.errors import AuthenticationError, InternalError, ManyHandsError, RendezvousError
 from manyhands.rendezvous.control import Control, SocketControl, make_join
 from manyhands.rendezvous.forking import close_after_fork, forget_after_fork
 from manyhands.rendezvous.loop import Loop
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Meeting"]
 
 _log = logging.getLogger("manyhands")
+
+_LATECOMERS_S = 1.0
 
 
 class Meeting:
@@ -138,7 +141,10 @@ class Job:
             welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
             job._key = hmac.digest(meeting.secret, welcome.key, hashlib.sha256)
             job._secure = bool(meeting.secret)
-        except BaseException:
+        except BaseException as error:
+            if job._store is not None and isinstance(error, RendezvousError):
+                # Ranks that are still on their way are told why, instead of looking for a store that has gone.
+                time.sleep(_LATECOMERS_S)
             job._release()
             raise
         atexit.register(job._at_exit)

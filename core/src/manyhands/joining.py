@@ -199,7 +199,7 @@ def _address(resolved: Resolved, launch: LaunchEnvironment | None, rank: int) ->
     if given:
         return parse_address(given)
     if launch is not None and launch.host is not None and launch.port is not None:
-        return launch.host, launch.port
+        return launch.host.strip("[]"), launch.port
     master, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "29500")
     if master:
         return parse_address(f"[{master}]:{port}" if ":" in master else f"{master}:{port}")

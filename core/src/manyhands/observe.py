@@ -9,7 +9,7 @@ __all__ = ["OperationEvent"]
 
 @dataclass(frozen=True, slots=True)
 class OperationEvent:
-    """One collective, or one message between two ranks, as one rank sees it.
+    """One collective, as one rank sees it.
 
     Attributes
     ----------

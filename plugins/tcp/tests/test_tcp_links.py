@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import threading
@@ -21,10 +22,9 @@ def free_port() -> int:
     """Return a port where nobody listens, below those that the kernel gives to outgoing connections."""
     while True:
         port = random.randrange(12000, 32000)
-        with socket.socket() as probe:
-            if not probe.connect_ex(("127.0.0.1", port)):
-                continue
-        return port
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def run(program: Callable[[Group], Any], world_size: int = 2, **tcp: Any) -> list[Any]:

@@ -40,7 +40,7 @@ from manyhands.rendezvous.recorder import FlightRecorder
 __all__ = ["CONTROL_HELLO", "Control", "LocalControl", "LocalHub", "SocketControl", "make_join"]
 
 CONTROL_HELLO = b"control"
-_VERDICT_S = 2.0
+_VERDICT_S = 0.8
 """How long a rank that found a failure waits to hear the common first cause before it raises its own finding."""
 _MAX_WORDS = 4000
 

@@ -122,4 +122,5 @@ class Loop:
             function()
         except Exception as error:  # noqa: BLE001 - a bug in any callback must reach the user's thread instead of ending this one
             _log.exception("manyhands: the background thread failed; this is a bug")
+            self._running = False  # what failed once would fail again and again, as long as its socket is ready
             self._on_crash(error)

@@ -74,7 +74,7 @@ def error_from(verdict: Verdict, rank: int) -> ManyHandsError:
 
 def show_ranks(ranks: Iterable[int]) -> str:
     """Return ``"rank 3"`` or ``"ranks 0-2, 5"``."""
-    numbers = sorted(ranks)
+    numbers = sorted(set(ranks))
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

@@ -78,7 +78,7 @@ def bind(host: str, port: int, backlog: int = 1024) -> socket.socket:
     if failure is not None and failure.errno == errno.EADDRINUSE:
         remedy = "the port is in use, by another program or another job: choose a free one, or let `manyhands run` choose on a single host"
     elif failure is not None and failure.errno == errno.EADDRNOTAVAIL:
-        remedy = "that is no address of this host; rank 0 must run on the host that the rendezvous address names"
+        remedy = "that is no address of this host"
     else:
         remedy = str(failure)
     raise RendezvousError(f"this host cannot listen at {where}: {remedy}") from failure

@@ -64,8 +64,10 @@ class TcpBackend(Backend):
         host = config.host or (address_of(config.interface) if config.interface else bootstrap.host)
         self._addresses: list[tuple[str, int]] = []
         self._early_knocks: list[tuple[int, int]] = []
-        address = bootstrap.listen(host, self._accept)
-        addresses = [parse_card(card) for card in bootstrap.exchange("tcp", repr_address(address))]
+        listening, port = bootstrap.listen(host, self._accept)
+        # Whoever listens everywhere is dialled where the others meet it: its own word for "everywhere" leads each to itself.
+        reachable = bootstrap.host if listening in ("0.0.0.0", "::") else listening  # noqa: S104 - compared, not bound
+        addresses = [parse_card(card) for card in bootstrap.exchange("tcp", make_card(reachable, port))]
         with self._changed:
             self._addresses = addresses
             knocks, self._early_knocks = self._early_knocks, []
@@ -258,9 +260,9 @@ class TcpTransport(Transport):
         poll.poll(remaining * 1000)
 
 
-def repr_address(address: tuple[str, int]) -> bytes:
+def make_card(host: str, port: int) -> bytes:
     """Return an address as a card for the other ranks."""
-    return f"{address[1]} {address[0]}".encode()
+    return f"{port} {host}".encode()
 
 
 def parse_card(card: bytes) -> tuple[str, int]:

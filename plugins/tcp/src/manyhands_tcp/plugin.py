@@ -15,7 +15,10 @@ class TcpConfig(BackendConfig):
     interface: str | None = Field(default=None, description='Listen at the address of this network interface, such as "eth0".')
     host: str | None = Field(default=None, description="Listen at this address of the host; it wins over interface.")
     buffer_bytes: int = Field(
-        default=1 << 20, ge=4096, le=1 << 28, description="The size of the kernel's send and receive buffer of each connection."
+        default=1 << 20,
+        ge=1 << 16,
+        le=1 << 28,
+        description="The size of the kernel's send and receive buffer of each connection.",
     )
     congestion_control: str = Field(
         default="auto",

@@ -1,0 +1,184 @@
+"""Failures of jobs that `manyhands run` started: what the user reads last, the exit code, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PREAMBLE = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background may ignore it
+alive = os.open(os.environ["ALIVE"], os.O_WRONLY)
+import numpy as np
+import manyhands as mh
+rank = int(os.environ["RANK"])
+def ready():
+    os.write(alive, b"%d\\n" % os.getpid())
+"""
+
+Start = Callable[..., "Launch"]
+
+
+class Launch:
+    """A launcher and its ranks, all of which hold the write end of one named pipe while they live."""
+
+    def __init__(self, directory: Path, program: str, ranks: int, *options: str) -> None:
+        script = directory / "program.py"
+        script.write_text(PREAMBLE + textwrap.dedent(program))
+        alive = directory / "alive"
+        os.mkfifo(alive)
+        self._alive = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("MANYHANDS_", "SLURM_", "PMI"))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "manyhands", "run", "-n", str(ranks), "--backend", "tcp", *options, str(script)],
+            cwd=directory,
+            env=clean | {"ALIVE": str(alive), "COLUMNS": "200", "NO_COLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+            preexec_fn=_default_sigint,  # noqa: PLW1509 - the test process has one thread that forks
+        )
+
+    def until_ready(self, ranks: int) -> list[int]:
+        """Wait until that many ranks are ready; return their process ids."""
+        text = b""
+        while text.count(b"\n") < ranks:
+            assert select.select([self._alive], [], [], 20)[0], "the ranks do not come"
+            text += os.read(self._alive, 4096)
+        return [int(line) for line in text.split()]
+
+    def finish(self) -> tuple[int, str, str]:
+        """Wait for the end; check that nothing of the job lives; return the exit code and both outputs."""
+        out, err = self.process.communicate(timeout=25)
+        while data := (os.read(self._alive, 4096) if select.select([self._alive], [], [], 5)[0] else b"somebody lives"):
+            assert data != b"somebody lives", "a process of the job is still there"
+        return self.process.returncode, out, err
+
+    def close(self) -> None:
+        """End what is left."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+        os.close(self._alive)
+
+
+def _default_sigint() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    launches: list[Launch] = []
+
+    def begin(program: str, ranks: int = 3, *options: str) -> Launch:
+        launches.append(Launch(tmp_path, program, ranks, *options))
+        return launches[-1]
+
+    yield begin
+    for launch in launches:
+        launch.close()
+
+
+def test_the_traceback_of_the_rank_that_raised_is_shown_last(start: Start) -> None:
+    launch = start("""
+        with mh.init() as group:
+            group.barrier()
+            if rank == 1:
+                raise ValueError("no such digit: 11")
+            try:
+                group.recv(1)
+            except mh.AbortedError as error:
+                print(f"peer={error.peer}: {error}", flush=True)
+                raise
+    """)
+    code, out, err = launch.finish()
+    assert code == 1
+    told = "peer=1: rank 1 ended with ValueError: no such digit: 11"
+    lines = [line for line in out.splitlines() if "peer=" in line]
+    assert all(line.endswith(told) for line in lines)
+    assert err.rstrip().splitlines()[-1] == "ValueError: no such digit: 11"
+    last = err[err.rindex("manyhands run: rank 1 failed first: exit code 1") :]
+    assert "manyhands run: the error of rank 1:\nTraceback (most recent call last):" in last
+    assert 'raise ValueError("no such digit: 11")' in last
+
+
+def test_sys_exit_of_one_rank_is_the_exit_code(start: Start) -> None:
+    launch = start("""
+        with mh.init() as group:
+            if rank == 2:
+                sys.exit(3)
+            group.recv(2)
+    """)
+    code, _, err = launch.finish()
+    assert code == 3
+    assert "manyhands run: rank 2 failed first: exit code 3" in err
+
+
+def test_kill_9_of_one_rank_ends_the_job(start: Start) -> None:
+    launch = start("""
+        with mh.init() as group:
+            group.barrier()
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            group.recv(1)
+    """)
+    code, _, err = launch.finish()
+    assert code == 128 + signal.SIGKILL
+    assert "manyhands run: rank 1 failed first: killed by SIGKILL" in err
+    assert "PeerLostError: rank 1 was lost" in err
+
+
+@pytest.mark.parametrize(
+    ("number", "whom"), [(signal.SIGINT, "group"), (signal.SIGINT, "launcher"), (signal.SIGTERM, "launcher")]
+)
+def test_a_signal_ends_all(start: Start, number: signal.Signals, whom: str) -> None:
+    launch = start("""
+        with mh.init() as group:
+            group.barrier()
+            ready()
+            x = np.zeros(4 << 20)
+            while True:
+                group.all_reduce(x, out=x)
+    """)
+    launch.until_ready(3)
+    if whom == "group":
+        os.killpg(launch.process.pid, number)
+    else:
+        launch.process.send_signal(number)
+    code, _, _ = launch.finish()
+    assert code == 128 + number
+
+
+def test_a_mismatch_is_read_by_the_user_in_words(start: Start) -> None:
+    launch = start("""
+        with mh.init() as group:
+            group.all_reduce(np.zeros(3 if rank else 4))
+    """)
+    code, _, err = launch.finish()
+    assert code == 1
+    assert "CollectiveMismatchError: the ranks did not make the same call" in err
+    # A rank that has not come to the call is told as such; the two that found the mismatch are there.
+    assert re.search(r"  rank 0: all_reduce\(float64\[4\]", err)
+    assert re.search(r"  ranks? (1|2|1-2): all_reduce\(float64\[3\]", err)
+
+
+def test_two_groups_one_after_the_other_meet_at_the_launchers_socket(start: Start) -> None:
+    launch = start("""
+        for _ in range(3):
+            with mh.init() as group:
+                print(group.all_reduce(np.ones(1))[0], flush=True)
+    """)
+    code, out, err = launch.finish()
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == sorted(f"[{rank}] 3.0" for rank in range(3) for _ in range(3))
