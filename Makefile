@@ -26,6 +26,7 @@ check: venv-dev
 	$(BIN)/mypy
 	$(PYRIGHT) --verifytypes manyhands --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_simulated --ignoreexternal
+	$(PYRIGHT) --verifytypes manyhands_tcp --ignoreexternal
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_versions.py
 

@@ -169,13 +169,13 @@ class Control(ABC):
             The job failed before all ranks had left.
         """
         self._post(Leave(self.progress))
-        self._wait(lambda: self._farewell, deadline)
+        self._wait(lambda: self._farewell and not self.failed, deadline)
         return self._farewell
 
     def _wait(self, condition: Callable[[], bool], deadline: Deadline) -> None:
         with self._changed:
             self._changed.wait_for(lambda: condition() or self._verdict is not None, deadline.remaining())
-        if self._verdict is not None:
+        if self._verdict is not None and not condition():
             raise self.error()
 
     def fail(self, verdict: Verdict) -> None:

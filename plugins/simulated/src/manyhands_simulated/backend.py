@@ -31,12 +31,12 @@ class _Message(Transfer):
     __slots__ = ("bell", "failure", "header", "payload", "peer")
 
     def __init__(self, peer: int, header: bytes, payload: memoryview, bell: threading.Condition) -> None:
-        self.peer = peer
-        self.header = header
-        self.payload = payload
-        self.bell = bell
-        self.done = False
-        self.moved = 0
+        self.peer: int = peer
+        self.header: bytes = header
+        self.payload: memoryview = payload
+        self.bell: threading.Condition = bell
+        self.done: bool = False
+        self.moved: int = 0
         self.failure: HeaderMismatch | None = None
 
     def finish(self) -> None:
@@ -120,12 +120,12 @@ class SimulatedBackend(Backend):
                 "manyhands_simulated.run(), or choose another backend for ranks that are processes"
             )
         self._config = cast("SimulatedConfig", bootstrap.config)
-        self.rank = bootstrap.rank
+        self.rank: int = bootstrap.rank
         # A world may make several groups, one after the other; each has pipes of its own, by a name that rank 0 draws.
         token = bootstrap.exchange("simulated", secrets.token_bytes(8))[0]
         self._pipes: _Pipes = bootstrap.shared.setdefault(f"simulated {token.hex()}", _Pipes())
         self._bells: set[threading.Condition] = set()
-        self.ended = ""
+        self.ended: str = ""
 
     def open_transport(self, channel: int) -> SimulatedTransport:
         """Return the transport of a channel."""

@@ -56,7 +56,7 @@ class TcpBackend(Backend):
         assert isinstance(config, TcpConfig)
         self._config = config
         self._bootstrap = bootstrap
-        self.rank = bootstrap.rank
+        self.rank: int = bootstrap.rank
         self._changed = threading.Condition()
         self._links: dict[tuple[int, int], socket.socket] = {}
         self._dialling: set[tuple[int, int]] = set()

@@ -23,12 +23,12 @@ class Sending(Transfer):
 
     def __init__(self, sock: socket.socket, peer: int, header: bytes, payload: memoryview) -> None:
         self._sock = sock
-        self.peer = peer
+        self.peer: int = peer
         self._header = header
         self._payload = payload
         self._total = HEADER_BYTES + len(payload)
-        self.moved = 0
-        self.done = False
+        self.moved: int = 0
+        self.done: bool = False
 
     @property
     def waits_to_read(self) -> bool:
@@ -67,13 +67,13 @@ class Receiving(Transfer):
 
     def __init__(self, sock: socket.socket, peer: int, expected: bytes, payload: memoryview) -> None:
         self._sock = sock
-        self.peer = peer
+        self.peer: int = peer
         self._expected = expected
         self._header = bytearray(HEADER_BYTES)
         self._payload = payload
         self._total = HEADER_BYTES + len(payload)
-        self.moved = 0
-        self.done = False
+        self.moved: int = 0
+        self.done: bool = False
 
     @property
     def waits_to_read(self) -> bool:
