@@ -41,7 +41,7 @@ def test_the_time_of_the_error_counts_more_than_that_of_the_exit() -> None:
 def test_consequences_alone_blame_the_earliest_and_say_so() -> None:
     first = primary([failure(0, 5.0, secondary=True, time=4.0), failure(1, 5.0, secondary=True, time=3.0)])
     assert first.rank == 1
-    assert report(first, [0], []).startswith("manyhands run: rank 1 failed because another rank did: exit code 1\n")
+    assert report(first, [0], []).startswith("manyhands run: rank 1 failed first on this host: exit code 1\n")
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])

@@ -22,7 +22,6 @@ from manyhands.job import Job
 from manyhands.observe import OperationEvent
 from manyhands.partition import blocks, even
 from manyhands.plugins import PluginManager
-from manyhands.rendezvous.membership import show_ranks
 from manyhands.rendezvous.messages import Report
 from manyhands.schedule.compose import in_parallel
 from manyhands.schedule.steps import Collective, Schedule
@@ -141,18 +140,23 @@ class Collectives:
             if self._plugins.observers():
                 self._run_observed(prepared, source, target, sequence, deadline)
             else:
-                self._run(prepared, call.root, source, target, sequence, deadline)
+                self._run(prepared, source, target, sequence, deadline)
         finally:
             lock.release()
 
-    def _run(self, prepared: _Prepared, root: int, source: Array, target: Array, sequence: int, deadline: Deadline) -> None:
+    def _run(self, prepared: _Prepared, source: Array, target: Array, sequence: int, deadline: Deadline) -> None:
         record = self._job.control.recorder.start(self._channel, sequence, prepared.signature)
         signature = prepared.signature
         stall = partial(self._stalled, signature, sequence)
         if prepared.native is not None and self._job.backend is not None:
             native, backend = prepared.native, self._job.backend
             guarded(
-                self._job, self._channel, sequence, signature, deadline, lambda: native(backend, source, target, root, deadline)
+                self._job,
+                self._channel,
+                sequence,
+                signature,
+                deadline,
+                lambda: native(backend, source, target, signature.root, deadline),
             )
         else:
             engine = self._engine or self._start_engine()
@@ -183,7 +187,7 @@ class Collectives:
         self._plugins.notify_started(event)
         error: BaseException | None = None
         try:
-            self._run(prepared, prepared.signature.root, source, target, sequence, deadline)
+            self._run(prepared, source, target, sequence, deadline)
         except BaseException as caught:
             error = caught
             raise
@@ -303,7 +307,7 @@ def guarded(
     try:
         action()
     except Overdue as overdue:
-        text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s: rank {job.rank} waits for {show_ranks(overdue.peers)}"
+        text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s"
         raise first_cause("deadline", text, overdue.peers[0]) from None
     except TimeoutError as error:
         text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s on rank {job.rank} ({error})"

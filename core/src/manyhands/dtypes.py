@@ -54,9 +54,12 @@ _NOT_ASSOCIATIVE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Reduction:
-    """A reduction for one dtype: how two operands are combined, and whether the result is divided by the world size."""
+    """A reduction for one dtype: how two operands are combined, and whether the result is divided by the world size.
+
+    There is one for each op and dtype, so that it is compared, and looked up, by identity.
+    """
 
     name: str
     code: int
@@ -156,7 +159,7 @@ def _resolve(op: Op, dtype: np.dtype[Any]) -> Reduction:
         known = _UFUNC_NAMES.get(op.__name__)
         if known is None or _OPS[known][0] is not op:
             return _custom(op, dtype)
-        op = known
+        return _resolve(known, dtype)
     if op not in _OPS:
         raise _no_such(op)
     combine, kinds, remedy = _OPS[op]

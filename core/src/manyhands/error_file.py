@@ -47,9 +47,14 @@ class _Hook:
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         path = os.environ.get("MANYHANDS_ERROR_FILE")
         if path:
+            record = _record(self.rank, kind, error, trace)
             # A full disk, or a launcher that is gone, must not hide the error itself.
             with contextlib.suppress(OSError):
-                _write(Path(path), _record(self.rank, kind, error, trace))
+                _write(Path(path), record)
+                if record.secondary:
+                    # The launcher shows one traceback, that of the cause; here the words are enough.
+                    sys.stderr.write(f"{record.type}: {record.message}\n")
+                    return
         self._before(kind, error, trace)
 
 

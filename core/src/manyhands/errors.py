@@ -198,7 +198,7 @@ class AuthenticationError(RendezvousError):
 
 
 class PeerLostError(CommError, ConnectionError):
-    """A rank died, or left while others still waited for it; ``peer`` names it."""
+    """A rank died, or was cut off; ``peer`` names it."""
 
 
 class DeadlineError(CommError, TimeoutError):

@@ -49,7 +49,7 @@ class Group:
         The group is closed.
     CommError
         The group's first failure, alike on every rank: `PeerLostError`, `DeadlineError`, `CollectiveMismatchError`, `AbortedError` or
-        `ProtocolError`. ``out`` is then undefined, and each later call raises the same; the job must be started again.
+        `ProtocolError`. ``out`` is then undefined, and each later call raises the same; all ranks may make a new group.
     DTypeError, LayoutError, SizeMismatchError, UsageError
         The arguments cannot be used; found before any byte moves, so that the group stays as it was.
 

@@ -284,7 +284,12 @@ class Job:
     def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
         """Connect to a rank of this job."""
         try:
-            return dial(address, self._key, hello, deadline, lambda: self.closed or self.control.failed)
+            while True:
+                try:
+                    return dial(address, self._key, hello, deadline, lambda: self.closed or self.control.failed)
+                except ConnectionResetError:
+                    # A listener with too many strangers drops some. A peer that died refuses the next try.
+                    time.sleep(min(0.05, deadline.remaining()))
         except TimeoutError:
             raise
         except OSError as error:

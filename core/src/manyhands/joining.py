@@ -30,6 +30,8 @@ from manyhands.threads import ThreadRank, ThreadWorld, current_thread_rank
 
 __all__ = ["init"]
 
+_NO_BACKEND = "none"
+
 
 def init(
     backend: str | None = None,
@@ -90,7 +92,7 @@ def init(
             "yourself, with cupy.asnumpy(x) or x.cpu()"
         )
     plugins.switch(settings.plugins)
-    selector = Selector(algorithms=[*BUILTIN, *plugins.algorithms()], overrides=settings.algorithms)
+    selector = _selector(resolved, plugins)
     choices = ", ".join(f"{name}={algorithm}" for name, algorithm in sorted(settings.algorithms.items()))
     deadline = Deadline(settings.rendezvous_timeout_s)
     if member is not None:
@@ -99,6 +101,15 @@ def init(
     else:
         job = _among_processes(rank, world_size, resolved, plugins, choices, deadline)
     return Group(job, plugins, selector, settings.timeout_s)
+
+
+def _selector(resolved: Resolved, plugins: PluginManager) -> Selector:
+    try:
+        return Selector(algorithms=[*BUILTIN, *plugins.algorithms()], overrides=resolved.settings.algorithms)
+    except ConfigError as error:
+        key = f"algorithms.{error.key}"
+        origin = resolved.origin(key)
+        raise ConfigError(f"{origin}: {key} = {error.value!r}: {error}", file=origin, key=key, value=error.value) from None
 
 
 def _among_threads(member: ThreadRank, resolved: Resolved, plugins: PluginManager, choices: str, deadline: Deadline) -> Job:
@@ -120,6 +131,8 @@ def _among_processes(
     install_error_file(rank)
     if world_size == 1:
         name = _choose(resolved, plugins, alone=True)
+        if name != _NO_BACKEND:  # it carries nothing in a world of one, and is held to be right all the same
+            resolved.backend_config(name)
         world = ThreadWorld(1, name)
         return Job.among_threads(ThreadRank(world, 0), name, choices, deadline)
     name = _choose(resolved, plugins, alone=False)
@@ -129,6 +142,7 @@ def _among_processes(
         raise BackendUnavailableError(
             f"backend {name!r} cannot run here: {reason}" + (f"; try: {spec.install}" if spec.install else "")
         )
+    resolved.backend_config(name)
     inherited = os.environ.get("MANYHANDS_RENDEZVOUS_FD") if rank == 0 else None
     meeting = Meeting(
         rank,
@@ -163,7 +177,7 @@ def _choose(resolved: Resolved, plugins: PluginManager, *, alone: bool) -> str:
         return plugins.auto()[0]
     except BackendUnavailableError:
         if alone:
-            return "none"
+            return _NO_BACKEND
         raise
 
 
@@ -195,7 +209,9 @@ def _who(rank: int | None, world_size: int | None, launch: LaunchEnvironment | N
 
 
 def _address(resolved: Resolved, launch: LaunchEnvironment | None, rank: int) -> tuple[str, int]:
-    given = os.environ.get("MANYHANDS_RENDEZVOUS") or resolved.settings.rendezvous.address
+    # Where `manyhands run` has bound the socket, the config cannot know better.
+    bound = "MANYHANDS_LAUNCHED" in os.environ and launch is not None
+    given = os.environ.get("MANYHANDS_RENDEZVOUS") or (None if bound else resolved.settings.rendezvous.address)
     if given:
         return parse_address(given)
     if launch is not None and launch.host is not None and launch.port is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.checks import is_success, whole
 from manyhands.errors import InvalidRankError, InvalidWorldSizeError
+from manyhands.rendezvous.bystanders import stands_by
 
 if TYPE_CHECKING:
     from manyhands.rendezvous.control import LocalHub
@@ -44,6 +46,7 @@ class ThreadWorld:
         self.world_size: int = size
         self.backend: str = backend
         self.shared: dict[str, Any] = {}
+        stands_by(threading.current_thread())
         self._hubs: dict[int, LocalHub] = {}
 
     @contextmanager
@@ -63,6 +66,7 @@ class ThreadWorld:
         if not 0 <= rank < self.world_size:
             raise InvalidRankError(f"rank {rank} is not in a world of {self.world_size}")
         member = ThreadRank(self, rank)
+        stands_by(threading.current_thread())
         token = _current.set(member)
         try:
             yield
@@ -73,6 +77,12 @@ class ThreadWorld:
             member.finish(None)
         finally:
             _current.reset(token)
+
+    @property
+    def aborted_by(self) -> int | None:
+        """The rank whose failure stopped the others; None where there was none, or it was not a rank's own."""
+        verdicts = [hub.verdict for _, hub in sorted(self._hubs.items())]
+        return next((verdict.peer for verdict in verdicts if verdict is not None and verdict.kind == "aborted"), None)
 
     def abort(self, text: str) -> None:
         """Stop every rank: what waits on a group, or comes to one, raises `AbortedError` with this text."""

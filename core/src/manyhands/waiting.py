@@ -28,7 +28,7 @@ class Overdue(Exception):
 class Waiter:
     """Wait on behalf of one call: report when nothing has moved for a while, give up at the deadline.
 
-    The reports cost nothing on the way of a call that goes well: they begin after a quarter of a second.
+    The reports cost nothing on the way of a call that goes well: they begin when nothing has moved for a while.
     """
 
     __slots__ = ("_deadline", "_moved", "_on_stall", "_patience", "_transport")

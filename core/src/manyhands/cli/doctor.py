@@ -85,7 +85,9 @@ def _config_file() -> tuple[str | None, str | None]:
     file = None
     try:
         file = find_file(os.environ, Path.cwd())
-        load()
+        resolved = load()
+        if resolved.settings.backend != "auto":
+            resolved.backend_config(resolved.settings.backend)
     except (ConfigError, PluginError) as error:
         return (str(file) if file else None), str(error)
     return (str(file) if file else None), None

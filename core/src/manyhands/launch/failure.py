@@ -69,8 +69,8 @@ def report(first: Failure, also_failed: Sequence[int], ended: Sequence[int]) -> 
         The ranks that failed after it by themselves, and those that the launcher ended.
     """
     if first.record is not None and first.record.secondary:
-        # The cause is a rank of another host, whose launcher tells more.
-        lines = [f"manyhands run: rank {first.rank} failed because another rank did: {first.how}"]
+        # The cause may be a rank of another host, whose launcher tells more.
+        lines = [f"manyhands run: rank {first.rank} failed first on this host: {first.how}"]
     else:
         lines = [f"manyhands run: rank {first.rank} failed first: {first.how}"]
     if also_failed:

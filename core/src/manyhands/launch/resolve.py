@@ -46,7 +46,8 @@ def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
         The backend is not installed, is broken, or cannot run here.
     """
     manager = get_plugin_manager()
-    settings = load(config, arguments={"backend": backend}, manager=manager).settings
+    resolved = load(config, arguments={"backend": backend}, manager=manager)
+    settings = resolved.settings
     name = settings.backend
     if name == "auto":
         name, _ = manager.auto()
@@ -56,4 +57,5 @@ def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
         if reason is not None:
             what_to_do = f"try: {spec.install}" if spec.install else "see: manyhands doctor"
             raise BackendUnavailableError(f"the backend {name!r} cannot run here: {reason}; {what_to_do}")
+    resolved.backend_config(name)
     return Resolution(name, manager.load_launcher(manager.describe(name)), settings)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from manyhands._version import __version__
 from manyhands.deadline import Deadline
 from manyhands.errors import DeadlineError, InternalError, ManyHandsError, RendezvousError
+from manyhands.rendezvous.bystanders import nobody_else
 from manyhands.rendezvous.loop import Loop
 from manyhands.rendezvous.membership import Membership, error_from
 from manyhands.rendezvous.messages import (
@@ -144,7 +145,7 @@ class Control(ABC):
         messages: list[tuple[int, bool, int]],
     ) -> None:
         """Tell the store that this rank waits; the arguments are those of `Stalled`."""
-        progress, alone = self.progress, self.recorder.alone
+        progress, alone = self.progress, self.recorder.alone and nobody_else()
         self._post(Stalled(channel, sequence, operation, digest, awaiting, messages, progress, alone))
 
     def report(self, report: Report) -> ManyHandsError:
@@ -157,7 +158,10 @@ class Control(ABC):
             with self._changed:
                 self._changed.wait_for(lambda: self._verdict is not None, _VERDICT_S)
         if not self.failed:
-            self.fail(Verdict(report.kind, report.text, report.peer, report.operation, report.sequence))
+            text = report.text
+            if report.kind == "deadline" and report.peer is not None:
+                text += f": rank {self.rank} waits for rank {report.peer}, and the store with rank 0 does not answer"
+            self.fail(Verdict(report.kind, text, report.peer, report.operation, report.sequence))
         return self.error()
 
     def leave(self, deadline: Deadline) -> bool:
@@ -290,6 +294,11 @@ class LocalHub:
         self._membership = Membership(world_size, os.urandom(32), self._send, self._call_later)
         self.world_size = world_size
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """The first cause of the job's failure, if it has failed."""
+        return self._membership.verdict
+
     def connect(self, rank: int, backend: str, choices: str) -> LocalControl:
         """Take a rank in."""
         with self._lock:
@@ -325,6 +334,7 @@ class LocalHub:
                 function()
 
         timer = threading.Timer(delay_s, locked)
+        timer.name = "manyhands-timer"
         timer.daemon = True
         timer.start()
 

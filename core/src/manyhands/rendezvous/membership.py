@@ -45,7 +45,7 @@ from manyhands.rendezvous.messages import (
     Verdict,
     Welcome,
 )
-from manyhands.rendezvous.waits import circle, still_owed
+from manyhands.rendezvous.waits import circle, still_owed, unread
 
 __all__ = ["KINDS", "Membership", "error_from"]
 
@@ -64,6 +64,7 @@ KINDS: dict[str, type[ManyHandsError]] = {
 
 _INQUEST_S = 0.4
 _SUSPICION_S = 0.5
+_ORDER = "every rank must make the same calls, in the same order"
 
 
 def error_from(verdict: Verdict, rank: int) -> ManyHandsError:
@@ -219,7 +220,12 @@ class Membership:
 
     def _say_farewell(self) -> None:
         # Never after a verdict: a rank that leaves as others abort must learn of that, and not that all is well.
-        if self.finished and self.verdict is None:
+        if not self.finished or self.verdict is not None:
+            return
+        problem = unread(self._left)
+        if problem:
+            self._decide(Verdict("mismatch", problem))
+        else:
             self._tell_all(Farewell())
 
     def _stalled(self, rank: int, message: Stalled) -> None:
@@ -229,12 +235,12 @@ class Membership:
         for other, stalled in self._stalls.items():
             both = message.is_collective and stalled.is_collective
             if both and (stalled.channel, stalled.sequence) == place and stalled.digest != message.digest:
-                text = f"{show_ranks((rank, other))} wait for each other in different calls"
+                text = f"{show_ranks((rank, other))} wait for each other in different calls: {_ORDER}"
                 self._open_inquest(rank, Report("mismatch", text, other, message.operation, *place))
                 return
         waiting = circle(self._stalls, rank, self.world_size)
         if waiting:
-            text = f"{show_ranks(waiting)} wait for each other, and none can go on: the ranks did not make their calls in the same order"
+            text = f"{show_ranks(waiting)} wait for each other, and none can go on: {_ORDER}"
             self._open_inquest(rank, Report("mismatch", text, waiting[-1], message.operation, message.channel))
 
     def _check_abandoned(self, rank: int, stalled: Stalled) -> None:
@@ -287,14 +293,18 @@ class Membership:
         for rank, answer in sorted(inquest.answers.items()):
             stories.setdefault(answer.text, []).append(rank)
         if silent:
-            stories["does not answer: stopped, or cut off" if len(silent) == 1 else "do not answer: stopped, or cut off"] = (
-                silent
-            )
+            stories["no answer: stopped, cut off, or busy"] = silent
         lines = [f"  {show_ranks(ranks)}: {story}" for story, ranks in sorted(stories.items(), key=lambda item: min(item[1]))]
-        peer = report.peer
-        if report.kind == "deadline" and report.sequence is not None and (silent or absent):
-            peer = min(silent or absent)
-        self._decide(Verdict(report.kind, "\n".join([report.text, *lines]), peer, report.operation, report.sequence))
+        peer, headline = report.peer, report.text
+        if report.kind == "deadline":
+            # Whom the reporter waits for may itself wait for the one that did not come.
+            if report.sequence is not None and (silent or absent):
+                peer = min(silent or absent)
+                who = show_ranks(silent or absent)
+                headline += f": {who} did not answer" if silent else f": {who} did not come"
+            elif peer is not None:
+                headline += f": rank {inquest.reporter} waits for rank {peer}"
+        self._decide(Verdict(report.kind, "\n".join([headline, *lines]), peer, report.operation, report.sequence))
 
     def _decide(self, verdict: Verdict) -> None:
         if self.verdict is None:

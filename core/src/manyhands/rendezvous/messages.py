@@ -60,7 +60,8 @@ class Stalled(msgspec.Struct, frozen=True, tag=True):
     """A rank has waited in a call for a while.
 
     ``digest`` is that of a collective's `CallSignature`, and empty for a call between two ranks, whose messages stand in
-    ``messages`` as (peer, is a send, number). ``alone`` tells that the rank has used its group from one thread only.
+    ``messages`` as (peer, is a send, number). ``alone`` tells that one thread made all calls of the rank, and that no other
+    could make one.
     """
 
     channel: int

@@ -8,8 +8,10 @@ import os
 import selectors
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from manyhands.deadline import Deadline
 from manyhands.errors import AuthenticationError, RendezvousError
@@ -25,7 +27,7 @@ from manyhands.rendezvous.handshake import (
 )
 from manyhands.rendezvous.loop import Loop
 
-__all__ = ["Address", "FrameConnection", "Listener", "bind", "dial", "is_loopback", "show_address"]
+__all__ = ["Address", "FrameConnection", "Listener", "bind", "dial", "is_loopback", "resolve", "show_address"]
 
 _log = logging.getLogger("manyhands")
 
@@ -33,6 +35,8 @@ Address = tuple[str, int]
 
 _HANDSHAKE_S = 20.0
 """How long a stranger may take to prove itself."""
+_RESOLVE_S = 30.0
+"""How long the resolver may take to tell an address of this host."""
 _MAX_STRANGERS = 128
 """How many unproven connections a listener keeps at once; the oldest goes first."""
 _KEEPALIVE_S = 10
@@ -60,9 +64,11 @@ def bind(host: str, port: int, backlog: int = 1024) -> socket.socket:
     """
     where = show_address((host, port))
     try:
-        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise RendezvousError(f"this host cannot listen at {where}: the name does not resolve ({error.strerror})") from error
+        candidates = resolve(host, port, Deadline(_RESOLVE_S), socket.AI_PASSIVE)
+    except (socket.gaierror, TimeoutError) as error:
+        raise RendezvousError(
+            f"this host cannot listen at {where}: the name does not resolve ({error.strerror or error})"
+        ) from error
     failure: OSError | None = None
     for family, kind, protocol, _, address in candidates:
         sock = close_after_fork(socket.socket(family, kind, protocol))
@@ -128,28 +134,63 @@ def dial(
 
 def _connect(address: Address, deadline: Deadline, cancelled: Callable[[], bool]) -> socket.socket:
     failure = OSError(f"{address[0]} has no address")
-    for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+    candidates = resolve(*address, deadline)
+    for number, (family, kind, protocol, _, place) in enumerate(candidates):
+        # An address that swallows everything must leave time for the next one.
+        share = Deadline(max(0.001, deadline.remaining() / (len(candidates) - number)))
         sock = close_after_fork(socket.socket(family, kind, protocol))
         try:
             sock.setblocking(False)
             error = sock.connect_ex(place)
             if error == errno.EINPROGRESS:
-                _wait_until(sock, selectors.EVENT_WRITE, deadline, cancelled)
+                _wait_until(sock, selectors.EVENT_WRITE, share, cancelled)
                 error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
                 raise OSError(error, os.strerror(error))
             if sock.getsockname() == sock.getpeername():
                 # A port of the ephemeral range where nobody listens may be given to this very socket, which then meets itself.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        except TimeoutError:
-            sock.close()
-            raise
         except OSError as error:
             sock.close()
             failure = error
         else:
             return sock
     raise failure
+
+
+_Found = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+
+
+def resolve(host: str, port: int, deadline: Deadline, flags: int = 0) -> list[_Found]:
+    """Return the addresses of a name, as `socket.getaddrinfo` does, and in time.
+
+    Raises
+    ------
+    socket.gaierror
+        It has none.
+    TimeoutError
+        The resolver did not answer in time; it goes on in a thread of its own, since nothing can stop it.
+    """
+    found: list[_Found] = []
+    failures: list[OSError] = []
+
+    def ask() -> None:
+        try:
+            found.extend(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
+        except OSError as error:
+            failures.append(error)
+
+    if host and (host[-1].isdigit() or ":" in host):
+        ask()  # an address, mostly: no server is asked
+    else:
+        thread = threading.Thread(target=ask, name="manyhands-resolver", daemon=True)
+        thread.start()
+        thread.join(deadline.remaining())
+        if thread.is_alive():
+            raise TimeoutError(f"the resolver does not answer for {host!r}")
+    if failures:
+        raise failures[0]
+    return found
 
 
 def _receive_exactly(sock: socket.socket, count: int, deadline: Deadline, cancelled: Callable[[], bool]) -> bytes:
@@ -177,11 +218,20 @@ def _wait_until(sock: socket.socket, event: int, deadline: Deadline, cancelled: 
                 raise TimeoutError("it took the connection and said nothing" if event == selectors.EVENT_READ else "no answer")
 
 
+def bound_silence(sock: socket.socket) -> None:
+    """Give up a control connection whose other side takes nothing for a while: a host that vanished.
+
+    Never for data: a rank that is busy for long takes none either, and is only late.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _KEEPALIVE_S * 1000)
+
+
 def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # A host that lost power sends nothing: probe an idle connection, and bound unacknowledged data. Linux names; others lack some.
-    options = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": _KEEPALIVE_S * 1000}
+    # A host that lost power sends nothing: probe an idle connection. Linux names; others lack some.
+    options = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
     for name, value in options.items():
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -327,6 +377,7 @@ class FrameConnection:
         on_lost: Callable[[str], None],
         max_bytes: int,
     ) -> None:
+        bound_silence(sock)
         self._loop = loop
         self._sock = sock
         self._on_frame = on_frame

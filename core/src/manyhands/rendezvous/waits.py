@@ -5,8 +5,9 @@ A rank that waits says where, and how far it has come on every channel (its *pro
 1. A rank that has left, having made fewer calls than another one needs of it, is waited for in vain.
 2. Ranks in a circle, each waiting for what the next has not done, wait for ever. A report may be old, since its rank may have
    gone on; but a rank goes on only when the one it waits for has acted, and that one's own, later report would show it. So a
-   circle in which every report confirms the one before it stands still, provided that each of these ranks uses its group from
-   one thread only: another thread might still come to the rescue.
+   circle in which every report confirms the one before it stands still, provided that no other thread of these ranks could come
+   to the rescue. A send that has stood still for a while counts as waiting for its receive: a program that needs a large
+   message to be buffered is wrong, even where a transport would buffer it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 
 from manyhands.rendezvous.messages import Progress, Stalled
 
-__all__ = ["circle", "still_owed"]
+__all__ = ["circle", "still_owed", "unread"]
 
 
 def still_owed(stalled: Stalled, rank: int, peer: int, progress: Progress) -> bool:
@@ -51,3 +52,17 @@ def circle(stalls: Mapping[int, Stalled], start: int, world_size: int) -> list[i
         return False
 
     return path if start in stalls and stalls[start].alone and search(start) else []
+
+
+def unread(left: Mapping[int, Progress]) -> str:
+    """Say which messages the ranks that have left never received; nothing if there are none."""
+    for sender, progress in sorted(left.items()):
+        for channel, counts in progress.sends.items():
+            for receiver, sent in counts.items():
+                received = left[receiver].receives.get(channel, {}).get(sender, 0) if receiver in left else sent
+                if sent > received:
+                    return (
+                        f"rank {sender} sent {sent} array(s) to rank {receiver}, which received {received} and closed its group: every "
+                        "send needs its recv"
+                    )
+    return ""

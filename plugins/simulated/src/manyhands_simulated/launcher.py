@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any, TextIO
 
 from manyhands.api import LaunchRequest, ThreadWorld, UsageError, current_rank
@@ -29,19 +30,53 @@ def launch(request: LaunchRequest) -> int:
         exec(code, {"__name__": "__main__", "__builtins__": __builtins__, **place})  # noqa: S102 - running the user's script is the task
 
     with _process_state(request, str(place["__file__"])):
-        try:
-            run_ranks(world, _with_exit_codes(body))
-        except KeyboardInterrupt:
-            return 130
-        except SystemExit as error:
-            if isinstance(error.code, int):
-                return error.code
+        return _outcome(lambda: run_ranks(world, _with_exit_codes(body)), str(place["__file__"]))
+
+
+def _outcome(run: Callable[[], object], file: str) -> int:
+    """Run the ranks; say how they failed, as ``manyhands run`` does for processes, and return the exit code."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        run()
+    except _Terminated:
+        _say("ended by SIGTERM")
+        return 128 + signal.SIGTERM
+    except KeyboardInterrupt:
+        _say("ended by SIGINT")
+        return 128 + signal.SIGINT
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+        _say(f"rank {getattr(error, 'rank', '?')} failed first: exit code {code}")
+        if not isinstance(error.code, int):
             sys.stderr.write(f"{error.code}\n")  # as the interpreter does
-            return 1
-        except Exception as error:  # noqa: BLE001 - any exception of the user's script
-            _show(error)
-            return 1
+        return code
+    except Exception as error:  # noqa: BLE001 - any exception of the user's script
+        _say(f"rank {getattr(error, 'rank', '?')} failed first: exit code 1")
+        traceback.print_exception(type(error), error, _users_part(error, file))
+        return 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise _Terminated
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{'-' * 80}\nmanyhands run: {text}\n")
+
+
+def _users_part(error: BaseException, file: str) -> TracebackType | None:
+    """Return the traceback from the program's own first frame on, as plain Python would show it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != file:
+        trace = trace.tb_next
+    return trace or error.__traceback__
 
 
 def _with_exit_codes(body: Callable[[int], None]) -> Callable[[int], None]:
@@ -58,7 +93,7 @@ def _with_exit_codes(body: Callable[[int], None]) -> Callable[[int], None]:
 def _load(request: LaunchRequest) -> tuple[CodeType, dict[str, Any]]:
     """Return the compiled program, and the names that Python gives a main module."""
     if not request.is_module:
-        path = Path(request.target)
+        path = Path(request.target).resolve()
         return compile(path.read_bytes(), str(path), "exec"), {"__file__": str(path), "__package__": None, "__spec__": None}
     name = request.target
     spec = importlib.util.find_spec(name)
@@ -76,7 +111,7 @@ def _load(request: LaunchRequest) -> tuple[CodeType, dict[str, Any]]:
 def _process_state(request: LaunchRequest, file: str) -> Iterator[None]:
     """Give the process the arguments, path, variables and output of the program, as long as it runs."""
     saved = sys.argv, list(sys.path), dict(os.environ), sys.stdout, sys.stderr
-    sys.argv = [file, *request.args]
+    sys.argv = [file if request.is_module else request.target, *request.args]
     if not request.is_module:
         sys.path.insert(0, str(Path(file).resolve().parent))
     os.environ.update(request.environ)
@@ -93,11 +128,6 @@ def _process_state(request: LaunchRequest, file: str) -> Iterator[None]:
         sys.argv, sys.path, environ, sys.stdout, sys.stderr = saved
         os.environ.clear()
         os.environ.update(environ)
-
-
-def _show(error: BaseException) -> None:
-    sys.stderr.write(f"\nrank {getattr(error, 'rank', '?')} failed first:\n")
-    traceback.print_exception(error, file=sys.stderr)
 
 
 class _Prefixed(io.TextIOBase):

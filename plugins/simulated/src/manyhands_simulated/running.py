@@ -100,7 +100,7 @@ def run_ranks(world: ThreadWorld, body: Callable[[int], T]) -> list[T]:
             event.wait(max(0.0, until - time.monotonic()))
         raise
     if failures:
-        raise _first(failures, world.world_size)
+        raise _first(failures, world)
     return [results[rank] for rank in range(world.world_size)]
 
 
@@ -113,10 +113,11 @@ def _wait_for(ended: list[threading.Event], failures: list[tuple[int, BaseExcept
                 until = time.monotonic() + _GRACE_S
 
 
-def _first(failures: list[tuple[int, BaseException]], world_size: int) -> BaseException:
-    """Return the cause among the failures: what a program raised, rather than what the others learned of it."""
-    rank, error = next((failure for failure in failures if not isinstance(failure[1], CommError)), failures[0])
-    error.add_note(f"raised on rank {rank} of {world_size}")
+def _first(failures: list[tuple[int, BaseException]], world: ThreadWorld) -> BaseException:
+    """Return the cause among the failures: that of the rank that stopped the others, or else what a program raised by itself."""
+    causes = [failure for failure in failures if not isinstance(failure[1], CommError)] or failures
+    rank, error = next((failure for failure in causes if failure[0] == world.aborted_by), causes[0])
+    error.add_note(f"raised on rank {rank} of {world.world_size}")
     if getattr(error, "rank", None) is None:
         error.rank = rank  # type: ignore[attr-defined]
     return error
