@@ -152,7 +152,7 @@ def test_a_rank_that_leaves_without_a_word_is_lost(nursery: Nursery, victim: int
 
 
 @pytest.mark.parametrize("leaver", [0, 2])
-def test_a_rank_that_closes_while_others_wait_for_it_is_lost_to_them(nursery: Nursery, leaver: int) -> None:
+def test_a_rank_that_closes_while_others_wait_for_it_did_not_make_the_same_calls(nursery: Nursery, leaver: int) -> None:
     program = f"""
         with mh.init(timeout_s=20) as group:
             group.barrier()
@@ -165,7 +165,7 @@ def test_a_rank_that_closes_while_others_wait_for_it_is_lost_to_them(nursery: Nu
         failures = ranks.start().raised()
     assert sorted(failures) == [0, 1, 2]
     for failure in failures.values():
-        assert (failure["type"], failure["about"]) == ("PeerLostError", leaver)
+        assert (failure["type"], failure["about"]) == ("CollectiveMismatchError", leaver)
         assert f"rank {leaver} has closed its group" in failure["text"]
         assert "all_reduce #1" in failure["text"]
         assert failure["took"] < 2
@@ -182,7 +182,7 @@ def test_a_rank_that_ends_without_close_leaves_as_if_it_had(nursery: Nursery) ->
         assert ranks.output() == ""
 
 
-def test_a_rank_that_ends_early_without_close_is_lost_to_those_that_wait(nursery: Nursery) -> None:
+def test_a_rank_that_ends_early_without_close_is_found_by_those_that_wait(nursery: Nursery) -> None:
     program = """
         group = mh.init(timeout_s=20)
         group.barrier()
@@ -192,7 +192,7 @@ def test_a_rank_that_ends_early_without_close_is_lost_to_those_that_wait(nursery
     with nursery.ranks(program) as ranks:
         failures = ranks.start().raised()
     assert {rank: (fact["type"], fact["about"]) for rank, fact in failures.items()} == dict.fromkeys(
-        (0, 2), ("PeerLostError", 1)
+        (0, 2), ("CollectiveMismatchError", 1)
     )
     assert max(fact["took"] for fact in failures.values()) < 2
 
@@ -253,7 +253,8 @@ def test_sys_exit_on_one_rank_frees_the_others(nursery: Nursery, where: str) -> 
         assert ranks.codes[1] == 3
     assert sorted(failures) == [0, 2]
     for failure in failures.values():
-        assert failure["type"] in ("AbortedError", "PeerLostError")
+        # Outside a `with` the exit code cannot be known: the rank has left, and the others waited for it.
+        assert failure["type"] in ("AbortedError", "CollectiveMismatchError")
         assert failure["about"] == 1
         assert failure["took"] < 2
 

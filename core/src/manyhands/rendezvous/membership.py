@@ -246,12 +246,8 @@ class Membership:
     def _check_abandoned(self, rank: int, stalled: Stalled) -> None:
         for peer, progress in self._left.items():
             if (stalled.is_collective or peer in stalled.awaiting) and still_owed(stalled, rank, peer, progress):
-                text = (
-                    f"rank {peer} has closed its group, and rank {rank} waits for it in {stalled.operation} #{stalled.sequence}"
-                )
-                verdict = Verdict(
-                    "lost", f"{text}: every rank must make the same calls", peer, stalled.operation, stalled.sequence
-                )
+                text = f"rank {peer} has closed its group, and rank {rank} waits for it in {stalled.operation} #{stalled.sequence}: {_ORDER}"
+                verdict = Verdict("mismatch", text, peer, stalled.operation, stalled.sequence)
                 self._decide(verdict)
                 return
 
