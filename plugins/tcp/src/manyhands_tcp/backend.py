@@ -15,11 +15,12 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from manyhands.api import Backend, Bootstrap, Deadline, LinkLost, Transfer, Transport
 from manyhands_tcp.interfaces import address_of
 from manyhands_tcp.plugin import TcpConfig
-from manyhands_tcp.transfers import Receiving, Sending
+from manyhands_tcp.transfers import Moving, Receiving, Sending
 
 __all__ = ["TcpBackend", "TcpTransport"]
 
@@ -226,11 +227,11 @@ class TcpTransport(Transport):
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         """Try for a moment, yielding the processor between tries, then block in the kernel."""
+        moving = cast("Sequence[Moving]", transfers)  # made by send and recv
         tries = _POLL_AFTER_TRIES
         while True:
             progressed = done = False
-            for transfer in transfers:
-                assert isinstance(transfer, (Sending, Receiving))
+            for transfer in moving:
                 progressed = transfer.advance() or progressed
                 done = transfer.done or done
             if done:
@@ -241,23 +242,24 @@ class TcpTransport(Transport):
                 tries -= 1
                 _yield()
             else:
-                self._block(transfers, deadline)
+                _block(moving, deadline)
                 tries = 1
 
-    def _block(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
-        remaining = deadline.remaining()
-        if not remaining:
-            raise TimeoutError("the deadline passed")
-        poll = select.poll()
-        events: dict[int, int] = {}
-        for transfer in transfers:
-            assert isinstance(transfer, (Sending, Receiving))
-            if transfer.fd < 0:
-                raise LinkLost(transfer.peer, "the connection was closed")
-            events[transfer.fd] = events.get(transfer.fd, 0) | (select.POLLIN if transfer.waits_to_read else select.POLLOUT)
-        for fd, mask in events.items():
-            poll.register(fd, mask)
-        poll.poll(remaining * 1000)
+
+def _block(transfers: Sequence[Moving], deadline: Deadline) -> None:
+    """Sleep in the kernel until a transfer can go on."""
+    remaining = deadline.remaining()
+    if not remaining:
+        raise TimeoutError("the deadline passed")
+    events: dict[int, int] = {}
+    for transfer in transfers:
+        if transfer.fd < 0:
+            raise LinkLost(transfer.peer, "the connection was closed")
+        events[transfer.fd] = events.get(transfer.fd, 0) | transfer.event
+    poll = select.poll()
+    for fd, mask in events.items():
+        poll.register(fd, mask)
+    poll.poll(remaining * 1000)
 
 
 def make_card(host: str, port: int) -> bytes:

@@ -6,20 +6,38 @@ call in either direction, which is what makes small messages fast.
 
 from __future__ import annotations
 
+import select
 import socket
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer
 
-__all__ = ["Receiving", "Sending"]
+__all__ = ["Moving", "Receiving", "Sending"]
 
 _SEND_BYTES = 1 << 18
 """More in one call only fills the kernel's buffer while the other direction waits."""
 
 
-class Sending(Transfer):
-    """A message on its way out."""
+class Moving(Transfer, ABC):
+    """A message between its two ends.
+
+    Parameters
+    ----------
+    sock
+        A non-blocking connection.
+    peer
+        The rank at its other end.
+    header
+        The header to send, or the one that must come.
+    payload
+        The memory to send from or to receive into.
+    """
 
     __slots__ = ("_header", "_payload", "_sock", "_total", "peer")
+
+    event: ClassVar[int]
+    """What the message waits for, as `select.poll` has it."""
 
     def __init__(self, sock: socket.socket, peer: int, header: bytes, payload: memoryview) -> None:
         self._sock = sock
@@ -31,17 +49,34 @@ class Sending(Transfer):
         self.done: bool = False
 
     @property
-    def waits_to_read(self) -> bool:
-        """Whether it waits for the socket to be readable rather than writable."""
-        return False
-
-    @property
     def fd(self) -> int:
         """The socket's file descriptor."""
         return self._sock.fileno()
 
+    @abstractmethod
     def advance(self) -> bool:
-        """Move as much as the kernel takes now; tell whether anything moved."""
+        """Move as much as the kernel lets it now; tell whether anything moved.
+
+        Raises
+        ------
+        LinkLost
+            The connection broke.
+        HeaderMismatch
+            Another header came.
+        """
+
+
+class Sending(Moving):
+    """A message on its way out."""
+
+    __slots__ = ()
+
+    event: ClassVar[int] = select.POLLOUT
+    moved: int
+    done: bool
+
+    def advance(self) -> bool:
+        """Move as much as the kernel takes now."""
         moved = self.moved
         try:
             if moved >= HEADER_BYTES:
@@ -60,41 +95,29 @@ class Sending(Transfer):
         return True
 
 
-class Receiving(Transfer):
+class Receiving(Moving):
     """A message on its way in, into memory that is exactly as long as its payload."""
 
-    __slots__ = ("_expected", "_header", "_payload", "_sock", "_total", "peer")
+    __slots__ = ("_came",)
 
-    def __init__(self, sock: socket.socket, peer: int, expected: bytes, payload: memoryview) -> None:
-        self._sock = sock
-        self.peer: int = peer
-        self._expected = expected
-        self._header = bytearray(HEADER_BYTES)
-        self._payload = payload
-        self._total = HEADER_BYTES + len(payload)
-        self.moved: int = 0
-        self.done: bool = False
+    event: ClassVar[int] = select.POLLIN
+    moved: int
+    done: bool
 
-    @property
-    def waits_to_read(self) -> bool:
-        """Whether it waits for the socket to be readable rather than writable."""
-        return True
-
-    @property
-    def fd(self) -> int:
-        """The socket's file descriptor."""
-        return self._sock.fileno()
+    def __init__(self, sock: socket.socket, peer: int, header: bytes, payload: memoryview) -> None:
+        super().__init__(sock, peer, header, payload)
+        self._came = bytearray(HEADER_BYTES)
 
     def advance(self) -> bool:
-        """Move as much as the kernel has now; tell whether anything moved."""
+        """Move as much as the kernel has now."""
         moved = self.moved
         try:
             if moved >= HEADER_BYTES:
                 received = self._sock.recv_into(self._payload[moved - HEADER_BYTES :])
             elif self._payload:
-                received = self._sock.recvmsg_into((memoryview(self._header)[moved:], self._payload))[0]
+                received = self._sock.recvmsg_into((memoryview(self._came)[moved:], self._payload))[0]
             else:
-                received = self._sock.recv_into(memoryview(self._header)[moved:])
+                received = self._sock.recv_into(memoryview(self._came)[moved:])
         except BlockingIOError:
             return False
         except OSError as error:
@@ -102,7 +125,7 @@ class Receiving(Transfer):
         if not received:
             raise LinkLost(self.peer, "it closed the connection")
         self.moved = now = moved + received
-        if moved < HEADER_BYTES <= now and self._header != self._expected:
-            raise HeaderMismatch(self.peer, bytes(self._header))
+        if moved < HEADER_BYTES <= now and self._came != self._header:
+            raise HeaderMismatch(self.peer, bytes(self._came))
         self.done = now == self._total
         return True
