@@ -63,14 +63,14 @@ class Meeting:
         self.secret = secret
         self.inherited = inherited
 
-    def listen(self) -> socket.socket:
+    def listen(self, deadline: Deadline) -> socket.socket:
         """Return the socket at which rank 0 waits for the others."""
         if self.inherited is not None:
             return close_after_fork(socket.socket(fileno=os.dup(self.inherited)))
-        return guarded_bind(self.address, bool(self.secret))
+        return guarded_bind(self.address, bool(self.secret), deadline)
 
 
-def guarded_bind(address: Address, has_secret: bool) -> socket.socket:
+def guarded_bind(address: Address, has_secret: bool, deadline: Deadline | None = None) -> socket.socket:
     """Return a socket that listens at ``address``, unless it is public and the job has no secret.
 
     Raises
@@ -80,7 +80,7 @@ def guarded_bind(address: Address, has_secret: bool) -> socket.socket:
     AuthenticationError
         Anybody could join.
     """
-    sock = bind(*address)
+    sock = bind(*address, deadline)
     host = sock.getsockname()[0]
     if has_secret or is_loopback(host):
         return sock
@@ -134,7 +134,7 @@ class Job:
         try:
             loop = job.loop
             if meeting.rank == 0:
-                job._store = Store(loop, meeting.listen(), meeting.secret, meeting.world_size, deadline)
+                job._store = Store(loop, meeting.listen(deadline), meeting.secret, meeting.world_size, deadline)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
             job.control = SocketControl(loop, join, meeting.address, meeting.secret, deadline)
             # The store ends the wait for the others, and knows who is missing: this rank's own clock should not run out first.

@@ -36,7 +36,8 @@ Address = tuple[str, int]
 _HANDSHAKE_S = 20.0
 """How long a stranger may take to prove itself."""
 _RESOLVE_S = 30.0
-"""How long the resolver may take to tell an address of this host."""
+"""How long the resolver may take to tell an address of this host, where nobody says."""
+_BACKLOG = 1024
 _MAX_STRANGERS = 128
 """How many unproven connections a listener keeps at once; the oldest goes first."""
 _KEEPALIVE_S = 10
@@ -54,7 +55,7 @@ def is_loopback(host: str) -> bool:
     return host.startswith("127.") or host in ("::1", "::ffff:127.0.0.1")
 
 
-def bind(host: str, port: int, backlog: int = 1024) -> socket.socket:
+def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socket:
     """Return a socket that listens on exactly this host's address.
 
     Raises
@@ -64,7 +65,7 @@ def bind(host: str, port: int, backlog: int = 1024) -> socket.socket:
     """
     where = show_address((host, port))
     try:
-        candidates = resolve(host, port, Deadline(_RESOLVE_S), socket.AI_PASSIVE)
+        candidates = resolve(host, port, deadline or Deadline(_RESOLVE_S), socket.AI_PASSIVE)
     except (socket.gaierror, TimeoutError) as error:
         raise RendezvousError(
             f"this host cannot listen at {where}: the name does not resolve ({error.strerror or error})"
@@ -75,7 +76,7 @@ def bind(host: str, port: int, backlog: int = 1024) -> socket.socket:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
-            sock.listen(backlog)
+            sock.listen(_BACKLOG)
         except OSError as error:
             sock.close()
             failure = error
