@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from worlds import must, thread_world
 
-import manyhands as mh
-from manyhands.api import CommError, Group, ThreadWorld
+from manyhands.api import Group
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,31 +43,11 @@ class World:
 
     def outcomes(self, function: Callable[[Group], Any], world_size: int, *, timeout_s: float = 20) -> list[Any]:
         """Call ``function(group)`` on every rank; return for each rank what it returned, or the exception that it raised."""
-        world = ThreadWorld(world_size, self.backend)
-        outcomes: list[Any] = [None] * world_size
-
-        def target(rank: int) -> None:
-            try:
-                with world.rank(rank), mh.init(config={}, timeout_s=timeout_s) as group:
-                    outcomes[rank] = function(group)
-            except BaseException as error:
-                outcomes[rank] = error
-
-        threads = [threading.Thread(target=target, args=(rank,), daemon=True) for rank in range(world_size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(40)
-            assert not thread.is_alive(), "a rank hangs"
-        return outcomes
+        return thread_world(function, world_size, self.backend, timeout_s=timeout_s)
 
     def __call__(self, function: Callable[[Group], Any], world_size: int, *, timeout_s: float = 20) -> list[Any]:
         """Call ``function(group)`` on every rank; return the results, or raise the exception that is the cause of the others."""
-        outcomes = self.outcomes(function, world_size, timeout_s=timeout_s)
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if errors:
-            raise next((error for error in errors if not isinstance(error, CommError)), errors[0])
-        return outcomes
+        return must(self.outcomes(function, world_size, timeout_s=timeout_s))
 
 
 @pytest.fixture(params=["simulated", "tcp"])

@@ -12,7 +12,6 @@ import os
 import random
 import select
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -21,7 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TELLING_JOINS", "Nursery", "Ranks", "free_port"]
+from worlds import free_port
+
+__all__ = ["TELLING_JOINS", "Nursery", "Ranks"]
 
 SECRET = "the secret of the tests"
 _PATIENCE_S = 30.0
@@ -84,15 +85,6 @@ def joining(self, message):
 Membership.join = joining
 """
 """Put in front of a program, it makes the rank that runs the store tell of each rank that comes."""
-
-
-def free_port() -> int:
-    """Return a port where nobody listens, below those that the kernel gives to outgoing connections."""
-    while True:
-        port = random.randrange(12000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Nursery:

@@ -10,6 +10,8 @@ from fault_tools import TELLING_JOINS, Nursery, Ranks
 
 PROMISE_S = 1.0
 """Within what time a dead rank is named on every survivor."""
+SOON_S = 5.0
+"""Far below the timeouts: who is told within it was not told by a deadline."""
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +116,7 @@ def test_a_stopped_rank_is_named_when_the_time_is_up(nursery: Nursery, victim: i
     for failure in failures.values():
         assert (failure["type"], failure["about"]) == ("DeadlineError", victim), failure
         assert f"rank {victim}" in failure["text"]
-        assert failure["took"] < timeout_s + 1
+        assert failure["took"] < timeout_s + 4
 
 
 def test_a_stopped_rank_that_goes_on_learns_what_the_others_decided(nursery: Nursery) -> None:
@@ -168,7 +170,7 @@ def test_a_rank_that_closes_while_others_wait_for_it_did_not_make_the_same_calls
         assert (failure["type"], failure["about"]) == ("CollectiveMismatchError", leaver)
         assert f"rank {leaver} has closed its group" in failure["text"]
         assert "all_reduce #1" in failure["text"]
-        assert failure["took"] < 2
+        assert failure["took"] < SOON_S
 
 
 def test_a_rank_that_ends_without_close_leaves_as_if_it_had(nursery: Nursery) -> None:
@@ -194,7 +196,7 @@ def test_a_rank_that_ends_early_without_close_is_found_by_those_that_wait(nurser
     assert {rank: (fact["type"], fact["about"]) for rank, fact in failures.items()} == dict.fromkeys(
         (0, 2), ("CollectiveMismatchError", 1)
     )
-    assert max(fact["took"] for fact in failures.values()) < 2
+    assert max(fact["took"] for fact in failures.values()) < SOON_S
 
 
 RAISING = {
@@ -225,7 +227,7 @@ def test_an_exception_on_one_rank_reaches_all(nursery: Nursery, where: str) -> N
     for failure in failures.values():
         assert (failure["type"], failure["about"]) == ("AbortedError", 1)
         assert failure["text"] == "rank 1 ended with ValueError: no such digit: 11"
-        assert failure["took"] < 2
+        assert failure["took"] < SOON_S
 
 
 EXITING = {
@@ -256,7 +258,7 @@ def test_sys_exit_on_one_rank_frees_the_others(nursery: Nursery, where: str) -> 
         # Outside a `with` the exit code cannot be known: the rank has left, and the others waited for it.
         assert failure["type"] in ("AbortedError", "CollectiveMismatchError")
         assert failure["about"] == 1
-        assert failure["took"] < 2
+        assert failure["took"] < SOON_S
 
 
 def test_ctrl_c_in_one_rank_frees_the_others(nursery: Nursery) -> None:
@@ -277,7 +279,7 @@ def test_ctrl_c_in_one_rank_frees_the_others(nursery: Nursery) -> None:
     for failure in failures.values():
         assert (failure["type"], failure["about"]) == ("AbortedError", 1)
         assert "KeyboardInterrupt" in failure["text"]
-        assert failure["ended"] - interrupted_at < PROMISE_S
+        assert failure["ended"] - interrupted_at < SOON_S
 
 
 def test_after_a_failure_each_later_call_raises_the_same_cause(nursery: Nursery) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from fault_tools import Nursery
 
-PROMPT_S = 2.0
+PROMPT_S = 4.0
 """Within what time every rank must know."""
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import http.server
 import socket
+import subprocess
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from fault_tools import TELLING_JOINS, Nursery, Ranks
 
-PROMPT_S = 2.0
+PROMPT_S = 4.0
+"""What needs no waiting is told within this time, far below the timeouts."""
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +125,41 @@ def test_an_address_of_another_host_is_refused_at_once(nursery: Nursery) -> None
     assert failure["took"] < PROMPT_S
 
 
+@pytest.mark.parametrize("by", ["file", "variable"])
+def test_where_the_launcher_lets_ranks_meet_wins_over_the_configured_address(
+    run_python: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """The address in a file that several hosts share says nothing about a job on one host."""
+    (tmp_path / "program.py").write_text(
+        "import manyhands as mh, numpy as np\n"
+        "with mh.init(timeout_s=10) as group:\n    print(group.all_reduce(np.ones(1))[0])\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as other:  # where ranks cannot meet
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        if by == "file":
+            (tmp_path / "manyhands.toml").write_text(f'[rendezvous]\naddress = "{address}"\n')
+        else:
+            monkeypatch.setenv("MANYHANDS_RENDEZVOUS__ADDRESS", address)
+        done = run_python("-m", "manyhands", "run", "-n", "2", "--backend", "tcp", "program.py")
+    assert sorted(done.stdout.splitlines()) == ["[0] 2.0", "[1] 2.0"], done
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_resolver_that_hangs_does_not_outlast_the_deadline(nursery: Nursery, late: int) -> None:
+    program = """
+        import socket
+        socket.getaddrinfo = lambda *_, **__: time.sleep(20)
+        attempt(mh.init, timeout_s=0.5)
+        os._exit(0)  # the thread that asks the resolver still hangs
+    """
+    with nursery.ranks(program, 2, MASTER_ADDR="a.name.invalid") as ranks:
+        failure = ranks.start(late).raised()[late]
+    assert failure["type"] in ("DeadlineError", "RendezvousError")
+    assert "a.name.invalid" in failure["text"]
+    assert 0.4 < failure["took"] < 5
+
+
 def test_a_name_that_does_not_resolve_is_told(nursery: Nursery) -> None:
     with nursery.ranks("attempt(mh.init, timeout_s=0.5)", 2, MASTER_ADDR="no-such-host.invalid") as ranks:
         failures = ranks.start().raised()
@@ -133,7 +173,7 @@ def test_an_unreachable_rank_0_is_told_when_the_time_is_up(nursery: Nursery) -> 
         assert (failure["type"], failure["about"]) == ("RendezvousError", 0)
         assert f"127.0.0.1:{ranks.port}" in failure["text"]
     assert "could not reach rank 0" in failure["text"]
-    assert 0.4 < failure["took"] < 1.5
+    assert 0.4 < failure["took"] < 5
 
 
 def test_ranks_that_never_come_are_named(nursery: Nursery) -> None:
@@ -144,7 +184,7 @@ def test_ranks_that_never_come_are_named(nursery: Nursery) -> None:
     for failure in failures.values():
         assert (failure["type"], failure["about"]) == ("DeadlineError", 2)
         assert "within 1 s: ranks 2, 4 of 5 did not come" in failure["text"]
-        assert 0.9 < failure["took"] < 2
+        assert 0.9 < failure["took"] < 6
 
 
 def assert_all_refused(ranks: Ranks) -> None:
@@ -244,7 +284,7 @@ def test_a_web_server_in_the_place_of_rank_0_is_told(nursery: Nursery) -> None:
     assert failure["type"] in ("DeadlineError", "RendezvousError")
     assert f"127.0.0.1:{server.server_port}" in failure["text"]
     assert "said nothing" in failure["text"]
-    assert failure["took"] < 2
+    assert failure["took"] < 6
 
 
 def test_a_server_that_greets_otherwise_is_told_at_once(nursery: Nursery) -> None:

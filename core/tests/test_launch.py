@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from worlds import free_port
 
 from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError, UsageError
 from manyhands.launch.launching import Launch, arrange_meeting
@@ -188,12 +189,6 @@ def test_rank_0_gets_the_socket_to_which_the_others_connect(tmp_path: Path) -> N
     done = launch(tmp_path, MEET, ranks=4)
     assert done.stderr == ""
     assert (done.returncode, done.stdout) == (0, "[0] heard [1, 2, 3]\n")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_two_hosts_make_one_world(tmp_path: Path) -> None:

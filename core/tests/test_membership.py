@@ -174,6 +174,57 @@ def test_all_are_told_when_all_have_left() -> None:
     assert job.store.verdict is None
 
 
+def talked(sent: dict[int, int], received: dict[int, int]) -> Progress:
+    """Say how many messages a rank has begun to send to each peer, and to receive from each."""
+    return Progress({}, {1: sent}, {1: received})
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_a_message_that_was_never_received_is_told_to_all_when_all_have_left(order: tuple[int, ...]) -> None:
+    job = Job()
+    left = {0: talked({1: 2}, {}), 1: talked({}, {0: 1}), 2: progress()}
+    for rank in order:
+        assert job.store.verdict is None
+        job.store.handle(rank, Leave(left[rank]))
+    verdict = job.the_verdict()
+    assert verdict.kind == "mismatch"
+    assert "rank 0 sent 2 array(s) to rank 1, which received 1" in verdict.text
+    assert [message for heard in job.told.values() for message in heard if isinstance(message, Farewell)] == []
+
+
+def test_messages_that_were_all_received_are_no_obstacle_to_the_farewell() -> None:
+    job = Job()
+    job.store.handle(0, Leave(talked({1: 2, 2: 0}, {1: 1})))
+    job.store.handle(1, Leave(talked({0: 1}, {0: 2})))
+    job.store.handle(2, Leave(talked({}, {0: 0})))
+    assert job.told == {rank: [Farewell()] for rank in range(3)}
+
+
+def test_ranks_that_wait_in_a_circle_are_a_mismatch_told_with_what_each_did() -> None:
+    job = Job()
+    for rank in range(3):
+        assert job.told[rank] == []
+        source = (rank + 1) % 3
+        job.store.handle(
+            rank, Stalled(1, 1, f"recv from rank {source}", b"", [source], [(source, False, 0)], talked({}, {source: 1}), True)
+        )
+    for rank in range(3):
+        job.answer(rank, f"in call {rank}", entered=False)
+    verdict = job.the_verdict()
+    assert verdict.kind == "mismatch"
+    assert verdict.text.startswith("ranks 0-2 wait for each other, and none can go on")
+    assert verdict.text.endswith("\n  rank 0: in call 0\n  rank 1: in call 1\n  rank 2: in call 2")
+
+
+def test_a_circle_that_another_thread_may_break_is_waited_out() -> None:
+    job = Job(2)
+    for rank in range(2):
+        peer = 1 - rank
+        job.store.handle(rank, Stalled(1, 1, "recv", b"", [peer], [(peer, False, 0)], talked({}, {peer: 1}), rank == 1))
+    job.pass_time(10)
+    assert job.told == {0: [], 1: []}
+
+
 def test_who_leaves_and_goes_is_not_lost() -> None:
     job = Job()
     job.store.handle(1, Leave(progress()))
@@ -243,7 +294,7 @@ def test_a_rank_that_does_not_answer_is_named_when_the_time_is_up() -> None:
     job.pass_time(0.5)
     verdict = job.the_verdict()
     assert verdict.text == (
-        "barrier #1 did not finish\n  ranks 0-1: barrier() #1\n  rank 2: does not answer: stopped, or cut off"
+        "barrier #1 did not finish: rank 2 did not answer\n  ranks 0-1: barrier() #1\n  rank 2: no answer: stopped, cut off, or busy"
     )
     assert verdict.peer == 2
 
@@ -334,7 +385,7 @@ def test_who_waits_for_a_rank_that_has_left_waits_in_vain(leaves_first: bool) ->
         assert job.store.verdict is None
         job.store.handle(rank, message)  # type: ignore[arg-type]
     verdict = job.the_verdict()
-    assert (verdict.kind, verdict.peer, verdict.operation, verdict.sequence) == ("lost", 2, "all_reduce", 3)
+    assert (verdict.kind, verdict.peer, verdict.operation, verdict.sequence) == ("mismatch", 2, "all_reduce", 3)
     assert verdict.text.startswith("rank 2 has closed its group, and rank 0 waits for it in all_reduce #3")
 
 

@@ -7,14 +7,19 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from worlds import on_threads
 
 from manyhands.deadline import Deadline
 from manyhands.errors import AuthenticationError, RendezvousError
-from manyhands.rendezvous.handshake import CLIENT_BYTES, GREETING_BYTES, HELLO_BYTES, MAGIC, REPLY_BYTES
+from manyhands.job import Job
+from manyhands.rendezvous import network
+from manyhands.rendezvous.control import LocalHub
+from manyhands.rendezvous.handshake import CLIENT_BYTES, GREETING_BYTES, HELLO_BYTES, MAGIC, REPLY_BYTES, ClientHandshake
 from manyhands.rendezvous.loop import Loop
 from manyhands.rendezvous.network import FrameConnection, Listener, bind, dial, is_loopback, show_address
 
@@ -190,6 +195,107 @@ def test_nobody_there_is_a_connection_error() -> None:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
         with pytest.raises(ConnectionError):
             dial(taken.getsockname(), SECRET, b"", Deadline(5))
+
+
+@contextlib.contextmanager
+def hole() -> Iterator[tuple[str, int]]:
+    """Yield an address that swallows whatever comes: the queue of a listener that takes no connection is full."""
+    with socket.socket() as sock, contextlib.ExitStack() as stack:
+        sock.bind(("127.0.0.2", 0))
+        sock.listen(0)
+        for _ in range(3):
+            caller = stack.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(sock.getsockname())
+        yield sock.getsockname()
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) -> None:
+    """Let every name have these addresses."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+
+def test_a_name_whose_first_address_swallows_everything_is_reached_by_its_second(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hole() as swallowing:
+        resolving(monkeypatch, swallowing, door.address)
+        with dial(("a.name", 1), SECRET, b"hello", Deadline(2)):
+            theirs, hello = door.came.get(timeout=5)
+            theirs.close()
+    assert hello == HELLO
+
+
+def test_a_name_whose_addresses_all_swallow_everything_is_given_up_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hole() as one, hole() as other:
+        resolving(monkeypatch, one, other)
+        started = time.monotonic()
+        with pytest.raises(TimeoutError):
+            dial(("a.name", 1), SECRET, b"", Deadline(0.4))
+        assert 0.35 < time.monotonic() - started < 5
+
+
+def test_a_resolver_that_hangs_does_not_outlast_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        answered.wait(20)
+        raise socket.gaierror("too late")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    started = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError, match=r"the resolver does not answer for 'a\.name'"):
+            dial(("a.name", 1), SECRET, b"", Deadline(0.3))
+        assert 0.25 < time.monotonic() - started < 5
+    finally:
+        answered.set()
+
+
+def test_more_slow_peers_than_a_listener_keeps_all_come_in(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newcomers wait, and push out nobody who is about to prove itself."""
+    monkeypatch.setattr(network, "_MAX_STRANGERS", 16)
+    answer = network.ClientHandshake.answer
+    tries: list[None] = []
+
+    def slowly(self: ClientHandshake, greeting: bytes) -> bytes:
+        tries.append(None)
+        time.sleep(0.05)
+        return answer(self, greeting)
+
+    monkeypatch.setattr(network.ClientHandshake, "answer", slowly)
+    job = Job(1, 2, "tcp")
+    job._key = SECRET
+    job.control = LocalHub(2).connect(1, "tcp", "")
+
+    def come(_: int) -> None:
+        job.dial(0, door.address, b"hello", Deadline(20)).close()
+
+    outcomes = on_threads(come, 40)
+    assert outcomes == [None] * 40
+    assert len(tries) == 40
+    for _ in range(40):
+        door.came.get(timeout=5)[0].close()
+
+
+def test_who_is_dropped_for_a_newcomer_dials_again(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_MAX_STRANGERS", 1)
+    monkeypatch.setattr(network, "_PRESSED_S", 0.0)
+    answer = network.ClientHandshake.answer
+    tries: list[None] = []
+
+    def slowly(self: ClientHandshake, greeting: bytes) -> bytes:
+        tries.append(None)
+        time.sleep(0.05 * len(tries))
+        return answer(self, greeting)
+
+    monkeypatch.setattr(network.ClientHandshake, "answer", slowly)
+    job = Job(1, 2, "tcp")
+    job._key = SECRET
+    job.control = LocalHub(2).connect(1, "tcp", "")
+    assert on_threads(lambda _: job.dial(0, door.address, b"hello", Deadline(20)).close(), 4) == [None] * 4
+    assert len(tries) > 4
 
 
 def test_a_port_in_use_and_a_foreign_address_are_told() -> None:

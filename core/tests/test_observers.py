@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from worlds import thread_world
 
 import manyhands as mh
 from manyhands.api import (
@@ -23,7 +24,6 @@ from manyhands.api import (
     LinkLost,
     NativeCollective,
     OperationEvent,
-    ThreadWorld,
     Transfer,
     Transport,
     hookimpl,
@@ -128,25 +128,9 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Plugin:
     return plugin
 
 
-def run(program: Callable[[Group], Any], world_size: int = 2) -> list[Any]:
-    """Run ``program`` on threads over the table; return what each rank returned or raised."""
-    world = ThreadWorld(world_size, "table")
-    results: list[Any] = [None] * world_size
-
-    def body(rank: int) -> None:
-        try:
-            with world.rank(rank), mh.init(config={}, timeout_s=10) as group:
-                results[rank] = program(group)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
-    return results
+def run(program: Callable[[Group], Any]) -> list[Any]:
+    """Run ``program`` on two threads over the table; return what each rank returned or raised."""
+    return thread_world(program, 2, "table", timeout_s=10)
 
 
 @pytest.fixture

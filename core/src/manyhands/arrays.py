@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 import numpy as np
@@ -44,7 +45,7 @@ def _foreign_array(value: Any) -> Array:
             f"a {type(value).__name__} on a GPU cannot be sent by this backend, which moves host memory: choose a backend that "
             "serves GPUs (`manyhands doctor` lists them), or copy the array to the host first, with cupy.asnumpy(x) or x.cpu()"
         )
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+    if _is_masked(value) and np.ma.is_masked(value):
         raise LayoutError(
             "a masked array cannot be sent: its mask would be lost; use x.filled(value), or send data and mask apart"
         )
@@ -54,6 +55,12 @@ def _foreign_array(value: Any) -> Array:
         return np.asarray(value)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise LayoutError(f"{type(value).__name__} cannot be read as an array: {error}") from error
+
+
+def _is_masked(value: Any) -> bool:
+    # NumPy loads numpy.ma when it is first named; where it was not, there are no masked arrays.
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(value, masked.MaskedArray)
 
 
 def contiguous(array: Array) -> Array:
@@ -73,7 +80,7 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     SizeMismatchError
         Its shape differs.
     """
-    if not isinstance(out, np.ndarray) or isinstance(out, (np.matrix, np.ma.MaskedArray)):
+    if not isinstance(out, np.ndarray) or isinstance(out, np.matrix) or _is_masked(out):
         raise LayoutError(
             f"out= must be a NumPy array, and a {type(out).__name__} was given: give its memory, with np.asarray(x)"
         )

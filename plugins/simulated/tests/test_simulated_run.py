@@ -129,6 +129,23 @@ def test_of_several_exceptions_that_of_the_first_rank_to_fail_is_raised():
     assert caught.value.rank == 2
 
 
+def test_the_first_cause_is_raised_whatever_those_raise_that_it_stopped():
+    """They may end before the rank that stopped them has."""
+
+    def program(group: Group) -> None:
+        if group.rank == 2:
+            raise Mine("the cause")
+        try:
+            group.barrier()
+        except mh.AbortedError as error:
+            raise RuntimeError("a consequence") from error
+
+    for _ in range(60):
+        with pytest.raises(Mine) as caught:
+            manyhands_simulated.run(program, 3)
+        assert caught.value.rank == 2
+
+
 def test_an_exception_that_has_a_rank_keeps_it():
     def program(group: Group) -> None:
         if group.rank == 1:

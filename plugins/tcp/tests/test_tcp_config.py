@@ -2,53 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 import socket
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from worlds import over_sockets
 
 import manyhands as mh
+from manyhands import Group
 from manyhands_tcp.interfaces import address_of
 from manyhands_tcp.plugin import TcpConfig
 
 
-def free_port() -> int:
-    """Return a port where nobody listens, below those that the kernel gives to outgoing connections."""
-    while True:
-        port = random.randrange(12000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+def run(**tcp: Any) -> list[Any]:
+    """Make a group and sum in it; return each rank's address and congestion control, or what it raised."""
 
+    def program(group: Group) -> tuple[str, str]:
+        assert group.all_reduce(np.ones(1))[0] == group.world_size
+        backend: Any = group._job.backend
+        sock = next(iter(backend._links.values()))
+        algorithm = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+        return backend._addresses[group.rank][0], algorithm
 
-def run(world_size: int = 2, **tcp: Any) -> list[Any]:
-    """Make a group on threads and sum in it; return each rank's address and congestion control, or what it raised."""
-    config = {"backend": "tcp", "rendezvous": {"address": f"127.0.0.1:{free_port()}"}, "backends": {"tcp": tcp}}
-    results: list[Any] = [None] * world_size
-
-    def body(rank: int) -> None:
-        try:
-            with mh.init(config=config, rank=rank, world_size=world_size, timeout_s=10) as group:
-                assert group.all_reduce(np.ones(1))[0] == world_size
-                backend: Any = group._job.backend
-                sock = next(iter(backend._links.values()))
-                algorithm = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
-                results[rank] = backend._addresses[rank][0], algorithm
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    return results
+    return over_sockets(program, timeout_s=10, **tcp)
 
 
 def test_by_default_ranks_listen_where_they_met() -> None:

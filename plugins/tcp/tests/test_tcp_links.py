@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from worlds import must
+from worlds import over_sockets as run
 
 import manyhands as mh
 from manyhands import Group
-
-
-def free_port() -> int:
-    """Return a port where nobody listens, below those that the kernel gives to outgoing connections."""
-    while True:
-        port = random.randrange(12000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def run(program: Callable[[Group], Any], world_size: int = 2, **tcp: Any) -> list[Any]:
-    """Run ``program`` on threads whose groups talk TCP; return what each rank returned or raised."""
-    config = {"backend": "tcp", "rendezvous": {"address": f"127.0.0.1:{free_port()}"}, "backends": {"tcp": tcp}}
-    results: list[Any] = [None] * world_size
-
-    def body(rank: int) -> None:
-        try:
-            with mh.init(config=config, rank=rank, world_size=world_size, timeout_s=20) as group:
-                results[rank] = program(group)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    return results
-
-
-def must(results: list[Any]) -> list[Any]:
-    """Return the results; raise the first exception among them."""
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
+from manyhands.api import HEADER_BYTES
+from manyhands_tcp import transfers
 
 
 def links(group: Group) -> list[tuple[int, int]]:
@@ -126,16 +89,24 @@ def test_two_ranks_that_speak_at_once_share_one_connection() -> None:
     assert must(run(program)) == [(1.0, 1), (0.0, 1)]
 
 
-@pytest.mark.parametrize("operation", ["send and recv", "all_reduce", "all_gather", "broadcast"])
-def test_nothing_is_copied_on_the_way(operation: str) -> None:
-    size = 64 << 20
-    together = threading.Barrier(2)
-    arrays = [np.full(size, rank + 1, np.uint8) for rank in range(2)]
-    halves = [array[: size // 2].copy() for array in arrays]
+LARGE = 64 << 20
+SLACK = 512 << 10
+"""What two calls may take for themselves: no part of the arrays."""
+STAGING = 2 * (256 << 10)
+"""What comes in is reduced piece by piece, and each of the two ranks keeps memory for one piece."""
 
-    def program(group: Group) -> None:
-        group.barrier()
-        x = arrays[group.rank]
+
+def peak_of(operation: str) -> int:
+    """Return the most memory, in bytes, that two ranks take for an operation on arrays of `LARGE` bytes."""
+    together = threading.Barrier(2)
+    arrays = [np.full(LARGE, rank + 1, np.uint8) for rank in range(2)]
+    halves = [array[: LARGE // 2].copy() for array in arrays]
+
+    def program(group: Group) -> int:
+        x, peer = arrays[group.rank], 1 - group.rank
+        # Connections, and what NumPy imports when it is first needed, are not what is measured.
+        group.all_reduce(np.ones(1), out=np.ones(1))
+        group.sendrecv(np.ones(1), peer, peer, out=np.ones(1))
         together.wait(10)
         if group.rank == 0:
             tracemalloc.start()
@@ -150,16 +121,65 @@ def test_nothing_is_copied_on_the_way(operation: str) -> None:
             group.send(x, 1)
         else:
             group.recv(0, out=x)
+        together.wait(10)
+        return tracemalloc.get_traced_memory()[1]
 
     try:
-        must(run(program))
-        _, peak = tracemalloc.get_traced_memory()
+        peak = max(must(run(program)))
     finally:
         tracemalloc.stop()
-    assert peak < size // 8
     expected = {"send and recv": 1, "all_reduce": 3, "all_gather": 1, "broadcast": 1}[operation]
     assert arrays[1][0] == expected
     assert arrays[1][-1] == (2 if operation == "all_gather" else expected)
+    return peak
+
+
+OPERATIONS = ["send and recv", "all_reduce", "all_gather", "broadcast"]
+
+
+def allowed(operation: str) -> int:
+    return SLACK + (STAGING if operation == "all_reduce" else 0)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_nothing_is_copied_on_the_way(operation: str) -> None:
+    assert peak_of(operation) < allowed(operation)
+
+
+def copying_send(transfer: transfers.Sending) -> bool:
+    """Move a message out as a careless transport would: by a copy of what is left."""
+    rest = (bytes(transfer._header) + bytes(transfer._payload))[transfer.moved :]
+    try:
+        transfer.moved += transfer._sock.send(rest)
+    except BlockingIOError:
+        return False
+    transfer.done = transfer.moved == transfer._total
+    return True
+
+
+def copying_receive(transfer: transfers.Receiving) -> bool:
+    """Move a message in as a careless transport would: into memory of its own, and from there to the user's."""
+    wanted = transfer._total if transfer.moved >= HEADER_BYTES else HEADER_BYTES
+    try:
+        data = transfer._sock.recv(wanted - transfer.moved)
+    except BlockingIOError:
+        return False
+    start = transfer.moved - HEADER_BYTES
+    if start >= 0:
+        transfer._payload[start : start + len(data)] = data
+    transfer.moved += len(data)
+    transfer.done = transfer.moved == transfer._total
+    return True
+
+
+@pytest.mark.parametrize("direction", ["out", "in"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_copy_on_the_way_would_be_seen(monkeypatch: pytest.MonkeyPatch, operation: str, direction: str) -> None:
+    if direction == "out":
+        monkeypatch.setattr(transfers.Sending, "advance", copying_send)
+    else:
+        monkeypatch.setattr(transfers.Receiving, "advance", copying_receive)
+    assert peak_of(operation) > allowed(operation)
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4097, (1 << 20) + 1, 3 << 20])
@@ -217,7 +237,7 @@ def test_a_connection_that_breaks_while_both_live_is_a_lost_peer(breaker: int) -
     assert len({str(result) for result in results}) == 1
     assert results[0].peer in (0, 1)
     assert "its connection to rank" in str(results[0])
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10
 
 
 def test_a_peer_that_cannot_be_reached_is_lost() -> None:
@@ -242,12 +262,21 @@ def test_a_peer_that_cannot_be_reached_is_lost() -> None:
     assert "Connection refused" in str(results[0])
 
 
-def test_what_is_left_unread_in_a_connection_is_no_obstacle_to_closing() -> None:
-    def program(group: Group) -> None:
-        if group.rank == 0:
-            group.send(np.ones(100), 1)
+def user_timeout_ms(sock: socket.socket) -> int:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
-    must(run(program))
+
+def test_silence_is_bounded_on_the_control_connection_alone() -> None:
+    """A rank that is late takes no data for as long as it likes; only a host that vanished takes none on the control connection."""
+
+    def program(group: Group) -> tuple[int, list[int]]:
+        peer = 1 - group.rank
+        group.barrier()
+        group.sendrecv(np.ones(1), peer, peer)
+        job: Any = group._job
+        return user_timeout_ms(job.control._connection._sock), [user_timeout_ms(link(group, *key)) for key in links(group)]
+
+    assert must(run(program)) == [(10_000, [0, 0])] * 2
 
 
 def test_nine_ranks_talk_to_all() -> None:

@@ -39,7 +39,9 @@ _RESOLVE_S = 30.0
 """How long the resolver may take to tell an address of this host, where nobody says."""
 _BACKLOG = 1024
 _MAX_STRANGERS = 128
-"""How many unproven connections a listener keeps at once; the oldest goes first."""
+"""How many unproven connections a listener keeps at once."""
+_PRESSED_S = 2.0
+"""How long an unproven connection is safe from newcomers where all places are taken."""
 _KEEPALIVE_S = 10
 """After how long a host that vanished without a word counts as lost."""
 
@@ -283,6 +285,14 @@ class Listener:
             self._drop(stranger)
 
     def _incoming(self, _: int) -> None:
+        if len(self._strangers) >= _MAX_STRANGERS:
+            oldest = next(iter(self._strangers.values()))
+            if time.monotonic() - oldest.since < _PRESSED_S:
+                # Newcomers wait in the kernel's queue: each one let in now would push out one that is about to prove itself.
+                self._loop.forget(self._sock)
+                self._loop.call_later(0.05, self._resume)
+                return
+            self._drop(oldest)
         try:
             sock, address = self._sock.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -298,8 +308,6 @@ class Listener:
         except OSError:  # it has gone already
             sock.close()
             return
-        while len(self._strangers) >= _MAX_STRANGERS:
-            self._drop(next(iter(self._strangers.values())))
         stranger = _Stranger(sock, (address[0], address[1]), ServerHandshake(self._secret))
         self._strangers[sock] = stranger
         try:
@@ -309,6 +317,10 @@ class Listener:
             return
         self._loop.watch(sock, selectors.EVENT_READ, lambda _: self._read(stranger))
         self._loop.call_later(_HANDSHAKE_S, lambda: self._drop(stranger))
+
+    def _resume(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.watch(self._sock, selectors.EVENT_READ, self._incoming)
 
     def _read(self, stranger: _Stranger) -> None:
         try:
@@ -350,6 +362,7 @@ class _Stranger:
         self.sock = sock
         self.address = address
         self.handshake = handshake
+        self.since = time.monotonic()
         self.received = b""
 
 

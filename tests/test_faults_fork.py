@@ -1,0 +1,110 @@
+"""Ranks that fork: the child keeps nothing of its parent's job, and the job nothing of the child."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from fault_tools import Nursery
+
+PROMISE_S = 2.0
+"""Within what time a dead rank is named although a child of it lives."""
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    nursery = Nursery(tmp_path_factory.mktemp("fork"))
+    yield nursery
+    nursery.close()
+
+
+FORKS = {
+    "os.fork, which ends at once": """
+        child = os.fork()
+        if not child:
+            in_child()
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    """,
+    "os.fork, which ends as any Python": """
+        child = os.fork()
+        if not child:
+            in_child()
+            sys.exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    """,
+    "os.fork, which fails": """
+        child = os.fork()
+        if not child:
+            in_child()
+            sys.stderr.close()
+            raise ValueError("a child's own affair")
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) - 1
+    """,
+    "multiprocessing": """
+        process = multiprocessing.get_context("fork").Process(target=in_child)
+        process.start()
+        process.join()
+        code = process.exitcode
+    """,
+}
+
+
+@pytest.mark.parametrize("forker", [0, 1])
+@pytest.mark.parametrize("fork", FORKS)
+def test_a_child_cannot_use_the_group_and_does_not_disturb_it(nursery: Nursery, fork: str, forker: int) -> None:
+    program = f"""
+def fork():
+    {FORKS[fork].replace(chr(10) + "    ", chr(10)).strip()}
+    return code
+
+import multiprocessing
+faulthandler.cancel_dump_traceback_later()  # a child that ends as any Python would wait for its thread
+
+with mh.init(timeout_s=20) as group:
+    def in_child():
+        for call in (group.barrier, lambda: group.all_reduce(np.ones(1)), lambda: group.send(np.ones(1), 1 - rank), group.close):
+            attempt(call)
+    group.barrier()
+    group.sendrecv(np.ones(1), 1 - rank, 1 - rank)
+    if rank == {forker}:
+        tell("child", code=fork())
+    tell("sum", value=float(group.all_reduce(np.ones(1))[0]), got=float(group.sendrecv(np.ones(1), 1 - rank, 1 - rank)[0]))
+"""
+    with nursery.ranks(program, 2) as ranks:
+        assert ranks.start().wait() == {0: 0, 1: 0}, ranks.output()
+        assert ranks.await_facts("child", 1)[0]["code"] == 0
+        assert [(fact["value"], fact["got"]) for fact in ranks.await_facts("sum")] == [(2.0, 1.0)] * 2
+        ended = [(fact["what"], fact.get("type")) for fact in ranks.facts if fact["what"] in ("raised", "returned")]
+    assert ended == [("raised", "ClosedError")] * 3 + [("returned", None)]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_is_noticed_although_its_child_lives(nursery: Nursery, victim: int) -> None:
+    program = f"""
+        import signal
+        group = mh.init(timeout_s=20)
+        group.all_reduce(np.ones(1))
+        if rank == {victim}:
+            child = os.fork()
+            if not child:
+                signal.alarm(20)  # it ends in any case
+                tell("running", pid=os.getpid())
+                until_told_to_go()
+                os._exit(0)
+            time.sleep(30)
+        tell("running")
+        attempt(group.barrier)
+    """
+    with nursery.ranks(program) as ranks:
+        child = next(fact["pid"] for fact in ranks.start().await_facts("running") if "pid" in fact)
+        killed_at = ranks.signal(victim, signal.SIGKILL)
+        failures = ranks.raised()
+        os.kill(child, 0)  # raises if it is no more
+        ranks.go()
+    assert sorted(failures) == [rank for rank in range(3) if rank != victim]
+    for failure in failures.values():
+        assert (failure["type"], failure["about"]) == ("PeerLostError", victim)
+        assert failure["ended"] - killed_at < PROMISE_S
