@@ -296,6 +296,8 @@ def test_who_is_dropped_for_a_newcomer_dials_again(door: Door, monkeypatch: pyte
     job.control = LocalHub(2).connect(1, "tcp", "")
     assert on_threads(lambda _: job.dial(0, door.address, b"hello", Deadline(20)).close(), 4) == [None] * 4
     assert len(tries) > 4
+    for _ in range(4):
+        door.came.get(timeout=5)[0].close()
 
 
 def test_a_port_in_use_and_a_foreign_address_are_told() -> None:
