@@ -469,7 +469,7 @@ class Group:
     def send(self, array: npt.ArrayLike, dest: int, *, timeout_s: float | None = None) -> None:
         """Send an array to one rank, which must `recv` it.
 
-        A small array may be on its way when the call returns; where it turns out not to fit, this rank's next call says so.
+        A small array may be on its way when the call returns: that it does not fit, or is never received, a later call or `close` says.
 
         Parameters
         ----------
