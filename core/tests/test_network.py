@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from worlds import on_threads
 
+from manyhands.backend import LinkLost
 from manyhands.deadline import Deadline
 from manyhands.errors import AuthenticationError, RendezvousError
 from manyhands.job import Job
@@ -414,3 +415,28 @@ def test_a_reader_that_is_slow_gets_all(loop: Loop) -> None:
         wire += line.raw.recv(10_000)
     assert wire == framed(frame)
     line.close()
+
+
+@pytest.mark.parametrize("why", ["deadline", "closed"])
+def test_dialling_again_after_a_reset_ends(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    def reset(*_: object, **__: object) -> None:
+        raise ConnectionResetError("again")
+
+    monkeypatch.setattr("manyhands.job.dial", reset)
+    job = Job(1, 2, "tcp")
+    job.control = LocalHub(2).connect(1, "tcp", "")
+    failures: list[BaseException] = []
+
+    def dialling() -> None:
+        try:
+            job.dial(0, ("127.0.0.1", 1), b"hello", Deadline(0.3 if why == "deadline" else 30))
+        except (TimeoutError, ConnectionError) as error:
+            failures.append(error)
+
+    dialler = threading.Thread(target=dialling, daemon=True)
+    dialler.start()
+    if why == "closed":
+        job.closed = True
+    dialler.join(5)
+    assert not dialler.is_alive()
+    assert [type(failure) for failure in failures] == [TimeoutError if why == "deadline" else LinkLost]

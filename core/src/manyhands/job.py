@@ -283,12 +283,20 @@ class Job:
 
     def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
         """Connect to a rank of this job."""
+
+        def cancelled() -> bool:
+            return self.closed or self.control.failed
+
         try:
             while True:
                 try:
-                    return dial(address, self._key, hello, deadline, lambda: self.closed or self.control.failed)
+                    return dial(address, self._key, hello, deadline, cancelled)
                 except ConnectionResetError:
                     # A listener with too many strangers drops some. A peer that died refuses the next try.
+                    if cancelled():
+                        raise
+                    if deadline.passed():
+                        raise TimeoutError(f"{show_address(address)} breaks every connection") from None
                     time.sleep(min(0.05, deadline.remaining()))
         except TimeoutError:
             raise

@@ -46,7 +46,7 @@ class ThreadWorld:
         self.world_size: int = size
         self.backend: str = backend
         self.shared: dict[str, Any] = {}
-        stands_by(threading.current_thread())
+        self._maker = threading.current_thread()
         self._hubs: dict[int, LocalHub] = {}
 
     @contextmanager
@@ -66,6 +66,7 @@ class ThreadWorld:
         if not 0 <= rank < self.world_size:
             raise InvalidRankError(f"rank {rank} is not in a world of {self.world_size}")
         member = ThreadRank(self, rank)
+        stands_by(self._maker)  # it waits for the ranks; in a world of one, which nobody enters so, it is the rank
         stands_by(threading.current_thread())
         token = _current.set(member)
         try:
