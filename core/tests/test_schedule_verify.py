@@ -57,7 +57,9 @@ def edited(schedules: list[Schedule], rank: int, index: int, step: Step) -> list
 
 
 def test_a_right_schedule_is_reported_with_its_costs() -> None:
-    assert verify(exchange()) == Report(ordered=True, synchronising=True, steps=1, messages=(1, 1), chunks=(1, 1))
+    assert verify(exchange()) == Report(
+        ordered=True, canonical=True, synchronising=True, steps=1, messages=(1, 1), chunks=(1, 1)
+    )
 
 
 def test_a_message_that_has_no_receive_is_found() -> None:
@@ -259,10 +261,22 @@ def test_operands_of_different_sizes_are_refused() -> None:
         verify(world(Collective.ALL_REDUCE, (step,), chunks=(3, 3)))
 
 
-@pytest.mark.parametrize("size_of", [TMP, Ref(INPUT, 1), Ref(INPUT, 0, 2)])
-def test_scratch_has_the_size_of_one_chunk_that_is_there(size_of: Ref) -> None:
-    with pytest.raises(MalformedScheduleError, match="rank 0, scratch chunk 0"):
-        verify(world(Collective.ALL_REDUCE, (Copy(OUT, IN),), scratch=(size_of,)))
+@pytest.mark.parametrize(
+    "size_of", [TMP, Ref(INPUT, 1), Ref(INPUT, 0, 2), Ref(INPUT, -1), Ref(OUTPUT, 0, 0), Ref(INPUT, 0, -1)]
+)
+def test_scratch_has_the_size_of_chunks_that_are_there(size_of: Ref) -> None:
+    with pytest.raises(MalformedScheduleError, match="rank 0, scratch run 1 is as large as"):
+        verify(world(Collective.ALL_REDUCE, (Copy(OUT, IN),), scratch=(IN, size_of)))
+
+
+def test_a_run_of_scratch_is_as_many_chunks_each_of_its_own_size() -> None:
+    run = Ref(SCRATCH, 1, 3)
+    steps = (Copy(run, Ref(INPUT, 0, 3)), Copy(Ref(OUTPUT, 0, 3), run, (0,)))
+    assert verify(world(Collective.ALL_REDUCE, steps, chunks=(3, 3), scratch=(Ref(INPUT, 2), Ref(OUTPUT, 0, 3))))
+    with pytest.raises(MalformedScheduleError, match="input chunks 0 to 2 and scratch chunks 1 to 3 are not of one size"):
+        verify(world(Collective.ALL_REDUCE, steps, chunks=(3, 3), scratch=(Ref(INPUT, 0, 3), Ref(OUTPUT, 0))))
+    with pytest.raises(MalformedScheduleError, match="there are 3 scratch chunks"):
+        verify(world(Collective.ALL_REDUCE, steps, chunks=(3, 3), scratch=(Ref(INPUT, 0, 3),)))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What each collective promises, symbolically: what is where at the start, and what must be where at the end.
 
 A *piece* names a part of the data alike on every rank, as a tuple; chunks that hold the same piece have the same size.
+Where a schedule asks for even blocks, pieces with the same last number have the same size as well.
 
 ======================  =========================  ==========================================================
 layout                  pieces                     used for
@@ -87,12 +88,15 @@ class Contract:
         The collective, the number of ranks and the root, 0 where there is none.
     segments
         The number of chunks of a vector or of each block; 0 for a barrier.
+    even
+        Whether the blocks of all ranks are of one size.
     """
 
     collective: Collective
     size: int
     root: int
     segments: int
+    even: bool = False
 
     @classmethod
     def of(cls, schedule: Schedule) -> Contract:
@@ -109,7 +113,7 @@ class Contract:
         segments = max(0, given[1] if promise.output is Layout.OWN_BLOCK else given[0])
         if promise.input is Layout.TO_EACH:
             segments //= schedule.size
-        contract = cls(schedule.collective, schedule.size, schedule.root, segments)
+        contract = cls(schedule.collective, schedule.size, schedule.root, segments, schedule.even)
         lowest = 0 if schedule.collective is Collective.BARRIER else 1
         if segments < lowest or given != (contract.input_chunks, contract.output_chunks):
             raise MalformedScheduleError(
@@ -141,6 +145,10 @@ class Contract:
     def output_pieces(self, rank: int) -> tuple[Piece, ...]:
         """Return the piece that each output chunk of a rank must end with, whether or not it holds the buffer."""
         return self._pieces(self.promise.output, rank)
+
+    def extent(self, piece: Piece) -> Piece:
+        """Return what stands for the size of a piece: two pieces are of one size where it is the same."""
+        return piece[-1:] if self.even else piece
 
     def holds_input(self, rank: int) -> bool:
         """Tell whether a rank holds ``INPUT``."""

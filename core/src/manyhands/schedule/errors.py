@@ -47,7 +47,7 @@ class ScheduleError(ManyHandsError):
 
 
 class MalformedScheduleError(ScheduleError):
-    """A schedule names a rank, step, chunk or buffer that is not there, or writes ``INPUT``."""
+    """A schedule names a rank, step, chunk, buffer or reduction that is not there, writes ``INPUT``, or is no plain data."""
 
 
 class UnmatchedMessageError(ScheduleError):

@@ -176,14 +176,19 @@ class _Ordering:
             unfinished = (before for before in self.waits_for[address] if before not in finished)
             return next(unfinished, self.partners.get(address, address))
 
-        path = [min(address for address in self.waits_for if address not in finished)]
-        while path.count(path[-1]) == 1:
-            path.append(cause(path[-1]))
-        circle = path[path.index(path[-1]) : -1]
-        parts = [f"rank {rank}, step {index} ({type(self.schedules[rank].steps[index]).__name__})" for rank, index in circle]
+        address = min(address for address in self.waits_for if address not in finished)
+        path: dict[Address, int] = {}  # the position of each step on it
+        while address not in path:
+            path[address] = len(path)
+            address = cause(address)
+        circle = list(path)[path[address] :]
+        shown = [
+            f"rank {rank}, step {index} ({type(self.schedules[rank].steps[index]).__name__})" for rank, index in circle[:16]
+        ]
+        left_out = [f"({len(circle) - 16} more)"] if len(circle) > 16 else []
         return ScheduleDeadlockError(
             f"{len(finished)} of {len(self.waits_for)} steps can run, and then each of these waits for the next: "
-            + " -> ".join([*parts, parts[0]]),
+            + " -> ".join([*shown, *left_out, shown[0]]),
             rank=circle[0][0],
             step=circle[0][1],
         )

@@ -19,7 +19,7 @@ Cells = dict[Buffer, tuple[int, ...]]
 def cells_of(contract: Contract, schedule: Schedule, *, in_place: bool) -> Cells:
     """Return the cells of a rank; an input chunk that is the same memory as an output chunk has its cell."""
     aliases = contract.aliases(schedule.rank) if in_place else {}
-    outputs, inputs, scratch = schedule.output_chunks, schedule.input_chunks, len(schedule.scratch)
+    outputs, inputs, scratch = schedule.output_chunks, schedule.input_chunks, sum(run.count for run in schedule.scratch)
     return {
         Buffer.OUTPUT: tuple(range(outputs)),
         Buffer.INPUT: tuple(aliases.get(chunk, outputs + chunk) for chunk in range(inputs)),

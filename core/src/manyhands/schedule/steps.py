@@ -125,10 +125,14 @@ class Schedule:
         Into how many chunks the caller's two buffers are divided. The division of a buffer is known to all ranks, also
         to one that does not hold it (the output of a gather exists on the root alone, and every rank knows its chunks).
     scratch
-        The chunks of scratch memory: chunk i is as large as the chunk that ``scratch[i]`` refers to, in ``INPUT`` or
-        ``OUTPUT``, with a count of 1. Neighbours in number are neighbours in memory.
+        What scratch memory is made of, one run of chunks after the other: a reference to ``count`` chunks of ``INPUT`` or
+        ``OUTPUT`` stands for as many scratch chunks of the same sizes. Neighbours in number are neighbours in memory.
     steps
         The steps; ``after`` refers to them by index, and only to earlier ones.
+    even
+        Whether the schedule is right only where the blocks of all ranks are of one size; then any block's memory may hold any
+        other block on its way, and ranks can pass on blocks that are not theirs (all_to_all alone needs that: in the
+        others every rank knows the size of every block).
     """
 
     collective: Collective
@@ -140,3 +144,9 @@ class Schedule:
     output_chunks: int
     scratch: tuple[Ref, ...]
     steps: tuple[Step, ...]
+    even: bool = False
+
+    @property
+    def scratch_chunks(self) -> tuple[Ref, ...]:
+        """The chunk of ``INPUT`` or ``OUTPUT`` that each scratch chunk is as large as."""
+        return tuple(Ref(run.buffer, chunk) for run in self.scratch for chunk in range(run.chunk, run.chunk + run.count))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from manyhands.schedule.contracts import Contract, Piece
 from manyhands.schedule.errors import MalformedScheduleError
+from manyhands.schedule.plain import check_plain
 from manyhands.schedule.steps import Buffer, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 __all__ = ["Pieces", "check_structure", "name_of", "reads_of", "sizes", "target_of"]
@@ -58,8 +59,7 @@ def check_structure(schedules: Sequence[Schedule]) -> tuple[Contract, list[Piece
     MalformedScheduleError
         They are not.
     """
-    if not schedules:
-        raise MalformedScheduleError("no schedule was given, and expected is one for every rank")
+    check_plain(schedules)
     first = schedules[0]
     for rank, schedule in enumerate(schedules):
         for name, found, expected in (
@@ -69,6 +69,7 @@ def check_structure(schedules: Sequence[Schedule]) -> tuple[Contract, list[Piece
             ("root", schedule.root, first.root),
             ("input_chunks", schedule.input_chunks, first.input_chunks),
             ("output_chunks", schedule.output_chunks, first.output_chunks),
+            ("even", schedule.even, first.even),
         ):
             if found != expected:
                 raise MalformedScheduleError(
@@ -77,22 +78,24 @@ def check_structure(schedules: Sequence[Schedule]) -> tuple[Contract, list[Piece
     if not 0 <= first.root < first.size:
         raise MalformedScheduleError(f"the root is {first.root}, and the ranks are 0 to {first.size - 1}")
     contract = Contract.of(first)
+    if first.root and not (contract.promise.input_on_root or contract.promise.output_on_root):
+        raise MalformedScheduleError(f"the root is {first.root}, and expected is 0, since {first.collective.value} has none")
     return contract, [_check_rank(contract, schedule) for schedule in schedules]
 
 
 def _check_rank(contract: Contract, schedule: Schedule) -> Pieces:
     pieces: Pieces = {
-        Buffer.INPUT: contract.input_pieces(schedule.rank),
-        Buffer.OUTPUT: contract.output_pieces(schedule.rank),
+        Buffer.INPUT: tuple(map(contract.extent, contract.input_pieces(schedule.rank))),
+        Buffer.OUTPUT: tuple(map(contract.extent, contract.output_pieces(schedule.rank))),
     }
-    for index, ref in enumerate(schedule.scratch):
-        if ref.buffer is Buffer.SCRATCH or ref.count != 1 or not 0 <= ref.chunk < len(pieces[ref.buffer]):
+    for index, run in enumerate(schedule.scratch):
+        if run.buffer is Buffer.SCRATCH or run.count < 1 or not 0 <= run.chunk <= len(pieces[run.buffer]) - run.count:
             raise MalformedScheduleError(
-                f"rank {schedule.rank}, scratch chunk {index} is as large as {name_of(ref)}, "
-                "and expected is one input or output chunk that is there",
+                f"rank {schedule.rank}, scratch run {index} is as large as {name_of(run)}, "
+                "and expected are input or output chunks that are there",
                 rank=schedule.rank,
             )
-    pieces[Buffer.SCRATCH] = tuple(pieces[ref.buffer][ref.chunk] for ref in schedule.scratch)
+    pieces[Buffer.SCRATCH] = tuple(pieces[ref.buffer][ref.chunk] for ref in schedule.scratch_chunks)
     for index, step in enumerate(schedule.steps):
         problem = _problem(contract, schedule, index, step, pieces)
         if problem:
@@ -106,6 +109,8 @@ def _problem(contract: Contract, schedule: Schedule, index: int, step: Step, pie
     for earlier in step.after:
         if not 0 <= earlier < index:
             return f"it comes after step {earlier}, and expected is one of the {index} steps before it"
+    if len(set(step.after)) < len(step.after):
+        return f"it names a step twice in after: {list(step.after)}"
     if isinstance(step, Send | Recv | RecvReduce) and not (0 <= step.peer < size and step.peer != rank):
         return f"its peer is rank {step.peer}, and expected is another rank of 0 to {size - 1}"
     held = {Buffer.INPUT: contract.holds_input(rank), Buffer.OUTPUT: contract.holds_output(rank), Buffer.SCRATCH: True}

@@ -1,8 +1,9 @@
 """Symbolic values: which ranks' input was combined, and in what order, without any numbers.
 
-A term is a leaf (one rank's input) or ``left op right``. It need not say of which piece: chunks of different pieces count as of
-different sizes, so that a value never leaves the chunks of its own piece. Equal terms are one object (hash-consing), so
-that two ranks hold bit-identical results exactly if they hold the same object.
+A term is a leaf (one rank's input) or ``left op right``. Where blocks may differ in size it need not say of which piece: chunks of
+different pieces then count as of different sizes, so that a value never leaves the chunks of its own piece. Where blocks
+are even, a leaf says it. Equal terms are one object (hash-consing), so that two ranks hold bit-identical results exactly if
+they hold the same object.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 __all__ = ["Term", "Terms"]
+
+Piece = tuple[int, ...]
 
 _SHOWN_DEPTH = 5
 
@@ -29,6 +32,8 @@ class Term:
         The ranks of the leftmost and of the rightmost leaf.
     in_order
         Whether the ranks of the leaves, read from left to right, are ``first, first + 1, ..., last``.
+    piece
+        The piece that it is a value of, ``()`` where that goes without saying; None where two were mixed.
     left, right
         The operands; None in a leaf.
     """
@@ -38,6 +43,7 @@ class Term:
     first: int
     last: int
     in_order: bool
+    piece: Piece | None = ()
     left: Term | None = None
     right: Term | None = None
 
@@ -54,32 +60,55 @@ class Term:
     def counts(self) -> Counter[int]:
         """Return how often each rank's input occurs; takes time, so it is for messages of errors."""
         known: dict[Term, Counter[int]] = {}
-
-        def count(term: Term) -> Counter[int]:
+        # A chain of reductions can be longer than Python's own stack.
+        pending: list[Term] = [self]
+        while pending:
+            term = pending[-1]
             if term.left is None or term.right is None:
-                return Counter([term.first])
-            if term not in known:
-                known[term] = count(term.left) + count(term.right)
-            return known[term]
-
-        return count(self)
+                known[term] = Counter([term.first])
+            else:
+                missing = [part for part in (term.left, term.right) if part not in known]
+                if missing:
+                    pending += missing
+                    continue
+                known[term] = known[term.left] + known[term.right]
+            pending.pop()
+        return known[self]
 
 
 class Terms:
     """The one place where terms are made, so that equal terms are one object."""
 
-    __slots__ = ("_leaves", "_pairs")
+    __slots__ = ("_canonical", "_leaves", "_pairs")
 
     def __init__(self) -> None:
-        self._leaves: dict[int, Term] = {}
+        self._leaves: dict[tuple[int, Piece], Term] = {}
         self._pairs: dict[tuple[Term, Term], Term] = {}
+        self._canonical: dict[tuple[int, Piece], Term] = {}
 
-    def leaf(self, rank: int) -> Term:
+    def leaf(self, rank: int, piece: Piece = ()) -> Term:
         """Return the input of a rank."""
-        term = self._leaves.get(rank)
+        term = self._leaves.get((rank, piece))
         if term is None:
-            term = self._leaves[rank] = Term(1 << rank, True, rank, rank, True)
+            term = self._leaves[rank, piece] = Term(1 << rank, True, rank, rank, True, piece)
         return term
+
+    def canonical(self, size: int, piece: Piece = ()) -> Term:
+        """Return the one expression that every reproducible reduction evaluates.
+
+        It is that of recursive doubling: of the P ranks, the first 2 (P - Q), where Q = 2**floor(log2 P), are combined in pairs, so
+        that Q values are left; neighbours among these are combined until one is left. The order is that of ranks.
+        """
+        known = self._canonical.get((size, piece))
+        if known is not None:
+            return known
+        pairs = size - (1 << (size.bit_length() - 1))
+        values = [self.combine(self.leaf(2 * i, piece), self.leaf(2 * i + 1, piece)) for i in range(pairs)]
+        values += [self.leaf(rank, piece) for rank in range(2 * pairs, size)]
+        while len(values) > 1:
+            values = [self.combine(left, right) for left, right in zip(values[::2], values[1::2], strict=True)]
+        self._canonical[size, piece] = values[0]
+        return values[0]
 
     def combine(self, left: Term, right: Term) -> Term:
         """Return ``left op right``."""
@@ -92,6 +121,7 @@ class Terms:
                 left.first,
                 right.last,
                 left.in_order and right.in_order and left.last + 1 == right.first,
+                left.piece if left.piece == right.piece else None,
                 left,
                 right,
             )

@@ -24,7 +24,7 @@ from manyhands.schedule.errors import (
 )
 from manyhands.schedule.flow import Address, Flow, check_flow
 from manyhands.schedule.memory import cells_of, check_overlaps, covered
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Ref, Schedule, Send
+from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
 from manyhands.schedule.structure import check_structure, reads_of, target_of
 from manyhands.schedule.terms import Term, Terms
 
@@ -51,6 +51,9 @@ class Report:
     ordered
         Whether the operands of every reduction, read from left to right, are those of rank 0, 1, ...: then it is enough
         that the reduction is associative. True for a collective that reduces nothing.
+    canonical
+        Whether every reduction is the one expression of `Terms.canonical`: then floating-point results have the same bits as
+        those of every other canonical algorithm. True for a collective that reduces nothing.
     synchronising
         Whether no rank can finish before every rank has started, even where a transport buffers messages.
     steps
@@ -62,21 +65,24 @@ class Report:
     """
 
     ordered: bool
+    canonical: bool
     synchronising: bool
     steps: int
     messages: tuple[int, ...]
     chunks: tuple[int, ...]
 
 
-def verify(schedules: Sequence[Schedule], *, ordered: bool = False) -> Report:
+def verify(schedules: Sequence[Schedule], *, ordered: bool = False, canonical: bool = False) -> Report:
     """Prove that schedules keep the promise of their collective, in place and not in place.
 
     Parameters
     ----------
     schedules
-        The schedules of ranks 0, 1, ... in this order.
+        A list or tuple of the schedules of ranks 0, 1, ... in this order. Whatever else is given is refused as malformed.
     ordered
         Whether operands must be combined in the order of ranks.
+    canonical
+        Whether they must be combined, and grouped, as every reproducible reduction does.
 
     Returns
     -------
@@ -86,7 +92,8 @@ def verify(schedules: Sequence[Schedule], *, ordered: bool = False) -> Report:
     Raises
     ------
     MalformedScheduleError
-        A schedule names what is not there, or writes ``INPUT``.
+        A schedule names what is not there, writes ``INPUT``, reduces where there is no reduction, is no plain data of the declared
+        types, or is too large to be proved.
     UnmatchedMessageError
         A send and its receive do not meet, or differ in size.
     ScheduleDeadlockError
@@ -99,7 +106,7 @@ def verify(schedules: Sequence[Schedule], *, ordered: bool = False) -> Report:
         An output chunk does not hold every contribution exactly once, or a barrier lets a rank pass early.
     OrderError
         Ranks of an all_reduce combine in different orders, or what a rank sends depends on whether it calls in place; or
-        ``ordered`` is given and the order is not that of ranks.
+        ``ordered`` or ``canonical`` is given and the order is another one.
     """
     contract, pieces = check_structure(schedules)
     flow = check_flow(schedules, pieces)
@@ -108,17 +115,21 @@ def verify(schedules: Sequence[Schedule], *, ordered: bool = False) -> Report:
     terms = Terms()
     apart = _Run(contract, schedules, terms, in_place=False)
     apart.execute(flow)
-    in_order = apart.check_result()
+    disorder, deviation = apart.check_result()
     if any(contract.aliases(rank) for rank in range(contract.size)):
         in_place = _Run(contract, schedules, terms, in_place=True)
         in_place.execute(flow)
         in_place.check_result()
         _check_same(apart, in_place)
-    if ordered and in_order is not None:
-        raise OrderError(f"{in_order}, and the order of ranks is expected")
+    _check_reductions(contract, schedules)
+    if ordered and disorder is not None:
+        raise OrderError(f"{disorder}, and the order of ranks is expected")
+    if canonical and deviation is not None:
+        raise OrderError(f"{deviation}, and expected is {terms.canonical(contract.size)}, as in every reproducible reduction")
     sends = [[step for step in schedule.steps if isinstance(step, Send)] for schedule in schedules]
     return Report(
-        ordered=in_order is None,
+        ordered=disorder is None,
+        canonical=deviation is None,
         synchronising=flow.synchronising,
         steps=flow.rounds,
         messages=tuple(len(steps) for steps in sends),
@@ -141,8 +152,8 @@ class _Run:
         for schedule, cells in zip(schedules, self.cells, strict=True):
             values: list[Term | None] = [None] * (max((max(part, default=-1) for part in cells.values()), default=-1) + 1)
             if contract.holds_input(schedule.rank):
-                for cell in cells[Buffer.INPUT]:
-                    values[cell] = terms.leaf(schedule.rank)
+                for cell, piece in zip(cells[Buffer.INPUT], contract.input_pieces(schedule.rank), strict=True):
+                    values[cell] = terms.leaf(schedule.rank, piece if contract.even else ())
             self.values.append(values)
             self.writers.append(check_overlaps(schedule, cells, self.how))
 
@@ -161,9 +172,10 @@ class _Run:
                 combined = tuple(map(self.terms.combine, operands[0], operands[1]))
                 self._write(rank, target_of(step), combined)
 
-    def check_result(self) -> str | None:
-        """Check every output chunk; return in words where operands are not in the order of ranks."""
-        disorder = None
+    def check_result(self) -> tuple[str | None, str | None]:
+        """Check every output chunk; return in words where operands are not in the order of ranks, or not grouped canonically."""
+        disorder: str | None = None
+        deviation: str | None = None
         for rank in filter(self.contract.holds_output, range(self.contract.size)):
             for chunk, piece in enumerate(self.contract.output_pieces(rank)):
                 term = self._check_chunk(rank, chunk, piece)
@@ -174,9 +186,13 @@ class _Run:
                         rank=rank,
                         step=self.writers[rank].get(self.cells[rank][Buffer.OUTPUT][chunk]),
                     )
-                if disorder is None and self.contract.promise.reduces and not term.in_order:
+                if not self.contract.promise.reduces:
+                    continue
+                if disorder is None and not term.in_order:
                     disorder = f"{self._place(rank, chunk)} is {term}"
-        return disorder
+                if deviation is None and term is not self.terms.canonical(self.contract.size, term.piece or ()):
+                    deviation = f"{self._place(rank, chunk)} is {term}"
+        return disorder, deviation
 
     def output(self, rank: int, chunk: int) -> Term | None:
         """Return what an output chunk holds."""
@@ -216,11 +232,18 @@ class _Run:
         if term is None:
             found = "nothing"
         elif term.once and term.ranks == (1 << expected.stop) - (1 << expected.start):
-            return term
+            if not self.contract.even or term.piece == piece:
+                return term
+            found = f"piece {term.piece}" if term.piece else "values of different pieces, combined"
+            raise WrongResultError(
+                f"{self._place(rank, chunk)} holds {found}, and expected is piece {piece}",
+                rank=rank,
+                step=self.writers[rank].get(self.cells[rank][Buffer.OUTPUT][chunk]),
+            )
         else:
             counts = term.counts()
             wrong = [(other, counts[other]) for other in range(self.contract.size) if counts[other] != (other in expected)]
-            found = "contributions " + ", ".join(f"of rank {other} {count} times" for other, count in wrong[:8])
+            found = "contributions " + ", ".join(f"of rank {other} {_often(count)} times" for other, count in wrong[:8])
         wanted = f"of rank {expected[0]} alone" if len(expected) == 1 else f"of every rank 0 to {expected[-1]} once"
         raise WrongResultError(
             f"{self._place(rank, chunk)} holds {found}, and expected is the contribution {wanted}",
@@ -232,6 +255,25 @@ class _Run:
         writer = self.writers[rank].get(self.cells[rank][Buffer.OUTPUT][chunk])
         by = "which no step writes" if writer is None else f"last written by step {writer}"
         return f"rank {rank}, output chunk {chunk}{self.how} ({by})"
+
+
+def _often(count: int) -> str:
+    # Doubled by every step, a number gets too long for words.
+    return str(count) if count < 1_000_000 else "over a million"
+
+
+def _check_reductions(contract: Contract, schedules: Sequence[Schedule]) -> None:
+    """Check that only a collective with a reduction reduces: in another one there is nothing to combine two operands with."""
+    if contract.promise.reduces:
+        return
+    for schedule in schedules:
+        for index, step in enumerate(schedule.steps):
+            if isinstance(step, Reduce | RecvReduce):
+                raise MalformedScheduleError(
+                    f"rank {schedule.rank}, step {index}: it reduces, and {contract.collective.value} has no reduction",
+                    rank=schedule.rank,
+                    step=index,
+                )
 
 
 def _check_same(apart: _Run, in_place: _Run) -> None:
