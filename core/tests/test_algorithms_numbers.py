@@ -30,7 +30,7 @@ class Rank:
         self.done: set[int] = set()
         rank = schedule.rank
         pieces = {Buffer.INPUT: contract.input_pieces(rank), Buffer.OUTPUT: contract.output_pieces(rank)}
-        pieces[Buffer.SCRATCH] = tuple(pieces[ref.buffer][ref.chunk] for ref in schedule.scratch)
+        pieces[Buffer.SCRATCH] = tuple(pieces[ref.buffer][ref.chunk] for ref in schedule.scratch_chunks)
         self.bounds: dict[Buffer, list[int]] = {
             buffer: np.cumsum([0, *(size_of[piece] for piece in mine)]).tolist() for buffer, mine in pieces.items()
         }
@@ -119,20 +119,25 @@ def message(sender: Rank, receiver: Rank, sent: int, received: int) -> None:
 @pytest.mark.parametrize("algorithm", BUILTIN, ids=[f"{one.collective.value}-{one.name}" for one in BUILTIN])
 @settings(max_examples=25, deadline=None)
 @given(
-    size=st.integers(1, 7),
-    root=st.integers(0, 6),
+    size=st.integers(1, 9),
+    root=st.integers(0, 8),
     segments=st.integers(1, 3),
-    in_place=st.lists(st.booleans(), min_size=7, max_size=7),
+    host=st.integers(0, 3),
+    in_place=st.lists(st.booleans(), min_size=9, max_size=9),
     seed=st.integers(0, 2**32),
 )
 def test_the_numbers_are_right(
-    algorithm: Algorithm, size: int, root: int, segments: int, in_place: list[bool], seed: int
+    algorithm: Algorithm, size: int, root: int, segments: int, host: int, in_place: list[bool], seed: int
 ) -> None:
     order = random.Random(seed)
-    schedules = [algorithm.build(rank, size, root % size, segments) for rank in range(size)]
+    divisors = [count for count in range(1, size + 1) if size % count == 0]
+    ranks_per_host = divisors[host % len(divisors)]
+    schedules = [algorithm.schedule(rank, size, root % size, segments, ranks_per_host) for rank in range(size)]
     contract = Contract.of(schedules[0])
     all_pieces = {piece for rank in range(size) for piece in (*contract.input_pieces(rank), *contract.output_pieces(rank))}
-    size_of = {piece: order.randrange(4) for piece in sorted(all_pieces)}
+    # Many are empty; where blocks must be even, those of one extent are drawn once.
+    extents = {extent: order.randrange(4) for extent in sorted(map(contract.extent, all_pieces))}
+    size_of = {piece: extents[contract.extent(piece)] for piece in all_pieces}
     # Ranks need not agree on whether they call in place.
     ranks = [Rank(schedule, contract, size_of, in_place[rank]) for rank, schedule in enumerate(schedules)]
     run(ranks, order)

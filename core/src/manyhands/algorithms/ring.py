@@ -6,10 +6,11 @@ Distributed Computing 69(2), 2009. With segments, the reduction of one segment o
 
 from __future__ import annotations
 
+from manyhands.algorithms.cost import Cost
 from manyhands.algorithms.draft import Draft
 from manyhands.schedule.steps import Buffer, Collective, Recv, RecvReduce, Ref, Schedule, Send
 
-__all__ = ["all_gather", "all_reduce", "reduce_scatter"]
+__all__ = ["all_gather", "all_gather_cost", "all_reduce", "all_reduce_cost", "reduce_scatter", "reduce_scatter_cost"]
 
 INPUT, OUTPUT = Buffer.INPUT, Buffer.OUTPUT
 
@@ -17,11 +18,11 @@ INPUT, OUTPUT = Buffer.INPUT, Buffer.OUTPUT
 def all_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
     """Reduce-scatter around the ring, then gather around it.
 
-    The vector is divided into P blocks of k segments. Block b starts at rank b, goes once around while each rank adds its own
-    part, and around again while each rank takes the result; nothing is copied before the first hop. A result is
-    computed by one rank and then copied, so all ranks hold the same bits.
+    The vector is divided into P blocks of k segments. Block b starts at rank b, goes once around while each rank adds its
+    own part, and around again while each rank takes the result; nothing is copied before the first hop. A result is computed
+    by one rank and then copied, so all ranks hold the same bits.
 
-    Cost: 2 (P - 1) k messages; 2 n (P - 1) / P bytes, the least possible; 2 (P - 1) k steps.
+    Cost: 2 (P - 1) k messages; 2 n (P - 1) / P bytes, the least possible, half of them reduced; 2 (P - 1) k steps.
     Order: block b is combined in the order b, b + 1, ..., P - 1, 0, ..., b - 1: the reduction must commute.
     """
     draft = Draft(Collective.ALL_REDUCE, "ring", rank, size, segments=size * segments)
@@ -46,12 +47,19 @@ def all_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedu
     return draft.finish()
 
 
+def all_reduce_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host: int = 1) -> Cost:
+    """Return the cost of `all_reduce`."""
+    others = nbytes * (size - 1) / size
+    return Cost(2 * (size - 1) * segments, 2 * others, others, 2 * others)
+
+
 def reduce_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
     """Let every block go around the ring to its owner, while each rank on the way adds its own part.
 
     Partial results wait in scratch memory between two hops, n (P - 2) / P bytes in all.
 
-    Cost: (P - 1) k messages; all blocks but one's own, n (P - 1) / P bytes where they are even; (P - 1) k steps.
+    Cost: (P - 1) k messages; all blocks but one's own, n (P - 1) / P bytes where they are even, all of them reduced; (P - 1)
+    k steps.
     Order: block b is combined in the order b + 1, ..., P - 1, 0, ..., b: the reduction must commute.
     """
     draft = Draft(Collective.REDUCE_SCATTER, "ring", rank, size, segments=segments)
@@ -74,6 +82,12 @@ def reduce_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Sc
     return draft.finish()
 
 
+def reduce_scatter_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host: int = 1) -> Cost:
+    """Return the cost of `reduce_scatter`."""
+    others = nbytes * (size - 1) / size
+    return Cost((size - 1) * segments, others, others, others)
+
+
 def all_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
     """Let every block go around the ring, while each rank on the way takes a copy.
 
@@ -91,3 +105,9 @@ def all_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedu
             ready[segment] = (draft.add(Recv(previous, Ref(target.buffer, target.chunk + segment))),)
         source = target
     return draft.finish()
+
+
+def all_gather_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host: int = 1) -> Cost:
+    """Return the cost of `all_gather`."""
+    others = nbytes * (size - 1) / size
+    return Cost((size - 1) * segments, others, 0.0, others)
