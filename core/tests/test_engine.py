@@ -184,6 +184,18 @@ def test_messages_of_one_direction_keep_their_order_although_a_later_one_is_read
         assert [np.frombuffer(payload)[0] for _, _, payload in transport.sent] == [7.0, 2.0]
 
 
+def test_a_message_starts_once_although_the_one_before_it_is_done_at_once():
+    class Second(PlayedTransport):
+        def _start(self, transfer: Played) -> Transfer:
+            self._order = random.Random(0) if self.sent else None
+            return super()._start(transfer)
+
+    made = schedule(Send(1, Ref(Buffer.INPUT, 0)), Send(1, Ref(Buffer.INPUT, 1)), chunks=2)
+    transport = Second()
+    run(transport, plan_for(made, (0, 1, 2)), np.array([1.0, 2.0]), np.zeros(2))
+    assert [np.frombuffer(payload)[0] for _, _, payload in transport.sent] == [1.0, 2.0]
+
+
 @given(seed=st.integers(0, 10**9), count=st.integers(0, 100_000))
 def test_whatever_order_transfers_finish_in(seed, count):
     made = schedule(
@@ -282,3 +294,94 @@ def test_a_deadline_names_those_who_are_waited_for_and_stalls_are_told_before(st
     assert sorted(caught.value.peers) == awaited
     assert told
     assert all(peers == awaited for peers in told)
+
+
+def test_what_the_transport_sees_counts_ranks_of_the_world():
+    """The schedule is that of rank 1 in a group of three, whose ranks are 7, 2 and 5 in the world."""
+    made = Schedule(
+        Collective.ALL_REDUCE, "played", 1, 3, 0, 1, 1, (), (Send(0, IN), RecvReduce(2, OUT, IN), Send(2, OUT, after=(1,)))
+    )
+    plan = compile_plan(made, SIGNATURE, 4, (0, 1), (0, 1), 8, resolve_op("sum", np.dtype(float)), ranks=(7, 2, 5))
+    transport = PlayedTransport({5: [np.array([30.0]).tobytes()]})
+    target = np.zeros(1)
+    run(transport, plan, np.array([4.0]), target)
+    assert target.tolist() == [34.0]
+    assert plan.peers == {5, 7}
+    assert transport.connected == [5, 7]
+    assert [(peer, np.frombuffer(payload)[0]) for peer, _, payload in transport.sent] == [(7, 4.0), (5, 34.0)]
+    headers = [parse_header(packed) for _, packed, _ in (*transport.sent, *transport.received)]
+    assert [(header.sender, header.index) for header in headers if header] == [(2, 0), (2, 0), (5, 0)]
+
+    class Silent(PlayedTransport):
+        def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+            deadline.at = 0.0
+            raise TimeoutError
+
+    with pytest.raises(Overdue) as caught:
+        run(Silent(order=random.Random(0)), plan, np.zeros(1), np.zeros(1))
+    assert caught.value.peers == [5]
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (0, 1, 2, 3), (0, 1, 1), (0, 1, 2, 2)])
+def test_ranks_that_are_not_those_of_the_group_are_a_bug_and_said_to_be_one(ranks):
+    with pytest.raises(InternalError, match="played is for 3 ranks"):
+        compile_plan(schedule(Send(1, IN)), SIGNATURE, 0, (0, 1), (0, 1), 8, None, ranks)
+
+
+def relay() -> Schedule:
+    """Return rank 0's part of an all_to_all in which it passes on a block from rank 2 to rank 1."""
+    steps = (
+        Recv(2, SCRATCH),
+        Send(1, SCRATCH, after=(0,)),
+        Send(1, Ref(Buffer.INPUT, 1)),
+        Recv(2, Ref(Buffer.OUTPUT, 0, 2)),
+        Copy(Ref(Buffer.OUTPUT, 2), SCRATCH, after=(0,)),
+    )
+    return Schedule(Collective.ALL_TO_ALL, "relay", 0, 3, 0, 3, 3, (Ref(Buffer.INPUT, 0),), steps, even=True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 200_000])
+def test_blocks_of_other_ranks_travel_through_scratch_where_all_are_of_one_size(count):
+    source, theirs = np.arange(3 * count), -np.arange(3 * count)
+    offsets = (0, count, 2 * count, 3 * count)
+    plan = plan_for(relay(), offsets)
+
+    def pieces(data: np.ndarray) -> list[bytes]:
+        return [data[start : start + PIECE // 8].tobytes() for start in range(0, len(data), PIECE // 8)] or [b""]
+
+    transport = PlayedTransport({2: [*pieces(theirs[:count]), *pieces(theirs[count:])]})
+    target = np.full(3 * count, 7)
+    run(transport, plan, source, target)
+    sent = np.frombuffer(b"".join(payload for _, _, payload in transport.sent), np.int64)
+    assert sent.tolist() == [*theirs[:count].tolist(), *source[count : 2 * count].tolist()]
+    assert target.tolist() == [*theirs[count:].tolist(), *theirs[:count].tolist()]
+
+
+def test_blocks_of_other_sizes_do_not_fit_a_schedule_that_wants_even_ones():
+    for offsets in (((0, 1, 2, 4), (0, 1, 2, 3)), ((0, 1, 2, 3), (0, 2, 4, 6)), ((0, 1, 3, 4), (0, 1, 3, 4))):
+        with pytest.raises(InternalError, match="relay is for blocks of one size"):
+            compile_plan(relay(), SIGNATURE, 0, *offsets, 8, None)
+
+
+def test_a_run_leaves_a_plan_as_it_was():
+    made = schedule(
+        Send(1, IN),
+        RecvReduce(2, OUT, IN),
+        Send(1, OUT, after=(1,)),
+        Copy(SCRATCH, OUT, after=(1,)),
+        RecvReduce(2, OUT, SCRATCH, after=(2, 3)),
+        Send(1, OUT, after=(4,)),
+        scratch=(IN,),
+    )
+    plan = plan_for(made, (0, 2), SUBTRACT)
+    for seed in range(10):
+        transport = PlayedTransport({2: [np.array([1.0, 2.0]).tobytes()] * 12}, random.Random(seed))
+        engine = Engine(transport)
+        source, target = np.array([10.0, 20.0]), np.zeros(2)
+        for sequence in range(6):
+            engine.run(plan, source, target, sequence, Deadline(5), lambda peers: None)
+            assert target.tolist() == [8.0, 16.0]
+        for peer, messages in ((1, transport.sent), (2, transport.received)):
+            headers = [parse_header(packed) for _, packed, _ in messages]
+            each = len(messages) // 6
+            assert [(h.sequence, h.index) for h in headers if h] == [(s, i) for s in range(6) for i in range(each)], peer

@@ -1,0 +1,21 @@
+"""The engine: runs a schedule over a transport.
+
+A schedule is compiled once for a kind of call (`compile_plan`): chunks become ranges of elements, and messages are cut into
+pieces, so that a long one is reduced piece by piece while the kernel moves the next. A plan is then run any number of
+times (`Engine.run`), each time on other memory.
+
+What a run needs beyond its plan is made when a step first needs it and kept, so that a run on memory that was used before allocates
+nothing for each step: see `manyhands.engine.running`. All that is kept has a bound:
+
+- the views of a plan on memory: those of the `KEPT_RUNS` places used last, fewer where messages have many pieces. They keep no
+  array alive: see `manyhands.engine.memory`;
+- scratch memory: `KEPT_BYTES` in the whole process, for all its engines together.
+"""
+
+from __future__ import annotations
+
+from manyhands.engine.memory import KEPT_BYTES
+from manyhands.engine.plan import KEPT_RUNS, Plan, compile_plan
+from manyhands.engine.running import Engine
+
+__all__ = ["KEPT_BYTES", "KEPT_RUNS", "Engine", "Plan", "compile_plan"]
