@@ -159,7 +159,7 @@ def test_a_thread_that_finds_the_group_busy_gives_up_alone(nursery: Nursery) -> 
         failures = ranks.start().raised()
         assert [fact["value"] for fact in ranks.await_facts("sum")] == [2.0] * 2
     assert failures[0]["type"] == "DeadlineError"
-    assert "another thread's collective on this group was still running; nothing was sent" in failures[0]["text"]
+    assert "an earlier collective on this group was still running; nothing was sent" in failures[0]["text"]
 
 
 def test_a_thread_that_finds_a_direction_busy_gives_up_alone(nursery: Nursery) -> None:

@@ -64,6 +64,14 @@ DEADLOCKS = {
     "a recv that comes before the collective": (
         "group.recv(0) if group.rank else (group.all_reduce(np.ones(1)), group.send(np.ones(1), 1))"
     ),
+    "works that wait for each other": "group.recv_async((group.rank + 1) % 3).wait()",
+    "several works in flight": (
+        "[work.wait() for work in [group.barrier_async(), group.recv_async((group.rank + 1) % 3)][::-1]]"
+    ),
+    "closing with a work that cannot end": "(group.recv_async((group.rank + 1) % 3), group.close())",
+    "a barrier of some against a barrier of all": "group.barrier() if group.rank else pair.barrier_async().wait()",
+    "a group that one does not make": "group.barrier() if group.rank else group.subgroup([0, 1])",
+    "a split against a barrier": "group.split(0) if group.rank == 2 else group.barrier()",
 }
 
 
@@ -71,6 +79,7 @@ DEADLOCKS = {
 @pytest.mark.parametrize("deadlock", DEADLOCKS)
 def test_ranks_that_wait_for_each_other_for_ever_are_told(nursery: Nursery, backend: str, deadlock: str) -> None:
     body = f"""
+        pair = group.subgroup([0, 1])
         group.barrier()
         attempt(lambda: {DEADLOCKS[deadlock]})
     """
@@ -123,6 +132,48 @@ RESCUES = {
             group.recv(0)
             group.recv(0)
             group.barrier()
+    """,
+    "a rank that thinks while its work waits": """
+        if group.rank == 0:
+            work = group.recv_async(1)
+            time.sleep(1.5)
+            group.send(np.ones(1), 1)
+            assert work.wait().tolist() == [2]
+        else:
+            group.recv(0)
+            group.send(np.full(1, 2), 0)
+    """,
+    "a callback": """
+        work = group.barrier_async()
+        if group.rank == 0:
+            work.add_done_callback(lambda _: (time.sleep(1.5), group.send(np.ones(1), 1)))
+            group.recv(1)
+        else:
+            group.recv(0)
+            group.send(np.ones(1), 0)
+    """,
+    "a work that another one lets go on": """
+        if group.rank == 0:
+            first = group.recv_async(1)
+            time.sleep(0.7)
+            second = group.send_async(np.ones(1), 1)
+            first.wait()
+        else:
+            time.sleep(1.5)
+            group.recv(0)
+            group.send(np.ones(1), 0)
+    """,
+    "a wait that gives up": """
+        if group.rank == 0:
+            work = group.recv_async(1)
+            try:
+                work.wait(timeout_s=1.5)
+            except mh.DeadlineError:
+                group.send(np.ones(1), 1)
+            work.wait()
+        else:
+            group.recv(0)
+            group.send(np.ones(1), 0)
     """,
     "a pool of threads": """
         from concurrent.futures import ThreadPoolExecutor

@@ -266,6 +266,8 @@ def test_ctrl_c_in_one_rank_frees_the_others(nursery: Nursery) -> None:
         with mh.init(timeout_s=20) as group:
             group.barrier()
             tell("running")
+            # Another thread could send: without it these ranks, which wait for each other, would be told so on a slow machine.
+            threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
             if rank == 1:
                 group.recv(0)
             attempt(group.recv, 1)

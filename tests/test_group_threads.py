@@ -96,7 +96,7 @@ def test_a_call_that_waits_for_another_thread_in_vain_says_so_and_sends_nothing(
     def interfere(group: Group) -> None:
         assert busy.wait(20)
         for call in (lambda: group.send(3, 1, timeout_s=0.02), lambda: group.recv(1, timeout_s=0.02)):
-            with pytest.raises(mh.DeadlineError, match=r"another thread of rank 0 .* rank 1; nothing was sent") as caught:
+            with pytest.raises(mh.DeadlineError, match=r"another call of rank 0 .* rank 1; nothing was sent") as caught:
                 call()
             assert (caught.value.rank, caught.value.peer) == (0, 1)
         refused.set()

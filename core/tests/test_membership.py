@@ -2,97 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from membership_tools import Job, progress, recv, stalled, talked
 
 from manyhands.errors import AbortedError, CollectiveMismatchError, CommError, DeadlineError, PeerLostError
 from manyhands.rendezvous import messages
-from manyhands.rendezvous.membership import KINDS, Membership, error_from, show_ranks
+from manyhands.rendezvous.membership import KINDS, error_from, show_ranks
 from manyhands.rendezvous.messages import (
-    Cards,
-    Exchange,
     Farewell,
-    FromStore,
     Join,
     Leave,
-    Progress,
     Question,
     Report,
     Stalled,
     Verdict,
     Welcome,
 )
-
-
-class Job:
-    """A membership with a clock of its own, and what it has told each rank."""
-
-    def __init__(self, world_size: int = 3, *, joined: bool = True) -> None:
-        self.told: dict[int, list[FromStore]] = {rank: [] for rank in range(world_size)}
-        self.now = 0.0
-        self._timers: list[tuple[float, Callable[[], None]]] = []
-        self.store = Membership(world_size, b"key", self._send, self._later)
-        if joined:
-            for rank in range(world_size):
-                assert self.join(rank) is None
-            self.forget()
-
-    def _send(self, rank: int, message: FromStore) -> None:
-        self.told[rank].append(message)
-
-    def _later(self, delay_s: float, function: Callable[[], None]) -> None:
-        self._timers.append((self.now + delay_s, function))
-
-    def forget(self) -> None:
-        """Forget what was told so far."""
-        for heard in self.told.values():
-            heard.clear()
-
-    def pass_time(self, seconds: float) -> None:
-        """Let time pass, and run what was to run by then."""
-        self.now += seconds
-        due = [timer for timer in self._timers if timer[0] <= self.now]
-        self._timers = [timer for timer in self._timers if timer[0] > self.now]
-        for _, function in due:
-            function()
-
-    def join(self, rank: int, /, **changes: Any) -> Verdict | None:
-        facts: dict[str, Any] = {
-            "rank": rank,
-            "world_size": self.store.world_size,
-            "backend": "tcp",
-            "choices": "",
-            "version": "1",
-            "byteorder": "little",
-            "host": f"host{rank}",
-            "pid": 100 + rank,
-        }
-        return self.store.join(Join(**{**facts, **changes}))
-
-    def answer(self, rank: int, text: str, *, entered: bool = True) -> None:
-        """Let a rank answer the last question that it was asked."""
-        question = next(message for message in reversed(self.told[rank]) if isinstance(message, Question))
-        self.store.handle(rank, messages.Testimony(question.inquest, entered, text))
-
-    def verdicts(self) -> list[list[Verdict]]:
-        return [[message for message in heard if isinstance(message, Verdict)] for heard in self.told.values()]
-
-    def the_verdict(self, *, but: tuple[int, ...] = ()) -> Verdict:
-        """Return the one verdict that every rank was told, once."""
-        told = [heard for rank, heard in enumerate(self.verdicts()) if rank not in but]
-        assert all(len(heard) == 1 for heard in told), told
-        assert len({heard[0].text for heard in told}) == 1
-        return told[0][0]
-
-
-def progress(calls: int = 0) -> Progress:
-    return Progress({0: calls}, {}, {})
-
-
-def stalled(sequence: int, digest: bytes, *, operation: str = "barrier", awaiting: list[int] | None = None) -> Stalled:
-    return Stalled(0, sequence, operation, digest, awaiting or [], [], progress(sequence + 1), True)
 
 
 def test_ranks_are_welcome_once_all_have_come() -> None:
@@ -105,7 +32,17 @@ def test_ranks_are_welcome_once_all_have_come() -> None:
     job.join(1)
     assert job.store.missing() == []
     assert job.store.complete
-    assert job.told == {rank: [Welcome(b"key")] for rank in range(3)}
+    assert job.told == {rank: [Welcome(b"key", [0, 1, 2])] for rank in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("names", "hosts"), [("aaa", [0, 0, 0]), ("aab", [0, 0, 2]), ("bab", [0, 1, 0]), ("cba", [0, 1, 2]), ("baa", [0, 1, 1])]
+)
+def test_hosts_are_told_as_numbers_that_ranks_of_one_host_share(names: str, hosts: list[int]) -> None:
+    job = Job(joined=False)
+    for rank in (2, 0, 1):
+        job.join(rank, host=names[rank])
+    assert job.told == {rank: [Welcome(b"key", hosts)] for rank in range(3)}
 
 
 @pytest.mark.parametrize(
@@ -130,18 +67,6 @@ def test_a_rank_that_does_not_fit_ends_the_meeting(changes: dict[str, Any], word
     assert verdict.text.startswith(words)
     assert job.told[0] == [verdict]
     assert job.join(2) == verdict  # whoever comes later learns it, too
-
-
-def test_cards_are_traded_when_all_are_there() -> None:
-    job = Job()
-    for rank in (1, 2):
-        job.store.handle(rank, Exchange("tcp", b"card %d" % rank))
-    assert job.told == {0: [], 1: [], 2: []}
-    job.store.handle(0, Exchange("tcp", b"card 0"))
-    cards = Cards("tcp", [b"card 0", b"card 1", b"card 2"])
-    assert job.told == {rank: [cards] for rank in range(3)}
-    job.store.handle(0, Exchange("tcp", b"again"))
-    assert job.told[0] == [cards]
 
 
 def test_a_connection_that_ends_is_a_lost_rank() -> None:
@@ -174,11 +99,6 @@ def test_all_are_told_when_all_have_left() -> None:
     assert job.store.verdict is None
 
 
-def talked(sent: dict[int, int], received: dict[int, int]) -> Progress:
-    """Say how many messages a rank has begun to send to each peer, and to receive from each."""
-    return Progress({}, {1: sent}, {1: received})
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_a_message_that_was_never_received_is_told_to_all_when_all_have_left(order: tuple[int, ...]) -> None:
     job = Job()
@@ -204,10 +124,7 @@ def test_ranks_that_wait_in_a_circle_are_a_mismatch_told_with_what_each_did() ->
     job = Job()
     for rank in range(3):
         assert job.told[rank] == []
-        source = (rank + 1) % 3
-        job.store.handle(
-            rank, Stalled(1, 1, f"recv from rank {source}", b"", [source], [(source, False, 0)], talked({}, {source: 1}), True)
-        )
+        job.store.handle(rank, recv((rank + 1) % 3))
     for rank in range(3):
         job.answer(rank, f"in call {rank}", entered=False)
     verdict = job.the_verdict()
@@ -219,10 +136,19 @@ def test_ranks_that_wait_in_a_circle_are_a_mismatch_told_with_what_each_did() ->
 def test_a_circle_that_another_thread_may_break_is_waited_out() -> None:
     job = Job(2)
     for rank in range(2):
-        peer = 1 - rank
-        job.store.handle(rank, Stalled(1, 1, "recv", b"", [peer], [(peer, False, 0)], talked({}, {peer: 1}), rank == 1))
+        job.store.handle(rank, recv(1 - rank, quiet=rank == 1))
     job.pass_time(10)
     assert job.told == {0: [], 1: []}
+
+
+def test_a_rank_with_another_call_that_may_yet_end_is_waited_out() -> None:
+    job = Job()
+    waits = [recv(1).wait, recv(2).wait]
+    job.store.handle(0, Stalled(waits[0], waits, talked({}, {1: 1, 2: 1}), True))
+    job.store.handle(1, recv(0))
+    assert job.told == {0: [], 1: [], 2: []}
+    job.store.handle(2, recv(1))
+    assert [len(heard) for heard in job.told.values()] == [1, 1, 1]
 
 
 def test_who_leaves_and_goes_is_not_lost() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
-from manyhands.rendezvous.recorder import FlightRecorder
+from manyhands.rendezvous.messages import Wait
+from manyhands.rendezvous.recorder import FlightRecorder, Record
 from manyhands.wire import CallSignature
 
 BARRIER = CallSignature("barrier")
+
+
+def waits_of(recorder: FlightRecorder, record: Record, what: Wait) -> tuple[list[Wait], bool]:
+    """Note that a call waits, and return what all calls wait for."""
+    recorder.stalled(record, what)
+    return recorder.waits()
 
 
 def test_a_rank_that_has_done_nothing_says_so() -> None:
@@ -52,23 +58,75 @@ def test_only_the_last_calls_are_kept() -> None:
     assert [recorder.testify(0, number)[0] for number in range(5)] == [False, False, True, True, True]
 
 
-def test_it_knows_whether_one_thread_alone_made_the_calls() -> None:
+def test_a_call_of_a_group_names_it_whichever_of_its_channels_it_goes_by() -> None:
     recorder = FlightRecorder()
-    assert recorder.alone
     recorder.start(0, 0, BARRIER)
-    recorder.start(0, 1, BARRIER)
-    assert recorder.alone
-    thread = threading.Thread(target=recorder.start, args=(0, 2, BARRIER))
-    thread.start()
-    thread.join()
-    assert not recorder.alone
-    recorder.start(0, 3, BARRIER)
-    assert not recorder.alone
+    recorder.start(1, 0, "recv from rank 2")
+    recorder.start(6, 0, BARRIER)
+    recorder.start(7, 0, "recv from rank 2")
+    assert recorder.testify(0, 0) == (True, "barrier() #0")
+    assert recorder.testify(1, 0) == (True, "recv from rank 2 #0")
+    assert recorder.testify(6, 0) == (True, "barrier() #0 of group 3")
+    assert recorder.testify(7, 0) == (True, "recv from rank 2 #0 of group 3")
 
 
-def test_one_thread_that_is_not_the_main_one_is_alone_as_well() -> None:
+def wait(sequence: int, channel: int = 0) -> Wait:
+    return Wait(channel, sequence, "barrier", b"digest", [1], [], [0, 1])
+
+
+def test_the_only_call_that_waits_is_all_there_is() -> None:
     recorder = FlightRecorder()
-    thread = threading.Thread(target=recorder.start, args=(0, 0, BARRIER))
-    thread.start()
-    thread.join()
-    assert recorder.alone
+    record = recorder.start(0, 0, BARRIER)
+    assert waits_of(recorder, record, wait(0)) == ([wait(0)], True)
+    recorder.finish(record)
+
+
+def test_a_call_that_runs_and_has_not_waited_is_on_the_move() -> None:
+    recorder = FlightRecorder()
+    waits, moves = recorder.start(0, 0, BARRIER), recorder.start(2, 0, BARRIER)
+    assert waits_of(recorder, waits, wait(0)) == ([wait(0)], False)
+    found, stuck = waits_of(recorder, moves, wait(0, 2))
+    assert (sorted(found, key=lambda each: each.channel), stuck) == ([wait(0), wait(0, 2)], True)
+    recorder.finish(moves)
+    assert waits_of(recorder, waits, wait(0)) == ([wait(0)], True)
+    recorder.finish(waits)
+
+
+def test_the_last_word_of_a_call_counts() -> None:
+    recorder = FlightRecorder()
+    record = recorder.start(1, 0, "sendrecv")
+    first = Wait(1, 0, "sendrecv", b"", [1, 2], [(1, True, 0), (2, False, 0)], [0, 1, 2])
+    later = Wait(1, 0, "sendrecv", b"", [2], [(2, False, 0)], [0, 1, 2])
+    recorder.stalled(record, first)
+    assert waits_of(recorder, record, later) == ([later], True)
+    recorder.finish(record)
+
+
+def test_a_call_that_has_ended_waits_no_more() -> None:
+    recorder = FlightRecorder()
+    ended, record = recorder.start(0, 0, BARRIER), recorder.start(0, 1, BARRIER)
+    recorder.stalled(ended, wait(0))
+    recorder.finish(ended)
+    assert waits_of(recorder, record, wait(1)) == ([wait(1)], True)
+    recorder.finish(record)
+
+
+def test_a_call_is_known_to_wait_even_where_later_ones_have_pushed_it_out_of_the_record() -> None:
+    recorder = FlightRecorder(length=2)
+    old = recorder.start(0, 0, BARRIER)
+    recorder.stalled(old, wait(0))
+    for number in range(1, 4):
+        recorder.finish(recorder.start(0, number, BARRIER))
+    late = recorder.start(0, 4, BARRIER)
+    found, stuck = waits_of(recorder, late, wait(4))
+    assert (sorted(found, key=lambda each: each.sequence), stuck) == ([wait(0), wait(4)], True)
+    recorder.finish(late)
+    recorder.finish(old)
+
+
+def test_recorders_of_different_ranks_know_nothing_of_each_other() -> None:
+    one, other = FlightRecorder(), FlightRecorder()
+    moves, record = one.start(0, 0, BARRIER), other.start(0, 0, BARRIER)
+    assert waits_of(other, record, wait(0)) == ([wait(0)], True)
+    other.finish(record)
+    one.finish(moves)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.rendezvous.messages import Progress, Stalled
+from manyhands.rendezvous.messages import Progress, Stalled, Wait
 from manyhands.rendezvous.waits import circle, still_owed, unread
 
 COLLECTIVES, MESSAGES = 0, 1
@@ -21,9 +22,15 @@ def progress(calls: int = 0, sent: dict[int, int] | None = None, received: dict[
 
 
 def barrier(
-    sequence: int = 0, *, sent: dict[int, int] | None = None, received: dict[int, int] | None = None, alone: bool = True
+    sequence: int = 0,
+    *,
+    size: int = 3,
+    sent: dict[int, int] | None = None,
+    received: dict[int, int] | None = None,
+    quiet: bool = True,
 ) -> Stalled:
-    return Stalled(COLLECTIVES, sequence, "barrier", b"digest", [], [], progress(sequence + 1, sent, received), alone)
+    wait = Wait(COLLECTIVES, sequence, "barrier", b"digest", [], [], list(range(size)))
+    return Stalled(wait, [wait], progress(sequence + 1, sent, received), quiet)
 
 
 def talk(
@@ -32,7 +39,7 @@ def talk(
     calls: int = 0,
     sent: dict[int, int] | None = None,
     received: dict[int, int] | None = None,
-    alone: bool = True,
+    quiet: bool = True,
 ) -> Stalled:
     """Return the report of a rank in which ``messages``, as (peer, is a send, number), have not come to their end."""
     sent, received = dict(sent or {}), dict(received or {})
@@ -40,7 +47,8 @@ def talk(
         begun = sent if is_send else received
         begun[peer] = max(begun.get(peer, 0), number + 1)
     awaiting = sorted({peer for peer, _, _ in messages})
-    return Stalled(MESSAGES, 1, "talk", b"", awaiting, messages, progress(calls, sent, received), alone)
+    wait = Wait(MESSAGES, 1, "talk", b"", awaiting, messages, [])
+    return Stalled(wait, [wait], progress(calls, sent, received), quiet)
 
 
 def recv(source: int, number: int = 0, **more: object) -> Stalled:
@@ -51,34 +59,49 @@ def send(dest: int, number: int = 0, **more: object) -> Stalled:
     return talk([(dest, True, number)], **more)  # type: ignore[arg-type]
 
 
+def both(one: Stalled, other: Stalled) -> Stalled:
+    """Return the report of a rank that is in two calls, each in a thread of its own."""
+
+    def most(first: dict[int, int], second: dict[int, int]) -> dict[int, int]:
+        return {key: max(first.get(key, 0), second.get(key, 0)) for key in first | second}
+
+    mine, theirs = one.progress, other.progress
+    begun = progress(
+        most(mine.calls, theirs.calls)[COLLECTIVES],
+        most(mine.sends[MESSAGES], theirs.sends[MESSAGES]),
+        most(mine.receives[MESSAGES], theirs.receives[MESSAGES]),
+    )
+    return Stalled(one.wait, [*one.waits, *other.waits], begun, one.quiet and other.quiet)
+
+
 def circles(stalls: dict[int, Stalled], world_size: int) -> list[set[int]]:
-    """Return the circle through each rank."""
-    return [set(circle(stalls, rank, world_size)) for rank in range(world_size)]
+    """Return the circle that each rank leads to."""
+    return [set(circle(stalls, rank)) for rank in range(world_size)]
 
 
 @pytest.mark.parametrize(("calls", "owed"), [(0, True), (4, True), (5, False), (9, False)])
 def test_a_collective_is_owed_until_it_is_begun(calls: int, owed: bool) -> None:
-    assert still_owed(barrier(4), 0, 1, progress(calls)) is owed
+    assert still_owed(barrier(4).wait, 0, 1, progress(calls)) is owed
 
 
 def test_collectives_of_another_channel_do_not_count() -> None:
-    assert still_owed(barrier(4), 0, 1, Progress({2: 9}, {}, {}))
+    assert still_owed(barrier(4).wait, 0, 1, Progress({2: 9}, {}, {}))
 
 
 @pytest.mark.parametrize(("begun", "owed"), [({}, True), ({0: 2}, True), ({0: 3}, False), ({2: 3}, True)])
 def test_a_message_is_owed_until_its_other_half_is_begun(begun: dict[int, int], owed: bool) -> None:
-    assert still_owed(recv(1, 2), 0, 1, progress(sent=begun)) is owed
-    assert still_owed(recv(1, 2), 0, 1, progress(received=begun, sent={0: 3})) is False
-    assert still_owed(send(1, 2), 0, 1, progress(received=begun)) is owed
-    assert still_owed(send(1, 2), 0, 1, progress(sent=begun, received={0: 3})) is False
+    assert still_owed(recv(1, 2).wait, 0, 1, progress(sent=begun)) is owed
+    assert still_owed(recv(1, 2).wait, 0, 1, progress(received=begun, sent={0: 3})) is False
+    assert still_owed(send(1, 2).wait, 0, 1, progress(received=begun)) is owed
+    assert still_owed(send(1, 2).wait, 0, 1, progress(sent=begun, received={0: 3})) is False
 
 
 def test_only_the_messages_with_that_peer_count() -> None:
-    both = talk([(1, True, 0), (2, False, 0)])
-    assert still_owed(both, 0, 1, progress())
-    assert not still_owed(both, 0, 1, progress(received={0: 1}))
-    assert still_owed(both, 0, 2, progress(received={0: 1}))
-    assert not still_owed(both, 0, 3, progress())
+    wait = talk([(1, True, 0), (2, False, 0)]).wait
+    assert still_owed(wait, 0, 1, progress())
+    assert not still_owed(wait, 0, 1, progress(received={0: 1}))
+    assert still_owed(wait, 0, 2, progress(received={0: 1}))
+    assert not still_owed(wait, 0, 3, progress())
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -91,7 +114,7 @@ def test_a_ring_of_recvs_is_found_from_each_of_its_ranks(size: int) -> None:
 def test_a_circle_is_told_in_the_order_of_waiting(size: int) -> None:
     stalls = {rank: recv((rank + 1) % size) for rank in range(size)}
     for start in range(size):
-        assert circle(stalls, start, size) == [(start + step) % size for step in range(size)]
+        assert circle(stalls, start) == [(start + step) % size for step in range(size)]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -104,7 +127,7 @@ def test_a_ring_that_one_rank_has_not_reported_is_none(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_a_ring_with_a_rank_that_another_thread_may_rescue_is_none(size: int) -> None:
     for busy in range(size):
-        stalls = {rank: recv((rank + 1) % size, alone=rank != busy) for rank in range(size)}
+        stalls = {rank: recv((rank + 1) % size, quiet=rank != busy) for rank in range(size)}
         assert circles(stalls, size) == [set()] * size
 
 
@@ -135,8 +158,9 @@ def test_a_barrier_against_a_recv_is_a_circle() -> None:
 
 
 def test_only_the_ranks_of_the_circle_are_told() -> None:
+    """Also where the rank that is asked about waits for them from outside."""
     stalls = {0: barrier(), 1: recv(2), 2: barrier()}
-    assert circles(stalls, 3) == [set(), {1, 2}, {1, 2}]
+    assert circles(stalls, 3) == [{1, 2}] * 3
 
 
 def test_a_rank_that_has_entered_the_collective_is_not_waited_for() -> None:
@@ -164,8 +188,8 @@ def test_a_sendrecv_waits_only_for_what_has_not_come() -> None:
 
 def test_a_sendrecv_may_stand_in_a_circle_by_either_direction() -> None:
     through = talk([(1, True, 0), (2, False, 0)])
-    assert circles({0: through, 1: recv(0, 1), 2: recv(0)}, 3) == [{0, 2}, set(), {0, 2}]
-    assert circles({0: through, 1: send(0), 2: recv(0)}, 3) == [{0, 1}, {0, 1}, {0, 2}]
+    assert circles({0: through, 1: recv(0, 1), 2: recv(0)}, 3) == [{0, 2}] * 3
+    assert all(found in ({0, 1}, {0, 2}) for found in circles({0: through, 1: send(0), 2: recv(0)}, 3))
 
 
 def test_a_report_from_before_the_others_went_on_proves_nothing() -> None:
@@ -174,55 +198,107 @@ def test_a_report_from_before_the_others_went_on_proves_nothing() -> None:
     assert circles({0: recv(1, sent={1: 1}), 1: old}, 2) == [set()] * 2
 
 
-def test_a_rank_outside_the_circle_that_waits_for_it_is_not_in_it() -> None:
+def test_a_rank_outside_the_circle_that_waits_for_it_leads_to_it_and_is_not_in_it() -> None:
     stalls = {0: recv(1), 1: recv(2), 2: recv(1)}
-    assert circles(stalls, 3) == [set(), {1, 2}, {1, 2}]
+    assert circles(stalls, 3) == [{1, 2}] * 3
 
 
 def test_a_rank_that_waits_for_nobody_there_is_in_no_circle() -> None:
-    assert circle({}, 0, 2) == []
-    assert circle({0: recv(1)}, 0, 2) == []
-    assert circle({1: recv(0)}, 0, 2) == []
+    assert circle({}, 0) == []
+    assert circle({0: recv(1)}, 0) == []
+    assert circle({1: recv(0)}, 0) == []
 
 
-@given(st.data())
-def test_each_circle_is_one(data: st.DataObject) -> None:
-    """Each rank of a circle is alone, has reported, and is owed something by the next; each rank of a graph with one is found."""
-    size = data.draw(st.integers(2, 6))
+def test_a_rank_that_waits_for_itself_is_in_no_circle() -> None:
+    assert circle({0: recv(0)}, 0) == []
+
+
+def test_a_rank_is_stuck_only_where_each_of_its_calls_is() -> None:
+    """Rank 0 waits for rank 1 in two threads; rank 1 has sent what one of them waits for, which may go on to rescue the other."""
+    stuck, rescued = send(1), recv(1)
+    assert circles({0: stuck, 1: send(0, 1)}, 2) == [{0, 1}] * 2
+    assert circles({0: rescued, 1: send(0, 1)}, 2) == [set()] * 2
+    assert circles({0: both(stuck, rescued), 1: send(0, 1)}, 2) == [set()] * 2
+    assert circles({0: both(rescued, stuck), 1: send(0, 1)}, 2) == [set()] * 2
+
+
+def test_a_call_that_waits_for_a_rank_outside_keeps_the_others_from_a_verdict() -> None:
+    inside, outside = recv(1), recv(2)
+    assert circles({0: inside, 1: recv(0)}, 3) == [{0, 1}, {0, 1}, set()]
+    assert circles({0: both(inside, outside), 1: recv(0)}, 3) == [set()] * 3
+    assert all(circles({0: both(inside, outside), 1: recv(0), 2: recv(0)}, 3))
+
+
+def test_a_barrier_of_some_ranks_needs_its_members_alone() -> None:
+    """Rank 2 has begun no barrier of ranks 0 and 1, and need not."""
+    pair = barrier(size=2)
+    assert circles({0: pair, 2: recv(0)}, 3) == [set()] * 3
+    assert circles({0: barrier(size=3), 2: recv(0)}, 3) == [{0, 2}, set(), {0, 2}]
+
+
+def test_what_counts_as_owed_may_be_said_by_another_rule() -> None:
+    def never(wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
+        return False
+
+    assert circle({0: recv(1), 1: recv(0)}, 0, never) == []
+
+
+def test_a_meeting_waits_for_all_its_members() -> None:
+    """Whom it awaits says less than who belongs to it: the exchange itself knows who came."""
+
+    def absent(wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
+        return peer == 2 if wait.meeting else still_owed(wait, rank, peer, progress)
+
+    wait = Wait(COLLECTIVES, -1, "split", b"", [], [], [0, 1, 2], "split")
+    meeting = Stalled(wait, [wait], progress(), True)
+    assert circle({0: meeting, 1: recv(0)}, 0, absent) == []
+    assert circle({0: meeting, 2: recv(0)}, 0, absent) == [0, 2]
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> dict[int, Stalled]:
+    """Draw what some of up to five ranks report, be it possible or not."""
+    size = draw(st.integers(2, 5))
     ranks = st.integers(0, size - 1)
     stalls: dict[int, Stalled] = {}
-    for rank in data.draw(st.sets(ranks)):
+    for rank in draw(st.sets(ranks)):
         others = ranks.filter(lambda other, rank=rank: other != rank)
-        alone = data.draw(st.booleans() | st.just(True))
-        begun = data.draw(st.dictionaries(others, st.integers(0, 2)))
-        if data.draw(st.booleans()):
-            stalls[rank] = barrier(data.draw(st.integers(0, 1)), sent=begun, alone=alone)
-        else:
-            messages = data.draw(st.lists(st.tuples(others, st.booleans(), st.integers(0, 1)), max_size=2))
-            stalls[rank] = talk(messages, calls=data.draw(st.integers(0, 2)), sent=begun, alone=alone)
+        quiet = draw(st.booleans() | st.just(True))
+        begun = draw(st.dictionaries(others, st.integers(0, 2)))
+        waits: list[Wait] = []
+        for _ in range(draw(st.integers(0, 2))):
+            if draw(st.booleans()):
+                waits += barrier(draw(st.integers(0, 1)), size=size).waits
+            else:
+                waits += talk(draw(st.lists(st.tuples(others, st.booleans(), st.integers(0, 1)), max_size=2))).waits
+        if waits:
+            stalls[rank] = Stalled(waits[0], waits, progress(draw(st.integers(0, 2)), begun, begun), quiet)
+    return stalls
 
-    def waits(rank: int, peer: int) -> bool:
-        stalled = stalls[rank]
-        listed = stalled.is_collective or peer in stalled.awaiting
-        return listed and peer in stalls and still_owed(stalled, rank, peer, stalls[peer].progress)
 
-    def reaches(start: int) -> bool:
-        """Tell whether a walk along waits leads back to ``start``."""
-        usable = {rank for rank in stalls if stalls[rank].alone}
-        seen: set[int] = set()
-        edge = {start} & usable
-        while edge:
-            edge = {peer for rank in edge for peer in usable if peer != rank and waits(rank, peer)} - seen
-            seen |= edge
-        return start in seen
+@given(reports())
+def test_a_circle_is_found_where_ranks_need_each_other_and_nowhere_else(stalls: dict[int, Stalled]) -> None:
+    """Compared with all sets of ranks: each wait of a member of such a set needs another member."""
 
-    for start in range(size):
-        found = circle(stalls, start, size)
-        assert bool(found) == reaches(start)
+    def waits(wait: Wait, rank: int, peer: int) -> bool:
+        listed = peer in (wait.members if wait.is_collective else wait.awaiting)
+        return listed and peer != rank and still_owed(wait, rank, peer, stalls[peer].progress)
+
+    def closed(ranks: set[int]) -> bool:
+        return all(
+            stalls[rank].quiet and all(any(waits(wait, rank, peer) for peer in ranks) for wait in stalls[rank].waits)
+            for rank in ranks
+        )
+
+    chosen = [set(ranks) for count in range(len(stalls) + 1) for ranks in itertools.combinations(stalls, count)]
+    stuck = set[int]().union(*filter(closed, chosen))
+    for start in range(5):
+        found = circle(stalls, start)
+        assert bool(found) == (start in stuck)
         assert len(set(found)) == len(found)
         for rank, peer in pairs(found):
-            assert stalls[rank].alone
-            assert waits(rank, peer)
+            assert {rank, peer} <= stuck
+            assert any(waits(wait, rank, peer) for wait in stalls[rank].waits)
 
 
 def pairs(found: list[int]) -> Iterable[tuple[int, int]]:
@@ -240,3 +316,168 @@ def test_messages_that_nobody_received_are_told(sender: int, receiver: int) -> N
     left[sender] = progress(sent={receiver: 2})
     left[receiver] = progress(received={sender: 1})
     assert unread(left).startswith(f"rank {sender} sent 2 array(s) to rank {receiver}, which received 1 and closed its group")
+
+
+# A simulation of whole programs: ranks with one or two threads that send, receive and meet in barriers of several groups.
+
+GROUPS = ((0, 1, 2), (0, 1), (2, 1))
+Op = tuple[str, int, int]
+"""``(what, peer, group)``: "send", "recv" or "barrier", in which the peer says nothing."""
+Thread = tuple[int, int]
+"""``(rank, place)``"""
+
+
+class Program:
+    """A program in the middle: each thread is before a call, in the queue for its turn, in a call, or at its end.
+
+    A send ends once its receive has begun, a receive once its send has, and a barrier once all members have begun theirs.
+    """
+
+    def __init__(self, threads: dict[Thread, tuple[Op, ...]]) -> None:
+        self.threads = threads
+        self.done = dict.fromkeys(threads, 0)
+        self.running: dict[Thread, int] = {}
+        self.queues: dict[tuple[int, Op], tuple[Thread, ...]] = {}
+        self.begun: dict[tuple[int, Op], int] = {}
+
+    def copy(self) -> Program:
+        other = Program(self.threads)
+        for name in ("done", "running", "queues", "begun"):
+            setattr(other, name, dict(getattr(self, name)))
+        return other
+
+    def state(self) -> tuple[object, ...]:
+        queues = tuple(sorted((lane, queue) for lane, queue in self.queues.items() if queue))
+        return tuple(self.done.values()), tuple(sorted(self.running.items())), queues
+
+    def op(self, thread: Thread) -> Op | None:
+        """Return the call that a thread is in, or before."""
+        program = self.threads[thread]
+        return program[self.done[thread]] if self.done[thread] < len(program) else None
+
+    def queued(self) -> set[Thread]:
+        """Return the threads that wait for their turn, which others of their rank have."""
+        return {thread for queue in self.queues.values() for thread in queue[1:]}
+
+    def can_step(self, thread: Thread) -> bool:
+        op = self.op(thread)
+        if op is None or thread in self.queued():
+            return False
+        if thread not in self.running:
+            return True
+        return not any(self.owed(thread[0], op, self.running[thread], peer) for peer in range(3))
+
+    def owed(self, rank: int, op: Op, number: int, peer: int) -> bool:
+        """Tell whether a call waits for a rank."""
+        what, other, group = op
+        if what == "barrier":
+            return peer in GROUPS[group] and self.begun.get((peer, op), 0) <= number
+        twin = ("recv" if what == "send" else "send", rank, group)
+        return peer == other and self.begun.get((peer, twin), 0) <= number
+
+    def step(self, thread: Thread) -> None:
+        """Let a thread go on: come to its turn, begin its call, or end it."""
+        op = self.op(thread)
+        assert op is not None
+        lane = (thread[0], op)
+        queue = self.queues.get(lane, ())
+        if thread in self.running:
+            del self.running[thread]
+            self.done[thread] += 1
+            self.queues[lane] = queue[1:]
+        elif thread not in queue:
+            self.queues[lane] = (*queue, thread)
+        else:
+            self.running[thread] = self.begun.get(lane, 0)
+            self.begun[lane] = self.running[thread] + 1
+
+    def wait(self, thread: Thread) -> Wait:
+        op = self.op(thread)
+        assert op is not None
+        what, peer, group = op
+        number, members = self.running[thread], list(GROUPS[group])
+        if what == "barrier":
+            return Wait(2 * group, number, what, b"digest", [], [], members)
+        return Wait(2 * group + 1, 1, what, b"", [peer], [(peer, what == "send", number)], members)
+
+    def report(self, thread: Thread, stalled: set[Thread]) -> Stalled:
+        """Return what a rank reports of a thread's call, where the calls in ``stalled`` have been reported before."""
+        rank = thread[0]
+        known = [other for other in self.running if other[0] == rank and other in stalled]
+        quiet = all(
+            other in known or other in self.queued() or self.op(other) is None for other in self.threads if other[0] == rank
+        )
+        return Stalled(self.wait(thread), [self.wait(other) for other in known], self.progress(rank), quiet)
+
+    def progress(self, rank: int) -> Progress:
+        begun = Progress({}, {}, {})
+        for (who, (what, peer, group)), count in self.begun.items():
+            if who == rank and what == "barrier":
+                begun.calls[2 * group] = count
+            elif who == rank:
+                (begun.sends if what == "send" else begun.receives).setdefault(2 * group + 1, {})[peer] = count
+        return begun
+
+    def may_end(self, ranks: set[int]) -> bool:
+        """Try all that may happen: tell whether a call that one of ``ranks`` is in now may come to its end."""
+        started = {thread: self.done[thread] for thread in self.running if thread[0] in ranks}
+        seen, edge = {self.state()}, [self]
+        while edge:
+            now = edge.pop()
+            if any(now.done[thread] > done for thread, done in started.items()):
+                return True
+            for thread in self.threads:
+                if now.can_step(thread):
+                    following = now.copy()
+                    following.step(thread)
+                    if following.state() not in seen:
+                        seen.add(following.state())
+                        edge.append(following)
+        return False
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    def op(rank: int) -> st.SearchStrategy[Op]:
+        groups = [group for group, members in enumerate(GROUPS) if rank in members]
+        talks = [(what, peer, group) for what in ("send", "recv") for group in groups for peer in GROUPS[group] if peer != rank]
+        return st.sampled_from([*talks, *(("barrier", -1, group) for group in groups)])
+
+    threads = {}
+    for rank in range(3):
+        for place in range(draw(st.integers(1, 2))):
+            threads[rank, place] = tuple(draw(st.lists(op(rank), max_size=4 - place)))
+    return Program(threads)
+
+
+@settings(max_examples=300)
+@given(programs(), st.data())
+def test_who_is_accused_can_never_go_on_and_who_never_can_is_accused(program: Program, data: st.DataObject) -> None:
+    """Threads go on, and report their calls, in any order; at last nothing moves, and each call is reported once more."""
+    stalls: dict[int, Stalled] = {}
+    stalled: set[Thread] = set()
+
+    def report(thread: Thread) -> bool:
+        """Tell whether a circle is found."""
+        stalled.add(thread)
+        stalls[thread[0]] = program.report(thread, stalled)
+        found = set(circle(stalls, thread[0]))
+        assert not found or not program.may_end(found)
+        return bool(found)
+
+    while moving := [thread for thread in program.threads if program.can_step(thread)]:
+        thread, reports = data.draw(st.sampled_from(moving)), data.draw(st.booleans())
+        program.step(thread)
+        stalled &= set(program.running)
+        if reports and program.running and report(data.draw(st.sampled_from(sorted(program.running)))):
+            return
+    found = [report(thread) for _ in range(2) for thread in sorted(program.running)]
+    ended = {rank for rank in range(3) if all(program.op(thread) is None for thread in program.threads if thread[0] == rank)}
+    abandoned = any(
+        program.owed(rank, op, number, peer)
+        for (rank, place), number in program.running.items()
+        if (op := program.op((rank, place))) is not None
+        for peer in ended
+    )
+    # Who waits for a rank that has ended is told by another rule.
+    assert abandoned or not program.running or any(found)

@@ -26,6 +26,7 @@ signatures = st.builds(
     counts=st.none() | st.lists(st.integers(0, 2**40), max_size=5).map(tuple),
     algorithm=st.sampled_from(["", "ring/1", "tree/4"]),
     count=st.integers(0, 2**64 - 1),
+    reproducible=st.booleans(),
 )
 
 
@@ -48,6 +49,20 @@ def test_a_header_says_what_was_packed(signature, sender, channel, sequence, nby
     assert header.digest == signature.digest
     head, tail = split_header(data)
     assert head + sequence.to_bytes(8, "little") + tail == data
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_each_operation_goes_by_a_header_of_its_own(operation):
+    data = pack_header(CallSignature(operation), 0, 0, 0, 0, 0)
+    header = parse_header(data)
+    assert header is not None
+    assert header.operation == operation
+    assert header.describe() == f"{operation}()"
+    assert data[4] == OPERATIONS.index(operation) == CallSignature(operation).operation_code
+
+
+def test_no_operation_is_named_twice_and_all_have_a_byte():
+    assert len(set(OPERATIONS)) == len(OPERATIONS) <= 256
 
 
 @given(data=st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
@@ -79,6 +94,7 @@ def test_the_digest_differs_where_any_field_differs(field):
         "counts": (3, 2, 1),
         "algorithm": "ring/2",
         "part": "the counts",
+        "reproducible": True,
     }
     changed = replace(SIGNATURE, **{field: other[field]})
     assert changed.digest != SIGNATURE.digest
@@ -89,6 +105,8 @@ def test_the_digest_differs_where_any_field_differs(field):
 def test_a_call_and_a_header_in_words():
     assert SIGNATURE.describe() == 'reduce_scatter(float32[6, 2], op="sum", counts=[1, 2, 3])'
     assert replace(SIGNATURE, part="the counts").describe().startswith("the counts of reduce_scatter(")
+    reproducible = replace(SIGNATURE, counts=None, reproducible=True)
+    assert reproducible.describe() == 'reduce_scatter(float32[6, 2], op="sum", reproducible=True)'
     assert CallSignature("barrier").describe() == "barrier()"
     assert CallSignature("broadcast", dtype=12, shape=(), root=0, count=1).describe() == "broadcast(float64[], root=0)"
     header = parse_header(pack_header(SIGNATURE, 1, 0, 7, 4, 0))

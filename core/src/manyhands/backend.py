@@ -124,6 +124,13 @@ class Transport(ABC):
             The deadline passed.
         """
 
+    def close(self) -> None:  # noqa: B027 - a transport that holds nothing of its own need not do anything
+        """Give back what this transport alone holds, such as its connections. Never blocks; from any thread.
+
+        Core calls it once every rank of its group has finished with the group, so that nothing is on its way; not when the
+        whole job ends, where `Backend.close` follows anyway.
+        """
+
 
 class Backend(ABC):
     """A way of moving bytes between the ranks of a job; made by the factory that a `BackendSpec` names."""

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from manyhands.algorithms.doubling import barrier as dissemination
+from manyhands.algorithms.registry import Algorithm
 from manyhands.arrays import Array
 from manyhands.backend import CollectiveRequest, HeaderMismatch, LinkLost, NativeCollective
 from manyhands.deadline import Deadline
 from manyhands.dtypes import Reduction, dtype_code
 from manyhands.engine import Engine, Plan, compile_plan
-from manyhands.errors import ClosedError, DeadlineError, ManyHandsError
+from manyhands.errors import ClosedError, ManyHandsError
 from manyhands.job import Job
+from manyhands.members import Members
 from manyhands.observe import OperationEvent
 from manyhands.partition import blocks, even
 from manyhands.plugins import PluginManager
-from manyhands.rendezvous.messages import Report
+from manyhands.rendezvous.messages import Report, Wait
+from manyhands.rendezvous.recorder import Record
 from manyhands.schedule.compose import in_parallel
 from manyhands.schedule.steps import Collective, Schedule
 from manyhands.select import Selector
@@ -32,6 +34,7 @@ from manyhands.wire import CallSignature, parse_header
 __all__ = ["Call", "Collectives", "guarded"]
 
 _MAX_PLANS = 512
+_MAX_SCHEDULES = 1024
 _ROOTED = frozenset({Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER})
 _VECTOR = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST})
 
@@ -57,6 +60,8 @@ class Call:
         Where there is one; -1 for no root.
     uneven
         What the caller divided axis 0 into, where it did and all ranks must agree.
+    reproducible
+        Whether the bits of the result must not depend on the algorithm.
     operation, part
         For a call that is only a part of what the user called: the user's operation, and which part.
     """
@@ -69,6 +74,7 @@ class Call:
     reduction: Reduction | None = None
     root: int = -1
     uneven: tuple[int, ...] | None = None
+    reproducible: bool = False
     operation: str = ""
     part: str = ""
 
@@ -85,27 +91,27 @@ class _Prepared:
 
 
 class Collectives:
-    """The collectives of one group.
+    """The collectives of one group; whoever calls them takes turns.
 
     Parameters
     ----------
     job
         Where the group lives.
-    channel
-        The channel that its messages go by.
+    members
+        Who belongs to it.
     plugins, selector
         Who may offer native collectives, and who chooses algorithms.
     """
 
-    def __init__(self, job: Job, channel: int, plugins: PluginManager, selector: Selector) -> None:
+    def __init__(self, job: Job, members: Members, plugins: PluginManager, selector: Selector) -> None:
         self._job = job
-        self._channel = channel
+        self._members = members
+        self._channel = members.channel
         self._plugins = plugins
         self._selector = selector
         self._engine: Engine | None = None
         self._prepared: dict[Call, _Prepared] = {}
         self._sequence = 0
-        self._lock = threading.Lock()
 
     def run(self, call: Call, source: Array, target: Array, deadline: Deadline) -> None:
         """Carry out a call.
@@ -124,35 +130,32 @@ class Collectives:
         CommError
             The first cause, alike on all ranks; ``target`` is undefined and the group revoked.
         """
-        lock = self._lock
-        if not lock.acquire(timeout=deadline.remaining()):
-            raise DeadlineError(
-                f"{call.collective.value} did not begin within {deadline.timeout_s:g} s: another thread's collective on this group "
-                "was still running; nothing was sent",
-                rank=self._job.rank,
-                operation=call.collective.value,
-            )
+        check_usable(self._job)
+        prepared = self._prepared.get(call) or self._prepare(call)
+        sequence = self._sequence
+        self._sequence = self._job.control.progress.calls[self._channel] = sequence + 1
+        recorder = self._job.control.recorder
+        record = recorder.start(self._channel, sequence, prepared.signature)
         try:
-            check_usable(self._job)
-            prepared = self._prepared.get(call) or self._prepare(call)
-            sequence = self._sequence
-            self._sequence = self._job.control.progress.calls[self._channel] = sequence + 1
             if self._plugins.observers():
-                self._run_observed(prepared, source, target, sequence, deadline)
+                self._run_observed(prepared, source, target, record, deadline)
             else:
-                self._run(prepared, source, target, sequence, deadline)
+                self._run(prepared, source, target, record, deadline)
         finally:
-            lock.release()
+            recorder.finish(record)
 
-    def _run(self, prepared: _Prepared, source: Array, target: Array, sequence: int, deadline: Deadline) -> None:
-        record = self._job.control.recorder.start(self._channel, sequence, prepared.signature)
-        signature = prepared.signature
-        stall = partial(self._stalled, signature, sequence)
+    def close(self) -> None:
+        """Give back the transport; no call may follow."""
+        if self._engine is not None:
+            self._engine.transport.close()
+
+    def _run(self, prepared: _Prepared, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
+        signature, sequence = prepared.signature, record.sequence
         if prepared.native is not None and self._job.backend is not None:
             native, backend = prepared.native, self._job.backend
             guarded(
                 self._job,
-                self._channel,
+                self._members,
                 sequence,
                 signature,
                 deadline,
@@ -160,9 +163,10 @@ class Collectives:
             )
         else:
             engine = self._engine or self._start_engine()
+            stall = partial(self._stalled, record, signature)
             guarded(
                 self._job,
-                self._channel,
+                self._members,
                 sequence,
                 signature,
                 deadline,
@@ -170,15 +174,14 @@ class Collectives:
             )
             reduction = prepared.plan.reduction
             if reduction is not None and reduction.is_mean and target.size:
-                divide(target, self._job.world_size)
-        record.finished = time.monotonic()
+                divide(target, self._members.size)
 
-    def _run_observed(self, prepared: _Prepared, source: Array, target: Array, sequence: int, deadline: Deadline) -> None:
+    def _run_observed(self, prepared: _Prepared, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
         event = OperationEvent(
-            group=str(self._channel // 2),
-            rank=self._job.rank,
+            group=str(self._members.number),
+            rank=self._members.rank,
             operation=prepared.signature.operation,
-            sequence=sequence,
+            sequence=record.sequence,
             algorithm=prepared.carrier,
             nbytes=prepared.nbytes,
             dtype=str(source.dtype) if prepared.signature.dtype else "",
@@ -187,7 +190,7 @@ class Collectives:
         self._plugins.notify_started(event)
         error: BaseException | None = None
         try:
-            self._run(prepared, source, target, sequence, deadline)
+            self._run(prepared, source, target, record, deadline)
         except BaseException as caught:
             error = caught
             raise
@@ -198,17 +201,26 @@ class Collectives:
         self._engine = Engine(self._job.open_transport(self._channel))
         return self._engine
 
-    def _stalled(self, signature: CallSignature, sequence: int, peers: list[int]) -> None:
-        self._job.control.stalled(self._channel, sequence, signature.operation, signature.digest, peers, [])
+    def _stalled(self, record: Record, signature: CallSignature, peers: list[int]) -> None:
+        wait = Wait(self._channel, record.sequence, signature.operation, signature.digest, peers, [], list(self._members.ranks))
+        self._job.control.stalled(record, wait)
 
     def _prepare(self, call: Call) -> _Prepared:
-        rank, size = self._job.rank, self._job.world_size
+        members = self._members
+        rank, size = members.rank, members.size
         elements = int(np.prod(call.shape, dtype=np.int64)) if call.collective in _VECTOR else sum(call.counts)
         nbytes = elements * call.dtype.itemsize
         # What one rank sends in an uneven all_to_all is its own affair, and must not choose the algorithm for all.
-        choice = self._selector.choose(call.collective, 0 if call.collective is Collective.ALL_TO_ALL else nbytes, size)
-        root = max(call.root, 0)
-        schedule = choice.algorithm.build(rank, size, root, choice.segments)
+        uneven = call.collective is Collective.ALL_TO_ALL and call.uneven is not None
+        choice = self._selector.choose(
+            call.collective,
+            0 if uneven else nbytes,
+            size,
+            ranks_per_host=members.ranks_per_host,
+            even=len(set(call.counts)) <= 1 and not uneven,
+            reproducible=call.reproducible,
+        )
+        schedule = _schedule(choice.algorithm, rank, size, max(call.root, 0), choice.segments, members.ranks_per_host)
         if call.collective in _ROOTED and size > 1:
             # The data of a rooted collective flow one way. The barrier in their shadow makes every rank hear from every other, so
             # that none returns before all have entered the same call.
@@ -223,20 +235,31 @@ class Collectives:
             op_code=reduction.code if reduction else 0,
             root=call.root,
             counts=call.uneven,
+            reproducible=call.reproducible,
             algorithm=f"{choice.algorithm.name}/{choice.segments}",
             count=int(np.prod(call.shape, dtype=np.int64)),
         )
         input_offsets, output_offsets = _offsets(call, schedule, choice.segments, elements, rank)
-        plan = compile_plan(schedule, signature, self._channel, input_offsets, output_offsets, call.dtype.itemsize, reduction)
+        plan = compile_plan(
+            schedule, signature, self._channel, input_offsets, output_offsets, call.dtype.itemsize, reduction, members.ranks
+        )
         op = reduction.name if reduction else None
         request = CollectiveRequest(self._job.backend_name, call.collective, "cpu", call.dtype, op, nbytes, size)
-        native = self._plugins.native_collective(request)
+        # Natively performed collectives reduce in an order of their own, and know the world alone.
+        asked = members.number == 0 and not call.reproducible
+        native = self._plugins.native_collective(request) if asked else None
         carrier = choice.algorithm.name if native is None else self._job.backend_name
         prepared = _Prepared(signature, plan, native, carrier, nbytes)
         while len(self._prepared) >= _MAX_PLANS:
             del self._prepared[next(iter(self._prepared))]
         self._prepared[call] = prepared
         return prepared
+
+
+@lru_cache(maxsize=_MAX_SCHEDULES)
+def _schedule(algorithm: Algorithm, rank: int, size: int, root: int, segments: int, ranks_per_host: int) -> Schedule:
+    """Return a schedule; groups and sizes that have it in common share it."""
+    return algorithm.schedule(rank, size, root, segments, ranks_per_host)
 
 
 def _offsets(
@@ -283,7 +306,7 @@ def check_usable(job: Job) -> None:
 
 def guarded(
     job: Job,
-    channel: int,
+    members: Members,
     sequence: int,
     signature: CallSignature,
     deadline: Deadline,
@@ -302,7 +325,8 @@ def guarded(
             return ClosedError(
                 f"the group was closed during {operation} #{sequence}", rank=job.rank, operation=operation, sequence=sequence
             )
-        return job.fail(Report(kind, text, peer, operation, channel, None if words else sequence))
+        channel = members.channel + bool(words)
+        return job.fail(Report(kind, text, peer, operation, channel, None if words else sequence, list(members.ranks)))
 
     try:
         action()

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-import numpy as np
+import msgspec
 import numpy.typing as npt
 
-from manyhands.arguments import Arguments
-from manyhands.arrays import Array, check_out, contiguous, handed_over, placed, to_array
-from manyhands.checks import is_success
-from manyhands.collectives import Call, Collectives
-from manyhands.deadline import Deadline
-from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resolve_op
-from manyhands.errors import LayoutError, ManyHandsError, SizeMismatchError, UsageError
+from manyhands.arrays import Array
+from manyhands.async_calls import AsyncCalls
+from manyhands.checks import is_success, whole
+from manyhands.coalescing import CoalescingCalls
+from manyhands.dtypes import Op
+from manyhands.errors import DeadlineError, UsageError
 from manyhands.job import Job
-from manyhands.peers import Peers
+from manyhands.members import Members, ranks_per_host
+from manyhands.object_calls import ObjectCalls
+from manyhands.operations import Action, Operations
 from manyhands.plugins import PluginManager
 from manyhands.rendezvous.messages import Report
-from manyhands.schedule.steps import Collective
 from manyhands.select import Selector
-from manyhands.wire import MAX_DIMENSIONS
 
 __all__ = ["Group"]
 
-_NONE = np.empty(0, np.uint8)
-_INT64 = np.dtype(np.int64)
-_MAY_ALIAS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST})
-"""Where input and output may be the very same memory; schedules are proved for that as well."""
 
-
-class Group:
+class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
     """The ranks that communicate together. Made by `manyhands.init`; a context manager that closes itself.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the
@@ -65,19 +58,26 @@ class Group:
         The backend that moves the bytes.
     """
 
-    def __init__(self, job: Job, plugins: PluginManager, selector: Selector, timeout_s: float) -> None:
-        self.rank: int = job.rank
-        self.world_size: int = job.world_size
+    def __init__(
+        self, job: Job, members: Members, plugins: PluginManager, selector: Selector, timeout_s: float, *, reproducible: bool
+    ) -> None:
+        operations = Operations(job, members, plugins, selector, reproducible=reproducible)
+        super().__init__(job, members, operations, timeout_s)
+        self.rank: int = members.rank
+        self.world_size: int = members.size
+        self.ranks: tuple[int, ...] = members.ranks
         self.backend_name: str = job.backend_name
-        self._job = job
-        self._timeout_s = timeout_s
-        self._arguments = Arguments(job.rank, job.world_size)
-        self._collectives = Collectives(job, 0, plugins, selector)
-        self._peers = Peers(job, 1)
+        self._plugins = plugins
+        self._selector = selector
+        self._reproducible = reproducible
+        self._splits = 0
+        self._subgroups: dict[tuple[int, ...], int] = {}
+        job.drains.append(self._drain)
 
     def __repr__(self) -> str:
-        state = ", closed" if self._job.closed else ", failed" if self._job.control.failed else ""
-        return f"<manyhands.Group rank {self.rank} of {self.world_size} over {self.backend_name}{state}>"
+        state = ", closed" if self._left or self._job.closed else ", failed" if self._job.control.failed else ""
+        number = f" {self._members.number}" if self._members.number else ""
+        return f"<manyhands.Group{number} rank {self.rank} of {self.world_size} over {self.backend_name}{state}>"
 
     def __enter__(self) -> Self:
         return self
@@ -89,19 +89,123 @@ class Group:
             self._job.abort(error)
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Leave the group, and wait until the other ranks do as well, for at most ``timeout_s``. Twice is fine.
+        """Wait for the calls that are still in flight, for at most ``timeout_s``, and leave the group. Twice is fine.
+
+        The group of all ranks also waits, within that time, until the other ranks leave; the groups made from it are closed with it.
+        A group made by `split` or `subgroup` waits for nobody: what it holds is given back when all its members have closed it.
 
         Raises
         ------
         CommError
-            The group failed, and no call on this rank has said so yet. It is closed all the same.
+            The job failed, and no call on this rank has said so yet. The group is closed all the same.
         """
-        self._job.close(self._deadline(timeout_s))
+        deadline = self._deadline(timeout_s)
+        if self._members.number == 0:
+            self._job.close(deadline)
+        elif not self._left:
+            self._drain(deadline)
+            self._left = True
+            self._job.drains.remove(self._drain)
+            if not self._job.closed:
+                self._job.control.leave_group(self._members.number, self.ranks, self._operations.close)
+
+    # Groups of some of the ranks
+
+    def split(self, color: int | None, key: int | None = None, *, timeout_s: float | None = None) -> Group | None:
+        """Divide the group into new ones: ranks that give the same color come together. Every rank must call it.
+
+        The new group has its own traffic and its own ranks, from 0 on; it may be used at the same time as this one and any other,
+        also from other threads. Errors name ranks as the world counts them: see `ranks`.
+
+        Parameters
+        ----------
+        color
+            Which of the new groups this rank joins: any integer of 64 bits; None for none of them.
+        key
+            The order of ranks in the new group, those with equal keys in the order of this group; by default that of this group.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        Group or None
+            The new group that this rank belongs to; None where ``color`` is None.
+
+        Raises
+        ------
+        UsageError
+            ``color`` or ``key`` is no integer.
+        """
+        card = msgspec.msgpack.encode((_integer(color, "color"), _integer(key, "key") or 0))
+        self._splits += 1
+        name = f"split #{self._splits} of group {self._members.number}"
+        cards, number = self._meet(name, card, self.ranks, timeout_s)
+        wishes = [msgspec.msgpack.decode(card, type=tuple[int | None, int]) for card in cards]
+        if color is None:
+            return None
+        chosen = sorted((order, rank) for rank, (other, order) in enumerate(wishes) if other == color)
+        place = sorted({other for other, _ in wishes if other is not None}).index(color)
+        return self._child(number + place, tuple(self.ranks[rank] for _, rank in chosen))
+
+    def subgroup(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> Group | None:
+        """Make a group of these ranks, in this order. All of them must call it; to the others it is free to do so.
+
+        Parameters
+        ----------
+        ranks
+            Ranks of this group, each once, the same list on all of them.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        Group or None
+            The new group, as for `split`; None on a rank that is not in it.
+
+        Raises
+        ------
+        InvalidRankError
+            One of them is not in this group.
+        UsageError
+            One of them occurs twice, or there are none.
+        """
+        chosen = tuple(self._operations.arguments.rank(rank, "a member of ranks") for rank in ranks)
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise UsageError(f"ranks must name at least one rank, and each once, and {list(ranks)} was given")
+        self._check_open()
+        if self.rank not in chosen:
+            return None
+        self._subgroups[chosen] = count = self._subgroups.get(chosen, 0) + 1
+        name = f"subgroup {list(chosen)} #{count} of group {self._members.number}"
+        members = tuple(self.ranks[rank] for rank in chosen)
+        _, number = self._meet(name, b"", members, timeout_s)
+        return self._child(number, members)
+
+    def _meet(self, name: str, card: bytes, members: tuple[int, ...], timeout_s: float | None) -> tuple[list[bytes], int]:
+        """Trade cards with the members of a group to be; return them, and a number that no other group has."""
+        deadline = self._deadline(timeout_s)
+        self._check_open()
+        try:
+            return self._job.control.exchange(name, card, deadline, members, self._members.channel)
+        except DeadlineError as error:
+            report = Report("deadline", str(error), None, name, self._members.channel, -1, list(members))
+            raise self._job.fail(report) from None
+
+    def _child(self, number: int, ranks: tuple[int, ...]) -> Group:
+        hosts = [self._job.hosts[rank] for rank in ranks]
+        members = Members(number, ranks, ranks.index(self._job.rank), ranks_per_host(hosts))
+        return Group(self._job, members, self._plugins, self._selector, self._timeout_s, reproducible=self._reproducible)
 
     # Collectives
 
     def all_reduce(
-        self, array: npt.ArrayLike, op: Op = "sum", *, out: Array | None = None, timeout_s: float | None = None
+        self,
+        array: npt.ArrayLike,
+        op: Op = "sum",
+        *,
+        out: Array | None = None,
+        reproducible: bool | None = None,
+        timeout_s: float | None = None,
     ) -> Array:
         """Combine the arrays of all ranks element by element; every rank gets the result, bit for bit the same.
 
@@ -114,6 +218,10 @@ class Group:
             binary NumPy ufunc that keeps the dtype.
         out
             Where the result goes: the same shape and dtype; may be ``array``.
+        reproducible
+            Whether the operands are combined in the order of ranks, grouped in one fixed way, so that the bits of a floating-point
+            result depend on the operands alone: not on the size of the array, the algorithm, the backend or the hosts. By default
+            as the config says (``reproducible``, false). Alike on all ranks.
         timeout_s
             Seconds that the call may last.
 
@@ -127,18 +235,23 @@ class Group:
         DTypeError
             The dtype does not have ``op``: mean of integers, sum of bools, min of complex numbers, bits of floats.
         """
-        source = to_array(array)
-        call = Call(Collective.ALL_REDUCE, source.dtype, source.shape, reduction=resolve_op(op, source.dtype))
-        return self._run(call, source, source.shape, out, timeout_s)
+        return self._now("all_reduce", self._operations.all_reduce(array, op, out, reproducible), timeout_s)
 
     def reduce(
-        self, array: npt.ArrayLike, op: Op = "sum", root: int = 0, *, out: Array | None = None, timeout_s: float | None = None
+        self,
+        array: npt.ArrayLike,
+        op: Op = "sum",
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        reproducible: bool | None = None,
+        timeout_s: float | None = None,
     ) -> Array | None:
         """Combine the arrays of all ranks element by element; the root gets the result.
 
         Parameters
         ----------
-        array, op, timeout_s
+        array, op, reproducible, timeout_s
             As for `all_reduce`.
         root
             The rank that gets the result.
@@ -157,13 +270,8 @@ class Group:
         DTypeError
             As for `all_reduce`.
         """
-        source = to_array(array)
-        root = self._arguments.rank(root, "root")
-        call = Call(Collective.REDUCE, source.dtype, source.shape, reduction=resolve_op(op, source.dtype), root=root)
-        if self.rank != root:
-            self._run_nowhere(call, source, timeout_s)
-            return None
-        return self._run(call, source, source.shape, out, timeout_s)
+        result = self._now("reduce", self._operations.reduce(array, op, root, out, reproducible), timeout_s)
+        return result if self.rank == root else None
 
     def broadcast(
         self, array: npt.ArrayLike, root: int = 0, *, out: Array | None = None, timeout_s: float | None = None
@@ -191,9 +299,7 @@ class Group:
         InvalidRankError
             ``root`` is not in the group.
         """
-        source = to_array(array)
-        call = Call(Collective.BROADCAST, source.dtype, source.shape, root=self._arguments.rank(root, "root"))
-        return self._run(call, source if self.rank == call.root else np.empty(0, source.dtype), source.shape, out, timeout_s)
+        return self._now("broadcast", self._operations.broadcast(array, root, out), timeout_s)
 
     def all_gather(
         self,
@@ -226,8 +332,7 @@ class Group:
         SizeMismatchError
             ``counts`` does not have one entry per rank, or this rank's is not its n.
         """
-        source, call, shape = self._gathering(Collective.ALL_GATHER, array, counts, -1)
-        return self._run(call, source, shape, out, timeout_s)
+        return self._now("all_gather", self._operations.all_gather(array, counts, out), timeout_s)
 
     def gather(
         self,
@@ -261,12 +366,8 @@ class Group:
         SizeMismatchError
             As for `all_gather`.
         """
-        root = self._arguments.rank(root, "root")
-        source, call, shape = self._gathering(Collective.GATHER, array, counts, root)
-        if self.rank != root:
-            self._run_nowhere(call, source, timeout_s)
-            return None
-        return self._run(call, source, shape, out, timeout_s)
+        result = self._now("gather", self._operations.gather(array, root, counts, out), timeout_s)
+        return result if self.rank == root else None
 
     def scatter(
         self,
@@ -308,37 +409,7 @@ class Group:
             On the root: axis 0 cannot be divided so. Other ranks, which may wait already, then get an `AbortedError` when the root
             leaves.
         """
-        root = self._arguments.rank(root, "root")
-        deadline = self._deadline(timeout_s)
-        source = _NONE
-        description = np.zeros(2 + MAX_DIMENSIONS, _INT64)
-        if self.rank == root:
-            if array is None:
-                raise LayoutError("scatter needs an array on the root, and None was given")
-            source = self._arguments.message(array)
-            self._arguments.blocks(source, counts, "scatter")
-            description[:2] = dtype_code(source.dtype), source.ndim
-            description[2 : 2 + source.ndim] = source.shape
-        uneven = None if counts is None else self._arguments.counts(counts)
-        about = Call(
-            Collective.BROADCAST, _INT64, description.shape, root=root, uneven=uneven, operation="scatter", part="shape"
-        )
-        self._collectives.run(about, description if self.rank == root else np.empty(0, _INT64), description, deadline)
-        dtype = dtype_from_code(int(description[0]))
-        shape = tuple(int(n) for n in description[2 : 2 + int(description[1])])
-        if dtype is None:
-            raise self._give_up("the root scatters an array whose dtype needs ml_dtypes: pip install ml_dtypes")
-        per_rank = self._arguments.divide(shape[0], counts)
-        part_shape = (per_rank[self.rank], *shape[1:])
-        if out is not None:
-            try:
-                check_out(out, part_shape, dtype)
-            except UsageError as error:
-                raise self._give_up(f"rank {self.rank} cannot take its part of scatter: {error}") from error
-        row = math.prod(shape[1:])
-        sizes = tuple(n * row for n in per_rank)
-        call = Call(Collective.SCATTER, dtype, shape, counts=sizes, root=root, uneven=tuple(per_rank))
-        return self._run(call, source if self.rank == root else np.empty(0, dtype), part_shape, out, deadline)
+        return self._now("scatter", self._operations.scatter(array, root, counts, out), timeout_s)
 
     def reduce_scatter(
         self,
@@ -347,6 +418,7 @@ class Group:
         *,
         counts: Sequence[int] | None = None,
         out: Array | None = None,
+        reproducible: bool | None = None,
         timeout_s: float | None = None,
     ) -> Array:
         """Combine the arrays of all ranks element by element, and give each rank its part along axis 0.
@@ -355,7 +427,7 @@ class Group:
         ----------
         array
             Shape ``(n, ...)``, alike on all ranks, where n is a multiple of the world size unless ``counts`` is given.
-        op
+        op, reproducible
             As for `all_reduce`.
         counts
             How many rows each rank gets, the same list on all ranks.
@@ -376,17 +448,8 @@ class Group:
         DTypeError
             As for `all_reduce`.
         """
-        source = to_array(array)
-        per_rank, sizes = self._arguments.blocks(source, counts, "reduce_scatter")
-        call = Call(
-            Collective.REDUCE_SCATTER,
-            source.dtype,
-            source.shape,
-            counts=sizes,
-            reduction=resolve_op(op, source.dtype),
-            uneven=None if counts is None else per_rank,
-        )
-        return self._run(call, source, (per_rank[self.rank], *source.shape[1:]), out, timeout_s)
+        action = self._operations.reduce_scatter(array, op, counts, out, reproducible)
+        return self._now("reduce_scatter", action, timeout_s)
 
     def all_to_all(
         self,
@@ -422,47 +485,12 @@ class Group:
         SizeMismatchError
             Axis 0 cannot be divided so, or ``receive_counts`` was given without ``send_counts``.
         """
-        source = to_array(array)
-        if receive_counts is not None and send_counts is None:
-            raise SizeMismatchError("all_to_all was given receive_counts without send_counts: give send_counts on all ranks")
-        per_rank, sizes = self._arguments.blocks(source, send_counts, "all_to_all")
-        deadline = self._deadline(timeout_s)
-        if send_counts is None:
-            call = Call(Collective.ALL_TO_ALL, source.dtype, source.shape, counts=sizes, receive_counts=sizes)
-            return self._run(call, source, source.shape, out, deadline)
-        if receive_counts is not None:
-            self._arguments.counts(receive_counts)
-        ones = (1,) * self.world_size
-        about = Call(Collective.ALL_TO_ALL, _INT64, (), counts=ones, receive_counts=ones, operation="all_to_all", part="counts")
-        incoming = np.empty(self.world_size, _INT64)
-        self._collectives.run(about, np.array(per_rank, _INT64), incoming, deadline)
-        received = tuple(incoming.tolist())
-        if receive_counts is not None and received != tuple(receive_counts):
-            raise self._give_up(
-                f"in all_to_all rank {self.rank} expects receive_counts={list(receive_counts)}, and the others send it {list(received)}"
-            )
-        row = math.prod(source.shape[1:])
-        shape = (sum(received), *source.shape[1:])
-        if out is not None:
-            try:
-                check_out(out, shape, source.dtype)
-            except UsageError as error:
-                raise self._give_up(f"rank {self.rank} cannot take what all_to_all brings: {error}") from error
-        # Axis 0 differs from rank to rank, so that only the rest of the shape can be compared.
-        call = Call(
-            Collective.ALL_TO_ALL,
-            source.dtype,
-            source.shape[1:],
-            counts=sizes,
-            receive_counts=tuple(n * row for n in received),
-            uneven=(),
-        )
-        return self._run(call, source, shape, out, deadline)
+        action = self._operations.all_to_all(array, send_counts, receive_counts, out)
+        return self._now("all_to_all", action, timeout_s)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Wait until every rank has come here."""
-        call = Call(Collective.BARRIER, _NONE.dtype, ())
-        self._collectives.run(call, _NONE, _NONE, self._deadline(timeout_s))
+        self._now("barrier", self._operations.barrier(), timeout_s)
 
     # Point to point
 
@@ -487,8 +515,7 @@ class Group:
         SelfSendError
             ``dest`` is this rank.
         """
-        source = self._arguments.message(array)
-        self._peers.exchange(source, self._arguments.peer(dest, "dest"), None, None, self._deadline(timeout_s))
+        self._between(self._operations.send(array, dest), timeout_s)
 
     def recv(self, source: int, *, out: Array | None = None, timeout_s: float | None = None) -> Array:
         """Receive the next array that ``source`` sends to this rank.
@@ -514,8 +541,7 @@ class Group:
         SelfSendError
             ``source`` is this rank.
         """
-        peer = self._arguments.peer(source, "source")
-        return self._receive(None, None, peer, out, timeout_s)
+        return self._between(self._operations.recv(source, out), timeout_s)
 
     def sendrecv(
         self, array: npt.ArrayLike, dest: int, source: int, *, out: Array | None = None, timeout_s: float | None = None
@@ -541,59 +567,24 @@ class Group:
         InvalidRankError, SelfSendError
             As for `send` and `recv`.
         """
-        outgoing = self._arguments.message(array)
-        if out is not None and np.may_share_memory(outgoing, out):
-            outgoing = outgoing.copy()
-        return self._receive(
-            outgoing, self._arguments.peer(dest, "dest"), self._arguments.peer(source, "source"), out, timeout_s
-        )
+        return self._between(self._operations.sendrecv(array, dest, source, out), timeout_s)
 
-    # What they have in common
+    def _between(self, action: Action, timeout_s: float | None) -> Array:
+        """Run a call that takes turns with those in the same direction only."""
+        deadline = self._deadline(timeout_s)
+        self._check_open()
+        return action(deadline)
 
-    def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline(self._timeout_s if timeout_s is None else timeout_s)
 
-    def _run(
-        self, call: Call, source: Array, shape: tuple[int, ...], out: Array | None, timeout: float | Deadline | None
-    ) -> Array:
-        """Run a call whose result this rank gets."""
-        deadline = timeout if isinstance(timeout, Deadline) else self._deadline(timeout)
-        source, target = placed(source, shape, call.dtype, out, may_alias=call.collective in _MAY_ALIAS)
-        self._collectives.run(call, source, target, deadline)
-        return handed_over(target, out)
+def _integer(value: int | None, what: str) -> int | None:
+    """Return what stands for a color or key.
 
-    def _run_nowhere(self, call: Call, source: Array, timeout_s: float | None) -> None:
-        """Run a call whose result this rank does not get."""
-        self._collectives.run(call, contiguous(source), np.empty(0, call.dtype), self._deadline(timeout_s))
-
-    def _gathering(
-        self, collective: Collective, array: npt.ArrayLike, counts: Sequence[int] | None, root: int
-    ) -> tuple[Array, Call, tuple[int, ...]]:
-        """Return what all_gather and gather have in common: the input, the call, and the shape of the result."""
-        source = to_array(array)
-        if source.ndim == 0:
-            source = source.reshape(1)
-        per_rank, rest = self._arguments.own_rows(source, counts), source.shape[1:]
-        row = math.prod(rest)
-        call = Call(
-            collective,
-            source.dtype,
-            source.shape if counts is None else rest,
-            counts=tuple(n * row for n in per_rank),
-            root=root,
-            uneven=None if counts is None else per_rank,
-        )
-        return source, call, (sum(per_rank), *rest)
-
-    def _receive(
-        self, outgoing: Array | None, dest: int | None, source: int, out: Array | None, timeout_s: float | None
-    ) -> Array:
-        if out is not None:
-            check_out(out, getattr(out, "shape", ()), getattr(out, "dtype", _INT64))
-            check_dtype(out.dtype)
-        target = out if out is None or out.flags.c_contiguous else np.empty(out.shape, out.dtype)
-        return handed_over(self._peers.exchange(outgoing, dest, source, target, self._deadline(timeout_s)), out)
-
-    def _give_up(self, text: str) -> ManyHandsError:
-        """End the job for a mismatch that this rank alone can see; return the error to raise."""
-        return self._job.fail(Report("mismatch", text, peer=self.rank))
+    Raises
+    ------
+    UsageError
+        It is no integer of 64 bits.
+    """
+    number = None if value is None else whole(value)
+    if (value is not None and number is None) or (number is not None and not -(1 << 63) <= number < 1 << 63):
+        raise UsageError(f"{what} must be an integer of 64 bits or None, and {value!r} was given")
+    return number

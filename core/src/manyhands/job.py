@@ -104,6 +104,12 @@ class Job:
         What moves its bytes; None in a world of one, which moves none.
     backend_name
         The name of the configured backend.
+    told
+        Whether the program on this rank has seen how the job failed.
+    drains
+        What waits for the calls that a group of this job has in flight, one for each open group.
+    hosts
+        For each rank a number that it shares with the ranks of its host.
     """
 
     def __init__(self, rank: int, world_size: int, backend_name: str) -> None:
@@ -113,12 +119,14 @@ class Job:
         self.backend: Backend | None = None
         self.control: Control
         self.closed: bool = False
+        self.hosts: tuple[int, ...] = ()
+        self.drains: list[Callable[[Deadline], None]] = []
         self._loop: Loop | None = None
         self._store: Store | None = None
         self._listeners: list[Listener] = []
         self._key = b""
         self._secure = True
-        self._told = False
+        self.told: bool = False
         self._released = False
 
     @classmethod
@@ -140,6 +148,7 @@ class Job:
             # The store ends the wait for the others, and knows who is missing: this rank's own clock should not run out first.
             welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
             job._key = hmac.digest(meeting.secret, welcome.key, hashlib.sha256)
+            job.hosts = tuple(welcome.hosts)
             job._secure = bool(meeting.secret)
         except BaseException as error:
             if job._store is not None and isinstance(error, RendezvousError):
@@ -157,7 +166,8 @@ class Job:
         job = cls(member.rank, member.world.world_size, backend_name)
         control = job.control = member.next_hub().connect(member.rank, backend_name, choices)
         member.at_end(job.finish)
-        job._key = control.welcome(deadline).key
+        welcome = control.welcome(deadline)
+        job._key, job.hosts = welcome.key, tuple(welcome.hosts)
         return job
 
     @property
@@ -184,16 +194,16 @@ class Job:
 
     def fail(self, report: Report) -> ManyHandsError:
         """Report a failure that this rank found, and return the first cause that all ranks agree on, to be raised."""
-        self._told = True
+        self.told = True
         return self.control.report(report)
 
     def error(self) -> ManyHandsError:
         """Return the first cause of the job's failure, to be raised."""
-        self._told = True
+        self.told = True
         return self.control.error()
 
     def close(self, deadline: Deadline) -> None:
-        """Leave: wait until every rank does, as long as the deadline allows, then give everything back.
+        """Leave: wait for the calls in flight and until every rank leaves, as long as the deadline allows; then give all back.
 
         Where the others need longer, rank 0's process goes on to carry their control connections in the background.
 
@@ -204,12 +214,15 @@ class Job:
         """
         if self.closed:
             return
+        if not self.control.failed:
+            for drain in list(self.drains):
+                drain(deadline)
         self.closed = True
         all_left = True
         try:
             if not self.control.failed:
                 all_left = self.control.leave(deadline)
-            elif not self._told:
+            elif not self.told:
                 raise self.error()
         finally:
             if all_left or self._store is None or self.control.failed:
@@ -317,7 +330,7 @@ class _JobBootstrap(Bootstrap):
         self.shared = shared
 
     def exchange(self, name: str, card: bytes) -> list[bytes]:
-        return self._job.control.exchange(name, card, self.deadline)
+        return self._job.control.exchange(name, card, self.deadline)[0]
 
     def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
         return self._job.listen(host, accept)

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manyhands.algorithms.registry import BUILTIN
 from manyhands.backend import BackendSpec
 from manyhands.checks import whole
-from manyhands.config import Resolved, load
+from manyhands.config import Resolved, load, make_selector
 from manyhands.deadline import Deadline
 from manyhands.error_file import install as install_error_file
 from manyhands.errors import (
@@ -23,6 +22,7 @@ from manyhands.errors import (
 )
 from manyhands.group import Group
 from manyhands.job import Job, Meeting
+from manyhands.members import Members, ranks_per_host
 from manyhands.plugins import PluginManager, get_plugin_manager
 from manyhands.rendezvous.environment import LaunchEnvironment, discover, parse_address
 from manyhands.select import Selector
@@ -92,24 +92,27 @@ def init(
             "yourself, with cupy.asnumpy(x) or x.cpu()"
         )
     plugins.switch(settings.plugins)
-    selector = _selector(resolved, plugins)
-    choices = ", ".join(f"{name}={algorithm}" for name, algorithm in sorted(settings.algorithms.items()))
+    selector = make_selector(resolved, plugins)
+    choices = _choices(resolved, selector)
     deadline = Deadline(settings.rendezvous_timeout_s)
     if member is not None:
         _check_arguments(rank, world_size, member.rank, member.world.world_size)
         job = _among_threads(member, resolved, plugins, choices, deadline)
     else:
         job = _among_processes(rank, world_size, resolved, plugins, choices, deadline)
-    return Group(job, plugins, selector, settings.timeout_s)
+    if settings.ranks_per_host is not None:
+        job.hosts = tuple(rank // settings.ranks_per_host for rank in range(job.world_size))
+    members = Members(0, tuple(range(job.world_size)), job.rank, ranks_per_host(job.hosts))
+    return Group(job, members, plugins, selector, settings.timeout_s, reproducible=settings.reproducible)
 
 
-def _selector(resolved: Resolved, plugins: PluginManager) -> Selector:
-    try:
-        return Selector(algorithms=[*BUILTIN, *plugins.algorithms()], overrides=resolved.settings.algorithms)
-    except ConfigError as error:
-        key = f"algorithms.{error.key}"
-        origin = resolved.origin(key)
-        raise ConfigError(f"{origin}: {key} = {error.value!r}: {error}", file=origin, key=key, value=error.value) from None
+def _choices(resolved: Resolved, selector: Selector) -> str:
+    """Return in words what all ranks must have configured alike."""
+    settings = resolved.settings
+    words = [f"{name}={algorithm}" for name, algorithm in sorted(settings.algorithms.items())]
+    words += [f"ranks_per_host={settings.ranks_per_host}"] if settings.ranks_per_host else []
+    words += ["reproducible"] if settings.reproducible else []
+    return ", ".join([*words, f"algorithms {selector.digest}"])
 
 
 def _among_threads(member: ThreadRank, resolved: Resolved, plugins: PluginManager, choices: str, deadline: Deadline) -> Job:

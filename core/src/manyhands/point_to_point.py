@@ -20,12 +20,12 @@ from manyhands.dtypes import dtype_code, dtype_from_code, dtype_name
 from manyhands.waiting import StallCallback, Waiter
 from manyhands.wire import MAX_DIMENSIONS, CallSignature, pack_header
 
-__all__ = ["SIGNATURE", "DescriptionMismatch", "Incoming", "Outgoing", "move"]
+__all__ = ["ARRAY", "DescriptionMismatch", "Incoming", "Outgoing", "move"]
 
 _DESCRIPTION = struct.Struct(f"<BB6x{MAX_DIMENSIONS}Q")
 _PIECE_BYTES = 1 << 20
-SIGNATURE: CallSignature = CallSignature("send")
-"""What the headers of all point-to-point messages say."""
+ARRAY: CallSignature = CallSignature("send")
+"""What the headers of all messages between two ranks say that carry an array of the user's."""
 
 
 class DescriptionMismatch(Exception):
@@ -42,13 +42,14 @@ class Outgoing:
 
     is_send = True
 
-    def __init__(self, rank: int, peer: int, channel: int, number: int, array: Array) -> None:
+    def __init__(self, rank: int, peer: int, channel: int, number: int, array: Array, signature: CallSignature = ARRAY) -> None:
         self.peer = peer
         self.finished = False
         self._rank = rank
         self._channel = channel
         self.number = number
         self._array = array
+        self._signature = signature
 
     def messages(self) -> Iterator[tuple[bytes, memoryview]]:
         """Yield a header and a payload for each message; the next is asked for when one is done."""
@@ -62,7 +63,7 @@ class Outgoing:
             yield self._header(len(piece), index), piece
 
     def _header(self, nbytes: int, index: int) -> bytes:
-        return pack_header(SIGNATURE, self._rank, self._channel, self.number, nbytes, index)
+        return pack_header(self._signature, self._rank, self._channel, self.number, nbytes, index)
 
 
 class Incoming:
@@ -70,13 +71,14 @@ class Incoming:
 
     is_send = False
 
-    def __init__(self, peer: int, channel: int, number: int, out: Array | None) -> None:
+    def __init__(self, peer: int, channel: int, number: int, out: Array | None, signature: CallSignature = ARRAY) -> None:
         self.peer = peer
         self.finished = False
         self.array: Array = np.empty(0) if out is None else out
         self._channel = channel
         self.number = number
         self._out = out
+        self._signature = signature
 
     def messages(self) -> Iterator[tuple[bytes, memoryview]]:
         """Yield the expected header and the memory for each message; the next is asked for when one is done."""
@@ -114,7 +116,7 @@ class Incoming:
         return dtype, shape
 
     def _header(self, nbytes: int, index: int) -> bytes:
-        return pack_header(SIGNATURE, self.peer, self._channel, self.number, nbytes, index)
+        return pack_header(self._signature, self.peer, self._channel, self.number, nbytes, index)
 
 
 def move(transport: Transport, flows: list[Outgoing | Incoming], deadline: Deadline, on_stall: StallCallback) -> None:

@@ -26,7 +26,7 @@ _MAGIC = b"MHD1"
 
 OPERATIONS: tuple[str, ...] = (
     *("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier"),
-    "send",
+    *("send", "send_object", "broadcast_object", "all_gather_object", "gather_object", "scatter_object"),
 )
 """The operations that send messages; a header names one by its position."""
 
@@ -58,6 +58,8 @@ class CallSignature:
         The number of elements of ``shape``.
     part
         Which part of the operation it is, where that takes several calls: what travels ahead of the data.
+    reproducible
+        Whether the order of reduction was asked to be fixed.
     """
 
     operation: str
@@ -70,11 +72,22 @@ class CallSignature:
     algorithm: str = ""
     count: int = 0
     part: str = ""
+    reproducible: bool = False
 
     @cached_property
     def digest(self) -> bytes:
         """Eight bytes that differ where any field differs."""
-        fields = (self.operation, self.dtype, self.shape, self.op, self.root, self.counts, self.algorithm, self.part)
+        fields = (
+            self.operation,
+            self.dtype,
+            self.shape,
+            self.op,
+            self.root,
+            self.counts,
+            self.algorithm,
+            self.part,
+            self.reproducible,
+        )
         return hashlib.blake2b(repr(fields).encode(), digest_size=8).digest()
 
     @property
@@ -93,6 +106,8 @@ class CallSignature:
             parts.append(f"root={self.root}")
         if self.counts is not None:
             parts.append(f"counts={list(self.counts)}")
+        if self.reproducible:
+            parts.append("reproducible=True")
         about = f"{self.part} of " if self.part else ""
         return f"{about}{self.operation}({', '.join(parts)})"
 

@@ -90,10 +90,8 @@ def test_two_ranks_that_speak_at_once_share_one_connection() -> None:
 
 
 LARGE = 64 << 20
-SLACK = 512 << 10
+SLACK = 256 << 10
 """What two calls may take for themselves: no part of the arrays."""
-STAGING = 2 * (256 << 10)
-"""What comes in is reduced piece by piece, and each of the two ranks keeps memory for one piece."""
 
 
 def peak_of(operation: str) -> int:
@@ -107,6 +105,9 @@ def peak_of(operation: str) -> int:
         # Connections, and what NumPy imports when it is first needed, are not what is measured.
         group.all_reduce(np.ones(1), out=np.ones(1))
         group.sendrecv(np.ones(1), peer, peer, out=np.ones(1))
+        if operation == "all_reduce":
+            # Nor are the views of each piece and the memory where it is reduced, which the engine makes once.
+            group.all_reduce(x, out=x)
         together.wait(10)
         if group.rank == 0:
             tracemalloc.start()
@@ -128,7 +129,7 @@ def peak_of(operation: str) -> int:
         peak = max(must(run(program)))
     finally:
         tracemalloc.stop()
-    expected = {"send and recv": 1, "all_reduce": 3, "all_gather": 1, "broadcast": 1}[operation]
+    expected = {"send and recv": 1, "all_reduce": 6, "all_gather": 1, "broadcast": 1}[operation]
     assert arrays[1][0] == expected
     assert arrays[1][-1] == (2 if operation == "all_gather" else expected)
     return peak
@@ -137,13 +138,9 @@ def peak_of(operation: str) -> int:
 OPERATIONS = ["send and recv", "all_reduce", "all_gather", "broadcast"]
 
 
-def allowed(operation: str) -> int:
-    return SLACK + (STAGING if operation == "all_reduce" else 0)
-
-
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_nothing_is_copied_on_the_way(operation: str) -> None:
-    assert peak_of(operation) < allowed(operation)
+    assert peak_of(operation) < SLACK
 
 
 def copying_send(transfer: transfers.Sending) -> bool:
@@ -179,7 +176,7 @@ def test_a_copy_on_the_way_would_be_seen(monkeypatch: pytest.MonkeyPatch, operat
         monkeypatch.setattr(transfers.Sending, "advance", copying_send)
     else:
         monkeypatch.setattr(transfers.Receiving, "advance", copying_receive)
-    assert peak_of(operation) > allowed(operation)
+    assert peak_of(operation) > SLACK
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4097, (1 << 20) + 1, 3 << 20])

@@ -1,13 +1,52 @@
-"""Which threads of this process will never come to the rescue of a rank that waits."""
+"""Which threads of this process could still come to the rescue of a rank that waits.
+
+What is known here must never be better than the truth: a thread counts as blocked no longer than until somebody wakes it, not
+until it runs again, which the interpreter may leave for later.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
+from typing import Protocol
 
-__all__ = ["nobody_else", "stands_by"]
+__all__ = [
+    "Helper",
+    "Sleeper",
+    "begin_to_help",
+    "blocked",
+    "end_of_help",
+    "last_move",
+    "nobody_else",
+    "released",
+    "stands_by",
+]
+
+
+class Helper(Protocol):
+    """A background thread that makes calls for others; ``ident`` is None until it runs."""
+
+    ident: int | None
+
 
 _bystanders: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_blocked: set[int] = set()
+_helpers: set[Helper] = set()
+_move = object()
+
+
+def last_move() -> object:
+    """Return something that is another object whenever a thread has passed work on or begun to wait in between.
+
+    Looking at one thread after the other is no snapshot, unless nothing has moved from the first look to the last.
+    """
+    return _move
+
+
+def _moved() -> None:
+    global _move  # noqa: PLW0603 - assigning a new object is atomic, which counting is not
+    _move = object()
 
 
 def stands_by(thread: threading.Thread) -> None:
@@ -15,7 +54,78 @@ def stands_by(thread: threading.Thread) -> None:
     _bystanders.add(thread)
 
 
-def nobody_else() -> bool:
-    """Tell whether no thread but the calling one could use its group: every other is manyhands' own, or stands by."""
-    me = threading.current_thread()
-    return all(thread is me or thread in _bystanders or thread.name.startswith("manyhands") for thread in threading.enumerate())
+def begin_to_help(helper: Helper) -> None:
+    """Take note that a background thread has something to do."""
+    _moved()
+    _helpers.add(helper)
+
+
+def end_of_help(helper: Helper) -> None:
+    """Take note that a background thread has nothing to do any more."""
+    _helpers.discard(helper)
+
+
+def blocked(ident: int) -> None:
+    """Take note that a thread waits for a call to end, and does nothing else."""
+    _moved()
+    _blocked.add(ident)
+
+
+def released(ident: int) -> None:
+    """Take note that a thread goes on."""
+    _blocked.discard(ident)
+
+
+class Sleeper:
+    """The calling thread, which is about to wait until it is woken; it counts as blocked from now until then.
+
+    To be made under the lock that whoever wakes it holds as well, so that no wake-up is missed.
+    """
+
+    __slots__ = ("_ident", "_woken")
+
+    def __init__(self) -> None:
+        self._ident = threading.get_ident()
+        self._woken = threading.Event()
+        blocked(self._ident)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait to be woken, for at most ``timeout_s`` seconds; tell whether it was. Not twice."""
+        try:
+            return self._woken.wait(timeout_s)
+        finally:
+            released(self._ident)
+
+    def wake(self) -> None:
+        """Wake the thread."""
+        released(self._ident)
+        self._woken.set()
+
+
+def nobody_else(home: threading.Thread, since: object | None = None) -> bool:
+    """Tell whether no thread but the calling one could make a call for the rank of the thread ``home``.
+
+    Every other thread waits for a call to end, or is manyhands' own and has nothing to do, or is that of another rank. ``since`` is
+    what `last_move` returned before the caller looked at other things that must have been so at the same time.
+    """
+    before = _move if since is None else since
+    me = threading.get_ident()
+    helpers = all(helper.ident is not None and (helper.ident == me or helper.ident in _blocked) for helper in list(_helpers))
+    threads = all(
+        thread.ident == me
+        or thread.ident in _blocked
+        or thread.name.startswith("manyhands")
+        or (thread is not home and thread in _bystanders)
+        for thread in threading.enumerate()
+    )
+    return helpers and threads and _move is before
+
+
+def _in_child() -> None:
+    """Forget the parent's threads, which a forked child does not have."""
+    _blocked.clear()
+    _helpers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -2,47 +2,55 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from manyhands._version import __version__
 from manyhands.deadline import Deadline
 from manyhands.errors import DeadlineError, InternalError, ManyHandsError, RendezvousError
-from manyhands.rendezvous.bystanders import nobody_else
+from manyhands.rendezvous.bystanders import last_move, nobody_else
 from manyhands.rendezvous.loop import Loop
 from manyhands.rendezvous.membership import Membership, error_from
 from manyhands.rendezvous.messages import (
     MAX_CARD_BYTES,
     Cards,
+    Disbanded,
     Exchange,
     Farewell,
     FromRank,
     FromStore,
     Join,
     Leave,
+    LeaveGroup,
     Progress,
     Question,
     Report,
     Stalled,
     Testimony,
     Verdict,
+    Wait,
     Welcome,
     decode_from_store,
     encode,
 )
 from manyhands.rendezvous.network import Address, FrameConnection, dial, show_address
-from manyhands.rendezvous.recorder import FlightRecorder
+from manyhands.rendezvous.recorder import FlightRecorder, Record
 
 __all__ = ["CONTROL_HELLO", "Control", "LocalControl", "LocalHub", "SocketControl", "make_join"]
 
 CONTROL_HELLO = b"control"
 _VERDICT_S = 0.8
 """How long a rank that found a failure waits to hear the common first cause before it raises its own finding."""
+_STALL_S = 0.4
+"""How long a rank waits in an exchange before it says so."""
 _MAX_WORDS = 4000
 
 
@@ -75,7 +83,9 @@ class Control(ABC):
         self._changed = threading.Condition()
         self._verdict: Verdict | None = None
         self._welcome: Welcome | None = None
-        self._cards: dict[str, list[bytes]] = {}
+        self._cards: dict[str, Cards] = {}
+        self._disbanding: dict[int, Callable[[], None]] = {}
+        self._home = threading.current_thread()
         self._farewell = False
         self._on_failure: list[Callable[[], None]] = []
 
@@ -117,8 +127,23 @@ class Control(ABC):
             )
         return self._welcome
 
-    def exchange(self, name: str, card: bytes, deadline: Deadline) -> list[bytes]:
-        """Give this rank's card; return those of all ranks, in the order of ranks.
+    def exchange(
+        self, name: str, card: bytes, deadline: Deadline, members: Sequence[int] | None = None, channel: int = 0
+    ) -> tuple[list[bytes], int]:
+        """Give this rank's card; return those of all members in their order, and the first of as many unused numbers.
+
+        Parameters
+        ----------
+        name
+            What the exchange is, alike on all members; unused before, or by an exchange that has ended.
+        card
+            At most 64 KiB.
+        deadline
+            Until when.
+        members
+            The ranks that take part, in the same order on all of them; all ranks by default.
+        channel
+            The channel of the group that they belong to.
 
         Raises
         ------
@@ -129,30 +154,60 @@ class Control(ABC):
         """
         if len(card) > MAX_CARD_BYTES:
             raise InternalError(f"a card of {len(card)} bytes, and {MAX_CARD_BYTES} are allowed")
-        self._post(Exchange(name, card))
-        self._wait(lambda: name in self._cards, deadline)
-        if name not in self._cards:
-            raise DeadlineError(f"not all ranks gave their {name!r} card within {deadline.timeout_s:g} s", rank=self.rank)
-        return self._cards.pop(name)
+        ranks = list(range(self.world_size) if members is None else members)
+        record = self.recorder.start(channel, -1, f"the exchange {name!r} of init" if members is None else name)
+        try:
+            self._post(Exchange(name, card, ranks))
+            others = [rank for rank in ranks if rank != self.rank]
+            while not self._wait(lambda: name in self._cards, deadline, _STALL_S):
+                if deadline.passed():
+                    raise DeadlineError(f"not all ranks came to {name} within {deadline.timeout_s:g} s", rank=self.rank)
+                self.stalled(record, Wait(channel, -1, name, b"", others, [], ranks, name))
+        finally:
+            self.recorder.finish(record)
+        cards = self._cards.pop(name)
+        return cards.cards, cards.number
 
-    def stalled(
-        self,
-        channel: int,
-        sequence: int,
-        operation: str,
-        digest: bytes,
-        awaiting: list[int],
-        messages: list[tuple[int, bool, int]],
-    ) -> None:
-        """Tell the store that this rank waits; the arguments are those of `Stalled`."""
-        progress, alone = self.progress, self.recorder.alone and nobody_else()
-        self._post(Stalled(channel, sequence, operation, digest, awaiting, messages, progress, alone))
+    def leave_group(self, number: int, members: Sequence[int], then: Callable[[], None]) -> None:
+        """Say that this rank has finished with a group; call ``then`` once all its members have. Never blocks."""
+        progress, now = self.progress, self._come_so_far()
+        channels = (2 * number, 2 * number + 1)
+
+        def disbanded() -> None:
+            for counts in (progress.calls, progress.sends, progress.receives):
+                for channel in channels:
+                    counts.pop(channel, None)
+            then()
+
+        mine = Progress(
+            {},
+            {channel: now.sends[channel] for channel in channels if channel in now.sends},
+            {channel: now.receives[channel] for channel in channels if channel in now.receives},
+        )
+        self._disbanding[number] = disbanded
+        self._post(LeaveGroup(number, list(members), mine))
+
+    def stalled(self, record: Record, wait: Wait) -> None:
+        """Tell the store that this rank waits in a call."""
+        self.recorder.stalled(record, wait)
+        before = last_move()
+        waits, stuck = self.recorder.waits()
+        quiet = stuck and nobody_else(self._home, before)
+        self._post(Stalled(wait, waits, self._come_so_far(), quiet))
+
+    def _come_so_far(self) -> Progress:
+        """Return a copy of the progress: in a job of threads the store reads it while calls of this rank go on counting."""
+        sends, receives = (
+            {channel: dict(counts) for channel, counts in list(all_counts.items())}
+            for all_counts in (self.progress.sends, self.progress.receives)
+        )
+        return Progress(dict(self.progress.calls), sends, receives)
 
     def report(self, report: Report) -> ManyHandsError:
         """Report a failure; return the first cause that all ranks agree on, or this finding if the store does not answer."""
         # An exception's text can be of any length and hold what no encoding takes; a report must get through.
         words = report.text[:_MAX_WORDS].encode("utf-8", "replace").decode()
-        report = Report(report.kind, words, report.peer, report.operation, report.channel, report.sequence)
+        report = msgspec.structs.replace(report, text=words)
         if not self.failed:
             self._post(report)
             with self._changed:
@@ -172,15 +227,16 @@ class Control(ABC):
         CommError
             The job failed before all ranks had left.
         """
-        self._post(Leave(self.progress))
+        self._post(Leave(self._come_so_far()))
         self._wait(lambda: self._farewell and not self.failed, deadline)
         return self._farewell
 
-    def _wait(self, condition: Callable[[], bool], deadline: Deadline) -> None:
+    def _wait(self, condition: Callable[[], bool], deadline: Deadline, at_most_s: float = math.inf) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: condition() or self._verdict is not None, deadline.remaining())
+            self._changed.wait_for(lambda: condition() or self._verdict is not None, min(deadline.remaining(), at_most_s))
         if self._verdict is not None and not condition():
             raise self.error()
+        return condition()
 
     def fail(self, verdict: Verdict) -> None:
         """Take a verdict as the first cause, unless there is one."""
@@ -200,12 +256,16 @@ class Control(ABC):
             case Question(inquest, channel, sequence):
                 entered, text = self.recorder.testify(channel, sequence)
                 self._post(Testimony(inquest, entered, text))
+            case Disbanded(group):
+                then = self._disbanding.pop(group, None)
+                if then is not None:
+                    then()
             case Welcome() | Cards() | Farewell():
                 with self._changed:
                     if isinstance(message, Welcome):
                         self._welcome = message
                     elif isinstance(message, Cards):
-                        self._cards[message.name] = message.cards
+                        self._cards[message.name] = message
                     else:
                         self._farewell = True
                     self._changed.notify_all()

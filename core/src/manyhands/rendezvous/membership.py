@@ -10,6 +10,8 @@ what the ranks report and decides on one *first cause*, which every rank learns 
 4. Ranks that wait for long say in which call. Two that wait in one place with different calls are a mismatch, although
    neither may ever meet a message of the other.
 5. Who waits for what a rank that has left did not do, or in a circle, waits for ever: see `waits`.
+
+It also carries the exchanges in which ranks trade cards, each among the members that it names, and gives out the numbers of groups.
 """
 
 from __future__ import annotations
@@ -31,18 +33,21 @@ from manyhands.errors import (
 )
 from manyhands.rendezvous.messages import (
     Cards,
+    Disbanded,
     Exchange,
     Farewell,
     FromRank,
     FromStore,
     Join,
     Leave,
+    LeaveGroup,
     Progress,
     Question,
     Report,
     Stalled,
     Testimony,
     Verdict,
+    Wait,
     Welcome,
 )
 from manyhands.rendezvous.waits import circle, still_owed, unread
@@ -93,6 +98,18 @@ class _Inquest:
     report: Report
     answers: dict[int, Testimony] = field(default_factory=dict)
 
+    def asked(self, everyone: Iterable[int]) -> set[int]:
+        """Return the ranks that it is about."""
+        return set(self.report.members or everyone)
+
+
+@dataclass
+class _Meeting:
+    """An exchange of which some members have come."""
+
+    members: list[int]
+    cards: dict[int, bytes] = field(default_factory=dict)
+
 
 class Membership:
     """The state of one job.
@@ -124,8 +141,12 @@ class Membership:
         self._call_later = call_later
         self._left: dict[int, Progress] = {}
         self._gone: set[int] = set()
-        self._cards: dict[str, dict[int, bytes]] = {}
+        self._meetings: dict[str, _Meeting] = {}
+        self._numbers = 1
+        self._leaving: dict[int, dict[int, Progress]] = {}
+        self._disbanded: set[int] = set()
         self._stalls: dict[int, Stalled] = {}
+        self._waits: dict[tuple[int, int], tuple[int, Wait]] = {}
         self._inquest: _Inquest | None = None
         self._inquests = 0
 
@@ -153,7 +174,8 @@ class Membership:
             return self.verdict
         self.members[message.rank] = message
         if self.complete:
-            self._tell_all(Welcome(self._key))
+            names = [self.members[rank].host for rank in range(self.world_size)]
+            self._tell_all(Welcome(self._key, [names.index(name) for name in names]))
         return None
 
     def _objection(self, message: Join) -> str:
@@ -175,12 +197,8 @@ class Membership:
     def handle(self, rank: int, message: FromRank) -> None:
         """Take in what a rank that has come says."""
         match message:
-            case Exchange(name, card):
-                cards = self._cards.setdefault(name, {})
-                cards[rank] = card
-                if len(cards) == self.world_size:
-                    del self._cards[name]
-                    self._tell_all(Cards(name, [cards[r] for r in range(self.world_size)]))
+            case Exchange():
+                self._exchange(rank, message)
             case Stalled():
                 self._stalled(rank, message)
             case Report():
@@ -190,11 +208,18 @@ class Membership:
                     self._inquest.answers[rank] = message
                     self._close_inquest_if_complete()
             case Leave(progress):
+                for counts in (progress.sends, progress.receives):
+                    for channel in self._disbanded.intersection(counts):
+                        del counts[channel]
                 self._left[rank] = progress
                 self._stalls.pop(rank, None)
-                for other, stalled in list(self._stalls.items()):
-                    self._check_abandoned(other, stalled)
+                for other, wait in list(self._waits.values()):
+                    self._check_abandoned(other, wait)
+                for name, meeting in list(self._meetings.items()):
+                    self._check_meeting(name, meeting)
                 self._say_farewell()
+            case LeaveGroup(group, members, progress):
+                self._leave_group(rank, group, members, progress)
             case Join():
                 self._decide(Verdict("protocol", f"rank {rank} joined twice", peer=rank))
 
@@ -228,26 +253,82 @@ class Membership:
         else:
             self._tell_all(Farewell())
 
+    def _exchange(self, rank: int, message: Exchange) -> None:
+        meeting = self._meetings.setdefault(message.name, _Meeting(message.members))
+        meeting.cards[rank] = message.card
+        if any(member not in meeting.cards for member in meeting.members):
+            self._check_meeting(message.name, meeting)
+            return
+        del self._meetings[message.name]
+        cards = Cards(message.name, [meeting.cards[member] for member in meeting.members], self._numbers)
+        self._numbers += len(meeting.members)
+        for member in meeting.members:
+            if member not in self._gone:
+                self._send(member, cards)
+
+    def _check_meeting(self, name: str, meeting: _Meeting) -> None:
+        absent = [member for member in meeting.members if member in self._left and member not in meeting.cards]
+        if absent:
+            who = f"{show_ranks(meeting.cards)} {'waits' if len(meeting.cards) == 1 else 'wait'}"
+            self._decide(
+                Verdict("mismatch", f"rank {absent[0]} has closed its group, and {who} for it in {name}: {_ORDER}", absent[0])
+            )
+
+    def _leave_group(self, rank: int, group: int, members: list[int], progress: Progress) -> None:
+        left = self._leaving.setdefault(group, {})
+        left[rank] = progress
+        if any(member not in left for member in members):
+            return
+        del self._leaving[group]
+        # Members now forget how far they came there, some of them before others say how far they came in all.
+        self._disbanded |= {2 * group, 2 * group + 1}
+        for place in [place for place in self._waits if place[1] in self._disbanded]:
+            del self._waits[place]
+        for member in [member for member, stalled in self._stalls.items() if self._is_over(stalled)]:
+            del self._stalls[member]
+        problem = unread(left)
+        if problem:
+            self._decide(Verdict("mismatch", problem))
+            return
+        for member in members:
+            if member not in self._gone:
+                self._send(member, Disbanded(group))
+
+    def _is_over(self, stalled: Stalled) -> bool:
+        """Tell whether a report is of a time before all had left a group, whose progress is no longer told."""
+        return any(wait.channel in self._disbanded for wait in stalled.waits)
+
     def _stalled(self, rank: int, message: Stalled) -> None:
+        if self._is_over(message):
+            return
+        wait = message.wait
         self._stalls[rank] = message
-        self._check_abandoned(rank, message)
-        place = (message.channel, message.sequence)
-        for other, stalled in self._stalls.items():
-            both = message.is_collective and stalled.is_collective
-            if both and (stalled.channel, stalled.sequence) == place and stalled.digest != message.digest:
+        self._waits[rank, wait.channel] = (rank, wait)
+        self._check_abandoned(rank, wait)
+        place = (wait.channel, wait.sequence)
+        for other, theirs in self._waits.values():
+            both = wait.is_collective and theirs.is_collective
+            if both and (theirs.channel, theirs.sequence) == place and theirs.digest != wait.digest:
                 text = f"{show_ranks((rank, other))} wait for each other in different calls: {_ORDER}"
-                self._open_inquest(rank, Report("mismatch", text, other, message.operation, *place))
+                self._open_inquest(rank, Report("mismatch", text, other, wait.operation, *place, wait.members))
                 return
-        waiting = circle(self._stalls, rank, self.world_size)
+        waiting = circle(self._stalls, rank, self._owes)
         if waiting:
             text = f"{show_ranks(waiting)} wait for each other, and none can go on: {_ORDER}"
-            self._open_inquest(rank, Report("mismatch", text, waiting[-1], message.operation, message.channel))
+            self._open_inquest(rank, Report("mismatch", text, waiting[-1], wait.operation, wait.channel))
 
-    def _check_abandoned(self, rank: int, stalled: Stalled) -> None:
+    def _owes(self, wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
+        if wait.meeting:
+            meeting = self._meetings.get(wait.meeting)
+            return meeting is not None and peer not in meeting.cards
+        return still_owed(wait, rank, peer, progress)
+
+    def _check_abandoned(self, rank: int, wait: Wait) -> None:
         for peer, progress in self._left.items():
-            if (stalled.is_collective or peer in stalled.awaiting) and still_owed(stalled, rank, peer, progress):
-                text = f"rank {peer} has closed its group, and rank {rank} waits for it in {stalled.operation} #{stalled.sequence}: {_ORDER}"
-                verdict = Verdict("mismatch", text, peer, stalled.operation, stalled.sequence)
+            concerned = peer in wait.members if wait.is_collective else peer in wait.awaiting
+            if concerned and self._owes(wait, rank, peer, progress):
+                text = f"rank {peer} has closed its group, and rank {rank} waits for it in {wait.operation} #{wait.sequence}: {_ORDER}"
+                verdict = Verdict("mismatch", text, peer, wait.operation, wait.sequence)
                 self._decide(verdict)
                 return
 
@@ -270,20 +351,21 @@ class Membership:
         # Armed first: in one process the answers come while the questions are being asked.
         self._call_later(_INQUEST_S, lambda: self._close_inquest(inquest))
         question = Question(inquest.number, report.channel or 0, -1 if report.sequence is None else report.sequence)
-        for rank in sorted(self.members):
+        for rank in sorted(inquest.asked(self.members)):
             if rank not in self._gone:
                 self._send(rank, question)
 
     def _close_inquest_if_complete(self) -> None:
-        if self._inquest is not None and len(self._inquest.answers) >= len(set(self.members) - self._gone):
-            self._close_inquest(self._inquest)
+        inquest = self._inquest
+        if inquest is not None and len(inquest.answers) >= len(inquest.asked(self.members) - self._gone):
+            self._close_inquest(inquest)
 
     def _close_inquest(self, inquest: _Inquest) -> None:
         if self._inquest is not inquest:
             return
         self._inquest = None
         report = inquest.report
-        silent = [rank for rank in self.members if rank not in inquest.answers]
+        silent = [rank for rank in inquest.asked(self.members) if rank not in inquest.answers]
         absent = [rank for rank, answer in inquest.answers.items() if not answer.entered]
         stories: dict[str, list[int]] = {}
         for rank, answer in sorted(inquest.answers.items()):

@@ -6,18 +6,21 @@ import msgspec
 
 __all__ = [
     "Cards",
+    "Disbanded",
     "Exchange",
     "Farewell",
     "FromRank",
     "FromStore",
     "Join",
     "Leave",
+    "LeaveGroup",
     "Progress",
     "Question",
     "Report",
     "Stalled",
     "Testimony",
     "Verdict",
+    "Wait",
     "Welcome",
     "decode_from_rank",
     "decode_from_store",
@@ -42,10 +45,11 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exchange(msgspec.Struct, frozen=True, tag=True):
-    """A rank gives its card under a name, and waits for those of the others."""
+    """A rank gives its card under a name, and waits for those of the other ``members``."""
 
     name: str
     card: bytes
+    members: list[int]
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -56,12 +60,12 @@ class Progress(msgspec.Struct, frozen=True):
     receives: dict[int, dict[int, int]]
 
 
-class Stalled(msgspec.Struct, frozen=True, tag=True):
-    """A rank has waited in a call for a while.
+class Wait(msgspec.Struct, frozen=True):
+    """A call that a rank has been in for a while.
 
-    ``digest`` is that of a collective's `CallSignature`, and empty for a call between two ranks, whose messages stand in
-    ``messages`` as (peer, is a send, number). ``alone`` tells that one thread made all calls of the rank, and that no other
-    could make one.
+    ``digest`` is that of a collective's `CallSignature`, and empty for other calls. ``messages`` are those that a call between two
+    ranks waits for, as (peer, is a send, number). ``members`` are the ranks of the group. ``meeting`` is the name of the exchange
+    that the call is, and empty in all other calls.
     """
 
     channel: int
@@ -70,17 +74,30 @@ class Stalled(msgspec.Struct, frozen=True, tag=True):
     digest: bytes
     awaiting: list[int]
     messages: list[tuple[int, bool, int]]
-    progress: Progress
-    alone: bool
+    members: list[int]
+    meeting: str = ""
 
     @property
     def is_collective(self) -> bool:
-        """Whether all ranks take part in the call."""
+        """Whether all members of the group take part in the call, by messages of their own."""
         return bool(self.digest)
 
 
+class Stalled(msgspec.Struct, frozen=True, tag=True):
+    """A rank has waited in a call for a while.
+
+    ``wait`` is that call, and ``waits`` are all calls that the rank is in and has been for a while. ``quiet`` tells that it is in no
+    other call, and that no thread of the rank can make another one before one of these ends.
+    """
+
+    wait: Wait
+    waits: list[Wait]
+    progress: Progress
+    quiet: bool
+
+
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """A rank found a failure; ``kind`` is a key of `membership.KINDS`."""
+    """A rank found a failure; ``kind`` is a key of `membership.KINDS`, and ``members`` are those who can say more, all if empty."""
 
     kind: str
     text: str
@@ -88,6 +105,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     operation: str | None = None
     channel: int | None = None
     sequence: int | None = None
+    members: list[int] = []
 
 
 class Testimony(msgspec.Struct, frozen=True, tag=True):
@@ -104,17 +122,36 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     progress: Progress
 
 
+class LeaveGroup(msgspec.Struct, frozen=True, tag=True):
+    """A rank has finished with one of its groups; ``progress`` is that on the group's channels."""
+
+    group: int
+    members: list[int]
+    progress: Progress
+
+
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """All ranks have come; ``key`` proves membership on data connections."""
+    """All ranks have come; ``key`` proves membership on data connections, ``hosts`` tells by numbers who shares a host."""
 
     key: bytes
+    hosts: list[int]
 
 
 class Cards(msgspec.Struct, frozen=True, tag=True):
-    """The cards of all ranks, in the order of ranks."""
+    """The cards of an exchange, in the order of its members.
+
+    From ``number`` on there are as many numbers as members that no other exchange gets.
+    """
 
     name: str
     cards: list[bytes]
+    number: int
+
+
+class Disbanded(msgspec.Struct, frozen=True, tag=True):
+    """All members have finished with a group."""
+
+    group: int
 
 
 class Question(msgspec.Struct, frozen=True, tag=True):
@@ -139,8 +176,8 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
     """All ranks have left."""
 
 
-FromRank = Join | Exchange | Stalled | Report | Testimony | Leave
-FromStore = Welcome | Cards | Question | Verdict | Farewell
+FromRank = Join | Exchange | Stalled | Report | Testimony | Leave | LeaveGroup
+FromStore = Welcome | Cards | Disbanded | Question | Verdict | Farewell
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)

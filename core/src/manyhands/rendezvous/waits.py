@@ -1,57 +1,65 @@
 """Who waits for whom: exact rules for a wait that can never end.
 
-A rank that waits says where, and how far it has come on every channel (its *progress*). Two things follow without a clock:
+A rank that waits says in which calls, and how far it has come on every channel (its *progress*). Two things follow without a
+clock:
 
 1. A rank that has left, having made fewer calls than another one needs of it, is waited for in vain.
-2. Ranks in a circle, each waiting for what the next has not done, wait for ever. A report may be old, since its rank may have
-   gone on; but a rank goes on only when the one it waits for has acted, and that one's own, later report would show it. So a
-   circle in which every report confirms the one before it stands still, provided that no other thread of these ranks could come
-   to the rescue. A send that has stood still for a while counts as waiting for its receive: a program that needs a large
-   message to be buffered is wrong, even where a transport would buffer it.
+2. Take ranks that have nothing but waits, each of which needs another of these ranks to do what it has not done. They wait for
+   ever. A report may be old, since its rank may have gone on; but the first of them to go on could do so only because another
+   one had acted before, and the report of that one would show it. A send that has stood still for a while counts as
+   waiting for its receive: a program that needs a large message to be buffered is wrong, even where a transport would
+   buffer it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from manyhands.rendezvous.messages import Progress, Stalled
+from manyhands.rendezvous.messages import Progress, Stalled, Wait
 
-__all__ = ["circle", "still_owed", "unread"]
+__all__ = ["Owes", "circle", "still_owed", "unread"]
+
+Owes = Callable[[Wait, int, int, Progress], bool]
+"""``owes(wait, rank, peer, progress)``: `still_owed`, or what stands for it in an exchange."""
 
 
-def still_owed(stalled: Stalled, rank: int, peer: int, progress: Progress) -> bool:
-    """Tell whether ``peer``, which has come as far as ``progress``, has yet to do what ``rank`` waits for in ``stalled``."""
-    if stalled.is_collective:
-        return progress.calls.get(stalled.channel, 0) <= stalled.sequence
+def still_owed(wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
+    """Tell whether ``peer``, which has come as far as ``progress``, has yet to do what ``rank`` waits for."""
+    if wait.is_collective:
+        return progress.calls.get(wait.channel, 0) <= wait.sequence
     # Who sends waits for the peer's receive, and the other way round.
     return any(
-        (progress.receives if is_send else progress.sends).get(stalled.channel, {}).get(rank, 0) <= number
-        for other, is_send, number in stalled.messages
+        (progress.receives if is_send else progress.sends).get(wait.channel, {}).get(rank, 0) <= number
+        for other, is_send, number in wait.messages
         if other == peer
     )
 
 
-def circle(stalls: Mapping[int, Stalled], start: int, world_size: int) -> list[int]:
-    """Return a circle of ranks through ``start`` in which each waits for the next for ever; empty if there is none."""
-    path: list[int] = []
-    dead_ends: set[int] = set()
+def circle(stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed) -> list[int]:
+    """Return a circle of ranks in which each waits for the next, and that ``start`` waits for; empty if it may yet go on."""
+    stuck = {rank for rank, stalled in stalls.items() if stalled.quiet and stalled.waits}
+    needs: dict[int, int] = {}
 
-    def search(rank: int) -> bool:
-        path.append(rank)
-        mine = stalls[rank]
-        peers = range(world_size) if mine.is_collective else mine.awaiting
-        for peer in peers:
-            theirs = stalls.get(peer)
-            if peer == rank or theirs is None or not theirs.alone or not still_owed(mine, rank, peer, theirs.progress):
-                continue
-            if peer == start:
-                return True
-            if peer not in path and peer not in dead_ends and search(peer):
-                return True
-        dead_ends.add(path.pop())
-        return False
+    def needed(rank: int, wait: Wait) -> int | None:
+        peers = wait.members if wait.is_collective or wait.meeting else wait.awaiting
+        owing = (peer for peer in peers if peer != rank and peer in stuck and owes(wait, rank, peer, stalls[peer].progress))
+        return next(owing, None)
 
-    return path if start in stalls and stalls[start].alone and search(start) else []
+    while start in stuck:
+        able = set()
+        for rank in stuck:
+            found = [needed(rank, wait) for wait in stalls[rank].waits]
+            if None in found:
+                able.add(rank)
+            else:
+                needs[rank] = next(peer for peer in found if peer is not None)
+        if not able:
+            path = [start]
+            while needs[path[-1]] not in path:
+                path.append(needs[path[-1]])
+            return path[path.index(needs[path[-1]]) :]
+        stuck -= able
+    return []
 
 
 def unread(left: Mapping[int, Progress]) -> str:

@@ -98,6 +98,10 @@ class _Pipes:
         key = (channel, source, dest)
         return self._pipes.get(key) or self._pipes.setdefault(key, _Pipe(eager_bytes))
 
+    def drop(self, channel: int) -> None:
+        for key in [key for key in list(self._pipes) if key[0] == channel]:
+            self._pipes.pop(key, None)
+
 
 class SimulatedBackend(Backend):
     """Pipes to the other threads.
@@ -135,6 +139,11 @@ class SimulatedBackend(Backend):
         """Return the pipe of one direction between two ranks."""
         return self._pipes.get(channel, source, dest, self._config.eager_bytes)
 
+    def close_channel(self, channel: int, bell: threading.Condition) -> None:
+        """Forget the pipes of a channel that no rank uses any more."""
+        self._pipes.drop(channel)
+        self._bells.discard(bell)
+
     def add_bell(self, bell: threading.Condition) -> None:
         """Ring ``bell`` when the backend ends."""
         self._bells.add(bell)
@@ -165,6 +174,10 @@ class SimulatedTransport(Transport):
 
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
         """Nothing to do: pipes are made when used."""
+
+    def close(self) -> None:
+        """Forget this channel."""
+        self._backend.close_channel(self._channel, self._bell)
 
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to send."""

@@ -94,6 +94,12 @@ class TcpBackend(Backend):
                 sock.close()
             self._links.clear()
 
+    def close_channel(self, channel: int) -> None:
+        """Close the connections of a channel that no rank uses any more."""
+        with self._changed:
+            for key in [key for key in self._links if key[0] == channel]:
+                self._links.pop(key).close()
+
     def _end(self, reason: str) -> None:
         with self._changed:
             self._ended = self._ended or reason
@@ -212,6 +218,11 @@ class TcpTransport(Transport):
         for peer in sorted(peers, key=lambda peer: peer < self._backend.rank):
             if peer not in self._links:
                 self._links[peer] = self._backend.link(self._channel, peer, deadline)
+
+    def close(self) -> None:
+        """Close the connections of this channel."""
+        self._links.clear()
+        self._backend.close_channel(self._channel)
 
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to send, with one try at once."""

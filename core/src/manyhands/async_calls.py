@@ -1,0 +1,147 @@
+"""Calls that run in the background: the methods of a group that return a `Work`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy.typing as npt
+
+from manyhands.arrays import Array
+from manyhands.calls import Calls
+from manyhands.deadline import Deadline
+from manyhands.dtypes import Op
+from manyhands.operations import Action
+from manyhands.work import Work
+
+__all__ = ["AsyncCalls"]
+
+
+class AsyncCalls(Calls):
+    """The asynchronous calls of a group.
+
+    Each takes the arguments of the call without ``_async``, checks them at once and raises what that raises for them, and returns
+    a `Work` whose ``wait`` gives the result and raises the rest. Any number may be in flight. ``timeout_s`` counts from when the
+    call's turn comes. The input must not be written to, and ``out`` not be touched, until the work is done; an array that is
+    not C-contiguous is copied at once.
+    """
+
+    def all_reduce_async(
+        self,
+        array: npt.ArrayLike,
+        op: Op = "sum",
+        *,
+        out: Array | None = None,
+        reproducible: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Work[Array]:
+        """Begin an `all_reduce`; its result is that of the work."""
+        return self._later("all_reduce", self._operations.all_reduce(array, op, out, reproducible), timeout_s)
+
+    def reduce_async(
+        self,
+        array: npt.ArrayLike,
+        op: Op = "sum",
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        reproducible: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Work[Array | None]:
+        """Begin a `reduce`; the result of the work is None on all ranks but the root."""
+        action = self._operations.reduce(array, op, root, out, reproducible)
+        return self._later("reduce", self._on_root(root, action), timeout_s)
+
+    def broadcast_async(
+        self, array: npt.ArrayLike, root: int = 0, *, out: Array | None = None, timeout_s: float | None = None
+    ) -> Work[Array]:
+        """Begin a `broadcast`; its result is that of the work."""
+        return self._later("broadcast", self._operations.broadcast(array, root, out), timeout_s)
+
+    def all_gather_async(
+        self,
+        array: npt.ArrayLike,
+        *,
+        counts: Sequence[int] | None = None,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Work[Array]:
+        """Begin an `all_gather`; its result is that of the work."""
+        return self._later("all_gather", self._operations.all_gather(array, counts, out), timeout_s)
+
+    def gather_async(
+        self,
+        array: npt.ArrayLike,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Work[Array | None]:
+        """Begin a `gather`; the result of the work is None on all ranks but the root."""
+        action = self._operations.gather(array, root, counts, out)
+        return self._later("gather", self._on_root(root, action), timeout_s)
+
+    def scatter_async(
+        self,
+        array: npt.ArrayLike | None,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Work[Array]:
+        """Begin a `scatter`; its result is that of the work."""
+        return self._later("scatter", self._operations.scatter(array, root, counts, out), timeout_s)
+
+    def reduce_scatter_async(
+        self,
+        array: npt.ArrayLike,
+        op: Op = "sum",
+        *,
+        counts: Sequence[int] | None = None,
+        out: Array | None = None,
+        reproducible: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Work[Array]:
+        """Begin a `reduce_scatter`; its result is that of the work."""
+        action = self._operations.reduce_scatter(array, op, counts, out, reproducible)
+        return self._later("reduce_scatter", action, timeout_s)
+
+    def all_to_all_async(
+        self,
+        array: npt.ArrayLike,
+        *,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Work[Array]:
+        """Begin an `all_to_all`; its result is that of the work."""
+        action = self._operations.all_to_all(array, send_counts, receive_counts, out)
+        return self._later("all_to_all", action, timeout_s)
+
+    def barrier_async(self, *, timeout_s: float | None = None) -> Work[None]:
+        """Begin a `barrier`; the work is done when every rank has come to it."""
+        return self._later("barrier", _without_result(self._operations.barrier()), timeout_s)
+
+    def send_async(self, array: npt.ArrayLike, dest: int, *, timeout_s: float | None = None) -> Work[None]:
+        """Begin a `send`; the array may be written to when the work is done."""
+        action = self._operations.send(array, dest, has_turn=True)
+        lane = self._operations.peers.lane(self._members.ranks[dest], is_send=True)
+        return self._later(f"send to rank {dest}", _without_result(action), timeout_s, lane)
+
+    def recv_async(self, source: int, *, out: Array | None = None, timeout_s: float | None = None) -> Work[Array]:
+        """Begin a `recv`; the array is the result of the work."""
+        action = self._operations.recv(source, out, has_turn=True)
+        lane = self._operations.peers.lane(self._members.ranks[source], is_send=False)
+        return self._later(f"recv from rank {source}", action, timeout_s, lane)
+
+    def _on_root(self, root: int, action: Action) -> Callable[[Deadline], Array | None]:
+        return action if self._members.rank == root else _without_result(action)
+
+
+def _without_result(action: Action) -> Callable[[Deadline], None]:
+    def run(deadline: Deadline) -> None:
+        action(deadline)
+
+    return run

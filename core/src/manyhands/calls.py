@@ -1,0 +1,95 @@
+"""What all kinds of calls of a group share: their turn, their deadline, and the way into the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from manyhands.collectives import check_usable
+from manyhands.deadline import Deadline
+from manyhands.errors import ClosedError, DeadlineError
+from manyhands.job import Job
+from manyhands.lanes import Lane
+from manyhands.members import Members
+from manyhands.operations import Operations
+from manyhands.work import Work
+
+__all__ = ["Calls"]
+
+T = TypeVar("T")
+
+
+class Calls:
+    """A group without its methods.
+
+    Parameters
+    ----------
+    job, members
+        Where the group lives, and who belongs to it.
+    operations
+        What its calls do.
+    timeout_s
+        Seconds that a call may last where it does not say.
+    """
+
+    def __init__(self, job: Job, members: Members, operations: Operations, timeout_s: float) -> None:
+        self._job = job
+        self._members = members
+        self._operations = operations
+        self._timeout_s = timeout_s
+        self._left = False
+        self._lane = Lane()
+        self._callbacks = Lane()
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._timeout_s if timeout_s is None else timeout_s)
+
+    def _check_open(self) -> None:
+        if self._left:
+            raise ClosedError(f"group {self._members.number} is closed; make another one", rank=self._job.rank)
+        check_usable(self._job)
+
+    def _now(self, what: str, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
+        """Run a collective in this thread when its turn comes, and return its result."""
+        deadline = self._deadline(timeout_s)
+        self._check_open()
+        try:
+            self._lane.take(deadline)
+        except TimeoutError:
+            raise DeadlineError(
+                f"{what} did not begin within {deadline.timeout_s:g} s: an earlier collective on this group was still running; "
+                "nothing was sent",
+                rank=self._job.rank,
+                operation=what,
+            ) from None
+        try:
+            return action(deadline)
+        finally:
+            self._lane.give()
+
+    def _later(self, what: str, action: Callable[[Deadline], T], timeout_s: float | None, lane: Lane | None = None) -> Work[T]:
+        """Run a call in the background when its turn comes; its time begins then, since those before it have their own."""
+        seconds = self._deadline(timeout_s).timeout_s
+        self._check_open()
+        work: Work[T] = Work(what, self._callbacks, self._saw)
+
+        def run() -> None:
+            told = self._job.told
+            work.run(lambda: action(Deadline(seconds)))
+            # A failure that waits in a handle, which may have been dropped, has not been seen by anybody.
+            self._job.told = told
+
+        (lane or self._lane).submit(run)
+        return work
+
+    def _saw(self) -> None:
+        self._job.told = True
+
+    def _drain(self, deadline: Deadline) -> None:
+        """Wait until all calls that have been issued, and their callbacks, have ended, as long as the deadline allows."""
+        for lane in (self._lane, *self._operations.peers.lanes(), self._callbacks):
+            try:
+                lane.take(deadline)
+            except TimeoutError:
+                return
+            lane.give()

@@ -1,0 +1,56 @@
+"""Who belongs to a group, and which of them this rank is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Members", "ranks_per_host"]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The members of one group.
+
+    Attributes
+    ----------
+    number
+        The group's number, alike on all its members and on no other group of the job; 0 is the group of all ranks.
+    ranks
+        For each rank of the group its rank in the world.
+    rank
+        This rank, counted in the group.
+    ranks_per_host
+        How many neighbouring ranks share a host, where that number is the same on all hosts; else 1.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    rank: int
+    ranks_per_host: int
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def channel(self) -> int:
+        """The channel of the group's collectives; its messages between two ranks go by the next one."""
+        return 2 * self.number
+
+
+def ranks_per_host(hosts: Sequence[int]) -> int:
+    """Return how many neighbouring ranks share a host; 1 where that number differs from host to host.
+
+    Parameters
+    ----------
+    hosts
+        For each rank a number that it shares with the ranks of its host.
+    """
+    count = 1
+    while count < len(hosts) and hosts[count] == hosts[0]:
+        count += 1
+    groups = [set(hosts[first : first + count]) for first in range(0, len(hosts), count)]
+    regular = len(hosts) % count == 0 and all(len(group) == 1 for group in groups)
+    return count if regular and len(set().union(*groups)) == len(groups) else 1

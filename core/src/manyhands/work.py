@@ -1,0 +1,153 @@
+"""Work: the handle of a call that is still running."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from manyhands.deadline import Deadline
+from manyhands.errors import DeadlineError
+from manyhands.lanes import Lane
+from manyhands.rendezvous.bystanders import Sleeper
+
+__all__ = ["Work"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("manyhands")
+
+
+class Work(Generic[T]):
+    """The handle of a call that runs in the background; what ``Group.*_async`` return.
+
+    Until the work is done, the arrays given to the call must not be written to, and ``out=`` not be touched. A handle may be
+    dropped: the call goes on all the same, keeps its arrays alive, and a failure of it is raised by every later call on the
+    group.
+
+    Collectives of one group run, and are done, in the order in which they were issued; sends to one rank, and receives from one
+    rank, likewise.
+    """
+
+    __slots__ = ("_callbacks", "_error", "_finished", "_lane", "_lock", "_on_failure_seen", "_result", "_sleepers", "_what")
+
+    def __init__(self, what: str, lane: Lane, on_failure_seen: Callable[[], None] | None = None) -> None:
+        self._what = what
+        self._on_failure_seen = on_failure_seen
+        self._lane = lane
+        self._lock = threading.Lock()
+        self._finished = threading.Event()
+        self._sleepers: list[Sleeper] = []
+        self._callbacks: list[Callable[[Work[T]], object]] = []
+        self._result: T
+        self._error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        state = "running" if not self.done() else "done" if self._error is None else f"failed: {type(self._error).__name__}"
+        return f"<manyhands.Work {self._what}, {state}>"
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Wait until the call is done, and return its result.
+
+        Parameters
+        ----------
+        timeout_s
+            The most seconds to wait. By default as long as the call takes, which its own deadline bounds.
+
+        Returns
+        -------
+        ndarray or None
+            What the call without ``_async`` returns.
+
+        Raises
+        ------
+        DeadlineError
+            ``timeout_s`` passed. The call goes on, the group is well, and this may be called again.
+        ManyHandsError
+            What the call raised.
+        UsageError
+            ``timeout_s`` is no number of seconds.
+        """
+        deadline = None if timeout_s is None else Deadline(timeout_s)
+        if not self._finished.is_set() and not self._wait(deadline):
+            raise DeadlineError(
+                f"{self._what} was not done within {timeout_s:g} s of waiting; it goes on", operation=self._what
+            )
+        error = self.exception()
+        if error is not None:
+            raise error
+        return self._result
+
+    def done(self) -> bool:
+        """Tell whether the call has ended, well or badly. Never blocks."""
+        return self._finished.is_set()
+
+    def exception(self) -> BaseException | None:
+        """Return what the call raised; None while it runs, and when it went well. Never blocks."""
+        error = self._error if self._finished.is_set() else None
+        if error is not None and self._on_failure_seen is not None:
+            self._on_failure_seen()
+        return error
+
+    def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
+        """Call ``callback(work)`` once the call has ended, at once if it has; in a background thread.
+
+        The callbacks of a group run one after the other, in the order in which their calls ended, and may use the group. An
+        exception that one raises is logged, and changes nothing.
+        """
+        with self._lock:
+            if not self._finished.is_set():
+                self._callbacks.append(callback)
+                return
+        self._lane.submit(lambda: self._call(callback))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait in a coroutine, without blocking its event loop."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def tell(_: Work[T]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(tell)
+        yield from ended
+        return self.wait()
+
+    def _wait(self, deadline: Deadline | None) -> bool:
+        if deadline is not None:
+            # Whoever will give up may still come to the rescue of others, and is no sleeper.
+            return self._finished.wait(deadline.remaining())
+        with self._lock:
+            if self._finished.is_set():
+                return True
+            sleeper = Sleeper()
+            self._sleepers.append(sleeper)
+        return sleeper.wait(None)
+
+    def run(self, action: Callable[[], T]) -> None:
+        """Do what the call does, and end it; for core."""
+        try:
+            self._result = action()
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+            self._error = error
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+            sleepers, self._sleepers = self._sleepers, []
+            self._finished.set()
+            for sleeper in sleepers:
+                sleeper.wake()
+        for callback in callbacks:
+            self._lane.submit(lambda callback=callback: self._call(callback))  # type: ignore[misc]
+
+    def _call(self, callback: Callable[[Work[T]], object]) -> None:
+        try:
+            callback(self)
+        except BaseException:  # noqa: BLE001 - nobody waits for a callback who could take it, and those after it must run
+            _log.exception("manyhands: a callback of %s failed", self._what)

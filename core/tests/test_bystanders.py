@@ -1,0 +1,258 @@
+"""Which threads of a process could still come to the rescue: a rank is accused of nothing while one can."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from manyhands.deadline import Deadline
+from manyhands.lanes import Lane
+from manyhands.rendezvous import bystanders
+from manyhands.rendezvous.bystanders import (
+    begin_to_help,
+    blocked,
+    end_of_help,
+    nobody_else,
+    released,
+    stands_by,
+)
+from manyhands.work import Work
+
+HOME = threading.current_thread()
+PATIENCE_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the threads of the test runner, and what other tests have left, count for nothing."""
+    monkeypatch.setattr(bystanders, "_bystanders", weakref.WeakSet(threading.enumerate()))
+    monkeypatch.setattr(bystanders, "_blocked", set())
+    monkeypatch.setattr(bystanders, "_helpers", set())
+
+
+@contextmanager
+def thread(body: Callable[[threading.Event], object], name: str = "a thread of the program") -> Iterator[threading.Thread]:
+    """Run ``body(end)`` in a thread, which must return when ``end`` is set."""
+    end = threading.Event()
+    started = threading.Thread(target=body, args=(end,), name=name)
+    started.start()
+    try:
+        yield started
+    finally:
+        end.set()
+        started.join(PATIENCE_S)
+        assert not started.is_alive()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until another thread has come so far."""
+    deadline = Deadline(PATIENCE_S)
+    while not condition():
+        assert not deadline.passed()
+        threading.Event().wait(0.001)
+
+
+@contextmanager
+def no_other_thread_runs() -> Iterator[None]:
+    """Keep other threads from going on, be they free to do so or not, as long as this thread does not wait."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Count as a thread that waits for a call to end, during a block."""
+    blocked(threading.get_ident())
+    try:
+        yield
+    finally:
+        released(threading.get_ident())
+
+
+def idle(end: threading.Event) -> None:
+    end.wait(PATIENCE_S)
+
+
+def wait_marked(end: threading.Event) -> None:
+    with waiting():
+        end.wait(PATIENCE_S)
+
+
+def test_the_only_thread_is_alone() -> None:
+    assert nobody_else(HOME)
+
+
+def test_a_thread_of_the_program_may_come_to_the_rescue() -> None:
+    with thread(idle):
+        assert not nobody_else(HOME)
+    assert nobody_else(HOME)
+
+
+def test_a_thread_that_only_waits_cannot_until_it_goes_on() -> None:
+    with thread(wait_marked):
+        until(lambda: nobody_else(HOME))
+    with thread(idle) as other:
+        assert other.ident is not None
+        blocked(other.ident)
+        assert nobody_else(HOME)
+        released(other.ident)
+        assert not nobody_else(HOME)
+
+
+def test_a_wait_that_is_broken_off_is_over() -> None:
+    answers: list[bool] = []
+
+    def ask() -> None:
+        asking = threading.Thread(target=lambda: answers.append(nobody_else(HOME)))
+        asking.start()
+        asking.join(PATIENCE_S)
+
+    with suppress(KeyboardInterrupt), waiting():
+        ask()
+        raise KeyboardInterrupt
+    ask()
+    assert answers == [True, False]
+
+
+def test_a_thread_of_another_rank_cannot_come_to_the_rescue_of_this_one() -> None:
+    with thread(idle) as other:
+        stands_by(other)
+        assert nobody_else(HOME)
+        assert not nobody_else(other)  # it is the home of the other rank, and may go on there
+
+
+def test_a_thread_of_manyhands_makes_no_calls_of_its_own() -> None:
+    with thread(idle, name="manyhands-0"):
+        assert nobody_else(HOME)
+
+
+class Helper:
+    def __init__(self, ident: int | None) -> None:
+        self.ident = ident
+
+
+def test_a_background_thread_with_something_to_do_may_come_to_the_rescue() -> None:
+    with thread(idle, name="manyhands-work") as other:
+        helper = Helper(other.ident)
+        begin_to_help(helper)
+        assert not nobody_else(HOME)
+        assert other.ident is not None
+        blocked(other.ident)
+        assert nobody_else(HOME)
+        released(other.ident)
+        assert not nobody_else(HOME)
+        end_of_help(helper)
+        assert nobody_else(HOME)
+
+
+def test_a_background_thread_that_has_yet_to_begin_may_come_to_the_rescue() -> None:
+    helper = Helper(None)
+    begin_to_help(helper)
+    assert not nobody_else(HOME)
+    end_of_help(helper)
+    assert nobody_else(HOME)
+
+
+def test_a_background_thread_may_ask_for_its_own_call() -> None:
+    answers: list[bool] = []
+
+    def ask(_: threading.Event) -> None:
+        helper = Helper(threading.get_ident())
+        begin_to_help(helper)
+        answers.append(nobody_else(HOME))
+        with_home_waiting.set()
+        home_waits.wait(PATIENCE_S)
+        answers.append(nobody_else(HOME))
+        end_of_help(helper)
+
+    with_home_waiting, home_waits = threading.Event(), threading.Event()
+    with thread(ask, name="manyhands-work") as asking:
+        with_home_waiting.wait(PATIENCE_S)
+        with waiting():
+            home_waits.set()
+            asking.join(PATIENCE_S)
+    assert answers == [False, True]
+
+
+def test_a_thread_that_passes_its_work_on_while_it_is_asked_about_is_seen() -> None:
+    """It hands a call to the background and waits for it, just between the looks at the one and at the other."""
+
+    class Asking:
+        """The helper that asks; as it is looked at, another thread goes on."""
+
+        @property
+        def ident(self) -> int:
+            if not passed_on:
+                passed_on.append(Helper(None))
+                begin_to_help(passed_on[0])
+                assert other.ident is not None
+                blocked(other.ident)
+            return threading.get_ident()
+
+    passed_on: list[Helper] = []
+    with thread(idle) as other:
+        begin_to_help(Asking())
+        assert not nobody_else(HOME)
+        assert not nobody_else(HOME)
+        end_of_help(passed_on[0])
+        assert nobody_else(HOME)
+
+
+def test_a_thread_that_waits_for_work_may_come_to_the_rescue_as_soon_as_the_work_is_done() -> None:
+    """Not only once it wakes: a report in between would say that nobody can help, and be believed."""
+    work: Work[int] = Work("a call", Lane())
+    with thread(lambda _: work.wait()):
+        until(lambda: nobody_else(HOME))
+        with no_other_thread_runs():
+            work.run(lambda: 1)
+            alone = nobody_else(HOME)
+    assert not alone
+
+
+def test_a_thread_that_waits_for_its_turn_may_come_to_the_rescue_as_soon_as_it_has_it() -> None:
+    lane = Lane()
+    lane.take(Deadline(PATIENCE_S))
+
+    def take(_: threading.Event) -> None:
+        with lane.turn(Deadline(PATIENCE_S)):
+            pass
+
+    with thread(take):
+        until(lambda: nobody_else(HOME))
+        with no_other_thread_runs():
+            lane.give()
+            alone = nobody_else(HOME)
+    assert not alone
+
+
+def test_a_thread_that_waits_for_its_turn_waits() -> None:
+    lane = Lane()
+    with thread(lambda _: lane.take(Deadline(PATIENCE_S))):
+        pass
+    with thread(lambda _: lane.take(Deadline(PATIENCE_S))):
+        until(lambda: nobody_else(HOME))
+        lane.give()
+
+
+def test_work_that_runs_may_come_to_the_rescue_and_work_that_has_ended_cannot() -> None:
+    lane, begun, end = Lane(), threading.Event(), threading.Event()
+
+    def action() -> None:
+        begun.set()
+        end.wait(PATIENCE_S)
+
+    lane.submit(action)
+    assert not nobody_else(HOME)
+    assert begun.wait(PATIENCE_S)
+    assert not nobody_else(HOME)
+    end.set()
+    until(lambda: nobody_else(HOME))

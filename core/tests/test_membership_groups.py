@@ -1,0 +1,280 @@
+"""What the store decides about groups of some of the ranks: how they meet, what they are called, and how they end."""
+
+from __future__ import annotations
+
+import pytest
+from membership_tools import Job, alone, progress, recv, stalled, talked
+
+from manyhands.rendezvous.messages import (
+    Cards,
+    Disbanded,
+    Exchange,
+    Farewell,
+    FromRank,
+    Leave,
+    LeaveGroup,
+    Progress,
+    Question,
+    Report,
+    Stalled,
+    Wait,
+)
+
+ALL = [0, 1, 2]
+
+
+def card(rank: int) -> bytes:
+    return b"card %d" % rank
+
+
+def test_cards_are_traded_when_all_are_there() -> None:
+    job = Job()
+    for rank in (1, 2):
+        job.store.handle(rank, Exchange("tcp", card(rank), ALL))
+    assert job.told == {0: [], 1: [], 2: []}
+    job.store.handle(0, Exchange("tcp", card(0), ALL))
+    cards = Cards("tcp", [card(0), card(1), card(2)], 1)
+    assert job.told == {rank: [cards] for rank in range(3)}
+    job.store.handle(0, Exchange("tcp", b"again", ALL))
+    assert job.told[0] == [cards]
+
+
+@pytest.mark.parametrize("members", [[0, 2], [2, 0]])
+def test_cards_are_traded_among_the_members_in_their_order(members: list[int]) -> None:
+    job = Job()
+    for rank in (0, 2):
+        assert job.told == {0: [], 1: [], 2: []}
+        job.store.handle(rank, Exchange("pair", card(rank), members))
+    cards = Cards("pair", [card(rank) for rank in members], 1)
+    assert job.told == {0: [cards], 1: [], 2: [cards]}
+
+
+def test_exchanges_of_different_names_do_not_mix() -> None:
+    job = Job()
+    job.store.handle(0, Exchange("one", b"0 of one", [0, 1]))
+    job.store.handle(1, Exchange("other", b"1 of other", [0, 1]))
+    assert job.told[0] == []
+    job.store.handle(0, Exchange("other", b"0 of other", [0, 1]))
+    assert job.told[0] == job.told[1] == [Cards("other", [b"0 of other", b"1 of other"], 1)]
+
+
+def test_each_exchange_gets_as_many_numbers_as_members_and_none_twice() -> None:
+    job = Job()
+    numbers: list[int] = []
+    for name, members in [("a", [0, 1, 2]), ("b", [1]), ("c", [2, 0]), ("a", [0, 1, 2])]:
+        for rank in members:
+            job.store.handle(rank, Exchange(name, b"", members))
+        told = job.told[members[0]][-1]
+        assert isinstance(told, Cards)
+        numbers += range(told.number, told.number + len(members))
+    assert len(numbers) == len(set(numbers)) == 9
+    assert 0 not in numbers  # the number of the group of all ranks
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_an_exchange_with_a_member_that_has_left_is_a_mismatch(leaves_first: bool) -> None:
+    job = Job()
+    events: list[tuple[int, FromRank]] = [(2, Leave(progress())), (0, Exchange("split #1", b"", ALL))]
+    for rank, message in events if leaves_first else reversed(events):
+        assert job.store.verdict is None
+        job.store.handle(rank, message)
+    verdict = job.the_verdict()
+    assert (verdict.kind, verdict.peer) == ("mismatch", 2)
+    assert verdict.text.startswith("rank 2 has closed its group, and rank 0 ")
+    assert " in split #1: every rank must make the same calls" in verdict.text
+
+
+def test_an_exchange_of_others_does_not_need_who_has_left() -> None:
+    job = Job()
+    job.store.handle(0, Exchange("pair", card(0), [0, 1]))
+    job.store.handle(2, Leave(progress()))
+    job.store.handle(1, Exchange("pair", card(1), [0, 1]))
+    assert job.store.verdict is None
+    assert job.told[0] == [Cards("pair", [card(0), card(1)], 1)]
+
+
+def test_who_has_left_may_have_given_its_card() -> None:
+    """It gave up in the middle, which is told by what it raised; that others still come is no mismatch."""
+    job = Job()
+    job.store.handle(0, Exchange("split #1", b"", ALL))
+    job.store.handle(0, Leave(progress()))
+    job.store.handle(1, Exchange("split #1", b"", ALL))
+    assert job.store.verdict is None
+
+
+def meeting(name: str, members: list[int], rank: int) -> Stalled:
+    """Return the report of a rank that waits in an exchange."""
+    return alone(Wait(0, -1, name, b"", [member for member in members if member != rank], [], members, name), progress())
+
+
+def test_an_exchange_against_a_recv_is_a_circle() -> None:
+    job = Job()
+    job.store.handle(0, Exchange("split #1", b"", ALL))
+    job.store.handle(0, meeting("split #1", ALL, 0))
+    job.store.handle(1, recv(0))
+    for rank in range(3):
+        job.answer(rank, f"in call {rank}")
+    assert job.the_verdict().text.startswith("ranks 0-1 wait for each other, and none can go on")
+
+
+def test_an_exchange_does_not_wait_for_who_has_given_its_card() -> None:
+    job = Job()
+    for rank in (0, 1):
+        job.store.handle(rank, Exchange("split #1", b"", ALL))
+    job.store.handle(0, meeting("split #1", ALL, 0))
+    job.store.handle(1, recv(0))
+    assert job.told == {0: [], 1: [], 2: []}
+
+
+def test_the_report_of_an_exchange_that_has_ended_proves_nothing() -> None:
+    job = Job()
+    job.store.handle(0, Exchange("pair", b"", [0, 1]))
+    job.store.handle(0, meeting("pair", [0, 1], 0))
+    job.store.handle(1, Exchange("pair", b"", [0, 1]))
+    job.store.handle(1, recv(0))
+    assert job.store.verdict is None
+    assert not [message for message in job.told[0] if isinstance(message, Question)]
+
+
+def leave_group(job: Job, rank: int, members: list[int], progress: Progress | None = None) -> None:
+    job.store.handle(rank, LeaveGroup(7, members, progress or Progress({}, {}, {})))
+
+
+def test_members_are_told_when_all_of_them_have_left_a_group() -> None:
+    job = Job()
+    leave_group(job, 2, [2, 0])
+    assert job.told == {0: [], 1: [], 2: []}
+    leave_group(job, 0, [2, 0])
+    assert job.told == {0: [Disbanded(7)], 1: [], 2: [Disbanded(7)]}
+
+
+def test_groups_are_left_each_by_itself() -> None:
+    job = Job()
+    for group, rank in [(7, 0), (8, 1)]:
+        job.store.handle(rank, LeaveGroup(group, [0, 1], Progress({}, {}, {})))
+    assert job.told == {0: [], 1: [], 2: []}
+    job.store.handle(1, LeaveGroup(7, [0, 1], Progress({}, {}, {})))
+    assert job.told == {0: [Disbanded(7)], 1: [Disbanded(7)], 2: []}
+
+
+@pytest.mark.parametrize("order", [(0, 2), (2, 0)])
+def test_a_message_of_a_group_that_was_never_received_is_told_to_all_when_its_members_have_left(order: tuple[int, ...]) -> None:
+    job = Job()
+    counts = {0: Progress({}, {15: {2: 3}}, {}), 2: Progress({}, {}, {15: {0: 2}})}
+    for rank in order:
+        assert job.store.verdict is None
+        leave_group(job, rank, [0, 2], counts[rank])
+    assert job.the_verdict().kind == "mismatch"
+    assert "rank 0 sent 3 array(s) to rank 2, which received 2" in job.the_verdict().text
+    assert not [message for message in job.told[0] if isinstance(message, Disbanded)]
+
+
+def test_messages_of_a_group_that_were_all_received_are_no_obstacle() -> None:
+    job = Job()
+    leave_group(job, 0, [0, 2], Progress({}, {15: {2: 3}}, {15: {2: 1}}))
+    leave_group(job, 2, [0, 2], Progress({}, {15: {0: 1}}, {15: {0: 3}}))
+    assert job.told == {0: [Disbanded(7)], 1: [], 2: [Disbanded(7)]}
+
+
+def test_a_group_that_was_left_by_some_is_no_obstacle_to_the_farewell() -> None:
+    job = Job()
+    leave_group(job, 0, [0, 2], Progress({}, {15: {2: 3}}, {}))
+    counts = {0: Progress({}, {15: {2: 3}}, {}), 1: progress(), 2: Progress({}, {}, {15: {0: 3}})}
+    for rank in range(3):
+        job.store.handle(rank, Leave(counts[rank]))
+    assert job.told == {rank: [Farewell()] for rank in range(3)}
+
+
+def in_group(sequence: int = 0) -> Stalled:
+    """Return the report of a rank that waits in a barrier of group 7, of ranks 0 and 1."""
+    return alone(Wait(14, sequence, "barrier", b"digest", [1], [], [0, 1]), Progress({14: sequence + 1}, {}, {}))
+
+
+def test_a_wait_in_a_group_that_all_have_left_since_is_over() -> None:
+    """Its members have forgotten how far they came there, and nobody may be accused of that."""
+    job = Job()
+    job.store.handle(0, in_group())
+    for rank in (0, 1):
+        leave_group(job, rank, [0, 1])
+    for rank in range(3):
+        job.store.handle(rank, Leave(Progress({}, {}, {})))
+    assert job.told == {0: [Disbanded(7), Farewell()], 1: [Disbanded(7), Farewell()], 2: [Farewell()]}
+
+
+def test_a_report_of_a_wait_in_a_group_that_all_have_left_since_is_no_part_of_a_circle() -> None:
+    """Rank 0 waited for rank 1 in a barrier of the group. Both have left it, and rank 1 waits for a message of rank 0."""
+    job = Job()
+    job.store.handle(0, in_group())
+    for rank in (0, 1):
+        leave_group(job, rank, [0, 1])
+    job.store.handle(1, recv(0))
+    assert not [message for message in job.told[0] if isinstance(message, Question)]
+
+
+def test_a_late_report_that_names_a_wait_in_a_disbanded_group_is_no_part_of_a_circle() -> None:
+    """Another thread of rank 0 was about to report when the group ended."""
+    job = Job()
+    for rank in (0, 1):
+        leave_group(job, rank, [0, 1])
+    waits = [recv(1).wait, in_group().wait]
+    job.store.handle(0, Stalled(waits[0], waits, talked({}, {1: 1}), True))
+    job.store.handle(1, recv(0))
+    assert not [message for message in job.told[0] if isinstance(message, Question)]
+
+
+def test_leaving_a_group_is_not_leaving_the_job() -> None:
+    job = Job()
+    leave_group(job, 0, [0, 1])
+    job.store.handle(1, stalled(0, b"one", awaiting=[0]))
+    job.store.handle(1, Exchange("split #1", b"", ALL))
+    assert job.store.verdict is None
+    job.store.lost(0, "reset")
+    assert job.the_verdict(but=(0,)).kind == "lost"
+
+
+def test_who_has_gone_is_told_nothing_of_a_group() -> None:
+    job = Job()
+    leave_group(job, 0, [0, 1])
+    job.store.handle(0, Leave(progress()))
+    job.store.lost(0, "closed")
+    leave_group(job, 1, [0, 1])
+    assert job.told == {0: [], 1: [Disbanded(7)], 2: []}
+
+
+def test_an_inquest_about_a_group_asks_its_members_alone() -> None:
+    job = Job(4)
+    job.store.handle(1, Report("mismatch", "different:", 3, "barrier", 14, 2, [3, 1]))
+    assert job.told == {0: [], 1: [Question(1, 14, 2)], 2: [], 3: [Question(1, 14, 2)]}
+    job.answer(1, "barrier() #2 of group 7")
+    assert job.store.verdict is None
+    job.answer(3, "all_reduce() #2 of group 7")
+    assert job.the_verdict().text == ("different:\n  rank 1: barrier() #2 of group 7\n  rank 3: all_reduce() #2 of group 7")
+
+
+def test_an_inquest_about_a_group_names_its_silent_members_alone() -> None:
+    job = Job(4)
+    job.store.handle(1, Report("deadline", "barrier #2 did not finish", 3, "barrier", 14, 2, [1, 3]))
+    job.answer(1, "barrier() #2 of group 7")
+    job.pass_time(1)
+    assert job.the_verdict().peer == 3
+    assert job.the_verdict().text == (
+        "barrier #2 did not finish: rank 3 did not answer\n  rank 1: barrier() #2 of group 7\n"
+        "  rank 3: no answer: stopped, cut off, or busy"
+    )
+
+
+def test_two_members_that_wait_in_one_place_with_different_calls_are_asked_and_nobody_else() -> None:
+    job = Job()
+    job.store.handle(0, in_group())
+    wait = Wait(14, 0, "all_reduce", b"another", [0], [], [0, 1])
+    job.store.handle(1, alone(wait, Progress({14: 1}, {}, {})))
+    assert job.told == {0: [Question(1, 14, 0)], 1: [Question(1, 14, 0)], 2: []}
+
+
+def test_who_leaves_waited_for_in_a_group_by_others_than_its_members_is_no_concern() -> None:
+    job = Job()
+    job.store.handle(0, in_group())
+    job.store.handle(2, Leave(progress()))
+    assert job.store.verdict is None
+    job.store.handle(1, Leave(progress()))
+    assert job.the_verdict().peer == 1

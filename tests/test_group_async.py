@@ -1,0 +1,272 @@
+"""Calls in the background: handles, their order, and what becomes of them when something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+
+import numpy as np
+import pytest
+
+import manyhands as mh
+from manyhands.api import Group
+
+
+def test_any_number_of_works_end_in_the_order_of_issue(world):
+    def program(group: Group) -> None:
+        ended: list[int] = []
+        works = [group.all_reduce_async(np.full(3, number * 10 + group.rank)) for number in range(50)]
+        for number, work in enumerate(works):
+            work.add_done_callback(lambda _, number=number: ended.append(number))
+        works[-1].wait()
+        assert all(work.done() and work.exception() is None for work in works)
+        for number, work in enumerate(works):
+            assert (work.wait() == 3 * number * 10 + 3).all()
+        group.close()
+        assert ended == list(range(50))
+
+    world(program, 3)
+
+
+def test_every_call_has_a_background_form_with_the_same_result(world):
+    def program(group: Group) -> None:
+        me, size = group.rank, group.world_size
+        x = np.arange(6).reshape(3, 2) + me
+        pairs = [
+            (group.all_reduce_async(x, "max"), group.all_reduce(x, "max")),
+            (group.reduce_async(x, "sum", 1), group.reduce(x, "sum", 1)),
+            (group.broadcast_async(x, 2), group.broadcast(x, 2)),
+            (group.all_gather_async(x), group.all_gather(x)),
+            (group.gather_async(x, 1), group.gather(x, 1)),
+            (group.scatter_async(x if me == 1 else None, 1), group.scatter(x if me == 1 else None, 1)),
+            (group.reduce_scatter_async(x, "min"), group.reduce_scatter(x, "min")),
+            (group.all_to_all_async(x, send_counts=[1, 0, 2]), group.all_to_all(x, send_counts=[1, 0, 2])),
+            (group.barrier_async(), group.barrier()),
+            (group.send_async(x, (me + 1) % size), None),
+            (group.recv_async((me - 1) % size), np.arange(6).reshape(3, 2) + (me - 1) % size),
+        ]
+        for work, expected in pairs:
+            result = work.wait()
+            assert (result is None) == (expected is None), work
+            np.testing.assert_array_equal(result, expected)
+
+    world(program, 3)
+
+
+def test_out_is_filled_when_the_work_is_done(world):
+    def program(group: Group) -> None:
+        x, y = np.ones(70_000), np.empty((70_000, 2))[:, 0]
+        assert group.all_reduce_async(x, out=x).wait() is x
+        assert group.all_reduce_async(x, out=y).wait() is y
+        assert (x == 2).all()
+        assert (y == 4).all()
+
+    world(program, 2)
+
+
+def test_what_is_wrong_with_the_arguments_is_raised_at_once(world):
+    def program(group: Group) -> None:
+        with pytest.raises(mh.DTypeError):
+            group.all_reduce_async(np.ones(3, bool), "sum")
+        with pytest.raises(mh.InvalidRankError):
+            group.broadcast_async(np.ones(3), 7)
+        with pytest.raises(mh.SelfSendError):
+            group.send_async(np.ones(3), group.rank)
+        with pytest.raises(mh.SizeMismatchError):
+            group.all_reduce_async(np.ones(3), out=np.ones(2))
+        with pytest.raises(mh.UsageError, match="timeout_s"):
+            group.barrier_async(timeout_s=0)
+        group.barrier()
+
+    world(program, 2)
+
+
+def test_receives_may_be_issued_before_the_sends_that_the_others_wait_for(world):
+    def program(group: Group) -> None:
+        others = [rank for rank in range(group.world_size) if rank != group.rank]
+        receives = {peer: [group.recv_async(peer) for _ in range(4)] for peer in others}
+        for number in range(4):
+            for peer in others:
+                group.send_async(np.full(40_000, 100 * group.rank + number), peer)
+        for peer, works in receives.items():
+            assert [work.wait()[-1] for work in works] == [100 * peer + number for number in range(4)]
+
+    world(program, 4)
+
+
+def test_a_wait_that_is_too_short_says_so_and_the_work_goes_on(world):
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            work = group.recv_async(1)
+            with pytest.raises(mh.DeadlineError, match=r"recv from rank 1 was not done within 0\.05 s of waiting; it goes on"):
+                work.wait(timeout_s=0.05)
+            assert not work.done()
+            assert work.exception() is None
+            group.send(np.ones(1), 1)
+            assert work.wait(timeout_s=20) == 7
+        else:
+            group.recv(0)
+            group.send(np.full(1, 7), 0)
+
+    world(program, 2)
+
+
+def test_works_can_be_awaited(world):
+    def program(group: Group) -> None:
+        async def main() -> list[int]:
+            works = [group.all_reduce_async(np.array([number])) for number in range(5)]
+            ticks = 0
+
+            async def tick() -> None:
+                nonlocal ticks
+                while True:
+                    ticks += 1
+                    await asyncio.sleep(0)
+
+            ticking = asyncio.create_task(tick())
+            found = [int((await work)[0]) for work in works]
+            ticking.cancel()
+            return found
+
+        assert asyncio.run(main()) == [2 * number for number in range(5)]
+
+    world(program, 2)
+
+
+def test_an_awaited_work_raises_what_the_call_raised(world):
+    def program(group: Group) -> None:
+        async def main() -> None:
+            with pytest.raises(mh.CollectiveMismatchError):
+                await group.all_reduce_async(np.ones(2 + group.rank))
+
+        asyncio.run(main())
+
+    world.outcomes(program, 2)
+
+
+def test_a_dropped_handle_does_not_stop_the_call(world):
+    def program(group: Group) -> None:
+        x = np.full(100_000, group.rank + 1)
+        group.all_reduce_async(x, out=x)
+        group.all_reduce_async(np.full(100_000, 1.0))
+        gc.collect()
+        group.barrier()
+        assert (x == 6).all()
+
+    world(program, 3)
+
+
+def test_closing_waits_for_what_is_in_flight(world):
+    results = {}
+
+    def program(group: Group) -> None:
+        x = np.full(300_000, group.rank + 1)
+        works = [group.all_reduce_async(x, out=x) for _ in range(3)]
+        works.append(group.recv_async(1 - group.rank))
+        works.append(group.send_async(np.arange(3), 1 - group.rank))
+        group.close()
+        assert all(work.done() for work in works)
+        results[group.rank] = (x.tolist()[0], works[3].wait().tolist())
+        with pytest.raises(mh.ClosedError):
+            group.all_reduce_async(x)
+
+    world(program, 2)
+    assert results == {0: (12, [0, 1, 2]), 1: (12, [0, 1, 2])}
+
+
+def test_a_call_back_may_use_the_group_and_its_error_is_only_logged(world, caplog: pytest.LogCaptureFixture):
+    def program(group: Group) -> None:
+        sums: list[float] = []
+        called = threading.Event()
+
+        def use(work: mh.Work[np.ndarray]) -> None:
+            sums.append(group.all_reduce(work.wait())[0])
+
+        def fail(work: mh.Work[np.ndarray]) -> None:
+            raise RuntimeError("no good")
+
+        work = group.all_reduce_async(np.ones(1))
+        work.add_done_callback(fail)
+        work.add_done_callback(use)
+        work.add_done_callback(lambda _: called.set())
+        assert called.wait(20)
+        assert work.wait() == 2
+        assert sums == [4]
+        late = threading.Event()
+        work.add_done_callback(lambda _: late.set())
+        assert late.wait(20)
+
+    with caplog.at_level(logging.ERROR, "manyhands"):
+        world(program, 2)
+    failures = [record for record in caplog.records if "a callback of all_reduce failed" in record.message]
+    assert len(failures) == 2
+    assert all(record.exc_info is not None and "no good" in str(record.exc_info[1]) for record in failures)
+
+
+def test_a_mismatch_ends_all_works_in_flight_on_every_rank(world):
+    def program(group: Group) -> list[type[BaseException]]:
+        works = []
+        failures = []
+        for issue in (lambda: group.all_reduce_async(np.ones(3 + group.rank)), group.barrier_async, group.barrier_async):
+            # A rank that is late may learn of it before it has issued all.
+            try:
+                works.append(issue())
+            except mh.CommError as error:
+                failures.append(type(error))
+        for work in works:
+            with pytest.raises(mh.CommError) as raised:
+                work.wait()
+            assert work.exception() is raised.value
+            failures.append(raised.type)
+        with pytest.raises(mh.CollectiveMismatchError):
+            group.barrier_async()
+        return failures
+
+    assert world.outcomes(program, 3) == [[mh.CollectiveMismatchError] * 3] * 3
+
+
+def test_an_exception_that_leaves_the_group_ends_its_works_and_those_of_the_others(world):
+    works = {}
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            works[0] = group.recv_async(1)
+            raise KeyError("the program is broken")
+        works[group.rank] = group.all_reduce_async(np.ones(2))
+        works[group.rank].wait()
+
+    outcomes = world.outcomes(program, 3)
+    assert isinstance(outcomes[0], KeyError)
+    assert [type(outcome) for outcome in outcomes[1:]] == [mh.AbortedError] * 2
+    with pytest.raises(mh.CommError):
+        works[0].wait(timeout_s=20)
+
+
+def test_blocking_calls_take_their_turn_after_those_in_flight(world):
+    def program(group: Group) -> None:
+        x = np.full(200_000, 1.0)
+        works = [group.all_reduce_async(x, out=x) for _ in range(4)]
+        total = group.all_reduce(x)  # reads x after the four have written to it
+        assert all(work.done() for work in works)
+        assert (total == 2.0**5).all()
+
+    world(program, 2)
+
+
+def test_a_failure_that_nobody_has_asked_for_is_raised_when_the_group_closes(world):
+    def program(group: Group) -> None:
+        if group.rank < 2:
+            group.all_reduce_async(np.ones(3 + group.rank))
+
+    assert [type(outcome) for outcome in world.outcomes(program, 3)] == [mh.CollectiveMismatchError] * 3
+
+
+def test_a_failure_that_was_seen_is_not_raised_again(world):
+    def program(group: Group) -> bool:
+        with pytest.raises(mh.CollectiveMismatchError):
+            group.all_reduce_async(np.ones(3 + group.rank)).wait()
+        return True
+
+    assert world.outcomes(program, 3) == [True] * 3
