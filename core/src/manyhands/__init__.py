@@ -5,8 +5,8 @@
 >>> with mh.init() as group:
 ...     total = group.all_reduce(np.ones(3))
 
-`init` and `Group` are loaded when they are first used, so that a program that may or may not run distributed, a command line
-or a test collection pays next to nothing for the import.
+`init`, `Group`, `DeviceMesh` and `Work` are loaded when they are first used, so that a program that may or may not run distributed,
+a command line or a test collection pays next to nothing for the import.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ from manyhands.errors import (
 if TYPE_CHECKING:
     from manyhands.group import Group
     from manyhands.joining import init
+    from manyhands.mesh import DeviceMesh
+    from manyhands.work import Work
 
 __all__ = [
     "AbortedError",
@@ -57,6 +59,7 @@ __all__ = [
     "ConfigError",
     "DTypeError",
     "DeadlineError",
+    "DeviceMesh",
     "DuplicatePluginError",
     "Group",
     "InternalError",
@@ -73,11 +76,17 @@ __all__ = [
     "UnknownBackendError",
     "UnsupportedError",
     "UsageError",
+    "Work",
     "__version__",
     "init",
 ]
 
-_HOMES = {"Group": "manyhands.group", "init": "manyhands.joining"}
+_HOMES = {
+    "DeviceMesh": "manyhands.mesh",
+    "Group": "manyhands.group",
+    "Work": "manyhands.work",
+    "init": "manyhands.joining",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -36,9 +36,11 @@ from manyhands.errors import (
 from manyhands.group import Group
 from manyhands.hookspecs import hookimpl
 from manyhands.joining import init
+from manyhands.mesh import DeviceMesh
 from manyhands.observe import OperationEvent
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
 from manyhands.threads import ThreadWorld, current_rank
+from manyhands.work import Work
 
 __all__ = [
     "API_VERSION",
@@ -57,6 +59,7 @@ __all__ = [
     "ConfigError",
     "Copy",
     "Deadline",
+    "DeviceMesh",
     "Group",
     "HeaderMismatch",
     "InternalError",
@@ -77,6 +80,7 @@ __all__ = [
     "Transport",
     "UnsupportedError",
     "UsageError",
+    "Work",
     "current_rank",
     "hookimpl",
     "init",

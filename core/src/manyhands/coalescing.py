@@ -1,0 +1,283 @@
+"""Coalescing: many small all_reduces as one message for each dtype and op."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from manyhands.arrays import Array, check_out, to_array
+from manyhands.calls import Calls
+from manyhands.collectives import Call
+from manyhands.deadline import Deadline
+from manyhands.dtypes import Op, Reduction, resolve_op
+from manyhands.errors import UsageError
+from manyhands.lanes import Lane
+from manyhands.schedule.steps import Collective
+from manyhands.work import Work
+
+__all__ = ["Batch", "CoalescingCalls"]
+
+_TOLD = 8
+"""How many arrays of a batch are named one by one in messages to people."""
+
+_Key = tuple[np.dtype[Any], Reduction, bool]
+"""What the all_reduces of one message have in common."""
+
+
+class _BatchWork(Work[Array]):
+    """The handle of one all_reduce of a batch: nothing to wait for until the batch has been issued."""
+
+    __slots__ = ("_issued",)
+
+    def __init__(self, lane: Lane) -> None:
+        super().__init__("all_reduce of a batch", lane)
+        self._issued = False
+
+    def issue(self) -> None:
+        """Allow waiting."""
+        self._issued = True
+
+    def __await__(self) -> Generator[Any, None, Array]:
+        self._check_issued()
+        return super().__await__()
+
+    def _wait(self, deadline: Deadline | None) -> bool:
+        self._check_issued()
+        return super()._wait(deadline)
+
+    def _check_issued(self) -> None:
+        if not self._issued:
+            raise UsageError(
+                "this all_reduce is sent when the block of coalesce() ends, and waiting inside the block would never end"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One all_reduce of a batch."""
+
+    source: Array
+    out: Array | None
+    work: _BatchWork
+
+
+class Batch:
+    """All_reduces that travel together; made by `Group.coalesce`, and filled inside its block.
+
+    Parameters
+    ----------
+    issue
+        Carries out the prepared all_reduces: the end of the block calls it once.
+    lane
+        Where callbacks of the works run.
+    reproducible
+        Whether reductions are reproducible where a call does not say.
+    """
+
+    def __init__(self, issue: Callable[[list[_Message]], None], lane: Lane, *, reproducible: bool) -> None:
+        self._issue = issue
+        self._lane = lane
+        self._reproducible = reproducible
+        self._entries: dict[_Key, list[_Entry]] = {}
+        self._state = "new"
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise UsageError("a batch is for one block: call coalesce() again")
+        self._state = "open"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._state = "ended"
+        entries = [entry for group in self._entries.values() for entry in group]
+        for entry in entries:
+            entry.work.issue()
+        try:
+            if error is None and entries:
+                self._issue(self._messages())
+        except BaseException as failure:
+            _end_all(entries, failure)
+            raise
+        finally:
+            if error is not None:
+                cause = UsageError(
+                    f"this all_reduce was not sent: the block of coalesce() was left by {type(error).__name__}: {error}"
+                )
+                cause.__cause__ = error
+                _end_all(entries, cause)
+            self._entries = {}
+
+    def all_reduce(
+        self, array: npt.ArrayLike, op: Op = "sum", *, out: Array | None = None, reproducible: bool | None = None
+    ) -> Work[Array]:
+        """Add an `all_reduce` to the batch.
+
+        Parameters
+        ----------
+        array
+            Any shape and dtype, alike on all ranks; read when the block ends.
+        op, out, reproducible
+            As for `Group.all_reduce`.
+
+        Returns
+        -------
+        Work
+            Its result is that of the all_reduce. It may be waited for after the block.
+
+        Raises
+        ------
+        DTypeError, LayoutError, SizeMismatchError
+            As for `Group.all_reduce`, at once.
+        UsageError
+            The block has ended, or has not begun.
+        """
+        if self._state != "open":
+            raise UsageError("a batch takes calls only inside its block: with group.coalesce() as batch: ...")
+        source = to_array(array)
+        reduction = resolve_op(op, source.dtype)
+        if out is not None:
+            check_out(out, source.shape, source.dtype)
+        key = (source.dtype, reduction, self._reproducible if reproducible is None else bool(reproducible))
+        work = _BatchWork(self._lane)
+        self._entries.setdefault(key, []).append(_Entry(source, out, work))
+        return work
+
+    def _messages(self) -> list[_Message]:
+        """Return all that is to be sent. All arrays are read before any result is written."""
+        count = len(self._entries)
+        return [
+            _Message.of(key, entries, f"batch {number}/{count}, " if count > 1 else "batch ")
+            for number, (key, entries) in enumerate(self._entries.items(), start=1)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """The all_reduces of one dtype and op, joined into one."""
+
+    call: Call
+    memory: Array
+    entries: list[_Entry]
+
+    @classmethod
+    def of(cls, key: _Key, entries: list[_Entry], name: str) -> _Message:
+        """Join the arrays. Their shapes become part of what all ranks must have alike."""
+        dtype, reduction, reproducible = key
+        memory = np.concatenate([entry.source.reshape(-1) for entry in entries])
+        call = Call(
+            Collective.ALL_REDUCE,
+            dtype,
+            memory.shape,
+            reduction=reduction,
+            reproducible=reproducible,
+            part=name + _shapes([entry.source.shape for entry in entries]),
+        )
+        return cls(call, memory, entries)
+
+    def finish(self) -> None:
+        """Hand over the results, in the order in which the all_reduces were added."""
+        start = 0
+        for entry in self.entries:
+            end = start + entry.source.size
+            result = self.memory[start:end].reshape(entry.source.shape)
+            if entry.out is None:
+                # A copy: whoever keeps one small result must not keep the whole batch.
+                entry.work.run(result.copy)
+            else:
+                entry.out[...] = result
+                entry.work.run(lambda out=entry.out: out)  # type: ignore[misc]
+            start = end
+
+
+class CoalescingCalls(Calls):
+    """The way from a group to its batches."""
+
+    _reproducible: bool  # the group's
+
+    def coalesce(self, *, wait: bool = True, timeout_s: float | None = None) -> Batch:
+        """Begin a block whose small all_reduces travel together: one message for each dtype, op and ``reproducible``.
+
+        ::
+
+            with group.coalesce() as batch:
+                works = [batch.all_reduce(x, out=x) for x in gradients]
+
+        The end of the block joins the arrays, makes one all_reduce of each kind, in one turn of the group, and hands the results over.
+        Every rank must add arrays of the same shapes in the same order; where one does not, every rank gets a
+        `CollectiveMismatchError`. Results are those of separate all_reduces, bit for bit where the dtype is exact (integers, bool) or
+        ``reproducible=True``; other sums of floats may be grouped in another way. Arrays are read when the block ends and may be
+        written to after it, but for ``out``.
+
+        A block that is left by an exception sends nothing: its works end with a `UsageError` that says so, and other ranks, which may
+        wait already, get an `AbortedError` when this rank leaves.
+
+        Parameters
+        ----------
+        wait
+            Whether the end of the block waits until all results are there, and raises what fails. Otherwise the works tell.
+        timeout_s
+            Seconds that the all_reduces together may last; counted from the end of the block, or, without ``wait``, from when
+            their turn comes.
+
+        Returns
+        -------
+        Batch
+            To be used in a ``with`` statement, once.
+
+        Raises
+        ------
+        ClosedError, CommError
+            The group is closed, or has failed.
+        UsageError
+            ``timeout_s`` is no number of seconds.
+        """
+        self._deadline(timeout_s)
+        self._check_open()
+
+        def issue(messages: list[_Message]) -> None:
+            def action(deadline: Deadline) -> None:
+                for message in messages:
+                    self._operations.collectives.run(message.call, message.memory, message.memory, deadline)
+                    message.finish()
+
+            if wait:
+                self._now("coalesce", action, timeout_s)
+            else:
+                self._later("coalesce", lambda deadline: _or_end(messages, action, deadline), timeout_s)
+
+        return Batch(issue, self._callbacks, reproducible=self._reproducible)
+
+
+def _or_end(messages: list[_Message], action: Callable[[Deadline], None], deadline: Deadline) -> None:
+    """Run an action; where it fails, end the works that are left with its error."""
+    try:
+        action(deadline)
+    except BaseException as error:
+        _end_all([entry for message in messages for entry in message.entries], error)
+        raise
+
+
+def _end_all(entries: list[_Entry], error: BaseException) -> None:
+    """End all works that have not ended with an error."""
+
+    def fail() -> Array:
+        raise error
+
+    for entry in entries:
+        if not entry.work.done():
+            entry.work.run(fail)
+
+
+def _shapes(shapes: list[tuple[int, ...]]) -> str:
+    """Return the shapes in words that differ wherever the shapes do."""
+    words = " + ".join(str(list(shape)) for shape in shapes[:_TOLD])
+    if len(shapes) <= _TOLD:
+        return words
+    digest = hashlib.blake2b(repr(shapes).encode(), digest_size=8).hexdigest()
+    return f"{words} + {len(shapes) - _TOLD} more ({digest})"

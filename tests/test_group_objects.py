@@ -1,0 +1,439 @@
+"""Python objects between ranks: what goes in, what comes out, and what is refused in words."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import must, over_sockets, thread_world
+
+import manyhands as mh
+from manyhands import object_calls
+from manyhands.api import Group
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: tuple[float, ...] = ()
+
+
+class Model(msgspec.Struct):
+    name: str
+    layers: list[Point]
+
+
+class Row(TypedDict):
+    loss: float
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+UTC = dt.UTC
+BERLIN = dt.timezone(dt.timedelta(hours=2))
+IDENTITY = uuid.UUID(int=5)
+
+# What goes in, and what comes out without type=.
+TABLE: list[tuple[Any, Any]] = [
+    (None, None),
+    (True, True),
+    (-(2**63), -(2**63)),
+    (2**64 - 1, 2**64 - 1),
+    (0.1, 0.1),
+    (float("inf"), float("inf")),
+    ("naïve ∑ 🙂 \0", "naïve ∑ 🙂 \0"),
+    (b"\x00\xff", b"\x00\xff"),
+    ([1, [2, []]], [1, [2, []]]),
+    ((1, (2,)), [1, [2]]),
+    (Pair(1, 2), [1, 2]),
+    ({3}, [3]),
+    (frozenset([3]), [3]),
+    ({"a": 1, 2: "b", 1.5: None, None: 0, b"k": []}, {"a": 1, 2: "b", 1.5: None, None: 0, b"k": []}),
+    ({(1, 2): 3}, {(1, 2): 3}),
+    (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+    (Point(1, (2.0,)), {"x": 1, "y": [2.0]}),
+    (Model("m", [Point(1)]), {"name": "m", "layers": [{"x": 1, "y": []}]}),
+    (Color.RED, "red"),
+    (bytearray(b"x"), b"x"),
+    (memoryview(b"x"), b"x"),
+    (np.float32(0.5), 0.5),
+    (np.int64(-3), -3),
+    (np.uint64(2**64 - 1), 2**64 - 1),
+    (np.bool_(True), True),
+    (np.str_("x"), "x"),
+    ({np.int8(1): np.float16(2)}, {1: 2.0}),
+    (dt.datetime(2020, 1, 1, 1, tzinfo=BERLIN), dt.datetime(2019, 12, 31, 23, tzinfo=UTC)),
+    (dt.datetime(2020, 1, 1), "2020-01-01T00:00:00"),  # noqa: DTZ001 - a time without a zone is meant
+    (dt.date(2020, 1, 1), "2020-01-01"),
+    (dt.time(1, 2), "01:02:00"),
+    (dt.timedelta(days=1), "P1D"),
+    (decimal.Decimal("1.50"), "1.50"),
+    (IDENTITY, str(IDENTITY)),
+]
+
+
+def test_what_comes_out_is_what_the_table_in_the_docs_says(world):
+    def program(group: Group) -> None:
+        for given_object, expected in TABLE:
+            got = group.broadcast_object(given_object if group.rank == 1 else None, root=1)
+            assert got == expected
+            assert type(got) is type(expected)
+
+    world(program, 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_every_call_gives_each_rank_its_objects(world, size):
+    def program(group: Group) -> None:
+        rank = group.rank
+        for root in range(size):
+            mine = {"rank": rank, "data": list(range(rank * 50))}
+            everyone = [{"rank": other, "data": list(range(other * 50))} for other in range(size)]
+            assert group.broadcast_object(mine, root) == everyone[root]
+            assert group.all_gather_object(mine) == everyone
+            assert group.gather_object(mine, root) == (everyone if rank == root else None)
+            parts = [[root, other] for other in range(size)] if rank == root else None
+            assert group.scatter_object(parts, root) == [root, rank]
+
+    world(program, size)
+
+
+def test_messages_keep_their_order_and_their_type(world):
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            for number in range(20):
+                group.send_object(Point(number, (0.5,)), 1)
+            assert group.recv_object(1, type=dict[str, Row]) == {"first": {"loss": 1.0}}
+        else:
+            for number in range(19):
+                assert group.recv_object(0, type=Point) == Point(number, (0.5,))
+            assert group.recv_object(0) == {"x": 19, "y": [0.5]}
+            group.send_object({"first": {"loss": np.float32(1)}}, 0)
+
+    world(program, 2)
+
+
+def test_type_gives_back_what_went_in(world):
+    model = Model("m", [Point(1, (0.5,)), Point(2)])
+
+    def program(group: Group) -> None:
+        assert group.broadcast_object(model, type=Model) == model
+        assert group.all_gather_object({3, group.rank}, type=set[int]) == [{3, 0}, {3, 1}]
+        gathered = group.gather_object(Point(group.rank), 1, type=Point)
+        assert gathered == ([Point(0), Point(1)] if group.rank else None)
+        assert group.scatter_object([(1, "a"), (2, "b")], type=tuple[int, str]) == (group.rank + 1, "ab"[group.rank])
+        assert group.broadcast_object({Point(1): Color.RED}, type=dict[Point, Color]) == {Point(1): Color.RED}
+        # Each rank may want something else.
+        assert group.broadcast_object(IDENTITY, type=uuid.UUID if group.rank else None) == (
+            IDENTITY if group.rank else str(IDENTITY)
+        )
+
+    world(program, 2)
+
+
+def test_results_are_new_objects_on_the_root_too(world):
+    def program(group: Group) -> None:
+        mine = [[1]]
+        for got in (group.broadcast_object(mine), group.all_gather_object(mine)[group.rank]):
+            assert got == mine
+            assert got is not mine
+            assert got[0] is not mine[0]
+
+    world(program, 2)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 1023, 1025, 70_001, 3_000_000])
+def test_sizes_around_the_edges_of_messages_arrive_whole(nbytes):
+    def program(group: Group) -> None:
+        data = np.random.default_rng(nbytes).bytes(nbytes)
+        part = data[: nbytes // (group.rank + 1)]
+        assert group.broadcast_object(data if group.rank == 2 else None, 2) == data
+        assert [len(got) for got in group.all_gather_object(part)] == [nbytes, nbytes // 2, nbytes // 3]
+        assert group.scatter_object([data, b"", data[:5]]) == [data, b"", data[:5]][group.rank]
+        group.send_object(data, (group.rank + 1) % 3) if group.rank == 0 else None
+        if group.rank == 1:
+            assert group.recv_object(0) == data
+
+    must(over_sockets(program, 3))
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(-9, 9), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(json, min_size=12, max_size=12))
+def test_plain_objects_arrive_as_they_were(objects):
+
+    def program(group: Group) -> None:
+        for first in range(0, len(objects), 3):
+            three = objects[first : first + 3]
+            assert group.all_gather_object(three[group.rank]) == three
+            assert group.scatter_object(three, 2) == three[group.rank]
+
+    must(thread_world(program, 3, "simulated"))
+
+
+circle: dict[str, Any] = {"next": [1]}
+circle["next"].append(circle)
+deep: list[Any] = []
+for _ in range(100_000):
+    deep = [deep]
+
+
+class Name(str):
+    __slots__ = ()
+
+
+class Unknown:
+    pass
+
+
+# An object, where in it the culprit is, and what is said of it.
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "function": (lambda: 1, "obj, a function", "may hold None, bool"),
+    "type": ([int], "obj[0], a type", "may hold"),
+    "instance": ({"a": {"b": Unknown()}}, 'obj["a"]["b"], a ', "Unknown"),
+    "array": ([0, 1, 2, {"model": np.zeros(3)}], 'obj[3]["model"], a NumPy array', "broadcast()"),
+    "0-d array": ((np.array(3),), "obj[0], a NumPy array", "x.tolist()"),
+    "complex": ({1: 1j}, "obj[1], a complex", "[z.real, z.imag]"),
+    "NumPy complex": (np.complex64(1j), "obj, a numpy.complex64", "z.real"),
+    "long double": ([np.longdouble(1)], "obj[0], a numpy.longdouble", "float(x)"),
+    "NumPy time": (np.datetime64(1, "s"), "obj, a numpy.datetime64", "no Python number"),
+    "large int": ([[2**64]], "obj[0][0], an int beyond 64 bits", "str(n)"),
+    "large negative int": (-(2**63) - 1, "obj, an int beyond 64 bits", "as text"),
+    "surrogate": ({"name": "caf\udce9"}, 'obj["name"], a str with half a surrogate pair', "os.fsencode"),
+    "surrogate key": ({"caf\udce9": 1}, "(the key 'caf\\udce9')", "surrogate"),
+    "str subclass": ([Name("x")], "obj[0], a ", "a kind of str: give str(x)"),
+    "set element": ({"s": {1, 1j}}, 'obj["s"] (an element of the set), a complex', "parts"),
+    "key": ({"s": {1j: 2}}, 'obj["s"] (the key 1j), a complex', "parts"),
+    "dataclass field": ([Point(1, (2**70,))], "obj[0].y[0], an int beyond 64 bits", "str(n)"),
+    "Struct field": (Model("m", [Point(Fraction(1, 2))]), "obj.layers[0].x, a fractions.Fraction", "give its data"),  # type: ignore[arg-type]
+    "circle": (circle, 'obj["next"][1], which contains itself', "circles"),
+    "depth": (deep, "nested too deep", "flatter"),
+    "generator": ((x for x in "ab"), "obj, a generator", "may hold"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_travel_is_refused_by_place_and_the_group_stays_as_it_was(case):
+    culprit, place, remedy = REFUSED[case]
+
+    def program(group: Group) -> None:
+        calls = [
+            lambda: group.send_object(culprit, 1 - group.rank),
+            lambda: group.broadcast_object(culprit, group.rank),
+            lambda: group.all_gather_object(culprit),
+            lambda: group.gather_object(culprit),
+            lambda: group.scatter_object([0, culprit], group.rank),
+        ]
+        for call in calls:
+            with pytest.raises(mh.UsageError) as caught:
+                call()
+            assert place in str(caught.value)
+            assert remedy in str(caught.value)
+            assert len(str(caught.value)) < 600
+            str(caught.value).encode()
+        assert group.all_gather_object(group.rank) == [0, 1]
+
+    must(thread_world(program, 2, "simulated"))
+
+
+def test_arguments_are_refused_before_any_byte_moves(world):
+    def program(group: Group) -> None:
+        size, rank = group.world_size, group.rank
+        for call in (
+            lambda: group.send_object(1, size),
+            lambda: group.recv_object(-1),
+            lambda: group.broadcast_object(1, size),
+            lambda: group.gather_object(1, 1.5),  # type: ignore[arg-type]
+            lambda: group.scatter_object([1, 2, 3], "0"),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(mh.InvalidRankError):
+                call()
+        for call in (lambda: group.send_object(1, rank), lambda: group.recv_object(rank)):
+            with pytest.raises(mh.SelfSendError):
+                call()
+        with pytest.raises(mh.SizeMismatchError, match="each of the 3 ranks, and 2 were given"):
+            group.scatter_object([1, 2], rank)
+        with pytest.raises(mh.UsageError, match="list of 3 objects on the root, and a NoneType was given"):
+            group.scatter_object(None, rank)
+        for kind in (3, "Undefined", Point | Model):
+            with pytest.raises(mh.UsageError, match="cannot decode into type="):
+                group.broadcast_object(1, type=kind)
+        with pytest.raises(mh.UsageError, match="timeout_s"):
+            group.all_gather_object(1, timeout_s=0)
+        assert group.all_gather_object(rank) == [0, 1, 2]
+
+    world(program, 3)
+
+
+def test_what_does_not_fit_type_is_an_error_after_which_the_group_goes_on(world):
+    def program(group: Group) -> None:
+        with pytest.raises(mh.UsageError, match=r"object of rank 0 as type=.*Point: Expected `int`, got `str` - at `\$.x`"):
+            group.broadcast_object({"x": "one"}, type=Point)
+        with pytest.raises(mh.UsageError, match="object of rank 1 as type=int") as caught:
+            group.all_gather_object(["1", 1][1 - group.rank], type=int)
+        assert caught.value.peer == 1
+        if group.rank == 0:
+            group.send_object([1], 1)
+            group.send_object("next", 1)
+        else:
+            with pytest.raises(mh.UsageError, match=r"as type=list\[str\]"):
+                group.recv_object(0, type=list[str])
+            assert group.recv_object(0) == "next"
+        with pytest.raises(mh.UsageError, match=r"keys must be hashable.*give type="):
+            group.broadcast_object({Point(1): 1})
+        with pytest.raises(mh.UsageError, match="cannot rebuild"):
+            group.broadcast_object(msgspec.Raw(b"\xc1"))
+        with pytest.raises(mh.UsageError, match="nested too deep"):
+            group.broadcast_object(msgspec.Raw(b"\x91" * 100_000 + b"\x90"))
+        assert group.broadcast_object("well") == "well"
+
+    world(program, 2)
+
+
+# Two calls that are not the same.
+MISMATCHES: dict[str, tuple[Any, Any]] = {
+    "another call": (lambda g: g.broadcast_object(1), lambda g: g.all_gather_object(1)),
+    "another root": (lambda g: g.broadcast_object(1, 0), lambda g: g.broadcast_object(1, 1)),
+    "another root of gather": (lambda g: g.gather_object(1, 0), lambda g: g.gather_object(1, 1)),
+    "another root of scatter": (lambda g: g.scatter_object([1] * 3, 0), lambda g: g.scatter_object([1] * 3, 1)),
+    "gather and all_gather": (lambda g: g.gather_object(1, 0), lambda g: g.all_gather_object(1)),
+    "an array": (lambda g: g.broadcast_object(1), lambda g: g.broadcast(np.zeros(1, np.int64))),
+    "an array gathered": (lambda g: g.all_gather_object(1), lambda g: g.all_gather(np.zeros(1, np.int64))),
+    "a barrier": (lambda g: g.scatter_object([1] * 3), lambda g: g.barrier()),
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_ranks_that_do_not_make_the_same_call_all_learn_it(world, case):
+    usual, other = MISMATCHES[case]
+    outcomes = world.outcomes(lambda group: (other if group.rank == 1 else usual)(group), 3)
+    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 3
+    assert len({str(outcome) for outcome in outcomes}) == 1
+
+
+def test_a_mismatch_names_the_calls_and_their_roots(world):
+    def program(group: Group) -> None:
+        group.gather_object(1, root=0) if group.rank else group.gather_object(1, root=1)
+
+    for outcome in world.outcomes(program, 2):
+        assert "rank 0: sizes of gather_object(int64[1], root=1) #0" in str(outcome)
+        assert "rank 1: sizes of gather_object(int64[1], root=0) #0" in str(outcome)
+
+
+@pytest.mark.parametrize("sends_object", [True, False])
+def test_an_object_does_not_arrive_as_an_array_nor_an_array_as_an_object(world, sends_object):
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            group.send_object([1], 1) if sends_object else group.send(np.zeros(3), 1)
+            group.barrier()
+        else:
+            group.recv(0) if sends_object else group.recv_object(0)
+
+    outcomes = world.outcomes(program, 2)
+    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 2
+
+
+def test_other_ranks_learn_that_the_root_could_not_send(world):
+    def program(group: Group) -> None:
+        group.broadcast_object((lambda: 1) if group.rank == 0 else None)
+
+    outcomes = world.outcomes(program, 3)
+    assert [type(outcome) for outcome in outcomes] == [mh.UsageError, mh.AbortedError, mh.AbortedError]
+
+
+@pytest.mark.parametrize("size", [0, 2**62])
+@pytest.mark.parametrize("name", ["broadcast_object", "all_gather_object", "gather_object", "scatter_object"])
+def test_a_size_that_cannot_be_ends_the_job_before_memory_is_taken(world, monkeypatch, size, name):
+    class Damaged(bytearray):
+        def __len__(self) -> int:
+            return size
+
+    monkeypatch.setattr(object_calls, "_room", lambda nbytes: pytest.fail("memory was asked for"))
+    monkeypatch.setattr(object_calls, "pack", lambda obj, what: Damaged())
+    outcomes = world.outcomes(lambda group: getattr(group, name)([1, 2]), 2)
+    assert [type(outcome) for outcome in outcomes] == [mh.ProtocolError] * 2
+    assert f"{name} on rank" in str(outcomes[0])
+    assert "which cannot be" in str(outcomes[0])
+
+
+def test_a_rank_without_memory_for_what_comes_says_so_on_every_rank(world, monkeypatch):
+    def no_memory(count: Any, dtype: Any = float) -> Any:
+        if dtype == np.uint8 and count > 2**20:
+            raise MemoryError
+        return empty(count, dtype)
+
+    empty = np.empty
+    monkeypatch.setattr(object_calls.np, "empty", no_memory)
+    outcomes = world.outcomes(lambda group: group.broadcast_object(b"x" * 2**21 if group.rank == 0 else None), 3)
+    assert all(isinstance(outcome, mh.AbortedError) for outcome in outcomes), outcomes
+    assert "has no memory for the 2359296 bytes that broadcast_object brings" in str(outcomes[0])
+
+
+def test_objects_of_many_sizes_share_few_plans(world):
+    def program(group: Group) -> int:
+        for size in range(2000, 4000, 3):
+            assert len(group.broadcast_object(b"x" * size)) == size
+        return len(group._operations.collectives._prepared)
+
+    assert max(world(program, 2)) <= 20
+
+
+def test_a_call_is_one_turn_between_others(world):
+    """Calls in flight around an object call keep their order on all ranks."""
+
+    def program(group: Group) -> None:
+        works = [group.all_reduce_async(np.full(3, n)) for n in range(20)]
+        assert group.all_gather_object(group.rank) == [0, 1, 2]
+        assert [int(work.wait()[0]) for work in works] == [3 * n for n in range(20)]
+
+    world(program, 3)
+
+
+def test_objects_travel_in_groups_of_some_ranks(world):
+    def program(group: Group) -> None:
+        part = group.split(group.rank % 2, key=-group.rank)
+        assert part is not None
+        with part:
+            members = [3, 1] if group.rank % 2 else [2, 0]
+            assert part.all_gather_object(group.rank) == members
+            assert part.broadcast_object(group.rank, 1) == members[1]
+            if part.rank == 0:
+                part.send_object("hello", 1)
+            else:
+                assert part.recv_object(0) == "hello"
+
+    world(program, 4)
+
+
+def test_a_closed_group_moves_no_objects(world):
+    def program(group: Group) -> None:
+        group.close()
+        for call in (lambda: group.broadcast_object(1), lambda: group.send_object(1, 1 - group.rank)):
+            with pytest.raises(mh.ClosedError):
+                call()
+
+    world(program, 2)
