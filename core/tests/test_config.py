@@ -80,6 +80,9 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
         "timeout_s": "argument",
         "gpu_fallback": str(file),
         "algorithms": "default",
+        "selection": "default",
+        "reproducible": "default",
+        "ranks_per_host": "default",
         "plugins": "default",
         "rendezvous.address": str(file),
         "rendezvous.timeout_s": "MANYHANDS_RENDEZVOUS__TIMEOUT_S",
@@ -154,7 +157,7 @@ def test_config_must_be_a_path_or_a_mapping(read: Load) -> None:
             3,
             (
                 "timeout = 3: this key is unknown; did you mean 'timeout_s'? Valid here: backend, timeout_s, gpu_fallback, "
-                "algorithms, plugins, rendezvous, backends"
+                "algorithms, selection, reproducible, ranks_per_host, plugins, rendezvous, backends"
             ),
         ),
         (

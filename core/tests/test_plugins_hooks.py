@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from manyhands.algorithms import tree
+from manyhands.algorithms.registry import Algorithm
 from manyhands.backend import CollectiveRequest
 from manyhands.errors import PluginError
 from manyhands.hookspecs import hookimpl
@@ -111,11 +113,12 @@ def test_a_plugin_that_raises_when_asked_for_a_collective_is_an_error(manager: P
 def test_algorithms_are_collected_and_a_broken_plugin_left_out(
     manager: PluginManager, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager.register(Algorithms("a", "b"), "good")
+    a, b, c = (Algorithm(name, Collective.BROADCAST, tree.broadcast, "") for name in "abc")
+    manager.register(Algorithms(a, b), "good")
     manager.register(Algorithms(), "bad")
-    manager.register(Algorithms("c"), "better")
+    manager.register(Algorithms(c), "better")
 
-    assert sorted(map(str, manager.algorithms())) == ["a", "b", "c"]
+    assert sorted(each.name for each in manager.algorithms()) == ["a", "b", "c"]
     assert "no algorithms" in str(manager.extension_errors()["bad"])
     assert "bad" in caplog.text
 

@@ -104,8 +104,9 @@ def manyhands_collective(request: CollectiveRequest) -> NativeCollective | None:
 def manyhands_register_algorithms() -> Sequence[Algorithm]:
     """Add algorithms, which the config may then choose by name.
 
-    Called once, when the first collective is about to be planned. An algorithm must be pure: the same arguments give the
-    same schedule on every rank. All ranks of a job need the same plugins.
+    Called once, when a job begins. An algorithm must be pure: the same arguments give the same schedule on every rank. Each is
+    proved for some small worlds, with what it claims of itself; one that is wrong is refused, and to choose it is an error that
+    holds the counterexample. All ranks of a job need the same plugins.
 
     Returns
     -------

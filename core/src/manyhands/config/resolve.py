@@ -29,6 +29,7 @@ from manyhands.provenance import (
     read_file,
 )
 from manyhands.schedule.steps import Collective
+from manyhands.select import read_table
 
 if TYPE_CHECKING:
     from manyhands.backend import BackendConfig
@@ -155,6 +156,11 @@ def load(
     if isinstance(words, list) and all(isinstance(word, str) for word in words):
         manager.switch(words)
     problems.extend(_check_names(merged, manager))
+    if settings is not None and settings.selection is not None:
+        try:
+            read_table(settings.selection)
+        except ConfigError as error:
+            problems.append(problem(merged, ("selection",), str(settings.selection), str(error)))
     if problems or settings is None:
         raise as_error(problems)
     return Resolved(settings, file, merged, manager)

@@ -28,6 +28,17 @@ Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, allow_inf_nan=
 """A positive, finite number of seconds."""
 
 
+def _no_truth(value: Any) -> Any:
+    """Refuse true and false, which pydantic would take for the numbers 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("expected a whole number")
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_no_truth), Field(gt=0)]
+"""A positive whole number."""
+
+
 class _Model(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,6 +79,17 @@ class Settings(_Model):
     )
     algorithms: dict[str, str] = Field(
         default_factory=dict, description="The algorithm of each collective, instead of the one that is chosen by size."
+    )
+    selection: Path | None = Field(
+        default=None,
+        description="A table file that chooses algorithms before the built-in table does; a relative path is taken from the working directory.",
+    )
+    reproducible: bool = Field(
+        default=False,
+        description="Whether reductions give the same bits whatever the algorithm and the size, where a call does not say it itself.",
+    )
+    ranks_per_host: Count | None = Field(
+        default=None, description="How many neighbouring ranks share a host, instead of what the names of their hosts say."
     )
     plugins: list[str] = Field(
         default_factory=list, description="Plugins or modules to load, and 'no:NAME' for those to leave alone."

@@ -70,6 +70,9 @@ class PluginManager:
         self._extras: set[str] = set()
         self._extensions_loaded = False
         self._extension_errors: dict[str, PluginError] = {}
+        self._asked: set[str] = set()
+        self._algorithms: dict[tuple[str, str], Algorithm] = {}
+        self._refused: dict[tuple[str, str], str] = {}
         self._observers: dict[str, list[tuple[str, Callable[..., Any]]]] = {_STARTED: [], _FINISHED: []}
         self._complained: set[tuple[str, str]] = set()
 
@@ -263,16 +266,23 @@ class PluginManager:
     # ------------------------------------------------------------- hooks beyond backends
 
     def algorithms(self) -> list[Algorithm]:
-        """Return the algorithms of all loaded plugins and extensions; a plugin that raises is logged and left out."""
+        """Return the algorithms of all loaded plugins and extensions that the verifier has proved right.
+
+        Each plugin is asked once, and each algorithm proved once, in a few small worlds. A plugin that raises, and an algorithm
+        that is wrong or has a name that is taken, is recorded, logged and left out; see `refused_algorithms`.
+        """
         self.load_extensions()
-        found: list[Algorithm] = []
-        for name, call in self._callers("manyhands_register_algorithms"):
-            try:
-                for algorithms in call():
-                    found.extend(algorithms)
-            except Exception as error:  # noqa: BLE001 - what a plugin offers here is optional, and it is recorded
-                self._record_extension_error(name, error, "raised while it registered its algorithms")
-        return found
+        with self._lock:
+            for name, call in self._callers("manyhands_register_algorithms"):
+                if name not in self._asked:
+                    self._asked.add(name)
+                    self._take_algorithms(name, call)
+            return list(self._algorithms.values())
+
+    def refused_algorithms(self) -> dict[tuple[str, str], str]:
+        """Return why algorithms of plugins were left out, by the names of the collective and of the algorithm."""
+        self.algorithms()
+        return dict(self._refused)
 
     def native_collective(self, request: CollectiveRequest) -> NativeCollective | None:
         """Ask the plugins who performs this kind of call natively; None leaves it to the engine. Not remembered here.
@@ -310,7 +320,8 @@ class PluginManager:
         return [plugin for plugin in installed(EXTENSION_GROUP) if self._switches.allows(plugin.name)]
 
     def extension_errors(self) -> dict[str, PluginError]:
-        """Return what went wrong with extensions so far, by name."""
+        """Return what went wrong with extensions so far, by name; for it, their algorithms are proved."""
+        self.algorithms()
         return dict(self._extension_errors)
 
     def load_extensions(self) -> None:
@@ -454,6 +465,30 @@ class PluginManager:
             for plugin in dict.fromkeys(implementing)
             if only is None or plugin is only
         ]
+
+    def _take_algorithms(self, name: str, call: Callable[..., Any]) -> None:
+        """Ask one plugin for its algorithms, and take those that are right."""
+        try:
+            offered = [algorithm for algorithms in call() for algorithm in algorithms]
+        except Exception as error:  # noqa: BLE001 - what a plugin offers here is optional, and it is recorded
+            self._record_extension_error(name, error, "raised while it registered its algorithms")
+            return
+        if not offered:
+            return
+        # Imported here: nobody pays for the verifier without a plugin that brings algorithms.
+        from manyhands.plugins.proving import sort_out
+
+        right, wrong = sort_out(offered, self._algorithms)
+        self._algorithms |= right
+        self._refused |= {key: str(error) for key, error in wrong.items() if key not in self._algorithms}
+        if wrong:
+            lines = [
+                f"the plugin {name!r} registers the algorithm {algorithm!r} for {collective}, which is refused: {error}"
+                for (collective, algorithm), error in wrong.items()
+            ]
+            refusal = PluginError("\n".join(lines))
+            refusal.__cause__ = next(iter(wrong.values()))
+            self._record_extension_error(name, refusal, "registers a wrong algorithm")
 
     def _notify(self, hook: str, event: OperationEvent) -> None:
         for name, call in self._observers[hook]:

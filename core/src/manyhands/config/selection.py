@@ -1,0 +1,46 @@
+"""From the configuration to the selector of a job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from manyhands.algorithms.registry import BUILTIN
+from manyhands.errors import ConfigError
+from manyhands.select import Selector, read_table
+
+if TYPE_CHECKING:
+    from manyhands.config.resolve import Resolved
+    from manyhands.plugins import PluginManager
+
+__all__ = ["make_selector"]
+
+
+def make_selector(resolved: Resolved, plugins: PluginManager) -> Selector:
+    """Return what chooses algorithms by a configuration: its table file, its overrides, and the algorithms of plugins.
+
+    Parameters
+    ----------
+    resolved
+        The configuration.
+    plugins
+        Who may bring further algorithms; extensions are loaded for it.
+
+    Raises
+    ------
+    ConfigError
+        The table file or ``[algorithms]`` names what is not there, or an algorithm that the verifier has refused; the message says
+        where, and ``file`` and ``key`` hold it.
+    PluginError
+        A module that ``plugins`` names cannot be loaded; `DuplicatePluginError` where two algorithms have one name.
+    """
+    settings = resolved.settings
+    rules = None if settings.selection is None else read_table(settings.selection)
+    algorithms = [*BUILTIN, *plugins.algorithms()]
+    try:
+        return Selector(rules, algorithms, settings.algorithms, plugins.refused_algorithms())
+    except ConfigError as error:
+        if error.file is not None:  # a row of the table file
+            raise
+        key = f"algorithms.{error.key}"
+        origin = resolved.origin(key)
+        raise ConfigError(f"{origin}: {key} = {error.value!r}: {error}", file=origin, key=key, value=error.value) from None

@@ -1,0 +1,145 @@
+"""The proof that an algorithm of a plugin must pass before anybody can choose it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from manyhands.algorithms.registry import BUILTIN, Algorithm
+from manyhands.errors import DuplicatePluginError, PluginError
+from manyhands.schedule.contracts import PROMISES, Contract, Layout
+from manyhands.schedule.errors import ScheduleError
+from manyhands.schedule.steps import Collective, Schedule
+from manyhands.schedule.verify import verify
+
+__all__ = ["prove", "sort_out"]
+
+Key = tuple[str, str]
+"""The names of a collective and of an algorithm for it."""
+
+_WORLDS: Final[tuple[int, ...]] = (1, 2, 3, 4, 5, 8)
+_BY_HOST: Final[tuple[tuple[int, int], ...]] = ((4, 2), (6, 2), (6, 3), (8, 2), (8, 4))
+"""The worlds of an algorithm ``by_host``, each with the ranks per host."""
+_ALL_ROOTS_TO: Final[int] = 5
+"""The largest world in which every root is tried; beyond it, the first and the last."""
+_SEGMENTS: Final[tuple[int, ...]] = (1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    size: int
+    root: int
+    segments: int
+    ranks_per_host: int
+
+    def __str__(self) -> str:
+        hosts = f", {self.ranks_per_host} ranks per host" if self.ranks_per_host > 1 else ""
+        return f"world of {self.size}, root {self.root}, segments {self.segments}{hosts}"
+
+
+def sort_out(
+    offered: Iterable[Algorithm], known: Mapping[Key, Algorithm]
+) -> tuple[dict[Key, Algorithm], dict[Key, PluginError]]:
+    """Divide what a plugin offers into what is right and what is refused.
+
+    Parameters
+    ----------
+    offered
+        What the plugin registers.
+    known
+        What other plugins have brought already.
+
+    Returns
+    -------
+    right
+        The algorithms that were proved, by the names of their collective and their own.
+    refused
+        Why each other one was left out: `DuplicatePluginError` where its name is taken, else the error of `prove`.
+    """
+    builtin = {(each.collective.value, each.name) for each in BUILTIN}
+    right: dict[Key, Algorithm] = {}
+    refused: dict[Key, PluginError] = {}
+    for algorithm in offered:
+        key = ("no collective", repr(algorithm))
+        try:
+            _check_kind(algorithm)
+            key = (algorithm.collective.value, algorithm.name)
+            if key in builtin or key in known or key in right:
+                owner = "manyhands" if key in builtin else "another plugin" if key in known else "this plugin"
+                raise DuplicatePluginError(f"{owner} has an algorithm of that name; it needs another one")
+            prove(algorithm)
+        except PluginError as error:
+            refused[key] = error
+        else:
+            right[key] = algorithm
+    return right, refused
+
+
+def prove(algorithm: Algorithm) -> None:
+    """Verify an algorithm in a few small worlds, with all that it claims about itself.
+
+    Parameters
+    ----------
+    algorithm
+        What a plugin registers.
+
+    Raises
+    ------
+    PluginError
+        It is no `Algorithm`, or its schedules are wrong or do not keep what it claims. The message begins with the case, and
+        ends with the verifier's counterexample, to which the error is chained.
+    """
+    _check_kind(algorithm)
+    for case in _cases(algorithm):
+        try:
+            _prove_case(algorithm, case)
+        except ScheduleError as error:
+            raise PluginError(f"{case}: {type(error).__name__}: {error}") from error
+        except PluginError:
+            raise
+        except Exception as error:  # a stranger's function may raise anything
+            raise PluginError(f"{case}: making its schedule raised {type(error).__name__}: {error}") from error
+
+
+def _check_kind(algorithm: object) -> None:
+    if not isinstance(algorithm, Algorithm) or not isinstance(algorithm.collective, Collective):
+        raise PluginError(f"{algorithm!r} is no Algorithm of a Collective")
+
+
+def _cases(algorithm: Algorithm) -> Iterator[_Case]:
+    promise = PROMISES[algorithm.collective]
+    rooted = promise.input_on_root or promise.output_on_root
+    for size, ranks_per_host in _BY_HOST if algorithm.by_host else [(size, 1) for size in _WORLDS]:
+        roots = range(size) if size <= _ALL_ROOTS_TO else (0, size - 1)
+        for root in roots if rooted else (0,):
+            for segments in _SEGMENTS:
+                yield _Case(size, root, segments, ranks_per_host)
+
+
+def _prove_case(algorithm: Algorithm, case: _Case) -> None:
+    schedules = [_make(algorithm, rank, case) for rank in range(case.size)]
+    for rank, schedule in enumerate(schedules):
+        if schedule != _make(algorithm, rank, case):
+            raise PluginError(f"{case}: rank {rank} gets another schedule when it is made a second time; it must be pure")
+    verify(schedules, ordered=algorithm.ordered, canonical=algorithm.canonical)
+    # A vector may be cut into any number of chunks; blocks are cut as the call says, and once only where it need not be more.
+    contract = Contract.of(schedules[0])
+    vector = contract.promise.input is Layout.VECTOR or algorithm.collective is Collective.BARRIER
+    asked = case.segments == 1 or algorithm.segment_bytes is not None
+    if asked and not vector and contract.segments != case.segments:
+        raise PluginError(f"{case}: its schedules cut each block into {contract.segments} segments")
+
+
+def _make(algorithm: Algorithm, rank: int, case: _Case) -> Schedule:
+    schedule: object = algorithm.schedule(rank, case.size, case.root, case.segments, case.ranks_per_host)
+    if not isinstance(schedule, Schedule):
+        raise PluginError(f"{case}: rank {rank} gets {schedule!r}, which is no Schedule")
+    got = (schedule.collective, schedule.rank, schedule.size, schedule.root)
+    wanted = (algorithm.collective, rank, case.size, case.root)
+    for name, mine, theirs in zip(("collective", "rank", "size", "root"), wanted, got, strict=True):
+        if mine != theirs:
+            raise PluginError(f"{case}: the schedule of rank {rank} has {name} {theirs!r}, and expected is {mine!r}")
+    if schedule.even and not algorithm.even:
+        raise PluginError(f"{case}: the schedule of rank {rank} needs even blocks, and the algorithm does not claim even")
+    return schedule

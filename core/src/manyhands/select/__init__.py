@@ -1,0 +1,19 @@
+"""Which algorithm carries out a call: a table that is read from the top, and what the config says instead."""
+
+from __future__ import annotations
+
+from manyhands.select.rules import MAX_SEGMENTS, Rule, default_segments
+from manyhands.select.selector import Choice, Selector, candidates
+from manyhands.select.table import default_rules, read_table, write_table
+
+__all__ = [
+    "MAX_SEGMENTS",
+    "Choice",
+    "Rule",
+    "Selector",
+    "candidates",
+    "default_rules",
+    "default_segments",
+    "read_table",
+    "write_table",
+]

@@ -1,0 +1,1 @@
+"""Tables that choose algorithms: made from times, which the model predicts or which this machine shows."""

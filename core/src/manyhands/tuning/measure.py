@@ -1,0 +1,223 @@
+"""Measuring algorithms on the ranks of a real job: each in turn, over and over, with every result checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from manyhands.config import load
+from manyhands.errors import InternalError
+from manyhands.group import Group
+from manyhands.joining import init
+from manyhands.schedule.steps import Collective
+from manyhands.tuning.plan import Plan, Point
+
+__all__ = ["main", "measure"]
+
+Vector = npt.NDArray[np.float32]
+
+_ITEM: Final[int] = 4
+_PERIOD: Final[int] = 13
+_FEWEST_ROUNDS: Final[int] = 3
+"""With fewer, a median is no better than any one of them."""
+_SAMPLE_S: Final[float] = 1e-3
+_MOST_CALLS: Final[int] = 20
+"""A sample is as many calls as take `_SAMPLE_S`, and no more than these."""
+_HOPELESS: Final[float] = 4.0
+"""A candidate that takes this many times as long as the best, when all are first timed, is left out of the rounds."""
+_MISLEADING: Final[tuple[str, ...]] = ("MANYHANDS_ALGORITHMS", "MANYHANDS_SELECTION", "MANYHANDS_REPRODUCIBLE")
+"""The beginnings of variables that would overrule the algorithm that is to be measured."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure what the plan says whose JSON is the only argument; rank 0 writes the points to the plan's file."""
+    plan = Plan.load(argv[0])
+    rank, points = measure(plan)
+    if rank == 0:
+        Path(plan.output).write_text(json.dumps([asdict(point) for point in points]), encoding="utf-8")
+
+
+def measure(plan: Plan) -> tuple[int, list[Point]]:
+    """Measure all that the plan names; every rank of the job must call this.
+
+    Returns
+    -------
+    rank
+        Which rank this is.
+    points
+        What was measured, alike on all ranks.
+
+    Raises
+    ------
+    InternalError
+        An algorithm gave a wrong result; the message names the rank, the call and the element.
+    CommError, ConfigError
+        As `init` and the collectives raise; each of them has a deadline.
+    """
+    for name in [name for name in os.environ if name.startswith(_MISLEADING)]:
+        os.environ.pop(name, None)
+    base = load().settings.model_dump(mode="json", exclude_unset=True)
+    base = {key: value for key, value in base.items() if key not in ("algorithms", "selection", "reproducible")}
+    points: list[Point] = []
+    with init(plan.backend, config=base) as control:
+        clock = _Clock(control, plan.budget_s)
+        left = sum(len(_sizes(Collective(name), plan.sizes)) for name in plan.candidates)
+        for name, algorithms in plan.candidates.items():
+            with ExitStack() as stack:
+                groups = {
+                    algorithm: stack.enter_context(init(plan.backend, config={**base, "algorithms": {name: algorithm}}))
+                    for algorithm in algorithms
+                }
+                for size in _sizes(Collective(name), plan.sizes):
+                    points.append(_measure_point(Collective(name), size, groups, clock, left, plan.rounds))
+                    left -= 1
+    return control.rank, points
+
+
+def _sizes(collective: Collective, sizes: Sequence[int]) -> list[int]:
+    return [0] if collective is Collective.BARRIER else list(sizes)
+
+
+class _Clock:
+    """How much of the budget is left, told by rank 0 so that all ranks do the same."""
+
+    def __init__(self, group: Group, budget_s: float) -> None:
+        self._group = group
+        self._end = time.monotonic() + budget_s
+
+    def agree(self, seconds: Sequence[float]) -> tuple[list[float], float]:
+        """Return the slowest rank's value of each number of seconds, and what is left of the budget."""
+        own = np.array([*seconds, self._end - time.monotonic()])
+        everyone = self._group.all_gather(own).reshape(self._group.world_size, -1)
+        return [float(value) for value in everyone[:, :-1].max(axis=0)], float(everyone[0, -1])
+
+
+def _measure_point(collective: Collective, size: int, groups: dict[str, Group], clock: _Clock, left: int, most: int) -> Point:
+    """Measure all candidates for calls of one size; ``left`` points share what is left of the budget, and ``most`` rounds are enough."""
+    some = next(iter(groups.values()))
+    case = _Case.make(collective, some.rank, some.world_size, size)
+    if clock.agree([])[1] <= 0:
+        return Point(collective.value, case.nbytes)
+    calls = {name: case.call(group) for name, group in groups.items()}
+    first = []
+    for name, call in calls.items():
+        case.forget()
+        call()  # makes connections and the schedule
+        case.check(name)
+        first.append(_sample(groups[name], call, 1))
+    estimates, remaining = clock.agree(first)
+    hopeful = [name for name, estimate in zip(calls, estimates, strict=True) if estimate <= _HOPELESS * min(estimates)]
+    counts = {name: _calls(estimate) for name, estimate in zip(calls, estimates, strict=True)}
+    one_round = sum(estimate * counts[name] for name, estimate in zip(calls, estimates, strict=True) if name in hopeful)
+    rounds = max(_FEWEST_ROUNDS, min(most, int(remaining / left / max(one_round, 1e-9))))
+    samples: dict[str, list[float]] = {name: [] for name in hopeful}
+    for turn in range(rounds):
+        # Each begins as often as any other: what comes first finds other caches and other neighbours than what comes last.
+        for place in range(len(hopeful)):
+            name = hopeful[(turn + place) % len(hopeful)]
+            samples[name].append(_sample(groups[name], calls[name], counts[name]))
+    slowest, _ = clock.agree([value for name in hopeful for value in samples[name]])
+    times = dict(zip(calls, estimates, strict=True))
+    times |= {name: float(np.median(slowest[i * rounds : (i + 1) * rounds])) for i, name in enumerate(hopeful)}
+    return Point(collective.value, case.nbytes, times, rounds)
+
+
+def _calls(seconds: float) -> int:
+    return max(1, min(_MOST_CALLS, int(_SAMPLE_S / max(seconds, 1e-9))))
+
+
+def _sample(group: Group, call: Callable[[], None], count: int) -> float:
+    """Return the seconds of one of ``count`` calls that all ranks begin together."""
+    group.barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - start) / count
+
+
+@dataclass(slots=True)
+class _Case:
+    """One kind of call on this rank: what it gives, where the result goes, and what the result must be."""
+
+    collective: Collective
+    rank: int
+    nbytes: int
+    given: Vector
+    result: Vector
+    expected: Vector
+
+    @classmethod
+    def make(cls, collective: Collective, rank: int, size: int, nbytes: int) -> _Case:
+        """Make the arrays of a call of about ``nbytes``; blocks are of one size, and hold an element at least."""
+        vector = collective in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
+        length = max(1, nbytes // _ITEM // (1 if vector else size))
+        whole = length if vector else length * size
+        own = slice(rank * length, (rank + 1) * length)
+        given, expected = np.empty(0, np.float32), np.empty(0, np.float32)
+        match collective:
+            case Collective.ALL_REDUCE | Collective.REDUCE:
+                given, expected = _numbers(rank, whole), _total(size, whole)
+            case Collective.BROADCAST:
+                given, expected = _numbers(rank, whole), _numbers(0, whole)
+            case Collective.ALL_GATHER | Collective.GATHER:
+                given = _numbers(rank, length)
+                expected = np.concatenate([_numbers(other, length) for other in range(size)])
+            case Collective.SCATTER:
+                given, expected = _numbers(rank, whole), _numbers(0, whole)[own]
+            case Collective.REDUCE_SCATTER:
+                given, expected = _numbers(rank, whole), _total(size, whole)[own]
+            case Collective.ALL_TO_ALL:
+                given = _numbers(rank, whole)
+                expected = np.concatenate([_numbers(other, whole)[own] for other in range(size)])
+            case _:
+                whole = 0
+        if rank and collective in (Collective.REDUCE, Collective.GATHER):
+            expected = expected[:0]
+        return cls(collective, rank, whole * _ITEM, given, np.empty_like(expected), expected)
+
+    def call(self, group: Group) -> Callable[[], None]:
+        """Return what makes the call once."""
+        if self.collective is Collective.BARRIER:
+            return group.barrier
+        method: Callable[..., Any] = getattr(group, self.collective.value)
+        # Only the root of a reduce or gather has a place for the result.
+        out = self.result if self.expected.size else None
+        given = self.given
+
+        def call() -> None:
+            method(given, out=out)
+
+        return call
+
+    def forget(self) -> None:
+        """Overwrite the result of the call before."""
+        self.result.fill(-1)
+
+    def check(self, algorithm: str) -> None:
+        """Raise `InternalError` where the result of the last call is not what it must be."""
+        wrong = np.flatnonzero(self.result != self.expected)
+        if wrong.size:
+            at = int(wrong[0])
+            raise InternalError(
+                f"rank {self.rank}: {self.collective.value} of {self.nbytes} bytes by {algorithm} gave {self.result[at]} in element "
+                f"{at}, and {self.expected[at]} is right; {wrong.size} of {self.result.size} elements are wrong",
+                rank=self.rank,
+            )
+
+
+def _numbers(rank: int, length: int) -> Vector:
+    """Return the input of a rank: small whole numbers, whose sums are exact."""
+    return (np.arange(length, dtype=np.int64) % _PERIOD + rank).astype(np.float32)
+
+
+def _total(size: int, length: int) -> Vector:
+    return (np.arange(length, dtype=np.int64) % _PERIOD * size + size * (size - 1) // 2).astype(np.float32)

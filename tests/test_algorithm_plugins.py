@@ -1,0 +1,301 @@
+"""Algorithms of other distributions: proved when they are registered, chosen by the config and by table files, refused when wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.algorithms.registry import BUILTIN
+from manyhands.api import Algorithm, Buffer, Collective, ConfigError, Copy, Ref, Schedule, Send, hookimpl
+from manyhands.config import load, make_selector
+from manyhands.errors import DuplicatePluginError, PluginError
+from manyhands.plugins import PluginManager, Switches
+from manyhands.schedule.errors import OrderError, ScheduleError
+
+PACKAGES = Path(__file__).resolve().parent / "packages"
+BROADCAST, REDUCE = Collective.BROADCAST, Collective.REDUCE
+
+
+def install(name: str, site: Path, build: Path) -> None:
+    """Build the wheel of an example package, without any index, and install it into a folder."""
+    source = build / name
+    shutil.copytree(PACKAGES / name, source)
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=50)
+    [wheel] = (source / "dist").glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which both example packages are installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    for name in ("manyhands-star", "manyhands-comet"):
+        install(name, folder / "site", folder)
+    return folder / "site"
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def manyhands(site: Path, tmp_path: Path) -> Run:
+    """Run the command line with the example packages, in an empty folder."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+        environ["PYTHONPATH"] = str(site)
+        command = [sys.executable, "-m", "manyhands", *words]
+        return subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+
+    return run
+
+
+PROGRAM = """
+import numpy as np
+import manyhands as mh
+from manyhands.api import hookimpl
+from manyhands.plugins import get_plugin_manager
+
+class Watch:
+    used = {}
+
+    @hookimpl
+    def manyhands_collective_finished(self, event):
+        self.used[event.operation] = event.algorithm
+
+watch = Watch()
+get_plugin_manager().register(watch, "watch")
+with mh.init(timeout_s=20) as group:
+    sent = np.arange(5.0) + group.rank
+    for root in range(group.world_size):
+        assert (group.broadcast(sent, root) == np.arange(5.0) + root).all()
+        total = group.reduce(sent, "sum", root)
+        assert group.rank != root or (total == 3 * np.arange(5.0) + 3).all()
+    if group.rank == 0:
+        print(watch.used["broadcast"], watch.used["reduce"])
+"""
+
+
+@pytest.mark.parametrize("how", ["config", "table"])
+def test_an_installed_algorithm_runs_over_tcp_when_the_config_or_a_table_names_it(
+    manyhands: Run, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    if how == "config":
+        (tmp_path / "manyhands.toml").write_text('[algorithms]\nbroadcast = "star"\nreduce = "star"\n')
+    else:
+        (tmp_path / "manyhands.toml").write_text('selection = "table.toml"\n')
+        (tmp_path / "table.toml").write_text(
+            '[[broadcast]]\nalgorithm = "star"\nsegments = 2\n[[reduce]]\nalgorithm = "star"\nmax_bytes = 64\n'
+        )
+    answer = manyhands("run", "--no-prefix", "-n", "3", "--backend", "tcp", "program.py")
+    assert (answer.returncode, answer.stdout) == (0, "star star\n"), answer.stderr
+
+
+def test_an_algorithm_that_was_refused_cannot_be_chosen_and_the_counterexample_is_told(manyhands: Run, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import manyhands as mh\nmh.init()\n")
+    (tmp_path / "manyhands.toml").write_text('[algorithms]\nbroadcast = "comet"\n')
+    answer = manyhands("run", "-n", "2", "--backend", "tcp", "program.py")
+    assert answer.returncode == 1
+    assert "ConfigError" in answer.stderr
+    assert "algorithms.broadcast = 'comet'" in answer.stderr
+    assert "world of 2, root 1, segments 1: WrongResultError: rank 0, output chunk 0" in answer.stderr
+
+
+def test_doctor_shows_what_was_refused_and_what_is_right(manyhands: Run) -> None:
+    answer = manyhands("doctor", "--json")
+    assert answer.returncode == 0, answer.stderr
+    errors = {each["name"]: each["error"] for each in json.loads(answer.stdout)["extensions"]}
+    assert errors["star"] is None
+    assert "the plugin 'comet' registers the algorithm 'comet' for broadcast, which is refused" in errors["comet"]
+    assert "holds nothing, and expected is the contribution of rank 1 alone" in errors["comet"]
+
+
+# What the verifier is asked
+
+
+class Offer:
+    """A plugin of this process."""
+
+    def __init__(self, *algorithms: Any) -> None:
+        self.algorithms = algorithms
+        self.asked = 0
+
+    @hookimpl
+    def manyhands_register_algorithms(self) -> Any:
+        self.asked += 1
+        return self.algorithms
+
+
+@pytest.fixture
+def manager() -> PluginManager:
+    return PluginManager(Switches(autoload=False))
+
+
+def builtin(collective: Collective, name: str) -> Algorithm:
+    return next(each for each in BUILTIN if (each.collective, each.name) == (collective, name))
+
+
+RIGHT = replace(builtin(BROADCAST, "binomial"), name="mine")
+RING = replace(builtin(Collective.ALL_REDUCE, "ring"), name="mine")
+SEGMENTED = replace(builtin(BROADCAST, "chain"), name="mine")
+GATHERING = replace(builtin(Collective.ALL_GATHER, "ring"), name="mine")
+
+
+def lazy(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+    """Return a schedule without any step."""
+    return replace(RIGHT.schedule(rank, size, root, segments), steps=())
+
+
+def only_small(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+    """Be right in worlds of up to 4."""
+    return lazy(rank, size, root, segments) if size > 4 else RIGHT.schedule(rank, size, root, segments)
+
+
+def moody(calls: list[int]) -> Callable[..., Schedule]:
+    """Return what gives another schedule each time."""
+
+    def build(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+        calls.append(rank)
+        return replace(RIGHT.schedule(rank, size, root, segments), algorithm=f"mine {len(calls)}")
+
+    return build
+
+
+def even_blocks(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+    return builtin(Collective.ALL_TO_ALL, "bruck").schedule(rank, size, root, segments)
+
+
+def wants_hosts(rank: int, size: int, root: int, segments: int, ranks_per_host: int) -> Schedule:
+    """Be right unless hosts have three ranks."""
+    return lazy(rank, size, root, segments) if ranks_per_host == 3 else RIGHT.schedule(rank, size, root, segments)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (replace(RIGHT, build=lazy), ["world of 1, root 0, segments 1: WrongResultError: rank 0, output chunk 0"]),
+        (replace(RIGHT, build=only_small), ["world of 5, root 0, segments 1: WrongResultError"]),
+        (replace(RING, ordered=True), ["world of 2, root 0", "OrderError", "the order of ranks is expected"]),
+        (replace(RING, canonical=True), ["OrderError", "as in every reproducible reduction"]),
+        (replace(RIGHT, build=moody([])), ["rank 0 gets another schedule when it is made a second time; it must be pure"]),
+        (replace(RIGHT, build=lambda *_: 1 / 0), ["making its schedule raised ZeroDivisionError: division by zero"]),
+        (replace(RIGHT, build=lambda *_: "schedule"), ["rank 0 gets 'schedule', which is no Schedule"]),
+        (replace(RIGHT, collective=REDUCE), ["has collective", "BROADCAST", "REDUCE"]),
+        (replace(RIGHT, build=lambda rank, size, *_: RIGHT.schedule(rank, size)), ["root 1", "has root 0, and expected is 1"]),
+        (
+            Algorithm("mine", Collective.ALL_TO_ALL, even_blocks, ""),
+            ["needs even blocks, and the algorithm does not claim even"],
+        ),
+        (replace(RIGHT, build=wants_hosts, by_host=True), ["world of 6, root 0, segments 1, 3 ranks per host: WrongResult"]),
+        (
+            replace(GATHERING, build=lambda rank, size, root, segments: GATHERING.schedule(rank, size)),
+            ["world of 1, root 0, segments 2: its schedules cut each block into 1 segments"],
+        ),
+        (
+            replace(GATHERING, build=lambda rank, size, *_: GATHERING.schedule(rank, size, 0, 3), segment_bytes=None),
+            ["world of 1, root 0, segments 1: its schedules cut each block into 3 segments"],
+        ),
+    ],
+)
+def test_a_wrong_algorithm_is_refused_with_the_counterexample(
+    manager: PluginManager, algorithm: Algorithm, words: list[str]
+) -> None:
+    manager.register(Offer(algorithm), "offer")
+    assert manager.algorithms() == []
+    error = manager.extension_errors()["offer"]
+    assert isinstance(error, PluginError)
+    key = (algorithm.collective.value, algorithm.name)
+    for word in words:
+        assert word in str(error)
+        assert word in manager.refused_algorithms()[key]
+    resolved = load({"algorithms": {key[0]: "mine"}}, environ={}, manager=manager)
+    with pytest.raises(ConfigError, match="which was refused: world of"):
+        make_selector(resolved, manager)
+    assert make_selector(load({}, environ={}, manager=manager), manager).choose(algorithm.collective, 8, 4)
+
+
+def test_the_error_is_chained_to_that_of_the_verifier(manager: PluginManager) -> None:
+    manager.register(Offer(replace(RING, canonical=True)), "offer")
+    refusal = manager.extension_errors()["offer"].__cause__
+    assert isinstance(refusal, PluginError)
+    assert isinstance(refusal.__cause__, OrderError)
+    assert issubclass(OrderError, ScheduleError)
+
+
+def test_a_wrong_algorithm_takes_no_right_one_with_it(manager: PluginManager) -> None:
+    right, wrong = RIGHT, replace(RING, canonical=True)
+    manager.register(Offer(wrong, right, "no algorithm"), "offer")
+    assert manager.algorithms() == [right]
+    assert set(manager.refused_algorithms()) == {("all_reduce", "mine"), ("no collective", "'no algorithm'")}
+
+
+@pytest.mark.parametrize("name", ["hierarchical", "ring", "binomial", "pairwise", "bruck", "recursive_doubling"])
+def test_what_comes_with_manyhands_would_be_taken_from_a_plugin_too(manager: PluginManager, name: str) -> None:
+    named = [replace(each, name="mine") for each in BUILTIN if each.name == name]
+    assert named
+    manager.register(Offer(*named), "offer")
+    assert sorted(manager.algorithms(), key=named.index) == named, manager.extension_errors()
+
+
+def test_a_name_that_is_taken_is_refused_and_the_one_that_has_it_stays(manager: PluginManager) -> None:
+    manager.register(Offer(replace(RIGHT, name="binomial")), "one")
+    manager.register(Offer(RIGHT), "two")
+    manager.register(Offer(RIGHT, replace(SEGMENTED, name="other"), replace(RIGHT, name="other")), "three")
+    assert sorted(each.name for each in manager.algorithms()) == ["mine", "other"]
+    assert "manyhands has an algorithm of that name" in str(manager.extension_errors()["one"])
+    assert isinstance(manager.extension_errors()["one"].__cause__, DuplicatePluginError)
+    assert "'mine' for broadcast, which is refused: another plugin has an algorithm" in str(manager.extension_errors()["three"])
+    assert "'other' for broadcast, which is refused: this plugin has an algorithm" in str(manager.extension_errors()["three"])
+    assert "two" not in manager.extension_errors()
+    chooser = make_selector(load({"algorithms": {"broadcast": "binomial"}}, environ={}, manager=manager), manager)
+    assert chooser.choose(BROADCAST, 8, 4).algorithm is builtin(BROADCAST, "binomial")
+
+
+def test_each_plugin_is_asked_and_each_algorithm_proved_once(manager: PluginManager) -> None:
+    made: list[int] = []
+
+    def build(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+        made.append(rank)
+        return RIGHT.schedule(rank, size, root, segments)
+
+    first = Offer(replace(RIGHT, build=build))
+    manager.register(first, "first")
+    before = manager.algorithms()
+    count = len(made)
+    assert manager.algorithms() == before
+    assert (first.asked, len(made)) == (1, count)
+    manager.register(Offer(replace(SEGMENTED, name="later")), "later")
+    assert [each.name for each in manager.algorithms()] == ["mine", "later"]
+    assert (first.asked, len(made)) == (1, count)
+
+
+def test_nobody_pays_for_the_verifier_without_such_a_plugin(run_python: Run) -> None:
+    program = (
+        "import sys\nfrom manyhands.plugins import PluginManager, Switches\n"
+        "assert PluginManager(Switches(autoload=False)).algorithms() == []\n"
+        "print('manyhands.schedule.verify' in sys.modules)\n"
+    )
+    answer = run_python("-c", program)
+    assert (answer.stdout, answer.stderr) == ("False\n", "")
+
+
+def test_a_step_that_reads_what_is_not_there_is_told(manager: PluginManager) -> None:
+    def build(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+        wild = (Copy(Ref(Buffer.OUTPUT, 7), Ref(Buffer.INPUT, 0)), Send(size, Ref(Buffer.INPUT, 0)))
+        return replace(RIGHT.schedule(rank, size, root, segments), steps=wild)
+
+    manager.register(Offer(replace(RIGHT, build=build)), "offer")
+    manager.algorithms()
+    assert "MalformedScheduleError" in str(manager.extension_errors()["offer"])
