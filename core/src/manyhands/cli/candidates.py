@@ -1,0 +1,211 @@
+"""What could carry out a call, what each is predicted to take, and which of them the selector takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyhands.algorithms.registry import Algorithm
+from manyhands.cli.console import print_json, print_table
+from manyhands.cli.sizes import parse_bytes
+from manyhands.config import load, make_selector
+from manyhands.errors import ConfigError
+from manyhands.plugins import get_plugin_manager
+from manyhands.schedule.contracts import PROMISES
+from manyhands.schedule.steps import Collective
+from manyhands.select import Choice, Selector
+from manyhands.select.rules import Call
+from manyhands.simulation import PRESETS, Network, Outcome, simulate
+
+__all__ = ["Candidate", "Question", "configured_selector", "explain", "network_of", "selector_of", "weigh"]
+
+_NETWORK = "fat-tree"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A call that somebody asks about.
+
+    Attributes
+    ----------
+    call
+        What the selector is asked.
+    root
+        The root, for a collective that has one.
+    network, network_name
+        Where times are predicted, and what it is called.
+    """
+
+    call: Call
+    root: int
+    network: Network
+    network_name: str
+
+    @classmethod
+    def of(
+        cls,
+        collective: Collective,
+        nbytes: str,
+        size: int,
+        network: str | None,
+        *,
+        root: int = 0,
+        ranks_per_host: int | None = None,
+        even: bool = True,
+        reproducible: bool = False,
+    ) -> Question:
+        """Make a question of the words of a command line; a network gives its ranks per host where none are given."""
+        chosen, name = network_of(network)
+        if ranks_per_host is not None:
+            chosen = chosen.with_ranks_per_host(ranks_per_host)
+        neighbours = chosen.neighbours(size)
+        # As a group sees it: hosts count only where all have equally many ranks.
+        neighbours = neighbours if size % neighbours == 0 else 1
+        asked = 0 if collective is Collective.BARRIER else parse_bytes(nbytes)
+        return cls(Call(collective, asked, size, neighbours, even, reproducible), root, chosen, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An algorithm, what it is predicted to cost, and what rules it out; no prediction where it cannot be carried out at all."""
+
+    algorithm: Algorithm
+    outcome: Outcome | None
+    out: str | None
+
+
+def configured_selector() -> Selector:
+    """Return the selector that groups would have with the configuration that is found here."""
+    return make_selector(load(), get_plugin_manager())
+
+
+def selector_of(algorithms: Sequence[Algorithm]) -> Selector:  # noqa: ARG001
+    """Return `configured_selector`, which knows the same algorithms."""
+    return configured_selector()
+
+
+def network_of(name: str | None) -> tuple[Network, str]:
+    """Return a preset by its name, or what a file describes, and its name."""
+    wanted = name or _NETWORK
+    if wanted in PRESETS:
+        return PRESETS[wanted], wanted
+    if not Path(wanted).exists():
+        raise ConfigError(
+            f"--network {wanted}: this is neither a preset nor a file; presets are: {', '.join(PRESETS)}",
+            file="argument",
+            key="network",
+            value=wanted,
+        )
+    return Network.load(wanted), wanted
+
+
+def weigh(question: Question, algorithms: Sequence[Algorithm], selector: Selector) -> tuple[Choice, list[Candidate]]:
+    """Return the choice for a call, and all algorithms of the collective, the fastest first."""
+    call = question.call
+    choice = selector.choose(
+        call.collective,
+        call.nbytes,
+        call.world_size,
+        ranks_per_host=call.ranks_per_host,
+        even=call.even,
+        reproducible=call.reproducible,
+    )
+    candidates = []
+    for algorithm in algorithms:
+        if algorithm.collective is not call.collective:
+            continue
+        outcome = None
+        if not algorithm.by_host or call.by_host:
+            segments = choice.segments if algorithm is choice.algorithm else None
+            outcome = simulate(algorithm, call.world_size, call.nbytes, question.network, root=question.root, segments=segments)
+        candidates.append(Candidate(algorithm, outcome, _ruled_out(algorithm, call)))
+    candidates.sort(key=lambda each: each.outcome.time_s if each.outcome else float("inf"))
+    return choice, candidates
+
+
+def _ruled_out(algorithm: Algorithm, call: Call) -> str | None:
+    if call.reproducible and PROMISES[call.collective].reduces and not algorithm.canonical:
+        return "not canonical: it combines in an order of its own, and --reproducible asks for the common one"
+    if algorithm.even and not call.even:
+        return "needs even blocks"
+    if algorithm.by_host and not call.by_host:
+        return "needs hosts: several, with equally many ranks, two or more"
+    return None
+
+
+def explain(question: Question, algorithms: Sequence[Algorithm], *, as_json: bool) -> None:
+    """Print all candidates for a call, the choice, and the reason."""
+    choice, candidates = weigh(question, algorithms, configured_selector())
+    call = question.call
+    if as_json:
+        print_json(
+            {
+                "collective": call.collective.value,
+                "ranks": call.world_size,
+                "bytes": call.nbytes,
+                "ranks_per_host": call.ranks_per_host,
+                "network": question.network_name,
+                "algorithms": [_as_dict(each) for each in candidates],
+                "chosen": choice.algorithm.name,
+                "segments": choice.segments,
+                "reason": choice.reason,
+            }
+        )
+        return
+    hosts = f", {call.ranks_per_host} per host" if call.ranks_per_host > 1 else ""
+    print(
+        f"{call.collective.value} of {bytes_in_words(call.nbytes)}, {call.world_size} ranks{hosts}, {question.network_name} network"
+    )
+    if question.network.summary:
+        print(f"({question.network.summary})")
+    print()
+    print_table(
+        ("", "algorithm", "predicted", "steps", "bytes per rank", "segments", ""),
+        [_row(each, choice.algorithm) for each in candidates],
+    )
+    print(f"\nchosen: {choice.algorithm.name}: {choice.reason}")
+    allowed = [each for each in candidates if each.out is None]
+    if allowed and allowed[0].algorithm is not choice.algorithm:
+        print(
+            f"predicted to be the fastest here: {allowed[0].algorithm.name}; the choice is by rules that hold for many networks. "
+            f"To take it: algorithms.{call.collective.value} = {allowed[0].algorithm.name!r} in the config"
+        )
+
+
+def _as_dict(each: Candidate) -> dict[str, Any]:
+    outcome = each.outcome
+    return {
+        "name": each.algorithm.name,
+        "time_s": outcome.time_s if outcome else None,
+        "steps": outcome.steps if outcome else None,
+        "bytes_per_rank": outcome.bytes_per_rank if outcome else None,
+        "segments": outcome.segments if outcome else None,
+        "method": outcome.method if outcome else None,
+        "out": each.out,
+    }
+
+
+def _row(each: Candidate, chosen: Algorithm) -> tuple[str, ...]:
+    mark, outcome = "*" if each.algorithm is chosen else "", each.outcome
+    if outcome is None:
+        return mark, each.algorithm.name, "-", "-", "-", "-", each.out or ""
+    numbers = (seconds_in_words(outcome.time_s), str(outcome.steps), bytes_in_words(outcome.bytes_per_rank))
+    return mark, each.algorithm.name, *numbers, str(outcome.segments), each.out or ""
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Return a time with three digits and the unit that suits it."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def bytes_in_words(count: float) -> str:
+    """Return a number of bytes with at most four digits and the unit that suits it."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.4g} {unit}"
+    return f"{count:.4g} bytes"
