@@ -1,0 +1,123 @@
+"""``manyhands simulate``, run as users run it, and numbers of bytes as they write them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from manyhands.cli.sizes import parse_bytes
+from manyhands.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from subprocess import CompletedProcess
+
+    Run = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture
+def simulate(run_python: Run) -> Run:
+    def run(*args: str) -> CompletedProcess[str]:
+        return run_python("-m", "manyhands", "simulate", *args, MANYHANDS_NO_AUTOLOAD="1")
+
+    return run
+
+
+def test_json_is_what_programs_expect(simulate: Run) -> None:
+    result = simulate("all_reduce", "--ranks", "16", "--bytes", "1MB", "--network", "textbook", "--algorithm", "all", "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert set(report) == {"collective", "ranks", "bytes", "algorithms", "chosen", "fastest"}
+    assert (report["collective"], report["ranks"], report["bytes"]) == ("all_reduce", 16, 10**6)
+    found = {each["name"]: each for each in report["algorithms"]}
+    assert {"ring", "recursive_doubling", "rabenseifner"} <= set(found)
+    assert "hierarchical" not in found  # one rank per host
+    assert report["chosen"] in found
+    assert report["fastest"] == min(found.values(), key=lambda each: each["time_s"])["name"]
+    ring = found["ring"]
+    assert set(ring) == {"name", "time_s", "steps", "bytes_per_rank", "segments", "method"}
+    assert ring["time_s"] == pytest.approx(30 * 1e-6 + 2 * 15 / 16 * 1e6 / 10e9, rel=1e-9)
+    assert (ring["steps"], ring["bytes_per_rank"], ring["segments"], ring["method"]) == (30, 1_875_000, 1, "events")
+
+
+def test_without_an_algorithm_the_one_that_a_group_would_use_is_run(simulate: Run) -> None:
+    report = json.loads(simulate("broadcast", "--ranks", "24", "--bytes", "4KiB", "--json").stdout)
+    assert [each["name"] for each in report["algorithms"]] == [report["chosen"]]
+
+
+def test_people_get_a_table(simulate: Run) -> None:
+    result = simulate("all_gather", "--ranks", "16", "--bytes", "64KiB", "--algorithm", "ring", "--segments", "2")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "all_gather of 65,536 bytes, 16 ranks, network fat-tree"
+    assert lines[3].split() == ["algorithm", "time", "steps", "bytes", "per", "rank", "segments", "method"]
+    assert lines[4].split()[0] == "ring"
+    assert lines[4].split()[-3:] == ["61,440", "2", "events"]
+    assert lines[-1].startswith("a group would use ")
+
+
+def test_a_network_file_and_another_number_of_ranks_per_host(simulate: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'topology = "wires"\n[wire]\nlatency_s = 2e-6\nbandwidth_bytes_per_s = 1e9\n[host]\nlatency_s = 1e-6\n'
+        "bandwidth_bytes_per_s = 1e9\n"
+    )
+    near, far = (
+        json.loads(
+            simulate(
+                "barrier", "--ranks", "4", "--network", str(path), "--ranks-per-host", per_host, "--algorithm", "dissemination",
+                "--json",
+            ).stdout
+        )["algorithms"][0]["time_s"]
+        for per_host in ("4", "1")
+    )  # fmt: skip
+    assert near == pytest.approx(2e-6)
+    assert far == pytest.approx(4e-6)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("all_redcue", "--ranks", "4"), "'all_redcue' is no collective; expected is one of: all_reduce"),
+        (
+            ("all_reduce", "--ranks", "4", "--algorithm", "rign"),
+            "there is no algorithm 'rign' for all_reduce; expected is one of:",
+        ),
+        (("all_reduce", "--ranks", "4", "--bytes", "1XB"), "'1XB' is no number of bytes"),
+        (("all_reduce", "--ranks", "4", "--network", "nowhere"), "neither a preset nor a file"),
+        (("all_reduce", "--ranks", "0", "--algorithm", "ring"), "a world of 0 ranks"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(simulate: Run, args: tuple[str, ...], words: str) -> None:
+    result = simulate(*args)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("4096", 4096),
+        ("1e6", 10**6),
+        ("64KiB", 65536),
+        ("1GiB", 1 << 30),
+        ("1 gib", 1 << 30),
+        ("1.5MB", 1_500_000),
+        ("2kB", 2000),
+        (".5KiB", 512),
+        ("0", 0),
+        ("3B", 3),
+    ],
+)
+def test_numbers_of_bytes_are_read(text: str, nbytes: int) -> None:
+    assert parse_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "KiB", "1Gi B", "ten", "1e-3", "1e9999"])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected is one such as 4096, 64KiB"):
+        parse_bytes(text)
