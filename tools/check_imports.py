@@ -18,19 +18,24 @@ from pathlib import Path
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "_version checks errors error_file deadline partition",
+        "_version checks errors error_file deadline partition members",
         "backend dtypes waiting wire",
         "schedule algorithms",
-        "arrays hookspecs observe",
+        "arrays hookspecs observe simulation drawing objects",
         "arguments plugins provenance",
         "config point_to_point select",
         "engine rendezvous",
-        "job threads",
+        "lanes",
+        "job threads work",
         "collectives",
         "peers",
+        "operations",
+        "calls",
+        "async_calls coalescing object_calls",
         "group joining",
+        "mesh",
         "api",
-        "__main__ cli launch",
+        "__main__ cli launch tuning",
     )
 )
 
@@ -38,11 +43,12 @@ ROWS: tuple[frozenset[str], ...] = tuple(
 NARROW: dict[str, frozenset[str]] = {
     "schedule": frozenset({"errors", "schedule"}),
     "algorithms": frozenset({"errors", "schedule", "algorithms"}),
+    "drawing": frozenset({"errors", "schedule", "drawing"}),
 }
 
 # Packages that only one room may import, and packages that no module may import at its top.
 ONLY_IN: dict[str, str] = {"typer": "cli", "rich": "cli"}
-NEVER_AT_TOP: frozenset[str] = frozenset({"cupy", "mpi4py", "torch", "rich"})
+NEVER_AT_TOP: frozenset[str] = frozenset({"cupy", "matplotlib", "mpi4py", "torch", "rich"})
 
 # All that a plugin may import of core.
 PLUGINS_MAY_IMPORT = "manyhands.api"

@@ -7,9 +7,12 @@ from typing import Annotated
 import typer
 
 from manyhands._version import __version__
+from manyhands.cli.bench import bench
 from manyhands.cli.config_cmd import config_app
 from manyhands.cli.doctor import doctor
 from manyhands.cli.run import CONTEXT_SETTINGS, run
+from manyhands.cli.show import show
+from manyhands.cli.simulate import simulate
 
 __all__ = ["app"]
 
@@ -22,6 +25,9 @@ app: typer.Typer = typer.Typer(
 )
 app.command("run", context_settings=CONTEXT_SETTINGS)(run)
 app.command("doctor")(doctor)
+app.command("bench")(bench)
+app.command("show")(show)
+app.command("simulate")(simulate)
 app.add_typer(config_app, name="config")
 
 
