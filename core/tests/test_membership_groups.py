@@ -278,3 +278,14 @@ def test_who_leaves_waited_for_in_a_group_by_others_than_its_members_is_no_conce
     assert job.store.verdict is None
     job.store.handle(1, Leave(progress()))
     assert job.the_verdict().peer == 1
+
+
+def test_a_rank_that_leaves_the_job_before_the_others_have_left_its_group_has_still_sent_what_they_received() -> None:
+    """Who is told that a group is disbanded no longer says how far it came there."""
+    job = Job(2)
+    sent, received = Progress({}, {15: {1: 1}}, {}), Progress({}, {}, {15: {0: 1}})
+    job.store.handle(0, LeaveGroup(7, [0, 1], sent))
+    job.store.handle(0, Leave(Progress({}, {15: {1: 1}}, {})))
+    job.store.handle(1, LeaveGroup(7, [0, 1], received))
+    job.store.handle(1, Leave(Progress({}, {}, {})))
+    assert job.told == {0: [Disbanded(7), Farewell()], 1: [Disbanded(7), Farewell()]}

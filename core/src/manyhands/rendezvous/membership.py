@@ -208,10 +208,8 @@ class Membership:
                     self._inquest.answers[rank] = message
                     self._close_inquest_if_complete()
             case Leave(progress):
-                for counts in (progress.sends, progress.receives):
-                    for channel in self._disbanded.intersection(counts):
-                        del counts[channel]
                 self._left[rank] = progress
+                self._forget_disbanded(progress)
                 self._stalls.pop(rank, None)
                 for other, wait in list(self._waits.values()):
                     self._check_abandoned(other, wait)
@@ -282,6 +280,8 @@ class Membership:
         del self._leaving[group]
         # Members now forget how far they came there, some of them before others say how far they came in all.
         self._disbanded |= {2 * group, 2 * group + 1}
+        for other in self._left.values():
+            self._forget_disbanded(other)
         for place in [place for place in self._waits if place[1] in self._disbanded]:
             del self._waits[place]
         for member in [member for member, stalled in self._stalls.items() if self._is_over(stalled)]:
@@ -293,6 +293,12 @@ class Membership:
         for member in members:
             if member not in self._gone:
                 self._send(member, Disbanded(group))
+
+    def _forget_disbanded(self, progress: Progress) -> None:
+        """Leave out groups whose messages have been compared already."""
+        for counts in (progress.sends, progress.receives):
+            for channel in self._disbanded.intersection(counts):
+                del counts[channel]
 
     def _is_over(self, stalled: Stalled) -> bool:
         """Tell whether a report is of a time before all had left a group, whose progress is no longer told."""
