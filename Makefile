@@ -1,16 +1,17 @@
-# make demo | test | check | bench-startup | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | check | prove | bench-startup | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
 # where packages are, so that .venv comes first there.
 PYRIGHT := PATH="$(CURDIR)/$(BIN):$$PATH" PYRIGHT_PYTHON_GLOBAL_NODE=0 PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright
 
-.PHONY: help demo test check bench-startup clean venv venv-dev
+.PHONY: help demo test check prove bench-startup clean venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
 	@echo "make test           run all tests"
 	@echo "make check          lint, formatting, types, and the rules of the repository"
+	@echo "make prove          prove every algorithm for all worlds up to 33 and every root (half an hour)"
 	@echo "make bench-startup  how long 'import manyhands' takes, compared with NumPy, pluggy and pydantic alone"
 	@echo "make clean          remove .venv and what the tools leave behind"
 
@@ -29,6 +30,9 @@ check: venv-dev
 	$(PYRIGHT) --verifytypes manyhands_tcp --ignoreexternal
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_versions.py
+
+prove: venv
+	$(BIN)/python tools/prove.py
 
 bench-startup: venv
 	$(BIN)/python benchmarks/startup.py

@@ -12,7 +12,7 @@ from manyhands.algorithms.cost import Cost, ceil_log2
 from manyhands.algorithms.draft import Draft
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, Ref, Schedule, Send
 
-__all__ = ["all_gather", "all_gather_cost", "all_to_all", "all_to_all_cost"]
+__all__ = ["all_gather", "all_gather_cost", "all_to_all", "all_to_all_cost", "chunks_around", "gather_rounds"]
 
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
@@ -28,28 +28,55 @@ def all_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedu
     Cost: ceil(log2 P) messages and as many steps; P - 1 blocks, n (P - 1) / P bytes where they are even, the least possible.
     """
     draft = Draft(Collective.ALL_GATHER, "bruck", rank, size)
-    own = draft.block(OUTPUT, rank)
-    copied = draft.copy(own, draft.whole(INPUT))
-    row = Ref(OUTPUT, 0, size)
-    have: tuple[int, ...] = (copied,)
+    copied = draft.copy(draft.block(OUTPUT, rank), draft.whole(INPUT))
+    gather_rounds(draft, draft.whole(INPUT), ready=(), in_output=(copied,))
+    return draft.finish()
+
+
+def gather_rounds(
+    draft: Draft, own: Ref, *, ready: tuple[int, ...], in_output: tuple[int, ...], free: tuple[int, ...] = ()
+) -> None:
+    """Append the rounds in which every rank gets the chunks of all ranks, one chunk each, into ``OUTPUT``.
+
+    Parameters
+    ----------
+    draft
+        Where to.
+    own
+        The chunk of this rank.
+    ready, in_output
+        The steps after which it is there, and after which it is in ``OUTPUT``.
+    free
+        The steps after which the other chunks of ``OUTPUT`` may be written.
+    """
+    rank, size = draft.rank, draft.size
+    row, have = Ref(OUTPUT, 0, size), in_output
     if rank:
-        row = draft.reserve(*draft.around(OUTPUT, rank, size))
-        have = (draft.copy(Ref(row.buffer, row.chunk), draft.whole(INPUT)),)
+        row = draft.reserve(*chunks_around(OUTPUT, rank, size, size))
+        have = (draft.copy(Ref(row.buffer, row.chunk), own, *ready),)
     distance = 1
     while distance < size:
         count = min(distance, size - distance)
         # The first message need not wait until the own block was copied.
         first = distance == 1
-        blocks = draft.whole(INPUT) if first else Ref(row.buffer, row.chunk, count)
-        draft.add(Send((rank - distance) % size, blocks, () if first else have))
+        draft.add(Send((rank - distance) % size, own if first else Ref(row.buffer, row.chunk, count), ready if first else have))
         source, start = (rank + distance) % size, row.chunk + distance
-        have = (*have, draft.add(Recv(source, Ref(row.buffer, start, count))))
+        received = draft.add(Recv(source, Ref(row.buffer, start, count), () if rank else free))
+        have = (*have, received)
         if rank:
-            for belongs in draft.around(OUTPUT, source, count):
-                draft.copy(belongs, Ref(row.buffer, start, belongs.count), have[-1])
+            for belongs in chunks_around(OUTPUT, source, count, size):
+                draft.copy(belongs, Ref(row.buffer, start, belongs.count), received, *free)
                 start += belongs.count
         distance *= 2
-    return draft.finish()
+
+
+def chunks_around(buffer: Buffer, first: int, count: int, size: int) -> list[Ref]:
+    """Return ``count`` chunks from ``first`` on, where the first one follows the last, in two parts where that happens."""
+    before_end = min(count, size - first)
+    parts = [Ref(buffer, first, before_end)]
+    if count > before_end:
+        parts.append(Ref(buffer, 0, count - before_end))
+    return parts
 
 
 def all_gather_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host: int = 1) -> Cost:

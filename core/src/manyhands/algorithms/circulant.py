@@ -7,6 +7,7 @@ come of halving P again and again and rounding up, so that, unlike with powers o
 from __future__ import annotations
 
 from manyhands.algorithms import bruck
+from manyhands.algorithms.bruck import chunks_around
 from manyhands.algorithms.cost import Cost, ceil_log2, one_after_the_other
 from manyhands.algorithms.draft import Draft
 from manyhands.schedule.steps import Buffer, Collective, RecvReduce, Ref, Schedule, Send
@@ -29,25 +30,34 @@ def reduce_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Sc
     Order: far ranks before near ones: the reduction must commute.
     """
     draft = Draft(Collective.REDUCE_SCATTER, "circulant", rank, size)
-    result = draft.whole(OUTPUT)
     if size == 1:
-        draft.copy(result, draft.whole(INPUT))
-        return draft.finish()
+        draft.copy(draft.whole(OUTPUT), draft.whole(INPUT))
+    else:
+        _reduce_rounds(draft, draft.whole(OUTPUT))
+    return draft.finish()
+
+
+def _reduce_rounds(draft: Draft, result: Ref) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Append the rounds that reduce one chunk for each rank into ``result``.
+
+    Returns the steps after which it is there, and those that read ``INPUT`` and may come later than that.
+    """
+    rank, size = draft.rank, draft.size
     here = (size + 1) // 2
     count = size - here
-    for given in draft.around(INPUT, (rank + here) % size, count):
-        draft.add(Send((rank + here) % size, given))
-    partial = result if size == 2 else draft.reserve(*draft.around(INPUT, rank, here))
+    farther = chunks_around(INPUT, (rank + here) % size, count, size)
+    sent = tuple(draft.add(Send((rank + here) % size, given)) for given in farther)
+    partial = result if size == 2 else draft.reserve(*chunks_around(INPUT, rank, here, size))
     ready: list[int] = []
     done = 0
-    for blocks in draft.around(INPUT, rank, count):
+    for blocks in chunks_around(INPUT, rank, count, size):
         ready.append(
             draft.add(RecvReduce((rank - here) % size, Ref(partial.buffer, partial.chunk + done, blocks.count), blocks))
         )
         done += blocks.count
     if count < here:
         # The last one is not combined in the first round, and later rounds expect it beside the others.
-        ready.append(draft.copy(Ref(partial.buffer, partial.chunk + count), draft.block(INPUT, (rank + count) % size)))
+        ready.append(draft.copy(Ref(partial.buffer, partial.chunk + count), Ref(INPUT, (rank + count) % size)))
     after = tuple(ready)
     while here > 1:
         count, here = here // 2, (here + 1) // 2
@@ -55,7 +65,7 @@ def reduce_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Sc
         draft.add(Send((rank + here) % size, Ref(partial.buffer, partial.chunk + here, count), after))
         target = result if here == 1 else mine
         after = (draft.add(RecvReduce((rank - here) % size, target, mine, after=after)),)
-    return draft.finish()
+    return after, sent
 
 
 def reduce_scatter_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host: int = 1) -> Cost:
@@ -75,9 +85,13 @@ def all_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedu
     Order: far ranks before near ones: the reduction must commute.
     """
     draft = Draft(Collective.ALL_REDUCE, "circulant", rank, size, segments=size)
-    own, vector = Ref(OUTPUT, rank), draft.whole(OUTPUT)
-    draft.include(reduce_scatter(rank, size), lambda peer: peer, input=draft.whole(INPUT), output=own)
-    draft.include(bruck.all_gather(rank, size), lambda peer: peer, input=own, output=vector)
+    if size == 1:
+        draft.copy(draft.whole(OUTPUT), draft.whole(INPUT))
+        return draft.finish()
+    own = Ref(OUTPUT, rank)
+    ready, sent = _reduce_rounds(draft, own)
+    # In place, what is gathered is written where the first round reads: what it sent, and what it combined on the way to the result.
+    bruck.gather_rounds(draft, own, ready=ready, in_output=ready, free=(*sent, *ready))
     return draft.finish()
 
 

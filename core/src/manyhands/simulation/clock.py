@@ -13,7 +13,8 @@ The rules, in full:
    since the receiving port began to serve it.
 5. A rank reduces one thing at a time, first come first served, and each takes bytes / rate.
 6. At one moment, what ends comes first, then reductions, then messages: those that have passed fewer queues before others, then
-   those whose sending step has a lower index, then those of a lower rank (modulo the period, see `program`).
+   those whose sending step comes earlier in its schedule (copies not counted), then those of a lower rank (modulo the period, see
+   `program`).
 
 Times that are equal are handled together, so that a world in which all ranks do the same is cheap.
 """

@@ -30,6 +30,9 @@ MAX_MESSAGES = 6_000_000
 _COMPARED_STEPS = 500_000
 """How many steps are compared, more or less, to find out whether all ranks do the same."""
 
+_MADE_STEPS = 20_000_000
+"""The most steps that are made to be simulated, more or less."""
+
 _LOOKED_AT = 8
 """How many ranks, more or less, tell how many messages there are and which ways they take."""
 
@@ -47,7 +50,7 @@ class Outcome:
         Seconds from the start, which is the same for all ranks, until the last rank is done.
     steps
         The number of messages on the longest chain in which each waits for the one before, either for its bytes or for a rank that
-        sends (receives) one message after the other.
+        sends (receives) one message after the other: that of the formula, where the algorithm has one, on any network.
     bytes_per_rank
         The bytes that the rank which sends most sends.
     segments
@@ -109,19 +112,25 @@ def simulate(
             segments = best_segments(algorithm, size, nbytes, network, look_at_ways(wiring, uncut, nbytes))
     cut = segments
 
-    def build(rank: int) -> Schedule:
-        return _schedule(algorithm, rank, size, root, cut, network)
+    # That of rank 0 is asked for several times, and may have a step for each pair of ranks.
+    first = _schedule(algorithm, 0, size, root, cut, network)
 
-    first = build(0)
+    def build(rank: int) -> Schedule:
+        return _schedule(algorithm, rank, size, root, cut, network) if rank else first
+
     chunk_bytes = nbytes / max(first.input_chunks, first.output_chunks, 1)
     symmetry = find_symmetry(build, wiring, network.neighbours(size), _COMPARED_STEPS)
     traffic = _traffic(build, wiring, symmetry)
     messages = sum(int(sends.times.sum()) for _, sends in traffic) / len(traffic) * symmetry.period
-    if messages > MAX_MESSAGES:
+    if messages > MAX_MESSAGES or symmetry.repeats * len(first.steps) > _MADE_STEPS:
         return _by_formula(algorithm, nbytes, wiring, traffic, segments, chunk_bytes)
     program = compile_program(build, size, symmetry)
     timing = run_program(program, wiring, chunk_bytes)
-    return Outcome(timing.time_s, timing.steps, program.sent_chunks * chunk_bytes, segments, "events")
+    steps = timing.steps
+    if algorithm.cost is not None:
+        # On a network with contention, the chain that ends last also waits for messages of others on a link.
+        steps = algorithm.cost(size, nbytes, segments, network.neighbours(size)).steps
+    return Outcome(timing.time_s, steps, program.sent_chunks * chunk_bytes, segments, "events")
 
 
 def _traffic(build: Callable[[int], Schedule], wiring: Wiring, symmetry: Symmetry) -> list[tuple[int, Sends]]:
@@ -166,7 +175,7 @@ def _by_formula(
     size, network = wiring.size, wiring.network
     if algorithm.cost is None:
         raise UsageError(
-            f"{algorithm.name} {algorithm.collective.value} of {size} ranks has more than {MAX_MESSAGES} messages to simulate, and "
+            f"{algorithm.name} {algorithm.collective.value} of {size} ranks has more than {MAX_MESSAGES:,} messages or too many steps to simulate, and "
             "has no formula; choose fewer ranks or segments"
         )
     cost = algorithm.cost(size, nbytes, segments, network.neighbours(size))

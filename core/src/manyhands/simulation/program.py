@@ -47,7 +47,7 @@ class Nodes:
     kind
         0 for a send, 1 for a receive, 2 for one that reduces, 3 for a reduction.
     step
-        The index in the schedule.
+        The place in the schedule, copies not counted.
     distance
         From the sender to the receiver of a message: ``(receiver - sender) % size``, or ``receiver ^ sender``; 0 for a reduction.
     chunks
@@ -90,7 +90,7 @@ class Symmetry:
 class Program:
     """All messages and reductions of the ranks of one period.
 
-    *Operations* are messages 0 to M - 1, ordered by the index of the sending step and then by sender, and after them reductions.
+    *Operations* are messages 0 to M - 1, ordered by the place of the sending step and then by sender, and after them reductions.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ def translate(schedule: Schedule, *, mirrored: bool = False) -> Nodes:
     later: list[int] = []
     # For each step its node; for a copy, which is free, the nodes that it waits for.
     nodes: list[int | tuple[int, ...]] = []
-    for index, step in enumerate(schedule.steps):
+    for step in schedule.steps:
         node = len(kinds)
         before: list[int] = []
         for other in step.after:
@@ -145,11 +145,12 @@ def translate(schedule: Schedule, *, mirrored: bool = False) -> Nodes:
                 before.append(found)
             else:
                 before.extend(found)  # type: ignore[arg-type]
+        if len(before) > 1:
+            # How often a node is named may differ between ranks that do the same.
+            before = sorted(set(before))
         if isinstance(step, Copy):
-            nodes.append(tuple(set(before)))
+            nodes.append(tuple(before))
             continue
-        if len(before) > 4:
-            before = list(set(before))
         if isinstance(step, Send):
             kind, distance, ref = SEND, step.peer ^ rank if mirrored else (step.peer - rank) % size, step.source
         elif isinstance(step, Reduce):
@@ -159,7 +160,7 @@ def translate(schedule: Schedule, *, mirrored: bool = False) -> Nodes:
             distance, ref = step.peer ^ rank if mirrored else (rank - step.peer) % size, step.target
         nodes.append(node)
         kinds.append(kind)
-        steps.append(index)
+        steps.append(node)
         distances.append(distance)
         chunks.append(0 if ref is None else ref.count)
         earlier += before
@@ -174,11 +175,10 @@ def translate(schedule: Schedule, *, mirrored: bool = False) -> Nodes:
 
 
 def sample_ranks(size: int, count: int) -> list[int]:
-    """Return ``count`` ranks that are spread without any rhythm, and the first and last ones; all ranks if there are no more."""
+    """Return ``count`` ranks that are spread without any rhythm, the first and the last among them; all if there are no more."""
     if count >= size:
         return list(range(size))
-    spread = {int(turn * _GOLDEN % 1 * size) for turn in range(count)}
-    return sorted(spread | {0, 1, 2, size // 2 - 1, size // 2, size - 2, size - 1})
+    return sorted({int(turn * _GOLDEN % 1 * size) for turn in range(count)} | {size - 1})
 
 
 def find_symmetry(build: Build, wiring: Wiring, neighbours: int, budget: int) -> Symmetry:
@@ -212,7 +212,7 @@ def _repeat(build: Build, size: int, symmetry: Symmetry, budget: int) -> bool:
     base = [translate(schedule, mirrored=mirrored) for schedule in first]
     steps = max(1, *(len(schedule.steps) for schedule in first))
     # A root, or ranks at the end, may be different: the second and the last ranks of each kind are always looked at.
-    compared = set(sample_ranks(size, max(4, budget // steps)))
+    compared = set(sample_ranks(size, max(3, budget // steps)))
     compared.update(range(repeats, min(size, 2 * repeats)), range(size - repeats, size))
     return all(
         translate(build(rank), mirrored=mirrored).same_as(base[rank % repeats]) for rank in sorted(compared) if rank >= repeats
