@@ -11,7 +11,7 @@ help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
 	@echo "make test           run all tests"
 	@echo "make check          lint, formatting, types, and the rules of the repository"
-	@echo "make prove          prove every algorithm for all worlds up to 33 and every root (half an hour)"
+	@echo "make prove          prove every algorithm for all worlds up to 33 and every root (ten minutes)"
 	@echo "make bench-startup  how long 'import manyhands' takes, compared with NumPy, pluggy and pydantic alone"
 	@echo "make clean          remove .venv and what the tools leave behind"
 

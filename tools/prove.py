@@ -1,6 +1,6 @@
 """Prove every algorithm that comes with manyhands: all worlds, every root, every number of ranks per host, 1 to 3 segments.
 
-`make test` proves most of this; the whole takes half an hour. The first counterexample ends it.
+`make test` proves most of this; the whole takes ten minutes on two cores. The first counterexample ends it.
 
 Usage: python tools/prove.py [--worlds 33] [NAME_COLLECTIVE ...]
 """

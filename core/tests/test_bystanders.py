@@ -33,6 +33,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bystanders, "_bystanders", weakref.WeakSet(threading.enumerate()))
     monkeypatch.setattr(bystanders, "_blocked", set())
     monkeypatch.setattr(bystanders, "_helpers", set())
+    monkeypatch.setattr(bystanders, "_strangers", lambda known: False)
 
 
 @contextmanager
@@ -223,8 +224,8 @@ def test_a_thread_that_waits_for_its_turn_may_come_to_the_rescue_as_soon_as_it_h
     lane.take(Deadline(PATIENCE_S))
 
     def take(_: threading.Event) -> None:
-        with lane.turn(Deadline(PATIENCE_S)):
-            pass
+        lane.take(Deadline(PATIENCE_S), for_good=True)
+        lane.give()
 
     with thread(take):
         until(lambda: nobody_else(HOME))
@@ -236,9 +237,9 @@ def test_a_thread_that_waits_for_its_turn_may_come_to_the_rescue_as_soon_as_it_h
 
 def test_a_thread_that_waits_for_its_turn_waits() -> None:
     lane = Lane()
-    with thread(lambda _: lane.take(Deadline(PATIENCE_S))):
+    with thread(lambda _: lane.take(Deadline(PATIENCE_S), for_good=True)):
         pass
-    with thread(lambda _: lane.take(Deadline(PATIENCE_S))):
+    with thread(lambda _: lane.take(Deadline(PATIENCE_S), for_good=True)):
         until(lambda: nobody_else(HOME))
         lane.give()
 

@@ -119,11 +119,11 @@ def test_without_an_algorithm_those_that_are_there_are_listed(capsys: pytest.Cap
     [
         (["ring_all_reduc"], ["'ring_all_reduc'", "did you mean 'ring_all_reduce'?", "Known are: ", "dissemination_barrier"]),
         (["ring", "barier"], ["'ring_barier'", "Known are: "]),
-        (["ring_all_reduce", "--world", "0"], ["--world 0", "1 or more"]),
+        (["ring_all_reduce", "--world", "0"], ["--world 0", "1 to 1,048,576"]),
         (["ring_all_reduce", "--world", "65"], ["--world 65", "more than 64 ranks", "manyhands simulate"]),
         (["binomial_reduce", "--root", "4"], ["--root 4", "ranks 0 to 3"]),
         (["ring_all_reduce", "--root", "1"], ["all_reduce has no root", "leave --root out"]),
-        (["ring_all_reduce", "--segments", "0"], ["--segments 0", "1 or more"]),
+        (["ring_all_reduce", "--segments", "0"], ["--segments 0", "1 to 64"]),
         (["ring_all_reduce", "--ranks-per-host", "0"], ["--ranks-per-host 0", "1 or more"]),
         (
             ["hierarchical_all_reduce", "--world", "6", "--ranks-per-host", "4"],

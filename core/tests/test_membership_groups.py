@@ -195,7 +195,7 @@ def test_a_wait_in_a_group_that_all_have_left_since_is_over() -> None:
     job = Job()
     job.store.handle(0, in_group())
     for rank in (0, 1):
-        leave_group(job, rank, [0, 1])
+        leave_group(job, rank, [0, 1], Progress({14: 1}, {}, {}))
     for rank in range(3):
         job.store.handle(rank, Leave(Progress({}, {}, {})))
     assert job.told == {0: [Disbanded(7), Farewell()], 1: [Disbanded(7), Farewell()], 2: [Farewell()]}
@@ -289,3 +289,17 @@ def test_a_rank_that_leaves_the_job_before_the_others_have_left_its_group_has_st
     job.store.handle(1, LeaveGroup(7, [0, 1], received))
     job.store.handle(1, Leave(Progress({}, {}, {})))
     assert job.told == {0: [Disbanded(7), Farewell()], 1: [Disbanded(7), Farewell()]}
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_who_waits_in_a_group_for_a_member_that_has_left_it_waits_in_vain(leaves_first: bool) -> None:
+    """Rank 1 has closed the group without the barrier that rank 0 waits in."""
+    job = Job(2)
+    if not leaves_first:
+        job.store.handle(0, in_group())
+    job.store.handle(1, LeaveGroup(7, [0, 1], Progress({}, {}, {})))
+    if leaves_first:
+        job.store.handle(0, in_group())
+    assert job.store.verdict is not None
+    assert (job.store.verdict.kind, job.store.verdict.peer) == ("mismatch", 1)
+    assert "rank 1 has closed its group, and rank 0 waits for it in" in job.store.verdict.text

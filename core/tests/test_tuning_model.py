@@ -64,7 +64,7 @@ def test_an_algorithm_by_host_gets_rows_only_where_it_can_serve() -> None:
 
 def test_the_table_is_small_and_every_row_quotes_the_model() -> None:
     assert len(default_rules()) < 100
-    assert all(rule.reason.startswith("model (") for rule in default_rules())
+    assert all(rule.reason.startswith("on the model's networks, such as ") for rule in default_rules())
 
 
 @pytest.mark.parametrize("collective", [each for each in Collective if each is not Collective.BARRIER])

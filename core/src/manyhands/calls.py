@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from manyhands.collectives import check_usable
 from manyhands.deadline import Deadline
-from manyhands.errors import ClosedError, DeadlineError
+from manyhands.errors import ClosedError, CommError, DeadlineError
 from manyhands.job import Job
 from manyhands.lanes import Lane
 from manyhands.members import Members
@@ -47,6 +47,8 @@ class Calls:
     def _check_open(self) -> None:
         if self._left:
             raise ClosedError(f"group {self._members.number} is closed; make another one", rank=self._job.rank)
+        if self._job.control.failed:
+            self._saw()
         check_usable(self._job)
 
     def _now(self, what: str, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
@@ -63,9 +65,23 @@ class Calls:
                 operation=what,
             ) from None
         try:
+            self._check_open()
             return action(deadline)
+        except CommError:
+            self._saw()
+            raise
         finally:
             self._lane.give()
+
+    def _between(self, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
+        """Run a call in this thread that takes turns with those in the same direction only."""
+        deadline = self._deadline(timeout_s)
+        self._check_open()
+        try:
+            return action(deadline)
+        except CommError:
+            self._saw()
+            raise
 
     def _later(self, what: str, action: Callable[[Deadline], T], timeout_s: float | None, lane: Lane | None = None) -> Work[T]:
         """Run a call in the background when its turn comes; its time begins then, since those before it have their own."""
@@ -73,23 +89,34 @@ class Calls:
         self._check_open()
         work: Work[T] = Work(what, self._callbacks, self._saw)
 
-        def run() -> None:
-            told = self._job.told
-            work.run(lambda: action(Deadline(seconds)))
-            # A failure that waits in a handle, which may have been dropped, has not been seen by anybody.
-            self._job.told = told
+        def run() -> T:
+            if self._left:
+                raise ClosedError(f"the group was closed before {what} had its turn", rank=self._job.rank, operation=what)
+            return action(Deadline(seconds))
 
-        (lane or self._lane).submit(run)
+        (lane or self._lane).submit(lambda: work.run(run))
         return work
 
     def _saw(self) -> None:
+        """Take note that the program has seen how the job failed; a failure in a handle that was dropped has not been seen."""
         self._job.told = True
 
-    def _drain(self, deadline: Deadline) -> None:
-        """Wait until all calls that have been issued, and their callbacks, have ended, as long as the deadline allows."""
-        for lane in (self._lane, *self._operations.peers.lanes(), self._callbacks):
+    def _lanes(self) -> list[Lane]:
+        return [self._lane, *self._operations.peers.lanes(), self._callbacks]
+
+    def _drain(self, deadline: Deadline, *, for_good: bool = True) -> bool:
+        """Wait until the calls in flight, and their callbacks, have ended, as long as the deadline allows.
+
+        Tell whether there were none. A callback that closes the group does not wait for itself.
+        """
+        idle = True
+        for lane in self._lanes():
+            if lane.runs_here:
+                continue
             try:
-                lane.take(deadline)
+                idle = lane.take(deadline, for_good=for_good) and idle
             except TimeoutError:
-                return
-            lane.give()
+                idle = False
+            else:
+                lane.give()
+        return idle

@@ -35,8 +35,8 @@ class _BatchWork(Work[Array]):
 
     __slots__ = ("_issued",)
 
-    def __init__(self, lane: Lane) -> None:
-        super().__init__("all_reduce of a batch", lane)
+    def __init__(self, lane: Lane, on_failure_seen: Callable[[], None]) -> None:
+        super().__init__("all_reduce of a batch", lane, on_failure_seen)
         self._issued = False
 
     def issue(self) -> None:
@@ -76,13 +76,23 @@ class Batch:
         Carries out the prepared all_reduces: the end of the block calls it once.
     lane
         Where callbacks of the works run.
+    on_failure_seen
+        What a work calls when it raises what failed.
     reproducible
         Whether reductions are reproducible where a call does not say.
     """
 
-    def __init__(self, issue: Callable[[list[_Message]], None], lane: Lane, *, reproducible: bool) -> None:
+    def __init__(
+        self,
+        issue: Callable[[list[_Message]], None],
+        lane: Lane,
+        on_failure_seen: Callable[[], None],
+        *,
+        reproducible: bool,
+    ) -> None:
         self._issue = issue
         self._lane = lane
+        self._on_failure_seen = on_failure_seen
         self._reproducible = reproducible
         self._entries: dict[_Key, list[_Entry]] = {}
         self._state = "new"
@@ -144,7 +154,7 @@ class Batch:
         if out is not None:
             check_out(out, source.shape, source.dtype)
         key = (source.dtype, reduction, self._reproducible if reproducible is None else bool(reproducible))
-        work = _BatchWork(self._lane)
+        work = _BatchWork(self._lane, self._on_failure_seen)
         self._entries.setdefault(key, []).append(_Entry(source, out, work))
         return work
 
@@ -251,7 +261,7 @@ class CoalescingCalls(Calls):
             else:
                 self._later("coalesce", lambda deadline: _or_end(messages, action, deadline), timeout_s)
 
-        return Batch(issue, self._callbacks, reproducible=self._reproducible)
+        return Batch(issue, self._callbacks, self._saw, reproducible=self._reproducible)
 
 
 def _or_end(messages: list[_Message], action: Callable[[Deadline], None], deadline: Deadline) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -14,11 +15,11 @@ from manyhands.async_calls import AsyncCalls
 from manyhands.checks import is_success, whole
 from manyhands.coalescing import CoalescingCalls
 from manyhands.dtypes import Op
-from manyhands.errors import DeadlineError, UsageError
+from manyhands.errors import DeadlineError, ManyHandsError, UsageError
 from manyhands.job import Job
 from manyhands.members import Members, ranks_per_host
 from manyhands.object_calls import ObjectCalls
-from manyhands.operations import Action, Operations
+from manyhands.operations import Operations
 from manyhands.plugins import PluginManager
 from manyhands.rendezvous.messages import Report
 from manyhands.select import Selector
@@ -70,6 +71,8 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
         self._plugins = plugins
         self._selector = selector
         self._reproducible = reproducible
+        self._closing = threading.Lock()
+        self._counting = threading.Lock()
         self._splits = 0
         self._subgroups: dict[tuple[int, ...], int] = {}
         job.drains.append(self._drain)
@@ -91,7 +94,8 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
     def close(self, *, timeout_s: float | None = None) -> None:
         """Wait for the calls that are still in flight, for at most ``timeout_s``, and leave the group. Twice is fine.
 
-        The group of all ranks also waits, within that time, until the other ranks leave; the groups made from it are closed with it.
+        Calls that have not had their turn by then end with `ClosedError`. The group of all ranks also waits, within that time, until
+        the other ranks leave; the groups made from it are closed with it.
         A group made by `split` or `subgroup` waits for nobody: what it holds is given back when all its members have closed it.
 
         Raises
@@ -102,12 +106,40 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
         deadline = self._deadline(timeout_s)
         if self._members.number == 0:
             self._job.close(deadline)
-        elif not self._left:
-            self._drain(deadline)
+            return
+        with self._closing:
+            if self._left:
+                return
+            if not self._job.closed:
+                while not self._drain(deadline, for_good=False) and not deadline.passed():
+                    pass
             self._left = True
             self._job.drains.remove(self._drain)
             if not self._job.closed:
-                self._job.control.leave_group(self._members.number, self.ranks, self._operations.close)
+                self._leave_when_idle()
+
+    def _leave_when_idle(self) -> None:
+        """Say that this rank has left when the last call that was in flight has ended: mostly now."""
+        lanes = self._lanes()
+        busy = [lane for lane in lanes if lane.runs_here or not lane.is_free]
+        left = len(busy)
+        counting = threading.Lock()
+
+        def leave() -> None:
+            self._job.control.leave_group(self._members.number, self.ranks, self._operations.close)
+
+        def ended() -> None:
+            nonlocal left
+            with counting:
+                left -= 1
+                last = left == 0
+            if last:
+                leave()
+
+        if not busy:
+            leave()
+        for lane in busy:
+            lane.submit(ended)
 
     # Groups of some of the ranks
 
@@ -115,7 +147,8 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
         """Divide the group into new ones: ranks that give the same color come together. Every rank must call it.
 
         The new group has its own traffic and its own ranks, from 0 on; it may be used at the same time as this one and any other,
-        also from other threads. Errors name ranks as the world counts them: see `ranks`.
+        also from other threads. Errors name ranks as the world counts them: see `ranks`. Two threads of a rank must not divide
+        one group at once, since nothing tells which of their calls belong together.
 
         Parameters
         ----------
@@ -137,8 +170,9 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
             ``color`` or ``key`` is no integer.
         """
         card = msgspec.msgpack.encode((_integer(color, "color"), _integer(key, "key") or 0))
-        self._splits += 1
-        name = f"split #{self._splits} of group {self._members.number}"
+        with self._counting:
+            self._splits = count = self._splits + 1
+        name = f"split #{count} of group {self._members.number}"
         cards, number = self._meet(name, card, self.ranks, timeout_s)
         wishes = [msgspec.msgpack.decode(card, type=tuple[int | None, int]) for card in cards]
         if color is None:
@@ -175,7 +209,8 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
         self._check_open()
         if self.rank not in chosen:
             return None
-        self._subgroups[chosen] = count = self._subgroups.get(chosen, 0) + 1
+        with self._counting:
+            self._subgroups[chosen] = count = self._subgroups.get(chosen, 0) + 1
         name = f"subgroup {list(chosen)} #{count} of group {self._members.number}"
         members = tuple(self.ranks[rank] for rank in chosen)
         _, number = self._meet(name, b"", members, timeout_s)
@@ -187,9 +222,16 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
         self._check_open()
         try:
             return self._job.control.exchange(name, card, deadline, members, self._members.channel)
-        except DeadlineError as error:
-            report = Report("deadline", str(error), None, name, self._members.channel, -1, list(members))
-            raise self._job.fail(report) from None
+        except BaseException as error:
+            self._saw()
+            if isinstance(error, DeadlineError) and not self._job.control.failed:
+                report = Report("deadline", str(error), None, name, self._members.channel, -1, list(members))
+                raise self._job.fail(report) from None
+            if not isinstance(error, ManyHandsError):
+                # The others may get a group with this rank in it, which does not know of it.
+                text = f"rank {self._job.rank} broke off {name} with {type(error).__name__}: {error}"
+                self._job.fail(Report("aborted", text, self._job.rank, name, members=list(members)))
+            raise
 
     def _child(self, number: int, ranks: tuple[int, ...]) -> Group:
         hosts = [self._job.hosts[rank] for rank in ranks]
@@ -568,12 +610,6 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
             As for `send` and `recv`.
         """
         return self._between(self._operations.sendrecv(array, dest, source, out), timeout_s)
-
-    def _between(self, action: Action, timeout_s: float | None) -> Array:
-        """Run a call that takes turns with those in the same direction only."""
-        deadline = self._deadline(timeout_s)
-        self._check_open()
-        return action(deadline)
 
 
 def _integer(value: int | None, what: str) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import hashlib
 import hmac
 import logging
@@ -33,6 +34,8 @@ __all__ = ["Job", "Meeting"]
 _log = logging.getLogger("manyhands")
 
 _LATECOMERS_S = 1.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What a connection fails with for a reason of this rank's own: the peer is not lost."""
 
 
 class Meeting:
@@ -107,7 +110,7 @@ class Job:
     told
         Whether the program on this rank has seen how the job failed.
     drains
-        What waits for the calls that a group of this job has in flight, one for each open group.
+        What waits for the calls that a group of this job has in flight, one for each open group; each tells whether there were none.
     hosts
         For each rank a number that it shares with the ranks of its host.
     """
@@ -120,7 +123,7 @@ class Job:
         self.control: Control
         self.closed: bool = False
         self.hosts: tuple[int, ...] = ()
-        self.drains: list[Callable[[Deadline], None]] = []
+        self.drains: list[Callable[[Deadline], bool]] = []
         self._loop: Loop | None = None
         self._store: Store | None = None
         self._listeners: list[Listener] = []
@@ -194,12 +197,10 @@ class Job:
 
     def fail(self, report: Report) -> ManyHandsError:
         """Report a failure that this rank found, and return the first cause that all ranks agree on, to be raised."""
-        self.told = True
         return self.control.report(report)
 
     def error(self) -> ManyHandsError:
         """Return the first cause of the job's failure, to be raised."""
-        self.told = True
         return self.control.error()
 
     def close(self, deadline: Deadline) -> None:
@@ -215,8 +216,11 @@ class Job:
         if self.closed:
             return
         if not self.control.failed:
-            for drain in list(self.drains):
-                drain(deadline)
+            # What ends may issue more, in a callback: until nothing was left to wait for.
+            idle = False
+            while not idle and not deadline.passed():
+                waits = [drain(deadline) for drain in list(self.drains)]
+                idle = all(waits)
         self.closed = True
         all_left = True
         try:
@@ -256,7 +260,8 @@ class Job:
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
-        with contextlib.suppress(ManyHandsError):  # the interpreter is ending: there is nobody left to tell
+        # The interpreter is ending: there is nobody left to tell, and new threads may be refused.
+        with contextlib.suppress(ManyHandsError, RuntimeError):
             self.finish(error)
         if self._store is not None and not self._released:
             _log.warning("manyhands: rank 0 has finished, and its process stays until the other ranks have left as well")
@@ -314,6 +319,9 @@ class Job:
         except TimeoutError:
             raise
         except OSError as error:
+            if error.errno in _EXHAUSTED:
+                hint = f"{error.strerror}: close the groups that are done, or raise the limit (`ulimit -n`)"
+                raise OSError(error.errno, hint) from error
             raise LinkLost(peer, f"{show_address(address)}: {error.strerror or error}") from error
 
 

@@ -29,23 +29,49 @@ class _Turn:
 
     __slots__ = ("action", "come")
 
-    def __init__(self, action: Callable[[], None] | None) -> None:
+    def __init__(self, action: Callable[[], None] | None, come: threading.Event | Sleeper | None) -> None:
         self.action = action
-        self.come = Sleeper() if action is None else None
+        self.come = come
+
+    def wake(self) -> None:
+        """Tell the waiting thread that its turn has come."""
+        if isinstance(self.come, Sleeper):
+            self.come.wake()
+        elif self.come is not None:
+            self.come.set()
 
 
 class Lane:
     """A queue of turns, of which one runs at a time."""
 
-    __slots__ = ("_busy", "_lock", "_queue")
+    __slots__ = ("_busy", "_lock", "_queue", "_runner")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._busy = False
         self._queue: deque[_Turn] = deque()
+        self._runner: int | None = None
 
-    def take(self, deadline: Deadline) -> None:
-        """Wait for the calling thread's turn; `give` must follow.
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has a turn."""
+        return not self._busy
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread is the background thread that runs an action of this lane."""
+        return self._runner == threading.get_ident()
+
+    def take(self, deadline: Deadline, *, for_good: bool = False) -> bool:
+        """Wait for the calling thread's turn; `give` must follow. Return whether nobody was before it.
+
+        Parameters
+        ----------
+        deadline
+            Until when to wait.
+        for_good
+            Whether the thread makes no other call of the group when its turn does not come, so that it can be counted as
+            waiting for ever.
 
         Raises
         ------
@@ -55,28 +81,34 @@ class Lane:
         with self._lock:
             if not self._busy:
                 self._busy = True
-                return
-            turn = _Turn(None)
+                return True
+            come = Sleeper() if for_good else threading.Event()
+            turn = _Turn(None, come)
             self._queue.append(turn)
-        assert turn.come is not None
         try:
-            if turn.come.wait(deadline.remaining()):
-                return
+            if come.wait(deadline.remaining()):
+                return False
         except BaseException:
             if not self._leave(turn):
                 self.give()
             raise
         if self._leave(turn):
             raise TimeoutError
+        return False
 
     def give(self) -> None:
         """End the calling thread's turn."""
-        action = self._next()
-        if action is not None:
-            try:
-                _start(lambda: self._drain(action))
-            except RuntimeError:  # no thread can be had: what was promised is done all the same, only not in the background
-                self._drain(action)
+        with self._lock:
+            if not self._queue:
+                self._busy = False
+                return
+            if self._queue[0].action is None:
+                self._queue.popleft().wake()
+                return
+        try:
+            _start(self._drain)
+        except RuntimeError:  # no thread can be had: what was promised is done all the same, only not in the background
+            self._drain()
 
     @contextmanager
     def turn(self, deadline: Deadline) -> Iterator[None]:
@@ -96,39 +128,34 @@ class Lane:
     def submit(self, action: Callable[[], None]) -> None:
         """Run ``action``, which must not raise, in a background thread when its turn comes.
 
-        Raises
-        ------
-        RuntimeError
-            This process can have no more threads; ``action`` will not run.
+        Where this process can have no more threads, which is so while the interpreter ends, it runs here and now.
         """
         with self._lock:
+            self._queue.append(_Turn(action, None))
             if self._busy:
-                self._queue.append(_Turn(action))
                 return
             self._busy = True
         try:
-            _start(lambda: self._drain(action))
+            _start(self._drain)
         except RuntimeError:
-            self.give()
-            raise
+            self._drain()
 
-    def _drain(self, first: Callable[[], None]) -> None:
-        """Run an action, and those that directly follow it, in this background thread."""
-        action: Callable[[], None] | None = first
-        while action is not None:
+    def _drain(self) -> None:
+        """Run the actions that come next, one after the other, in this thread."""
+        before, self._runner = self._runner, threading.get_ident()
+        while True:
+            with self._lock:
+                if not self._queue or self._queue[0].action is None:
+                    self._runner = before
+                    if self._queue:
+                        self._queue.popleft().wake()
+                    else:
+                        self._busy = False
+                    return
+                action = self._queue.popleft().action
+            assert action is not None
             action()
-            action = self._next()
-
-    def _next(self) -> Callable[[], None] | None:
-        """Pass the lane on: wake the thread whose turn it is, or return the action whose turn it is."""
-        with self._lock:
-            if not self._queue:
-                self._busy = False
-                return None
-            turn = self._queue.popleft()
-        if turn.come is not None:
-            turn.come.wake()
-        return turn.action
+            del action  # it holds arrays, and the next one may be long in coming
 
     def _leave(self, turn: _Turn) -> bool:
         """Give up a place in the queue; tell whether it was still one. Else the turn has just come."""
@@ -164,10 +191,12 @@ class _Worker:
                 self._given.wait()
             self._given.clear()
             action, self._action = self._action, None
-            if action is not None:
-                action()
-            del action  # an idle thread must keep no arrays alive
-            end_of_help(self)
+            try:
+                if action is not None:
+                    action()
+            finally:
+                end_of_help(self)
+            del action
             with _pool_lock:
                 _idle.append(self)
 

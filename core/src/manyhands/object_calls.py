@@ -84,9 +84,9 @@ class ObjectCalls(Calls):
         """
         peer = self._members.ranks[self._operations.arguments.peer(dest, "dest")]
         data = np.frombuffer(pack(obj, "send_object"), _BYTE)
-        deadline = self._deadline(timeout_s)
-        self._check_open()
-        self._operations.peers.exchange(data, peer, None, None, deadline, signature=_MESSAGE)
+        self._between(
+            lambda deadline: self._operations.peers.exchange(data, peer, None, None, deadline, signature=_MESSAGE), timeout_s
+        )
 
     @overload
     def recv_object(self, source: int, *, type: type[T], timeout_s: float | None = None) -> T: ...
@@ -118,9 +118,9 @@ class ObjectCalls(Calls):
         """
         peer = self._members.ranks[self._operations.arguments.peer(source, "source")]
         unpacker: Unpacker[Any] = Unpacker(type, "recv_object")
-        deadline = self._deadline(timeout_s)
-        self._check_open()
-        data = self._operations.peers.exchange(None, None, peer, None, deadline, signature=_MESSAGE)
+        data = self._between(
+            lambda deadline: self._operations.peers.exchange(None, None, peer, None, deadline, signature=_MESSAGE), timeout_s
+        )
         return unpacker.unpack(data, source)
 
     @overload

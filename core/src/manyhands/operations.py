@@ -118,6 +118,9 @@ class Operations:
 
         def action(deadline: Deadline) -> Array:
             self.collectives.run(about, description if self._rank == root else np.empty(0, _INT64), description, deadline)
+            return self._rest("scatter", lambda: hand_out(deadline))
+
+        def hand_out(deadline: Deadline) -> Array:
             dtype = dtype_from_code(int(description[0]))
             shape = tuple(int(n) for n in description[2 : 2 + int(description[1])])
             if dtype is None:
@@ -177,6 +180,9 @@ class Operations:
         def action(deadline: Deadline) -> Array:
             incoming = np.empty(self._members.size, _INT64)
             self.collectives.run(about, np.array(per_rank, _INT64), incoming, deadline)
+            return self._rest("all_to_all", lambda: exchange(incoming, deadline))
+
+        def exchange(incoming: Array, deadline: Deadline) -> Array:
             received = tuple(incoming.tolist())
             if expected is not None and received != expected:
                 raise self._give_up(
@@ -282,6 +288,17 @@ class Operations:
             uneven=None if counts is None else per_rank,
         )
         return source, call, (sum(per_rank), *rest)
+
+    def _rest(self, what: str, rest: Callable[[], Array]) -> Array:
+        """Do the second part of a call, for which the other ranks wait: whatever goes wrong here, they must learn of it."""
+        try:
+            return rest()
+        except ManyHandsError:
+            raise
+        except BaseException as error:
+            text = f"rank {self._job.rank} broke off {what} with {type(error).__name__}: {error}"
+            self._job.fail(Report("aborted", text, peer=self._job.rank, members=list(self._members.ranks)))
+            raise
 
     def _give_up(self, text: str) -> ManyHandsError:
         """End the job for a mismatch that this rank alone can see; return the error to raise."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Generator
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from manyhands.deadline import Deadline
-from manyhands.errors import DeadlineError
+from manyhands.errors import ClosedError, DeadlineError, UsageError
 from manyhands.lanes import Lane
 from manyhands.rendezvous.bystanders import Sleeper
 
@@ -31,7 +34,20 @@ class Work(Generic[T]):
     rank, likewise.
     """
 
-    __slots__ = ("_callbacks", "_error", "_finished", "_lane", "_lock", "_on_failure_seen", "_result", "_sleepers", "_what")
+    __slots__ = (
+        "_callbacks",
+        "_error",
+        "_finished",
+        "_lane",
+        "_lock",
+        "_on_failure_seen",
+        "_process",
+        "_result",
+        "_sleepers",
+        "_trace",
+        "_wakers",
+        "_what",
+    )
 
     def __init__(self, what: str, lane: Lane, on_failure_seen: Callable[[], None] | None = None) -> None:
         self._what = what
@@ -39,7 +55,10 @@ class Work(Generic[T]):
         self._lane = lane
         self._lock = threading.Lock()
         self._finished = threading.Event()
+        self._process = os.getpid()
         self._sleepers: list[Sleeper] = []
+        self._wakers: list[Callable[[], object]] = []
+        self._trace: TracebackType | None = None
         self._callbacks: list[Callable[[Work[T]], object]] = []
         self._result: T
         self._error: BaseException | None = None
@@ -67,6 +86,8 @@ class Work(Generic[T]):
             ``timeout_s`` passed. The call goes on, the group is well, and this may be called again.
         ManyHandsError
             What the call raised.
+        ClosedError
+            This process was forked from the one that made the call.
         UsageError
             ``timeout_s`` is no number of seconds.
         """
@@ -77,7 +98,8 @@ class Work(Generic[T]):
             )
         error = self.exception()
         if error is not None:
-            raise error
+            # Each raise adds to the traceback; every waiter gets that of the call alone.
+            raise error.with_traceback(self._trace)
         return self._result
 
     def done(self) -> bool:
@@ -96,7 +118,14 @@ class Work(Generic[T]):
 
         The callbacks of a group run one after the other, in the order in which their calls ended, and may use the group. An
         exception that one raises is logged, and changes nothing.
+
+        Raises
+        ------
+        UsageError
+            ``callback`` cannot be called.
         """
+        if not callable(callback):
+            raise UsageError(f"a callback is called with the work, and {callback!r} cannot be called")
         with self._lock:
             if not self._finished.is_set():
                 self._callbacks.append(callback)
@@ -112,15 +141,23 @@ class Work(Generic[T]):
             if not ended.done():
                 ended.set_result(None)
 
-        def tell(_: Work[T]) -> None:
-            if not loop.is_closed():
+        def tell() -> None:
+            # A loop that has been closed since has nobody who waits.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(wake)
 
-        self.add_done_callback(tell)
-        yield from ended
+        # No callback: those run one after the other, and one of them may be waiting for this.
+        with self._lock:
+            pending = not self._finished.is_set()
+            if pending:
+                self._wakers.append(tell)
+        if pending:
+            self._check_process()
+            yield from ended
         return self.wait()
 
     def _wait(self, deadline: Deadline | None) -> bool:
+        self._check_process()
         if deadline is not None:
             # Whoever will give up may still come to the rescue of others, and is no sleeper.
             return self._finished.wait(deadline.remaining())
@@ -129,7 +166,18 @@ class Work(Generic[T]):
                 return True
             sleeper = Sleeper()
             self._sleepers.append(sleeper)
-        return sleeper.wait(None)
+        try:
+            return sleeper.wait(None)
+        finally:
+            with self._lock:
+                if sleeper in self._sleepers:
+                    self._sleepers.remove(sleeper)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ClosedError(
+                f"{self._what} was issued by the process that this one was forked from, which alone can wait for it"
+            )
 
     def run(self, action: Callable[[], T]) -> None:
         """Do what the call does, and end it; for core."""
@@ -137,12 +185,16 @@ class Work(Generic[T]):
             self._result = action()
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
             self._error = error
+            self._trace = error.__traceback__
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
             sleepers, self._sleepers = self._sleepers, []
             self._finished.set()
+            wakers, self._wakers = self._wakers, []
             for sleeper in sleepers:
                 sleeper.wake()
+        for waker in wakers:
+            waker()
         for callback in callbacks:
             self._lane.submit(lambda callback=callback: self._call(callback))  # type: ignore[misc]
 

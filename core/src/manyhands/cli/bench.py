@@ -55,6 +55,11 @@ def bench(
 
     if output is not None and not tune:
         raise UsageError("--output is where --tune writes its table, and --tune was not given: give both, or neither")
+    target = output or Path("tuned.toml")
+    if tune and output is None and target.exists():
+        raise UsageError(
+            f"{target} is there already, with rows that may have taken long to measure: name another file, or this one, by --output"
+        )
     if ranks < 1:
         raise InvalidWorldSizeError(f"-n {ranks}: a job has at least one rank; give -n 1 or more")
     if not 0 < budget_s < float("inf"):
@@ -77,7 +82,6 @@ def bench(
         hosts = -(-ranks // ranks_per_host)
         algorithms = [each for one in collectives for each in selector.algorithms(one)]
         rules = measured_rules(points, ranks, hosts, algorithms)
-    target = output or Path("tuned.toml")
     if tune and rules:
         _write(target, rules, resolution.backend, ranks)
     if as_json:

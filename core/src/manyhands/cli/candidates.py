@@ -19,7 +19,7 @@ from manyhands.select import Choice, Selector
 from manyhands.select.rules import Call
 from manyhands.simulation import PRESETS, Network, Outcome, simulate
 
-__all__ = ["Candidate", "Question", "configured_selector", "explain", "network_of", "selector_of", "weigh"]
+__all__ = ["Candidate", "Question", "configured_ranks_per_host", "configured_selector", "explain", "network_of", "weigh"]
 
 _NETWORK = "fat-tree"
 
@@ -56,8 +56,9 @@ class Question:
         even: bool = True,
         reproducible: bool = False,
     ) -> Question:
-        """Make a question of the words of a command line; a network gives its ranks per host where none are given."""
+        """Make a question of the words of a command line; the config, or else the network, gives the ranks per host where none are given."""
         chosen, name = network_of(network)
+        ranks_per_host = ranks_per_host or configured_ranks_per_host()
         if ranks_per_host is not None:
             chosen = chosen.with_ranks_per_host(ranks_per_host)
         neighbours = chosen.neighbours(size)
@@ -81,9 +82,9 @@ def configured_selector() -> Selector:
     return make_selector(load(), get_plugin_manager())
 
 
-def selector_of(algorithms: Sequence[Algorithm]) -> Selector:  # noqa: ARG001
-    """Return `configured_selector`, which knows the same algorithms."""
-    return configured_selector()
+def configured_ranks_per_host() -> int | None:
+    """Return how many ranks share a host by the configuration that is found here; None where it does not say."""
+    return load().settings.ranks_per_host
 
 
 def network_of(name: str | None) -> tuple[Network, str]:

@@ -119,14 +119,21 @@ def show(
     _draw(found, size, root, segments, ranks_per_host, svg)
 
 
+_MOST_SEGMENTS = 64
+"""The most that a picture could show."""
+
+
 def _check_numbers(size: int, root: int, segments: int | None, ranks_per_host: int | None) -> None:
-    if size < 1:
-        raise InvalidWorldSizeError(f"--world {size}: expected is 1 or more")
+    from manyhands.simulation import MAX_RANKS
+
+    if not 1 <= size <= MAX_RANKS:
+        raise InvalidWorldSizeError(f"--world {size}: expected are 1 to {MAX_RANKS:,}")
     if not 0 <= root < size:
         raise InvalidRankError(f"--root {root}: there is no such rank; a world of {size} has the ranks 0 to {size - 1}")
-    for option, value in (("--segments", segments), ("--ranks-per-host", ranks_per_host)):
-        if value is not None and value < 1:
-            raise UsageError(f"{option} {value}: expected is 1 or more")
+    if ranks_per_host is not None and ranks_per_host < 1:
+        raise UsageError(f"--ranks-per-host {ranks_per_host}: expected is 1 or more")
+    if segments is not None and not 1 <= segments <= _MOST_SEGMENTS:
+        raise UsageError(f"--segments {segments}: expected are 1 to {_MOST_SEGMENTS}")
 
 
 def _installed() -> list[Algorithm]:

@@ -49,18 +49,19 @@ def simulate(
 ) -> None:
     """Run a collective on a virtual clock: every message, every link that messages share, in worlds of 65,536 ranks and more."""
     # Imported here, so that the other commands do not wait for it.
-    from manyhands.cli.candidates import network_of
+    from manyhands.cli.candidates import configured_ranks_per_host, network_of
 
     kind = _collective(collective)
     size = parse_bytes(nbytes)
     if kind is Collective.BARRIER:
         size = 0
     where, where_name = network_of(network)
+    ranks_per_host = ranks_per_host or configured_ranks_per_host()
     if ranks_per_host is not None:
         where = where.with_ranks_per_host(ranks_per_host)
     installed = _installed()
     algorithms = [each for each in installed if each.collective is kind]
-    chosen = _chosen(installed, kind, size, ranks, where)
+    chosen = _chosen(kind, size, ranks, where)
     outcomes = _run(
         _wanted(algorithms, algorithm, chosen, ranks, where), ranks, size, where, root, segments, algorithm == "all"
     )
@@ -76,7 +77,9 @@ def simulate(
                         "name": each.name,
                         "time_s": outcome.time_s,
                         "steps": outcome.steps,
-                        "bytes_per_rank": outcome.bytes_per_rank,
+                        "bytes_per_rank": int(outcome.bytes_per_rank)
+                        if outcome.bytes_per_rank.is_integer()
+                        else outcome.bytes_per_rank,
                         "segments": outcome.segments,
                         "method": outcome.method,
                     }
@@ -131,13 +134,13 @@ def _installed() -> list[Algorithm]:
     return [*BUILTIN, *manager.algorithms()]
 
 
-def _chosen(installed: list[Algorithm], kind: Collective, nbytes: int, ranks: int, network: Network) -> Algorithm:
+def _chosen(kind: Collective, nbytes: int, ranks: int, network: Network) -> Algorithm:
     """Return the algorithm that a group would use."""
-    from manyhands.cli.candidates import selector_of
+    from manyhands.cli.candidates import configured_selector
 
     neighbours = network.neighbours(ranks)
     known = neighbours if ranks % neighbours == 0 else 1
-    return selector_of(installed).choose(kind, nbytes, ranks, ranks_per_host=known).algorithm
+    return configured_selector().choose(kind, nbytes, ranks, ranks_per_host=known).algorithm
 
 
 def _wanted(

@@ -7,6 +7,7 @@ until it runs again, which the interpreter may leave for later.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from typing import Protocol
@@ -111,14 +112,20 @@ def nobody_else(home: threading.Thread, since: object | None = None) -> bool:
     before = _move if since is None else since
     me = threading.get_ident()
     helpers = all(helper.ident is not None and (helper.ident == me or helper.ident in _blocked) for helper in list(_helpers))
-    threads = all(
+    known = threading.enumerate()
+    threads = not _strangers(known) and all(
         thread.ident == me
         or thread.ident in _blocked
         or thread.name.startswith("manyhands")
         or (thread is not home and thread in _bystanders)
-        for thread in threading.enumerate()
+        for thread in known
     )
     return helpers and threads and _move is before
+
+
+def _strangers(known: list[threading.Thread]) -> bool:
+    """Tell whether there are threads that `threading` did not start, and of which nothing is known."""
+    return not sys._current_frames().keys() <= {thread.ident for thread in known}
 
 
 def _in_child() -> None:

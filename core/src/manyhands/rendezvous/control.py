@@ -180,7 +180,7 @@ class Control(ABC):
             then()
 
         mine = Progress(
-            {},
+            {channel: now.calls[channel] for channel in channels if channel in now.calls},
             {channel: now.sends[channel] for channel in channels if channel in now.sends},
             {channel: now.receives[channel] for channel in channels if channel in now.receives},
         )

@@ -276,12 +276,15 @@ class Membership:
         left = self._leaving.setdefault(group, {})
         left[rank] = progress
         if any(member not in left for member in members):
+            for other, wait in list(self._waits.values()):
+                if wait.channel // 2 == group:
+                    self._check_abandoned(other, wait)
             return
         del self._leaving[group]
         # Members now forget how far they came there, some of them before others say how far they came in all.
         self._disbanded |= {2 * group, 2 * group + 1}
-        for other in self._left.values():
-            self._forget_disbanded(other)
+        for progress_of_left in self._left.values():
+            self._forget_disbanded(progress_of_left)
         for place in [place for place in self._waits if place[1] in self._disbanded]:
             del self._waits[place]
         for member in [member for member, stalled in self._stalls.items() if self._is_over(stalled)]:
@@ -330,7 +333,7 @@ class Membership:
         return still_owed(wait, rank, peer, progress)
 
     def _check_abandoned(self, rank: int, wait: Wait) -> None:
-        for peer, progress in self._left.items():
+        for peer, progress in {**self._leaving.get(wait.channel // 2, {}), **self._left}.items():
             concerned = peer in wait.members if wait.is_collective else peer in wait.awaiting
             if concerned and self._owes(wait, rank, peer, progress):
                 text = f"rank {peer} has closed its group, and rank {rank} waits for it in {wait.operation} #{wait.sequence}: {_ORDER}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manyhands.simulation.network import Level, Network
-from manyhands.simulation.outcome import Outcome, simulate
+from manyhands.simulation.outcome import MAX_RANKS, Outcome, simulate
 from manyhands.simulation.presets import PRESETS
 
-__all__ = ["PRESETS", "Level", "Network", "Outcome", "simulate"]
+__all__ = ["MAX_RANKS", "PRESETS", "Level", "Network", "Outcome", "simulate"]

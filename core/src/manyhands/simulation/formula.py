@@ -112,8 +112,12 @@ def formula_time(cost: Cost, network: Network, ways: Ways) -> float:
     return max(chain + cost.reduced_bytes / network.reduction_bytes_per_s, ways.load_s)
 
 
+MOST_SEGMENTS = 4096
+"""The most segments that the best number is looked for among: without latency, it would be one for each byte."""
+
+
 def best_segments(algorithm: Algorithm, size: int, nbytes: int, network: Network, ways: Ways) -> int:
-    """Return the number of segments for which the formula of a pipelined algorithm gives the least time on the slowest way, 1 to ``nbytes``."""
+    """Return the number of segments for which the formula of a pipelined algorithm gives the least time on the slowest way, at most `MOST_SEGMENTS`."""
     formula = algorithm.cost
     if formula is None or nbytes < 2:
         return 1
@@ -123,7 +127,7 @@ def best_segments(algorithm: Algorithm, size: int, nbytes: int, network: Network
         chain = cost.steps * ways.slowest_latency_s + cost.path_bytes * ways.slowest_seconds_per_byte
         return chain + cost.reduced_bytes / network.reduction_bytes_per_s
 
-    return _lowest(time, 1, nbytes)
+    return _lowest(time, 1, min(nbytes, MOST_SEGMENTS))
 
 
 def _lowest(function: Callable[[int], float], low: int, high: int) -> int:

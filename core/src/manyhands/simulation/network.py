@@ -143,6 +143,8 @@ class Network(_Model):
             The file cannot be read, is no TOML, or describes no network; ``file``, ``key`` and ``value`` say where it shows first.
         """
         file = str(path)
+        if Path(path).exists() and not Path(path).is_file():
+            raise ConfigError(f"{file}: the network file is no file that could be read: expected is a TOML file", file=file)
         try:
             table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:

@@ -27,6 +27,11 @@ __all__ = ["MAX_MESSAGES", "Outcome", "run_program", "simulate"]
 MAX_MESSAGES = 6_000_000
 """The most messages that are simulated one by one; a call of more is priced by its formula."""
 
+MAX_RANKS = 1 << 20
+MAX_BYTES = 1 << 60
+MAX_SEGMENTS = 1 << 16
+"""What can be asked for, at most."""
+
 _COMPARED_STEPS = 500_000
 """How many steps are compared, more or less, to find out whether all ranks do the same."""
 
@@ -150,14 +155,14 @@ def _traffic(build: Callable[[int], Schedule], wiring: Wiring, symmetry: Symmetr
 
 
 def _check(algorithm: Algorithm, size: int, nbytes: int, network: Network, root: int, segments: int | None) -> None:
-    if size < 1:
-        raise InvalidWorldSizeError(f"a world of {size} ranks was given, and expected is 1 or more")
+    if not 1 <= size <= MAX_RANKS:
+        raise InvalidWorldSizeError(f"a world of {size} ranks was given, and expected are 1 to {MAX_RANKS:,}")
     if not 0 <= root < size:
         raise InvalidRankError(f"the root is {root}, and the ranks are 0 to {size - 1}")
-    if nbytes < 0:
-        raise UsageError(f"{nbytes} bytes were given, and expected are 0 or more")
-    if segments is not None and segments < 1:
-        raise UsageError(f"{segments} segments were given, and expected is 1 or more")
+    if not 0 <= nbytes <= MAX_BYTES:
+        raise UsageError(f"{nbytes} bytes were given, and expected are 0 to 2**60")
+    if segments is not None and not 1 <= segments <= MAX_SEGMENTS:
+        raise UsageError(f"{segments} segments were given, and expected are 1 to {MAX_SEGMENTS:,}")
     if algorithm.by_host and size % network.neighbours(size):
         raise UsageError(
             f"{algorithm.name} {algorithm.collective.value} needs whole hosts, and {size} ranks are no multiple of "

@@ -230,17 +230,19 @@ def _block(times: Times, worlds: Collection[int], tolerance: float) -> _Block | 
 
 
 def _reason(collective: Collective, each: Range, block: _Block, sizes: Sequence[int], times: Times, kind: Kind) -> str:
-    """Quote the model where the row's range is in the middle."""
+    """Quote the model where the row's range is in the middle, which may be far from the call that asks."""
     middle = (each.first + each.last) // 2
     layout, world = sorted(block.places, key=lambda place: place[1])[len(block.places) // 2]
     case = times[layout, world][middle]
     size = "" if collective is Collective.BARRIER else f"{_bytes_text(sizes[middle])}, "
-    text = f"model ({size}{world} ranks, {layout.name}){kind.words}: {time_text(case[each.name])}"
+    text = f"on the model's networks, such as {size}{world} ranks, {layout.name}{kind.words}: {time_text(case[each.name])}"
     others = {name: seconds for name, seconds in case.items() if name != each.name}
     if not others:
         return f"{text}; there is no other"
     other = min(others, key=lambda name: others[name])
-    return f"{text}; {other} takes {time_text(others[other])}"
+    if others[other] < case[each.name]:
+        return f"{text}; near enough to {other}, {time_text(others[other])}, to need no row of its own"
+    return f"{text}; next is {other}, {time_text(others[other])}"
 
 
 def _bytes_text(nbytes: int) -> str:
