@@ -175,6 +175,27 @@ RESCUES = {
             group.recv(0)
             group.send(np.ones(1), 0)
     """,
+    "a call that gives up its place in the queue": """
+        if group.rank == 0:
+            work = group.recv_async(1)
+            try:
+                group.recv(1, timeout_s=1.5)
+            except mh.DeadlineError:
+                group.send(np.ones(1), 1)
+            work.wait()
+        else:
+            group.recv(0)
+            group.send(np.ones(1), 0)
+    """,
+    "a thread that threading does not know": """
+        import _thread
+        if group.rank == 0:
+            _thread.start_new_thread(lambda: (time.sleep(1.5), group.send(np.ones(1), 1)), ())
+            group.recv(1)
+        else:
+            group.recv(0)
+            group.send(np.ones(1), 0)
+    """,
     "a pool of threads": """
         from concurrent.futures import ThreadPoolExecutor
         with ThreadPoolExecutor(2) as pool:

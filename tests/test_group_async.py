@@ -270,3 +270,145 @@ def test_a_failure_that_was_seen_is_not_raised_again(world):
         return True
 
     assert world.outcomes(program, 3) == [True] * 3
+
+
+def test_a_group_that_closes_before_a_call_has_its_turn_ends_that_call_and_nothing_else(world):
+    def program(group: Group) -> None:
+        sub = group.split(0)
+        assert sub is not None
+        gate = sub.recv_async(1 - sub.rank)
+        x = np.ones(500_000)
+        works = [sub.all_reduce_async(x) for _ in range(30)]
+        sub.close(timeout_s=0.001)
+        ended = [work.exception() for work in works if not isinstance(_end_of(work), np.ndarray)]
+        assert all(isinstance(error, mh.ClosedError) for error in ended)
+        with pytest.raises(mh.ClosedError):
+            sub.send(np.ones(1), 1 - sub.rank)
+        assert group.all_reduce(np.ones(1)) == 2
+        assert not gate.done()
+        group._job.abort(RuntimeError("enough"))
+
+    world.outcomes(program, 2)
+
+
+def _end_of(work: mh.Work[np.ndarray]) -> object:
+    try:
+        return work.wait()
+    except mh.CommError as error:
+        return error
+
+
+def test_closing_waits_for_what_callbacks_issue(world):
+    def program(group: Group) -> mh.Work[np.ndarray]:
+        later: list[mh.Work[np.ndarray]] = []
+        work = group.all_reduce_async(np.ones(1))
+        work.add_done_callback(lambda _: later.append(group.all_reduce_async(np.full(1, 5))))
+        group.close()
+        return later[0]
+
+    assert [work.wait().tolist() for work in world(program, 2)] == [[10], [10]]
+
+
+def test_a_callback_may_close_the_group(world):
+    def program(group: Group) -> float:
+        closed = threading.Event()
+
+        def close(_: object) -> None:
+            group.close()
+            closed.set()
+
+        group.barrier_async().add_done_callback(close)
+        assert closed.wait(20)
+        return 1.0
+
+    assert world(program, 2, timeout_s=60) == [1.0, 1.0]
+
+
+def test_a_callback_may_wait_for_a_work_as_a_coroutine_does(world):
+    def program(group: Group) -> list[int]:
+        found: list[int] = []
+        called = threading.Event()
+
+        async def inner() -> None:
+            found.append(int((await group.all_reduce_async(np.array([3])))[0]))
+
+        def callback(_: object) -> None:
+            asyncio.run(inner())
+            called.set()
+
+        group.barrier_async().add_done_callback(callback)
+        assert called.wait(20)
+        return found
+
+    assert world(program, 2) == [[6], [6]]
+
+
+def test_threads_may_close_one_group_at_once(world):
+    def program(group: Group) -> None:
+        for _ in range(10):
+            sub = group.split(0)
+            assert sub is not None
+            failures: list[BaseException] = []
+
+            def close(sub: Group = sub, failures: list[BaseException] = failures) -> None:
+                try:
+                    sub.close()
+                except BaseException as error:
+                    failures.append(error)
+
+            threads = [threading.Thread(target=close) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+            assert not failures
+
+    world(program, 2)
+
+
+def test_a_failure_that_a_call_has_raised_is_not_raised_again_though_works_were_in_flight(world):
+    def program(group: Group) -> bool:
+        group.recv_async(1 - group.rank)
+        with pytest.raises(mh.CollectiveMismatchError):
+            group.all_reduce(np.ones(2 + group.rank))
+        return True
+
+    assert world.outcomes(program, 2) == [True, True]
+
+
+def test_a_work_says_in_a_forked_child_that_it_is_not_the_childs(run_python):
+    program = """
+import os, warnings
+warnings.simplefilter("ignore")
+import numpy as np, manyhands as mh, threading
+with mh.init(config={}) as group:
+    gate = threading.Event()
+    group.barrier_async().add_done_callback(lambda _: gate.wait(20))
+    first = group.all_reduce_async(np.ones(1))
+    first.wait()
+    hold = threading.Event()
+    from manyhands.lanes import Lane
+    group._lane.submit(lambda: hold.wait(20))
+    work = group.all_reduce_async(np.ones(1))
+    child = os.fork()
+    if child == 0:
+        try:
+            work.wait()
+        except mh.ClosedError as error:
+            os._exit(7 if "forked" in str(error) else 1)
+        os._exit(2)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    hold.set()
+    gate.set()
+    assert work.wait() == 1
+"""
+    done = run_python("-c", program)
+    assert done.stdout.strip() == "7", done.stderr
+
+
+def test_what_cannot_be_called_is_no_callback(world):
+    def program(group: Group) -> None:
+        with pytest.raises(mh.UsageError, match="cannot be called"):
+            group.barrier_async().add_done_callback(3)  # type: ignore[arg-type]
+
+    world(program, 2)

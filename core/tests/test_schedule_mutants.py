@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,29 +85,35 @@ class World:
         self.sends: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.receives: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.wire: dict[tuple[int, int], list[list[Value]]] = defaultdict(list)
+        self.posted: set[tuple[int, int]] = set()
         for one in schedules:
             for index, step in enumerate(one.steps):
                 if isinstance(step, Send):
                     self.sends[one.rank, step.peer].append(index)
+                    if draw.random() < eager:
+                        self.posted.add((one.rank, index))
                 elif isinstance(step, Recv | RecvReduce):
                     self.receives[step.peer, one.rank].append(index)
+        self.waiting = [[index for index, step in enumerate(one.steps) if isinstance(step, Copy | Reduce)] for one in schedules]
 
     def run(self, ranks: Sequence[int] | None = None) -> None:
         """Run all steps, or those of some ranks until nothing goes on."""
-        chosen = range(len(self.ranks)) if ranks is None else ranks
+        chosen = set(range(len(self.ranks))) if ranks is None else set(ranks)
         active: list[Iterator[None]] = []
         while True:
-            starts = [start for rank in chosen for start in self._starts(rank)]
+            starts = list(self._starts(chosen))
             if not starts and not active:
                 break
-            number = self.draw.randrange(len(starts) + 2 * len(active))
+            number = self.draw.randrange(len(starts) + len(active))
             if number < len(starts):
-                active.append(starts[number]())
-            else:
-                one = active[(number - len(starts)) // 2]
+                active.append(starts[number])
+            # Some steps go on for a while, and some wait for long.
+            one = active[-1 if number < len(starts) else number - len(starts)]
+            for _ in range(self.draw.choice((1, 1, 2, 3, 8))):
                 if next(one, StopIteration) is StopIteration:
                     active.remove(one)
-        if ranks is None and any(not self.finished(rank) for rank in chosen):
+                    break
+        if ranks is None and not all(map(self.finished, chosen)):
             raise Stuck
 
     def finished(self, rank: int) -> bool:
@@ -118,27 +124,26 @@ class World:
 
     def _head(self, rank: int, queue: list[int]) -> int | None:
         """Return the first step of a queue that has not finished, if it may start now."""
-        index = next((index for index in queue if index not in self.done[rank]), None)
-        return index if index is not None and self._free(rank, index) else None
+        while queue and queue[0] in self.done[rank]:
+            del queue[0]
+        return queue[0] if queue and self._free(rank, queue[0]) else None
 
-    def _starts(self, rank: int) -> Iterator[Callable[[], Iterator[None]]]:
-        for index, step in enumerate(self.ranks[rank].schedule.steps):
-            if isinstance(step, Copy | Reduce) and self._free(rank, index):
-                yield lambda index=index: self._local(rank, index)
+    def _starts(self, chosen: set[int]) -> Iterator[Iterator[None]]:
+        """Yield the steps that may start now; nothing of them happens before they are asked to go on."""
+        for rank in chosen:
+            self.waiting[rank] = [index for index in self.waiting[rank] if index not in self.started[rank]]
+            for index in self.waiting[rank]:
+                if self._free(rank, index):
+                    yield self._local(rank, index)
         for (source, target), queue in self.sends.items():
-            send = self._head(source, queue) if source == rank else None
-            if send is None:
-                continue
-            receive = self._head(target, self.receives[source, target])
-            behind = len(self.wire[source, target])
-            if receive is not None and not behind:
-                yield lambda send=send, receive=receive, target=target: self._meet(rank, send, target, receive)
-            if self.eager and self.draw.random() < self.eager:
-                yield lambda send=send, target=target: self._post(rank, send, target)
-        for (source, target), queue in self.receives.items():
-            receive = self._head(target, queue) if target == rank else None
+            send = self._head(source, queue) if source in chosen else None
+            receive = self._head(target, self.receives[source, target]) if target in chosen else None
             if receive is not None and self.wire[source, target]:
-                yield lambda receive=receive, source=source: self._take(source, rank, receive)
+                yield self._take(source, target, receive)
+            elif send is not None and (source, send) in self.posted:
+                yield self._post(source, send, target)
+            elif send is not None and receive is not None:
+                yield self._meet(source, send, target, receive)
 
     def _local(self, rank: int, index: int) -> Iterator[None]:
         mine, step = self.ranks[rank], self.ranks[rank].schedule.steps[index]
@@ -156,15 +161,13 @@ class World:
                 yield
         self.done[rank].add(index)
 
-    def _read(self, rank: int, index: int) -> Iterator[list[Value]]:
-        """Read what a send sends, bit by bit; the last that is yielded is whole."""
+    def _read(self, rank: int, index: int, found: list[Value]) -> Iterator[None]:
+        """Read what a send sends, bit by bit."""
         step = self.ranks[rank].schedule.steps[index]
         assert isinstance(step, Send)
-        found: list[Value] = []
         for place in self.ranks[rank].at(step.source):
             found.append(self.ranks[rank].values[place])
-            yield found
-        yield found
+            yield
 
     def _write(self, rank: int, index: int, came: list[Value]) -> Iterator[None]:
         mine, step = self.ranks[rank], self.ranks[rank].schedule.steps[index]
@@ -186,8 +189,7 @@ class World:
         self.started[source].add(send)
         self.started[target].add(receive)
         came: list[Value] = []
-        for came in self._read(source, send):
-            yield
+        yield from self._read(source, send, came)
         writing = self._write(target, receive, came)
         for _ in range(self.draw.randrange(4)):
             next(writing, None)
@@ -199,8 +201,7 @@ class World:
     def _post(self, source: int, send: int, target: int) -> Iterator[None]:
         self.started[source].add(send)
         came: list[Value] = []
-        for came in self._read(source, send):
-            yield
+        yield from self._read(source, send, came)
         self.wire[source, target].append(came)
         self.done[source].add(send)
 
@@ -327,6 +328,21 @@ def without(steps: Sequence[Step], index: int) -> tuple[Step, ...]:
     return tuple(replace(step, after=moved(step.after)) for number, step in enumerate(steps) if number != index)
 
 
+def without_message(schedules: Sequence[Schedule], rank: int, index: int) -> list[Schedule]:
+    """Return schedules without a send and its receive."""
+    send = schedules[rank].steps[index]
+    assert isinstance(send, Send)
+    number = sum(isinstance(step, Send) and step.peer == send.peer for step in schedules[rank].steps[:index])
+    made = list(schedules)
+    made[rank] = replace(made[rank], steps=without(made[rank].steps, index))
+    if send.peer < len(made) and send.peer != rank:
+        steps = made[send.peer].steps
+        receives = [at for at, step in enumerate(steps) if isinstance(step, Recv | RecvReduce) and step.peer == rank]
+        if number < len(receives):
+            made[send.peer] = replace(made[send.peer], steps=without(steps, receives[number]))
+    return made
+
+
 def reordered(steps: Sequence[Step], order: Sequence[int]) -> tuple[Step, ...]:
     """Return steps in another order of the list; each still comes after the same steps."""
     place = {old: new for new, old in enumerate(order)}
@@ -337,8 +353,12 @@ def refs_of(step: Step) -> list[str]:
     return [name for name in ("source", "target", "operand", "left", "right") if isinstance(getattr(step, name, None), Ref)]
 
 
-def changed_ref(draw: random.Random, step: Step, ref: Ref) -> Ref:
-    kind = draw.randrange(4)
+def changed_ref(draw: random.Random, schedule: Schedule, ref: Ref) -> Ref:
+    """Return another reference; most often one that the schedule uses elsewhere."""
+    kind = draw.randrange(8)
+    if kind > 3:
+        used: list[Ref] = [getattr(step, name) for step in schedule.steps for name in refs_of(step)]
+        return draw.choice(used)
     if kind == 0:
         return replace(ref, chunk=ref.chunk + draw.choice((-2, -1, 1, 2)))
     if kind == 1:
@@ -348,32 +368,37 @@ def changed_ref(draw: random.Random, step: Step, ref: Ref) -> Ref:
     return Ref(draw.choice(list(Buffer)), draw.randrange(4), ref.count)
 
 
-def changed_step(draw: random.Random, step: Step, index: int, size: int) -> Step:
-    kind = draw.randrange(7)
+def changed_step(draw: random.Random, schedule: Schedule, index: int) -> Step:
+    step, size = schedule.steps[index], schedule.size
+    kind = draw.randrange(9)
     names = refs_of(step)
     if kind == 0 and not isinstance(step, Copy | Reduce):
         return replace(step, peer=(step.peer + draw.randrange(1, size + 1)) % (size + 1))
+    if kind == 5 and isinstance(step, Reduce):
+        return replace(step, left=step.right, right=step.left)
     if kind == 1 and isinstance(step, RecvReduce):
         return replace(step, incoming_first=not step.incoming_first)
     if kind == 2 and step.after:
         return replace(step, after=tuple(number for number in step.after if number != draw.choice(step.after)))
     if kind == 3 and index:
         return replace(step, after=tuple(sorted({*step.after, draw.randrange(index)})))
-    if kind == 4:
+    if kind == 6:
         match step:
-            case RecvReduce(peer, target, operand, _, after):
+            case RecvReduce(peer, target, _, _, after):
                 return Recv(peer, target, after)
             case Recv(peer, Ref() as target, after):
                 return RecvReduce(peer, target, target, draw.random() < 0.5, after)
             case Reduce(target, left, right, after):
-                return draw.choice([Copy(target, left, after), Copy(target, right, after), Reduce(target, right, left, after)])
+                others: list[Step] = [Copy(target, left, after), Copy(target, right, after), Reduce(target, right, left, after)]
+                return draw.choice(others)
             case Copy(target, source, after):
                 return Reduce(target, source, target, after)
-            case _:
-                return replace(step, source=None, after=())  # type: ignore[call-arg]
+            case Send() | Recv():
+                return Send(step.peer, None, step.after)
     if names:
         name = draw.choice(names)
-        return replace(step, **{name: changed_ref(draw, step, getattr(step, name))})
+        changed: dict[str, Any] = {name: changed_ref(draw, schedule, getattr(step, name))}
+        return replace(step, **changed)
     return replace(step, after=())
 
 
@@ -382,7 +407,7 @@ def mutant(draw: random.Random, schedules: Sequence[Schedule]) -> list[Schedule]
     rank = draw.randrange(len(schedules))
     schedule = schedules[rank]
     steps = list(schedule.steps)
-    kind = draw.randrange(12)
+    kind = draw.randrange(16)
     if not steps or kind == 0:
         change: dict[str, Any] = draw.choice(
             [
@@ -418,25 +443,27 @@ def mutant(draw: random.Random, schedules: Sequence[Schedule]) -> list[Schedule]
     elif kind == 6:
         made = (*steps, replace(steps[index], after=tuple(sorted({*steps[index].after, other, len(steps) - 1}))))
     elif kind == 7:
+        # Both ends of a message are lost, so that its absence alone is the fault.
+        peers = [number for number, step in enumerate(steps) if isinstance(step, Send)]
+        if peers:
+            return without_message(schedules, rank, draw.choice(peers))
+        made = without(steps, index)
+    elif kind == 8:
         made = tuple(
             replace(step, after=tuple(range(number))) if number == index else step for number, step in enumerate(steps)
         )
     else:
-        steps[index] = changed_step(draw, steps[index], index, len(schedules))
+        steps[index] = changed_step(draw, schedule, index)
         made = tuple(steps)
     return [replace(one, steps=made) if one is schedule else one for one in schedules]
 
 
 def made_by(algorithm: Algorithm, draw: random.Random) -> list[Schedule]:
-    size = draw.randrange(2, 6)
+    size, segments = draw.choice((2, 3, 3, 4, 4, 5)), draw.choice((1, 1, 1, 2))
     per_host = draw.choice([count for count in range(1, size + 1) if size % count == 0])
     promise = PROMISES[algorithm.collective]
     root = draw.randrange(size) if promise.input_on_root or promise.output_on_root else 0
-    return [
-        algorithm.schedule(rank, size, root, draw_segments, per_host)
-        for draw_segments in (draw.choice((1, 1, 2)),)
-        for rank in range(size)
-    ]
+    return [algorithm.schedule(rank, size, root, segments, per_host) for rank in range(size)]
 
 
 @pytest.mark.parametrize("algorithm", BUILTIN, ids=[f"{one.collective.value}-{one.name}" for one in BUILTIN])
@@ -454,6 +481,89 @@ def test_what_the_verifier_lets_pass_is_right_in_every_run_and_what_it_calls_wro
     except ScheduleError as error:
         event(type(error).__name__)
         assert changes
+        confirm_wrong(schedules, error, draw)
+    else:
+        event("right")
+        confirm_right(schedules, draw)
+
+
+IN, OUT, TMP, MORE = Ref(INPUT, 0), Ref(OUTPUT, 0), Ref(SCRATCH, 0), Ref(SCRATCH, 1)
+
+
+def handmade(
+    collective: Collective, *steps: tuple[Step, ...], chunks: tuple[int, int] = (1, 1), even: bool = False
+) -> list[Schedule]:
+    """Return small schedules, with a little scratch memory to go wrong in."""
+    scratch = () if collective is Collective.BARRIER else (OUT, OUT)
+    return [
+        Schedule(collective, "handmade", rank, len(steps), 0, *chunks, scratch, mine, even) for rank, mine in enumerate(steps)
+    ]
+
+
+def exchange(peer: int) -> tuple[Step, ...]:
+    left, right = (IN, TMP) if peer else (TMP, IN)
+    return (Send(peer, IN), Recv(peer, TMP), Reduce(OUT, left, right, (0, 1)))
+
+
+def changed_roles(peer: int) -> tuple[Step, ...]:
+    """Right if all ranks call in place or none does, and wrong otherwise."""
+    left, right = (IN, MORE) if peer else (MORE, IN)
+    first = (Send(peer, IN), Recv(peer, TMP), Copy(OUT, TMP, (0, 1)))
+    return (*first, Send(peer, IN, (2,)), Recv(peer, MORE), Reduce(OUT, left, right, (2, 3, 4)))
+
+
+TOKEN = (
+    (Send(1, None), Recv(2, None), Send(1, None, (1,))),
+    (Recv(0, None), Send(2, None, (0,)), Recv(0, None), Send(2, None, (2,))),
+    (Recv(1, None), Send(0, None, (0,)), Recv(1, None)),
+)
+TINY: dict[str, list[Schedule]] = {
+    "exchange": handmade(Collective.ALL_REDUCE, exchange(1), exchange(0)),
+    "changed roles": handmade(Collective.ALL_REDUCE, changed_roles(1), changed_roles(0)),
+    "reduce": handmade(
+        Collective.REDUCE,
+        (Copy(OUT, IN), RecvReduce(1, OUT, OUT, after=(0,)), RecvReduce(2, OUT, OUT, after=(1,))),
+        (Send(0, IN),),
+        (Copy(TMP, IN), Send(0, TMP, (0,))),
+    ),
+    "token": handmade(Collective.BARRIER, *TOKEN, chunks=(0, 0)),
+    "gather": handmade(
+        Collective.ALL_GATHER,
+        (Copy(OUT, IN), Send(1, IN), Recv(1, Ref(OUTPUT, 1))),
+        (Copy(Ref(OUTPUT, 1), IN), Send(0, IN), Recv(0, OUT)),
+        chunks=(1, 2),
+        even=True,
+    ),
+    "reduce_scatter": handmade(
+        Collective.REDUCE_SCATTER,
+        (Send(1, Ref(INPUT, 1)), RecvReduce(1, OUT, IN)),
+        (Send(0, IN), RecvReduce(0, OUT, Ref(INPUT, 1), incoming_first=True)),
+        chunks=(2, 1),
+        even=True,
+    ),
+    "scatter": handmade(Collective.SCATTER, (Copy(OUT, IN), Send(1, Ref(INPUT, 1))), (Recv(0, OUT),), chunks=(2, 1), even=True),
+    "all_to_all": handmade(
+        Collective.ALL_TO_ALL,
+        (Copy(OUT, IN), Send(1, Ref(INPUT, 1)), Recv(1, Ref(OUTPUT, 1))),
+        (Copy(Ref(OUTPUT, 1), Ref(INPUT, 1)), Send(0, IN), Recv(0, OUT)),
+        chunks=(2, 2),
+        even=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(TINY))
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**63), changes=st.integers(0, 5))
+def test_tiny_schedules_with_much_changed_are_judged_as_their_runs_show(name: str, seed: int, changes: int) -> None:
+    draw = random.Random(seed)
+    schedules = TINY[name]
+    for _ in range(changes):
+        schedules = mutant(draw, schedules)
+    try:
+        verify(schedules)
+    except ScheduleError as error:
+        event(type(error).__name__)
         confirm_wrong(schedules, error, draw)
     else:
         event("right")

@@ -272,7 +272,7 @@ def test_scratch_has_the_size_of_chunks_that_are_there(size_of: Ref) -> None:
 def test_a_run_of_scratch_is_as_many_chunks_each_of_its_own_size() -> None:
     run = Ref(SCRATCH, 1, 3)
     steps = (Copy(run, Ref(INPUT, 0, 3)), Copy(Ref(OUTPUT, 0, 3), run, (0,)))
-    assert verify(world(Collective.ALL_REDUCE, steps, chunks=(3, 3), scratch=(Ref(INPUT, 2), Ref(OUTPUT, 0, 3))))
+    verify(world(Collective.ALL_REDUCE, steps, chunks=(3, 3), scratch=(Ref(INPUT, 2), Ref(OUTPUT, 0, 3))))
     with pytest.raises(MalformedScheduleError, match="input chunks 0 to 2 and scratch chunks 1 to 3 are not of one size"):
         verify(world(Collective.ALL_REDUCE, steps, chunks=(3, 3), scratch=(Ref(INPUT, 0, 3), Ref(OUTPUT, 0))))
     with pytest.raises(MalformedScheduleError, match="there are 3 scratch chunks"):

@@ -89,6 +89,10 @@ def test_a_network_file_and_another_number_of_ranks_per_host(simulate: Run, tmp_
         (("all_reduce", "--ranks", "4", "--bytes", "1XB"), "'1XB' is no number of bytes"),
         (("all_reduce", "--ranks", "4", "--network", "nowhere"), "neither a preset nor a file"),
         (("all_reduce", "--ranks", "0", "--algorithm", "ring"), "a world of 0 ranks"),
+        (("all_reduce", "--ranks", "99999999999999999999"), "expected are 1 to 1,048,576"),
+        (("all_reduce", "--ranks", "4", "--bytes", "1e400"), "expected are 0 to 2**60"),
+        (("broadcast", "--ranks", "4", "--algorithm", "chain", "--segments", "1000000000000"), "expected are 1 to 65,536"),
+        (("all_reduce", "--ranks", "4", "--network", "/dev/zero"), "no file that could be read"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(simulate: Run, args: tuple[str, ...], words: str) -> None:

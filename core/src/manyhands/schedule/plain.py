@@ -13,7 +13,7 @@ from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce,
 
 __all__ = ["MAX_CHUNKS", "MAX_STEPS", "check_plain"]
 
-MAX_CHUNKS: int = 1 << 23
+MAX_CHUNKS: int = 1 << 22
 """The most chunks that all ranks together may have and name in steps, for a proof that fits in memory."""
 MAX_STEPS: int = 1 << 16
 """The most steps of one rank, for the same reason."""
@@ -21,8 +21,8 @@ MAX_STEPS: int = 1 << 16
 _LARGEST = 1 << 62
 
 
-def check_plain(schedules: object) -> tuple[Schedule, ...]:
-    """Return schedules whose every field has the declared type.
+def check_plain(schedules: object) -> None:
+    """Check that every field of every schedule has the declared type.
 
     Parameters
     ----------
@@ -44,7 +44,8 @@ def check_plain(schedules: object) -> tuple[Schedule, ...]:
             raise MalformedScheduleError(
                 f"at position {position} is {_shown(schedule)}, and expected is a Schedule", rank=position
             )
-        for index, problem in _problems(schedule):
+        index, problem = next(_problems(schedule), (None, ""))
+        if problem:
             where = f"rank {position}" if index is None else f"rank {position}, step {index}"
             raise MalformedScheduleError(f"{where}: {problem}", rank=position, step=index)
         room -= _chunks(schedule)
@@ -54,7 +55,6 @@ def check_plain(schedules: object) -> tuple[Schedule, ...]:
                 "of their steps; that is too much to be proved",
                 rank=position,
             )
-    return tuple(schedules)
 
 
 def _problems(schedule: Schedule) -> Iterator[tuple[int | None, str]]:
@@ -62,7 +62,7 @@ def _problems(schedule: Schedule) -> Iterator[tuple[int | None, str]]:
     for name, is_right, expected in _SCHEDULE:
         if not is_right(getattr(schedule, name, None)):
             yield None, f"its {name} is {_shown(getattr(schedule, name, None))}, and expected is {expected}"
-            return
+            return  # what follows relies on these
     for number, run in enumerate(schedule.scratch):
         if not _is_ref(run):
             yield None, f"its scratch run {number} is {_shown(run)}, and expected is {_REF}"
