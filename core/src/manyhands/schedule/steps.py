@@ -47,9 +47,6 @@ class Buffer(enum.Enum):
     OUTPUT = "output"
     SCRATCH = "scratch"
 
-    # Members are compared by identity; Enum hashes their names, which takes ten times as long.
-    __hash__ = object.__hash__
-
 
 @dataclass(frozen=True, slots=True)
 class Ref:
