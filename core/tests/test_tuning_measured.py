@@ -61,7 +61,7 @@ def test_the_table_decides_in_the_measured_world_and_sizes_alone() -> None:
 def test_what_begins_with_large_calls_says_nothing_of_small_ones() -> None:
     measured = selector(POINTS[2:])
     assert measured.choose(ALL_REDUCE, 64 * KIB, 4, ranks_per_host=4).reason.startswith("measured")
-    assert measured.choose(ALL_REDUCE, 64 * KIB - 1, 4, ranks_per_host=4).reason.startswith("model")
+    assert measured.choose(ALL_REDUCE, 64 * KIB - 1, 4, ranks_per_host=4).reason.startswith("on the model's networks")
 
 
 def test_what_was_measured_on_several_hosts_is_for_as_many() -> None:
@@ -69,7 +69,7 @@ def test_what_was_measured_on_several_hosts_is_for_as_many() -> None:
     assert (rule.min_hosts, rule.max_hosts) == (2, 2)
     measured = selector([point(8, ring=1)], hosts=2)
     assert measured.choose(ALL_REDUCE, 8, 4, ranks_per_host=2).algorithm.name == "ring"
-    assert measured.choose(ALL_REDUCE, 8, 4, ranks_per_host=4).reason.startswith("model")
+    assert measured.choose(ALL_REDUCE, 8, 4, ranks_per_host=4).reason.startswith("on the model's networks")
 
 
 def test_a_barrier_has_no_size() -> None:

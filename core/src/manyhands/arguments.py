@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from manyhands.arrays import Array, contiguous, to_array
 from manyhands.checks import whole
-from manyhands.errors import InvalidRankError, SelfSendError, SizeMismatchError
+from manyhands.errors import InvalidRankError, SelfSendError, SizeMismatchError, UsageError
 from manyhands.wire import MAX_DIMENSIONS
 
-__all__ = ["Arguments"]
+__all__ = ["Arguments", "integer"]
 
 
 class Arguments:
@@ -142,3 +142,17 @@ class Arguments:
                 f"an array of {array.ndim} dimensions cannot be sent: reshape it to at most {MAX_DIMENSIONS}", rank=self._rank
             )
         return array
+
+
+def integer(value: int | None, what: str) -> int | None:
+    """Return an integer of 64 bits, or None where that was given.
+
+    Raises
+    ------
+    UsageError
+        It is neither.
+    """
+    number = None if value is None else whole(value)
+    if (value is not None and number is None) or (number is not None and not -(1 << 63) <= number < 1 << 63):
+        raise UsageError(f"{what} must be an integer of 64 bits or None, and {value!r} was given")
+    return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -120,3 +121,22 @@ class Calls:
             else:
                 lane.give()
         return idle
+
+    def _when_idle(self, then: Callable[[], None]) -> None:
+        """Call ``then`` when the last call that is in flight has ended: mostly now. It must be known that no other one will come."""
+        busy = [lane for lane in self._lanes() if lane.runs_here or not lane.is_free]
+        left = len(busy)
+        counting = threading.Lock()
+
+        def ended() -> None:
+            nonlocal left
+            with counting:
+                left -= 1
+                last = left == 0
+            if last:
+                then()
+
+        if not busy:
+            then()
+        for lane in busy:
+            lane.submit(ended)

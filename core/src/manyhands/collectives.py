@@ -342,7 +342,7 @@ def guarded(
         )
         raise first_cause("lost", text, lost.peer) from None
     except HeaderMismatch as mismatch:
-        kind, text = _explain(job, signature, sequence, mismatch)
+        kind, text = _explain(job, words or signature.describe(), signature, sequence, mismatch)
         raise first_cause(kind, text, mismatch.peer) from None
     except BaseException as error:
         if job.control.failed:
@@ -354,7 +354,7 @@ def guarded(
         raise
 
 
-def _explain(job: Job, signature: CallSignature, sequence: int, mismatch: HeaderMismatch) -> tuple[str, str]:
+def _explain(job: Job, call: str, signature: CallSignature, sequence: int, mismatch: HeaderMismatch) -> tuple[str, str]:
     """Say what a message that was not expected tells about its sender."""
     header = parse_header(mismatch.header)
     if header is None:
@@ -368,7 +368,7 @@ def _explain(job: Job, signature: CallSignature, sequence: int, mismatch: Header
             "do the counts of both fit together?"
         )
     return "mismatch", (
-        f"the ranks did not make the same call: rank {job.rank} is in {signature.describe()} #{sequence}, and rank {mismatch.peer} sent "
+        f"the ranks did not make the same call: rank {job.rank} is in {call} #{sequence}, and rank {mismatch.peer} sent "
         f"it a message of {header.describe()} #{header.sequence}. Every rank must make the same calls in the same order, with the same "
         f"shape, dtype, op and root; at #{sequence}:"
     )

@@ -10,9 +10,10 @@ from typing import Self
 import msgspec
 import numpy.typing as npt
 
+from manyhands.arguments import integer
 from manyhands.arrays import Array
 from manyhands.async_calls import AsyncCalls
-from manyhands.checks import is_success, whole
+from manyhands.checks import is_success
 from manyhands.coalescing import CoalescingCalls
 from manyhands.dtypes import Op
 from manyhands.errors import DeadlineError, ManyHandsError, UsageError
@@ -116,30 +117,7 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
             self._left = True
             self._job.drains.remove(self._drain)
             if not self._job.closed:
-                self._leave_when_idle()
-
-    def _leave_when_idle(self) -> None:
-        """Say that this rank has left when the last call that was in flight has ended: mostly now."""
-        lanes = self._lanes()
-        busy = [lane for lane in lanes if lane.runs_here or not lane.is_free]
-        left = len(busy)
-        counting = threading.Lock()
-
-        def leave() -> None:
-            self._job.control.leave_group(self._members.number, self.ranks, self._operations.close)
-
-        def ended() -> None:
-            nonlocal left
-            with counting:
-                left -= 1
-                last = left == 0
-            if last:
-                leave()
-
-        if not busy:
-            leave()
-        for lane in busy:
-            lane.submit(ended)
+                self._when_idle(lambda: self._job.control.leave_group(self._members.number, self.ranks, self._operations.close))
 
     # Groups of some of the ranks
 
@@ -169,7 +147,7 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
         UsageError
             ``color`` or ``key`` is no integer.
         """
-        card = msgspec.msgpack.encode((_integer(color, "color"), _integer(key, "key") or 0))
+        card = msgspec.msgpack.encode((integer(color, "color"), integer(key, "key") or 0))
         with self._counting:
             self._splits = count = self._splits + 1
         name = f"split #{count} of group {self._members.number}"
@@ -201,8 +179,10 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
         InvalidRankError
             One of them is not in this group.
         UsageError
-            One of them occurs twice, or there are none.
+            One of them occurs twice, or there are none, or that is no list.
         """
+        if not hasattr(ranks, "__iter__"):
+            raise UsageError(f"ranks must be a list of ranks of this group, and {ranks!r} was given")
         chosen = tuple(self._operations.arguments.rank(rank, "a member of ranks") for rank in ranks)
         if not chosen or len(set(chosen)) != len(chosen):
             raise UsageError(f"ranks must name at least one rank, and each once, and {list(ranks)} was given")
@@ -610,17 +590,3 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
             As for `send` and `recv`.
         """
         return self._between(self._operations.sendrecv(array, dest, source, out), timeout_s)
-
-
-def _integer(value: int | None, what: str) -> int | None:
-    """Return what stands for a color or key.
-
-    Raises
-    ------
-    UsageError
-        It is no integer of 64 bits.
-    """
-    number = None if value is None else whole(value)
-    if (value is not None and number is None) or (number is not None and not -(1 << 63) <= number < 1 << 63):
-        raise UsageError(f"{what} must be an integer of 64 bits or None, and {value!r} was given")
-    return number
