@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from manyhands.collectives import check_usable
 from manyhands.deadline import Deadline
-from manyhands.errors import ClosedError, CommError, DeadlineError
+from manyhands.errors import CommError, DeadlineError
 from manyhands.job import Job
 from manyhands.lanes import Lane
 from manyhands.members import Members
@@ -38,7 +38,6 @@ class Calls:
         self._members = members
         self._operations = operations
         self._timeout_s = timeout_s
-        self._left = False
         self._lane = Lane()
         self._callbacks = Lane()
 
@@ -46,16 +45,15 @@ class Calls:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)
 
     def _check_open(self) -> None:
-        if self._left:
-            raise ClosedError(f"group {self._members.number} is closed; make another one", rank=self._job.rank)
-        if self._job.control.failed:
+        try:
+            check_usable(self._job, self._members.number)
+        except CommError:
             self._saw()
-        check_usable(self._job)
+            raise
 
     def _now(self, what: str, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
         """Run a collective in this thread when its turn comes, and return its result."""
         deadline = self._deadline(timeout_s)
-        self._check_open()
         try:
             self._lane.take(deadline)
         except TimeoutError:
@@ -66,7 +64,6 @@ class Calls:
                 operation=what,
             ) from None
         try:
-            self._check_open()
             return action(deadline)
         except CommError:
             self._saw()
@@ -77,7 +74,6 @@ class Calls:
     def _between(self, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
         """Run a call in this thread that takes turns with those in the same direction only."""
         deadline = self._deadline(timeout_s)
-        self._check_open()
         try:
             return action(deadline)
         except CommError:
@@ -89,13 +85,7 @@ class Calls:
         seconds = self._deadline(timeout_s).timeout_s
         self._check_open()
         work: Work[T] = Work(what, self._callbacks, self._saw)
-
-        def run() -> T:
-            if self._left:
-                raise ClosedError(f"the group was closed before {what} had its turn", rank=self._job.rank, operation=what)
-            return action(Deadline(seconds))
-
-        (lane or self._lane).submit(lambda: work.run(run))
+        (lane or self._lane).submit(lambda: work.run(lambda: action(Deadline(seconds))))
         return work
 
     def _saw(self) -> None:

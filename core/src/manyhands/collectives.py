@@ -130,7 +130,7 @@ class Collectives:
         CommError
             The first cause, alike on all ranks; ``target`` is undefined and the group revoked.
         """
-        check_usable(self._job)
+        check_usable(self._job, self._members.number)
         prepared = self._prepared.get(call) or self._prepare(call)
         sequence = self._sequence
         self._sequence = self._job.control.progress.calls[self._channel] = sequence + 1
@@ -288,7 +288,7 @@ def divide(total: Array, count: int) -> None:
         total[...] = (total.astype(np.float32) / np.float32(count)).astype(total.dtype)
 
 
-def check_usable(job: Job) -> None:
+def check_usable(job: Job, group: int) -> None:
     """Refuse a call on a group that is closed or whose job has failed.
 
     Raises
@@ -300,6 +300,8 @@ def check_usable(job: Job) -> None:
     """
     if job.closed:
         raise ClosedError("the group is closed; make another one with manyhands.init()", rank=job.rank)
+    if group in job.left:
+        raise ClosedError(f"group {group} is closed; make another one with split() or subgroup()", rank=job.rank)
     if job.control.failed:
         raise job.error()
 

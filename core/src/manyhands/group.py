@@ -15,6 +15,7 @@ from manyhands.arrays import Array
 from manyhands.async_calls import AsyncCalls
 from manyhands.checks import is_success
 from manyhands.coalescing import CoalescingCalls
+from manyhands.deadline import Deadline
 from manyhands.dtypes import Op
 from manyhands.errors import DeadlineError, ManyHandsError, UsageError
 from manyhands.job import Job
@@ -79,7 +80,7 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
         job.drains.append(self._drain)
 
     def __repr__(self) -> str:
-        state = ", closed" if self._left or self._job.closed else ", failed" if self._job.control.failed else ""
+        state = ", closed" if self._is_closed else ", failed" if self._job.control.failed else ""
         number = f" {self._members.number}" if self._members.number else ""
         return f"<manyhands.Group{number} rank {self.rank} of {self.world_size} over {self.backend_name}{state}>"
 
@@ -109,15 +110,18 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
             self._job.close(deadline)
             return
         with self._closing:
-            if self._left:
+            if self._is_closed:
                 return
-            if not self._job.closed:
-                while not self._drain(deadline, for_good=False) and not deadline.passed():
-                    pass
-            self._left = True
+            while not self._drain(deadline, for_good=False) and not deadline.passed():
+                pass
+            # From here on no call begins; those that have begun are waited for in the background.
+            self._job.left.add(self._members.number)
             self._job.drains.remove(self._drain)
-            if not self._job.closed:
-                self._when_idle(lambda: self._job.control.leave_group(self._members.number, self.ranks, self._operations.close))
+            self._when_idle(lambda: self._job.control.leave_group(self._members.number, self.ranks, self._operations.close))
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._job.closed or self._members.number in self._job.left
 
     # Groups of some of the ranks
 
@@ -148,10 +152,13 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
             ``color`` or ``key`` is no integer.
         """
         card = msgspec.msgpack.encode((integer(color, "color"), integer(key, "key") or 0))
+        deadline = self._deadline(timeout_s)
+        self._check_open()
+        # Counted last: a call that is refused must not change which calls of the ranks belong together.
         with self._counting:
             self._splits = count = self._splits + 1
         name = f"split #{count} of group {self._members.number}"
-        cards, number = self._meet(name, card, self.ranks, timeout_s)
+        cards, number = self._meet(name, card, self.ranks, deadline)
         wishes = [msgspec.msgpack.decode(card, type=tuple[int | None, int]) for card in cards]
         if color is None:
             return None
@@ -186,6 +193,7 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
         chosen = tuple(self._operations.arguments.rank(rank, "a member of ranks") for rank in ranks)
         if not chosen or len(set(chosen)) != len(chosen):
             raise UsageError(f"ranks must name at least one rank, and each once, and {list(ranks)} was given")
+        deadline = self._deadline(timeout_s)
         self._check_open()
         if self.rank not in chosen:
             return None
@@ -193,13 +201,11 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls):
             self._subgroups[chosen] = count = self._subgroups.get(chosen, 0) + 1
         name = f"subgroup {list(chosen)} #{count} of group {self._members.number}"
         members = tuple(self.ranks[rank] for rank in chosen)
-        _, number = self._meet(name, b"", members, timeout_s)
+        _, number = self._meet(name, b"", members, deadline)
         return self._child(number, members)
 
-    def _meet(self, name: str, card: bytes, members: tuple[int, ...], timeout_s: float | None) -> tuple[list[bytes], int]:
+    def _meet(self, name: str, card: bytes, members: tuple[int, ...], deadline: Deadline) -> tuple[list[bytes], int]:
         """Trade cards with the members of a group to be; return them, and a number that no other group has."""
-        deadline = self._deadline(timeout_s)
-        self._check_open()
         try:
             return self._job.control.exchange(name, card, deadline, members, self._members.channel)
         except BaseException as error:

@@ -107,6 +107,8 @@ class Job:
         What moves its bytes; None in a world of one, which moves none.
     backend_name
         The name of the configured backend.
+    left
+        The numbers of the groups that this rank has closed.
     told
         Whether the program on this rank has seen how the job failed.
     drains
@@ -129,6 +131,7 @@ class Job:
         self._listeners: list[Listener] = []
         self._key = b""
         self._secure = True
+        self.left: set[int] = set()
         self.told: bool = False
         self._released = False
 

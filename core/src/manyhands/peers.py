@@ -92,7 +92,7 @@ class Peers:
         CommError
             The first cause, alike on all ranks; ``out`` is then undefined.
         """
-        check_usable(self._job)
+        check_usable(self._job, self._members.number)
         what = self._words(dest, source)
         with ExitStack() as stack:
             # Both directions first, and only then their numbers: who gives up while it waits must not have used one.
@@ -101,7 +101,7 @@ class Peers:
             for direction in (sending, receiving):
                 if direction is not None and not has_turn:
                     self._take(stack, direction, deadline, what)
-            check_usable(self._job)
+            check_usable(self._job, self._members.number)
             flows: list[Outgoing | Incoming] = []
             incoming: Incoming | None = None
             if sending is not None and array is not None and dest is not None:

@@ -146,7 +146,7 @@ class Membership:
         self._leaving: dict[int, dict[int, Progress]] = {}
         self._disbanded: set[int] = set()
         self._stalls: dict[int, Stalled] = {}
-        self._waits: dict[tuple[int, int], tuple[int, Wait]] = {}
+        self._waits: dict[tuple[int, int], Wait] = {}
         self._inquest: _Inquest | None = None
         self._inquests = 0
 
@@ -211,7 +211,7 @@ class Membership:
                 self._left[rank] = progress
                 self._forget_disbanded(progress)
                 self._stalls.pop(rank, None)
-                for other, wait in list(self._waits.values()):
+                for (other, _), wait in list(self._waits.items()):
                     self._check_abandoned(other, wait)
                 for name, meeting in list(self._meetings.items()):
                     self._check_meeting(name, meeting)
@@ -276,8 +276,8 @@ class Membership:
         left = self._leaving.setdefault(group, {})
         left[rank] = progress
         if any(member not in left for member in members):
-            for other, wait in list(self._waits.values()):
-                if wait.channel // 2 == group:
+            for (other, channel), wait in list(self._waits.items()):
+                if channel // 2 == group:
                     self._check_abandoned(other, wait)
             return
         del self._leaving[group]
@@ -312,10 +312,10 @@ class Membership:
             return
         wait = message.wait
         self._stalls[rank] = message
-        self._waits[rank, wait.channel] = (rank, wait)
+        self._waits[rank, wait.channel] = wait
         self._check_abandoned(rank, wait)
         place = (wait.channel, wait.sequence)
-        for other, theirs in self._waits.values():
+        for (other, _), theirs in self._waits.items():
             both = wait.is_collective and theirs.is_collective
             if both and (theirs.channel, theirs.sequence) == place and theirs.digest != wait.digest:
                 text = f"{show_ranks((rank, other))} wait for each other in different calls: {_ORDER}"
