@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -272,30 +273,64 @@ def test_a_failure_that_was_seen_is_not_raised_again(world):
     assert world.outcomes(program, 3) == [True] * 3
 
 
-def test_a_group_that_closes_before_a_call_has_its_turn_ends_that_call_and_nothing_else(world):
-    def program(group: Group) -> None:
-        sub = group.split(0)
-        assert sub is not None
-        gate = sub.recv_async(1 - sub.rank)
-        x = np.ones(500_000)
-        works = [sub.all_reduce_async(x) for _ in range(30)]
-        sub.close(timeout_s=0.001)
-        ended = [work.exception() for work in works if not isinstance(_end_of(work), np.ndarray)]
-        assert all(isinstance(error, mh.ClosedError) for error in ended)
-        with pytest.raises(mh.ClosedError):
-            sub.send(np.ones(1), 1 - sub.rank)
-        assert group.all_reduce(np.ones(1)) == 2
-        assert not gate.done()
-        group._job.abort(RuntimeError("enough"))
+CLOSED_TOO_EARLY = """
+import sys
+import threading
+import numpy as np
 
-    world.outcomes(program, 2)
+backend, folder = sys.argv[1:]
+sys.path.insert(0, folder)
 
+import manyhands as mh
+from manyhands.api import hookimpl
+from manyhands.plugins import get_plugin_manager
+from worlds import must, thread_world
 
-def _end_of(work: mh.Work[np.ndarray]) -> object:
+begun = [threading.Event() for _ in range(3)]
+closed = threading.Barrier(3)
+
+class Watch:
+    @hookimpl
+    def manyhands_collective_started(self, event):
+        if event.group != "0":
+            begun[event.rank].set()
+
+get_plugin_manager().register(Watch(), "watch")
+
+def end_of(call):
     try:
-        return work.wait()
+        return call()
     except mh.CommError as error:
-        return error
+        return type(error)
+
+def program(group):
+    sub = group.split(0)
+    x = np.ones(1000)
+    if group.rank == 2:
+        closed.wait(20)
+        ends = [sub.all_reduce(x)]
+        sub.close()
+    else:
+        works = [sub.all_reduce_async(x) for _ in range(30)]
+        assert begun[group.rank].wait(20)
+        sub.close(timeout_s=0.01)
+        assert not any(work.done() for work in works)
+        assert end_of(sub.barrier_async) is end_of(lambda: sub.send(x, 2)) is mh.ClosedError
+        closed.wait(20)
+        ends = [end_of(work.wait) for work in works]
+    assert group.all_reduce(x)[0] == 3
+    return [end if isinstance(end, type) else end.tolist() for end in ends]
+
+first = [3.0] * 1000
+assert must(thread_world(program, 3, backend)) == [[first] + [mh.ClosedError] * 29] * 2 + [[first]]
+"""
+
+
+@pytest.mark.parametrize("backend", ["simulated", "tcp"])
+def test_a_group_that_closes_before_a_call_has_its_turn_ends_that_call_and_nothing_else(run_python, backend):
+    # In a process of its own, for an observer stays registered: it tells when the first call has had its turn.
+    done = run_python("-c", CLOSED_TOO_EARLY, backend, Path(__file__).parent)
+    assert done.returncode == 0, done.stderr
 
 
 def test_closing_waits_for_what_callbacks_issue(world):

@@ -181,7 +181,7 @@ def test_why_lists_every_candidate_by_predicted_time_and_the_choice_of_the_confi
     assert (ring["steps"], ring["out"]) == (46, None)
     assert ring["bytes_per_rank"] == pytest.approx(2 * (1 << 20) * 23 / 24)
     hierarchical = next(each for each in candidates if each["name"] == "hierarchical")
-    assert (hierarchical["time_s"], hierarchical["out"]) == (None, "needs hosts: several, with equally many ranks, two or more")
+    assert (hierarchical["time_s"], hierarchical["out"]) == (None, "needs several hosts with equally many ranks, two or more")
 
     table = show(capsys, "all_reduce", "--bytes", "1MiB", "--world", "24", "--network", "textbook", "--why")
     assert re.search(r"^\*  ring  +247 us  +46  +1.917 MiB  +1$", table, flags=re.MULTILINE)
@@ -215,7 +215,7 @@ def test_why_says_what_rules_a_candidate_out(capsys: pytest.CaptureFixture[str])
         if algorithm.collective is Collective.ALL_REDUCE:
             reason = reproducible[algorithm.name]
             assert reason is None if algorithm.canonical else reason is not None and reason.startswith("not canonical")
-    assert out("all_to_all", "--uneven")["bruck"] == "needs even blocks"
+    assert out("all_to_all", "--uneven")["bruck"] == "needs blocks of one size"
     assert out("all_to_all")["bruck"] is None
     assert out("all_gather", "--ranks-per-host", "4", "--world", "16")["hierarchical"] is None
     assert out("all_gather", "--ranks-per-host", "4", "--world", "15")["hierarchical"] is not None

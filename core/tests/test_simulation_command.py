@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from manyhands.cli.main import main
 from manyhands.cli.sizes import parse_bytes
 from manyhands.errors import UsageError
 
@@ -78,6 +81,32 @@ def test_a_network_file_and_another_number_of_ranks_per_host(simulate: Run, tmp_
     assert far == pytest.approx(4e-6)
 
 
+def test_the_config_says_how_many_ranks_share_a_host_where_the_command_does_not(simulate: Run, tmp_path: Path) -> None:
+    (tmp_path / "manyhands.toml").write_text("ranks_per_host = 2\n")
+    words = ("all_gather", "--ranks", "6", "--bytes", "1MiB", "--network", "textbook", "--algorithm", "hierarchical", "--json")
+    by_config, same, other = (
+        simulate(*words, *more).stdout for more in ((), ("--ranks-per-host", "2"), ("--ranks-per-host", "1"))
+    )
+    assert json.loads(by_config) == json.loads(same) != json.loads(other)
+
+
+@pytest.mark.parametrize("words", [("--algorithm", "all"), ("--root", "9")])
+def test_the_command_leaves_the_collector_of_garbage_as_it_was(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(SystemExit):
+        main(["simulate", "broadcast", "--ranks", "4", *words])
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with contextlib.suppress(SystemExit):
+            main(["simulate", "broadcast", "--ranks", "4", *words])
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -88,6 +117,7 @@ def test_a_network_file_and_another_number_of_ranks_per_host(simulate: Run, tmp_
         ),
         (("all_reduce", "--ranks", "4", "--bytes", "1XB"), "'1XB' is no number of bytes"),
         (("all_reduce", "--ranks", "4", "--network", "nowhere"), "neither a preset nor a file"),
+        (("all_reduce", "--ranks", "4", "--ranks-per-host", "0"), "ranks_per_host is 0, and expected is 1 or more"),
         (("all_reduce", "--ranks", "0", "--algorithm", "ring"), "a world of 0 ranks"),
         (("all_reduce", "--ranks", "99999999999999999999"), "expected are 1 to 1,048,576"),
         (("all_reduce", "--ranks", "4", "--bytes", "1e400"), "expected are 0 to 2**60"),

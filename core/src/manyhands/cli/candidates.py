@@ -10,16 +10,13 @@ from typing import Any
 from manyhands.algorithms.registry import Algorithm
 from manyhands.cli.console import print_json, print_table
 from manyhands.cli.sizes import parse_bytes
-from manyhands.config import load, make_selector
 from manyhands.errors import ConfigError
-from manyhands.plugins import get_plugin_manager
-from manyhands.schedule.contracts import PROMISES
 from manyhands.schedule.steps import Collective
-from manyhands.select import Choice, Selector
+from manyhands.select import Choice, Selector, lacks, reproduces
 from manyhands.select.rules import Call
 from manyhands.simulation import PRESETS, Network, Outcome, simulate
 
-__all__ = ["Candidate", "Question", "configured_ranks_per_host", "configured_selector", "explain", "network_of", "weigh"]
+__all__ = ["Candidate", "Question", "explain", "hosts_as_groups_see_them", "network_of", "weigh"]
 
 _NETWORK = "fat-tree"
 
@@ -56,16 +53,13 @@ class Question:
         even: bool = True,
         reproducible: bool = False,
     ) -> Question:
-        """Make a question of the words of a command line; the config, or else the network, gives the ranks per host where none are given."""
+        """Make a question of the words of a command line; the network gives the ranks per host where none are given."""
         chosen, name = network_of(network)
-        ranks_per_host = ranks_per_host or configured_ranks_per_host()
         if ranks_per_host is not None:
             chosen = chosen.with_ranks_per_host(ranks_per_host)
-        neighbours = chosen.neighbours(size)
-        # As a group sees it: hosts count only where all have equally many ranks.
-        neighbours = neighbours if size % neighbours == 0 else 1
         asked = 0 if collective is Collective.BARRIER else parse_bytes(nbytes)
-        return cls(Call(collective, asked, size, neighbours, even, reproducible), root, chosen, name)
+        hosts = hosts_as_groups_see_them(chosen, size)
+        return cls(Call(collective, asked, size, hosts, even, reproducible), root, chosen, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +71,10 @@ class Candidate:
     out: str | None
 
 
-def configured_selector() -> Selector:
-    """Return the selector that groups would have with the configuration that is found here."""
-    return make_selector(load(), get_plugin_manager())
-
-
-def configured_ranks_per_host() -> int | None:
-    """Return how many ranks share a host by the configuration that is found here; None where it does not say."""
-    return load().settings.ranks_per_host
+def hosts_as_groups_see_them(network: Network, size: int) -> int:
+    """Return how many neighbouring ranks share a host, for a group: 1 where not all hosts have equally many."""
+    neighbours = network.neighbours(size)
+    return neighbours if size % neighbours == 0 else 1
 
 
 def network_of(name: str | None) -> tuple[Network, str]:
@@ -127,19 +117,16 @@ def weigh(question: Question, algorithms: Sequence[Algorithm], selector: Selecto
 
 
 def _ruled_out(algorithm: Algorithm, call: Call) -> str | None:
-    if call.reproducible and PROMISES[call.collective].reduces and not algorithm.canonical:
+    if not reproduces(algorithm, call):
         return "not canonical: it combines in an order of its own, and --reproducible asks for the common one"
-    if algorithm.even and not call.even:
-        return "needs even blocks"
-    if algorithm.by_host and not call.by_host:
-        return "needs hosts: several, with equally many ranks, two or more"
-    return None
+    missing = lacks(algorithm, call)
+    return None if missing is None else f"needs {missing}"
 
 
-def explain(question: Question, algorithms: Sequence[Algorithm], *, as_json: bool) -> None:
+def explain(question: Question, selector: Selector, *, as_json: bool) -> None:
     """Print all candidates for a call, the choice, and the reason."""
-    choice, candidates = weigh(question, algorithms, configured_selector())
     call = question.call
+    choice, candidates = weigh(question, selector.algorithms(call.collective), selector)
     if as_json:
         print_json(
             {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyhands.algorithms.registry import Algorithm
-from manyhands.cli.candidates import Question, bytes_in_words, configured_selector, weigh
+from manyhands.cli.candidates import Question, bytes_in_words, weigh
 from manyhands.drawing.labels import PALETTE
 from manyhands.errors import ConfigError, UsageError
 from manyhands.schedule.steps import Collective
@@ -25,7 +25,7 @@ _FORMATS = (".svg", ".png")
 _MARKERS = "osD^vP*X"
 
 
-def write_plot(question: Question, algorithms: Sequence[Algorithm], path: Path, *, selector: Selector | None = None) -> None:
+def write_plot(question: Question, algorithms: Sequence[Algorithm], path: Path, *, selector: Selector) -> None:
     """Write a plot of the predicted times of every algorithm of a collective, with the choice for each size marked.
 
     Parameters
@@ -37,7 +37,7 @@ def write_plot(question: Question, algorithms: Sequence[Algorithm], path: Path, 
     path
         The file, whose name ends with .svg or .png.
     selector
-        What chooses; by default that of the configuration.
+        What chooses.
 
     Raises
     ------
@@ -55,11 +55,10 @@ def write_plot(question: Question, algorithms: Sequence[Algorithm], path: Path, 
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError(f'--plot needs matplotlib ({error}); try: pip install "manyhands[plot]"') from None
-    chooser = selector or configured_selector()
     times: dict[str, list[tuple[int, float]]] = {}
     chosen: list[tuple[int, float]] = []
     for nbytes in SIZES:
-        choice, candidates = weigh(replace(question, call=replace(question.call, nbytes=nbytes)), algorithms, chooser)
+        choice, candidates = weigh(replace(question, call=replace(question.call, nbytes=nbytes)), algorithms, selector)
         for each in candidates:
             if each.outcome is not None and each.out is None:
                 times.setdefault(each.algorithm.name, []).append((nbytes, each.outcome.time_s))

@@ -81,7 +81,11 @@ def show(
     modes = [option for option, given in wanted.items() if given]
     if len(modes) > 1:
         raise UsageError(f"{' and '.join(modes)} were given, and expected is one of them: each shows something else")
-    algorithms = _installed()
+    # Imported here, so that the other commands do not wait for it.
+    from manyhands.cli.configured import configured
+
+    setup = configured()
+    algorithms = setup.algorithms
     found = _find(name, collective, algorithms) if name is not None else None
     if predicting:
         if found is None:
@@ -89,17 +93,18 @@ def show(
         # Imported here, so that a picture does not wait for it.
         from manyhands.cli.candidates import Question, explain
 
+        hosts = setup.ranks_per_host if ranks_per_host is None else ranks_per_host
         question = Question.of(
             found if isinstance(found, Collective) else found.collective, nbytes or _BYTES, size, network,
-            root=root, ranks_per_host=ranks_per_host, reproducible=reproducible, even=not uneven,
+            root=root, ranks_per_host=hosts, reproducible=reproducible, even=not uneven,
         )  # fmt: skip
         if plot is not None:
             from manyhands.cli.plot import write_plot
 
-            write_plot(question, algorithms, plot)
+            write_plot(question, algorithms, plot, selector=setup.selector)
             print(f"wrote {plot}")
         else:
-            explain(question, algorithms, as_json=as_json)
+            explain(question, setup.selector, as_json=as_json)
         return
     only_predicting = {
         "--json": as_json,
@@ -134,17 +139,6 @@ def _check_numbers(size: int, root: int, segments: int | None, ranks_per_host: i
         raise UsageError(f"--ranks-per-host {ranks_per_host}: expected is 1 or more")
     if segments is not None and not 1 <= segments <= _MOST_SEGMENTS:
         raise UsageError(f"--segments {segments}: expected are 1 to {_MOST_SEGMENTS}")
-
-
-def _installed() -> list[Algorithm]:
-    """Return the algorithms of manyhands and of the plugins that the configuration allows."""
-    from manyhands.algorithms.registry import BUILTIN
-    from manyhands.config import load
-    from manyhands.plugins import get_plugin_manager
-
-    manager = get_plugin_manager()
-    manager.switch(load().settings.plugins)
-    return [*BUILTIN, *manager.algorithms()]
 
 
 def _find(name: str, collective: str | None, algorithms: Sequence[Algorithm]) -> Algorithm | Collective:

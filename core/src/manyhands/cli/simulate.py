@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,22 +50,23 @@ def simulate(
 ) -> None:
     """Run a collective on a virtual clock: every message, every link that messages share, in worlds of 65,536 ranks and more."""
     # Imported here, so that the other commands do not wait for it.
-    from manyhands.cli.candidates import configured_ranks_per_host, network_of
+    from manyhands.cli.candidates import hosts_as_groups_see_them, network_of
+    from manyhands.cli.configured import configured
 
     kind = _collective(collective)
     size = parse_bytes(nbytes)
     if kind is Collective.BARRIER:
         size = 0
     where, where_name = network_of(network)
-    ranks_per_host = ranks_per_host or configured_ranks_per_host()
+    setup = configured()
+    if ranks_per_host is None:
+        ranks_per_host = setup.ranks_per_host
     if ranks_per_host is not None:
         where = where.with_ranks_per_host(ranks_per_host)
-    installed = _installed()
-    algorithms = [each for each in installed if each.collective is kind]
-    chosen = _chosen(kind, size, ranks, where)
-    outcomes = _run(
-        _wanted(algorithms, algorithm, chosen, ranks, where), ranks, size, where, root, segments, algorithm == "all"
-    )
+    hosts = hosts_as_groups_see_them(where, ranks)
+    chosen = setup.selector.choose(kind, size, ranks, ranks_per_host=hosts).algorithm
+    wanted = _wanted(setup.selector.algorithms(kind), algorithm, chosen, ranks, hosts)
+    outcomes = _run(wanted, ranks, size, where, root, segments, algorithm == "all")
     fastest = min(outcomes, key=lambda each: each[1].time_s)[0].name
     if as_json:
         print_json(
@@ -123,35 +125,15 @@ def _collective(name: str) -> Collective:
     return named[meant]
 
 
-def _installed() -> list[Algorithm]:
-    """Return the algorithms of manyhands and of the plugins that the configuration allows."""
-    from manyhands.algorithms.registry import BUILTIN
-    from manyhands.config import load
-    from manyhands.plugins import get_plugin_manager
-
-    manager = get_plugin_manager()
-    manager.switch(load().settings.plugins)
-    return [*BUILTIN, *manager.algorithms()]
-
-
-def _chosen(kind: Collective, nbytes: int, ranks: int, network: Network) -> Algorithm:
-    """Return the algorithm that a group would use."""
-    from manyhands.cli.candidates import configured_selector
-
-    neighbours = network.neighbours(ranks)
-    known = neighbours if ranks % neighbours == 0 else 1
-    return configured_selector().choose(kind, nbytes, ranks, ranks_per_host=known).algorithm
-
-
 def _wanted(
-    algorithms: list[Algorithm], name: str | None, chosen: Algorithm, ranks: int, network: Network
-) -> Iterable[Algorithm]:
+    algorithms: Sequence[Algorithm], name: str | None, chosen: Algorithm, ranks: int, ranks_per_host: int
+) -> list[Algorithm]:
+    from manyhands.select import candidates
+
     if name is None:
         return [chosen]
     if name == "all":
-        neighbours = network.neighbours(ranks)
-        hosts = 1 < neighbours < ranks and ranks % neighbours == 0
-        return [each for each in algorithms if hosts or not each.by_host]
+        return candidates(algorithms, ranks, ranks_per_host)
     named = [each for each in algorithms if each.name == name.replace("-", "_")]
     if not named:
         known = ", ".join(each.name for each in algorithms)
@@ -165,18 +147,31 @@ def _run(
     """Simulate algorithms; with ``lenient``, leave out those that cannot be, unless none is left."""
     from manyhands.simulation import simulate as run
 
-    # There are millions of numbers in large lists, and no circles among them: to look for some costs a quarter of the time.
-    gc.disable()
     outcomes: list[tuple[Algorithm, Outcome]] = []
     failure: ManyHandsError | None = None
     for each in algorithms:
         try:
-            outcomes.append((each, run(each, ranks, nbytes, network, root=root, segments=segments)))
+            with _uncollected():
+                outcome = run(each, ranks, nbytes, network, root=root, segments=segments)
         except ManyHandsError as error:
             if not lenient:
                 raise
             failure = error
             print(f"note: {each.name} is left out: {error}", file=sys.stderr)
+        else:
+            outcomes.append((each, outcome))
     if failure is not None and not outcomes:
         raise failure
     return outcomes
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Look for no circles of objects in a block: among millions of numbers in large lists there are none, and it takes long."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()

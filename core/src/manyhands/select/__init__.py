@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manyhands.select.rules import MAX_SEGMENTS, Rule, default_segments
-from manyhands.select.selector import Choice, Selector, candidates
+from manyhands.select.selector import Choice, Selector, candidates, lacks, reproduces
 from manyhands.select.table import default_rules, read_table, write_table
 
 __all__ = [
@@ -14,6 +14,8 @@ __all__ = [
     "candidates",
     "default_rules",
     "default_segments",
+    "lacks",
     "read_table",
+    "reproduces",
     "write_table",
 ]

@@ -15,7 +15,7 @@ from manyhands.schedule.steps import Collective
 from manyhands.select.rules import Call, Rule, default_segments
 from manyhands.select.table import default_rules
 
-__all__ = ["Choice", "Selector", "candidates"]
+__all__ = ["Choice", "Selector", "candidates", "lacks", "reproduces"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Selector:
         wanted = self._overrides.get(collective)
         instead = ""
         if wanted is not None:
-            if not _reproduces(wanted, call):
+            if not reproduces(wanted, call):
                 names = [algorithm.name for algorithm in self.algorithms(collective) if algorithm.canonical]
                 raise ConfigError(
                     f"reproducible {collective.value}: the config asks for the algorithm {wanted.name!r}, which combines in an "
@@ -143,12 +143,12 @@ class Selector:
                     key=collective.value,
                     value=wanted.name,
                 )
-            missing = _lacks(wanted, call)
+            missing = lacks(wanted, call)
             if missing is None:
                 return Choice(wanted, default_segments(wanted, nbytes, world_size), "the config asks for it")
             instead = f" (the config asks for {wanted.name}, which needs {missing})"
         for rule, algorithm in self._rules:
-            if rule.fits(call) and _reproduces(algorithm, call) and _lacks(algorithm, call) is None:
+            if rule.fits(call) and reproduces(algorithm, call) and lacks(algorithm, call) is None:
                 segments = rule.segments or default_segments(algorithm, nbytes, world_size)
                 return Choice(algorithm, segments, rule.reason + instead)
         raise ConfigError(
@@ -221,15 +221,19 @@ def candidates(algorithms: Iterable[Algorithm], world_size: int, ranks_per_host:
     world_size, ranks_per_host
         As for `Selector.choose`.
     """
-    return [each for each in algorithms if _lacks(each, Call(each.collective, 0, world_size, ranks_per_host)) is None]
+    return [each for each in algorithms if lacks(each, Call(each.collective, 0, world_size, ranks_per_host)) is None]
 
 
-def _reproduces(algorithm: Algorithm, call: Call) -> bool:
+def reproduces(algorithm: Algorithm, call: Call) -> bool:
+    """Tell whether an algorithm has the reduction that a call asks for: a reproducible one, which all canonical ones share, or any."""
     return not call.reproducible or algorithm.canonical or not PROMISES[call.collective].reduces
 
 
-def _lacks(algorithm: Algorithm, call: Call) -> str | None:
-    """Say what an algorithm needs and the call does not have."""
+def lacks(algorithm: Algorithm, call: Call) -> str | None:
+    """Say what an algorithm needs and the call does not have, in words that fit behind "needs"; None where nothing is lacking.
+
+    The reduction that the call asks for is told by `reproduces`.
+    """
     if algorithm.even and not call.even:
         return "blocks of one size"
     if algorithm.by_host and not call.by_host:

@@ -1,0 +1,49 @@
+"""What the configuration that is found here says about the choice of algorithms, read once for each command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from manyhands.algorithms.registry import Algorithm
+from manyhands.config import load, make_selector
+from manyhands.plugins import get_plugin_manager
+from manyhands.schedule.steps import Collective
+from manyhands.select import Selector
+
+__all__ = ["Configured", "configured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What groups would have with the configuration.
+
+    Attributes
+    ----------
+    selector
+        What chooses among the algorithms of manyhands and of the plugins that are allowed.
+    ranks_per_host
+        How many neighbouring ranks share a host; None where the configuration does not say.
+    """
+
+    selector: Selector
+    ranks_per_host: int | None
+
+    @property
+    def algorithms(self) -> list[Algorithm]:
+        """The algorithms that there are, those of a collective together."""
+        return [each for collective in Collective for each in self.selector.algorithms(collective)]
+
+
+def configured() -> Configured:
+    """Read the configuration.
+
+    Raises
+    ------
+    ConfigError
+        Something in it is not allowed, or names an algorithm that is not there.
+    PluginError
+        A module that it names cannot be loaded, or two algorithms have one name.
+    """
+    resolved, plugins = load(), get_plugin_manager()
+    plugins.switch(resolved.settings.plugins)
+    return Configured(make_selector(resolved, plugins), resolved.settings.ranks_per_host)
