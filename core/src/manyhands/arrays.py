@@ -11,7 +11,7 @@ import numpy.typing as npt
 from manyhands.dtypes import check_dtype
 from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
 
-__all__ = ["Array", "bytes_of", "check_out", "contiguous", "handed_over", "placed", "to_array"]
+__all__ = ["Array", "bytes_of", "check_out", "contiguous", "divide", "handed_over", "placed", "to_array"]
 
 Array = npt.NDArray[Any]
 
@@ -140,6 +140,15 @@ def handed_over(result: Array, out: Array | None) -> Array:
     if not np.may_share_memory(result, out):
         out[...] = result
     return out
+
+
+def divide(total: Array, count: int) -> None:
+    """Turn sums into means in place, rounded once."""
+    if total.dtype.itemsize > 2:
+        np.true_divide(total, total.dtype.type(count), out=total)
+    else:
+        # The count itself may have no exact value in a dtype this small.
+        total[...] = (total.astype(np.float32) / np.float32(count)).astype(total.dtype)
 
 
 def bytes_of(array: Array) -> memoryview:

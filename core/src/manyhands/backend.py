@@ -29,7 +29,9 @@ __all__ = [
     "HeaderMismatch",
     "LaunchRequest",
     "LinkLost",
+    "Mailbox",
     "NativeCollective",
+    "Sink",
     "Transfer",
     "Transport",
 ]
@@ -39,6 +41,10 @@ API_VERSION: int = 1
 
 HEADER_BYTES: int = 64
 """The size of the header in front of every message; its content is core's business."""
+
+
+Sink = Callable[[memoryview, int], None]
+"""What takes the parts of a message: ``sink(data, offset)``."""
 
 
 class LinkLost(ConnectionError):
@@ -76,13 +82,83 @@ class Transfer(ABC):
     moved: int
 
 
+class Mailbox(ABC):
+    """Short messages to and from one peer, in memory that the transport owns: no objects are made, and nothing is looked up.
+
+    The messages are the same as those of `Transport.send` and `Transport.recv`, and in one order with them: a rank may use either way,
+    whatever its peer does. One thread at a time uses the mailboxes of a transport.
+
+    Core writes a payload into ``outgoing[next_out]`` and posts it; it fetches a payload and reads it in ``incoming[next_in]``, where it
+    stays unchanged until the next fetch or receive from this peer.
+
+    Attributes
+    ----------
+    outgoing, incoming
+        One or more slots, each a memoryview of bytes for one payload; all of one length, which is the longest payload.
+    next_out
+        The slot to fill next; it may be filled at any time but while a transfer that `post` returned is not done.
+    next_in
+        The slot in which the payload fetched last lies.
+    """
+
+    __slots__ = ("incoming", "next_in", "next_out", "outgoing")
+
+    outgoing: tuple[memoryview, ...]
+    incoming: tuple[memoryview, ...]
+    next_out: int
+    next_in: int
+
+    @abstractmethod
+    def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
+        """Send the first ``nbytes`` bytes of slot ``next_out``; do not block. ``header`` is copied.
+
+        Returns
+        -------
+        Transfer or None
+            None when the next slot may be filled at once, else what to wait for before.
+
+        Raises
+        ------
+        LinkLost
+            The connection broke.
+        """
+
+    @abstractmethod
+    def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
+        """Receive the next message, of ``nbytes`` bytes; wait for it actively for a moment, but do not block.
+
+        The moment is at most a few hundred microseconds, and the processor is given to whoever else needs it meanwhile. ``header`` stays
+        unchanged until the message is there.
+
+        Returns
+        -------
+        Transfer or None
+            None when the payload is in slot ``next_in``, else what to wait for until it is.
+
+        Raises
+        ------
+        HeaderMismatch
+            Another header came, here or from `Transport.wait`.
+        LinkLost
+            The connection broke.
+        """
+
+
 class Transport(ABC):
     """Ordered, reliable messages between any two ranks of a group: the half of a backend that every collective needs.
 
     A message is a header of `HEADER_BYTES` bytes and a payload. Core keeps at most one unfinished send and one
     unfinished receive per peer; calls that concern different (peer, direction) pairs may come from several threads at once.
     Payloads are one-dimensional memoryviews of bytes (format ``"B"``) over the caller's array: no copy may be kept.
+
+    Attributes
+    ----------
+    streams
+        Whether messages of any length are sent whole, and those to be reduced come by `consume`, which needs no memory of core's.
+        Otherwise core cuts what is long into pieces, and receives into memory of its own what it will reduce. Alike on all ranks.
     """
+
+    streams: bool = False
 
     @abstractmethod
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
@@ -124,6 +200,23 @@ class Transport(ABC):
             The deadline passed.
         """
 
+    def consume(self, peer: int, header: bytes, nbytes: int, sink: Sink) -> Transfer:
+        """Start to receive a message of ``nbytes`` bytes, handing each part of it to ``sink`` where it lies; do not block.
+
+        Only transports with `streams` offer it. ``sink(data, offset)`` is called once for each part, in order, from here or from `wait`:
+        ``data`` is a read-only memoryview of bytes that is valid during the call alone, ``offset`` where it stands in the payload.
+        Every part but the last is a multiple of 64 bytes. The transfer is done when all parts were handed over. What the sink raises
+        passes through, and ends the transport.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not stream")
+
+    def mailbox(self, peer: int) -> Mailbox | None:
+        """Return what makes short messages to and from ``peer`` fast, None where there is no such thing.
+
+        Core asks once, after `connect`.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027 - a transport that holds nothing of its own need not do anything
         """Give back what this transport alone holds, such as its connections. Never blocks; from any thread.
 
@@ -141,6 +234,14 @@ class Backend(ABC):
 
         Channels are numbered by core, alike on all ranks; opening one needs no message.
         """
+
+    def allocate(self, nbytes: int) -> memoryview | None:
+        """Return memory that peers read in place, so that messages from it need no copy on the way; None where there is no such.
+
+        It is writable, zeroed, aligned to 64 bytes, and given back when the last view of it is gone. Raises MemoryError when
+        the backend's share is used up.
+        """
+        return None
 
     @abstractmethod
     def abort(self) -> None:
@@ -246,6 +347,11 @@ class BackendSpec:
         The command that would help when it cannot.
     auto_priority
         With ``backend = "auto"`` the highest wins among those that can run; None is never chosen.
+    one_host
+        Whether all ranks must be on one host; ``auto`` passes it over where they are not.
+    selection
+        ``"package:file"``, the table of algorithms that fits this backend, in the package's folder; it comes before the one of manyhands,
+        and the config's ``selection`` before both.
     launcher
         ``"module:function"`` taking a `LaunchRequest` and returning an exit code, for a backend whose ranks are not
         processes started by ``manyhands run``.
@@ -262,6 +368,8 @@ class BackendSpec:
     probe: Callable[[], str | None] = lambda: None
     install: str = ""
     auto_priority: int | None = None
+    one_host: bool = False
+    selection: str | None = None
     launcher: str | None = None
     api_version: int = API_VERSION
 
@@ -277,6 +385,10 @@ class CollectiveRequest:
     op: str | None
     nbytes: int
     world_size: int
+    even: bool = True
+    """Whether the blocks of all ranks are of one size."""
+    digest: bytes = b""
+    """Eight bytes that differ between ranks that do not make the same call."""
 
 
 NativeCollective = Callable[["Backend", "npt.NDArray[np.generic]", "npt.NDArray[np.generic]", int, "Deadline"], None]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
-from manyhands.collectives import check_usable
+from manyhands.arrays import Array
 from manyhands.deadline import Deadline
 from manyhands.errors import CommError, DeadlineError
+from manyhands.failures import check_usable
 from manyhands.job import Job
 from manyhands.lanes import Lane
 from manyhands.members import Members
@@ -38,8 +39,9 @@ class Calls:
         self._members = members
         self._operations = operations
         self._timeout_s = timeout_s
-        self._lane = Lane()
+        self._lane = operations.collectives.lane
         self._callbacks = Lane()
+        self._shortcuts = operations.collectives.shortcuts
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)
@@ -54,6 +56,7 @@ class Calls:
     def _now(self, what: str, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
         """Run a collective in this thread when its turn comes, and return its result."""
         deadline = self._deadline(timeout_s)
+        self._check_open()  # before it waits for the turn of a group that has closed
         try:
             self._lane.take(deadline)
         except TimeoutError:
@@ -70,6 +73,17 @@ class Calls:
             raise
         finally:
             self._lane.give()
+
+    def _quickly(self, key: Hashable, array: Array, out: Array | None) -> Array | None:
+        """Make a call that was made before the short way; None where it must go the long way."""
+        shortcut = self._shortcuts.get(key)
+        if shortcut is None:
+            return None
+        try:
+            return shortcut.run(array, out, self._timeout_s)
+        except CommError:
+            self._saw()
+            raise
 
     def _between(self, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
         """Run a call in this thread that takes turns with those in the same direction only."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -12,29 +12,35 @@ import numpy as np
 
 from manyhands.algorithms.doubling import barrier as dissemination
 from manyhands.algorithms.registry import Algorithm
-from manyhands.arrays import Array
-from manyhands.backend import CollectiveRequest, HeaderMismatch, LinkLost, NativeCollective
+from manyhands.arrays import Array, divide
+from manyhands.backend import CollectiveRequest, NativeCollective
 from manyhands.deadline import Deadline
 from manyhands.dtypes import Reduction, dtype_code
-from manyhands.engine import Engine, Plan, compile_plan
-from manyhands.errors import ClosedError, ManyHandsError
+from manyhands.engine import Engine, Express, Plan, compile_plan, fits
+from manyhands.failures import check_usable, guarded
 from manyhands.job import Job
+from manyhands.lanes import Lane
 from manyhands.members import Members
 from manyhands.observe import OperationEvent
 from manyhands.partition import blocks, even
 from manyhands.plugins import PluginManager
-from manyhands.rendezvous.messages import Report, Wait
+from manyhands.rendezvous.messages import Wait
 from manyhands.rendezvous.recorder import Record
 from manyhands.schedule.compose import in_parallel
 from manyhands.schedule.steps import Collective, Schedule
 from manyhands.select import Selector
-from manyhands.waiting import Overdue
-from manyhands.wire import CallSignature, parse_header
+from manyhands.shortcuts import Shortcut
+from manyhands.waiting import Waiter
+from manyhands.wire import CallSignature
 
-__all__ = ["Call", "Collectives", "guarded"]
+__all__ = ["NOTHING", "Call", "Collectives"]
+
+NOTHING: Array = np.empty(0, np.uint8)
+"""The array of a call that has none."""
 
 _MAX_PLANS = 512
 _MAX_SCHEDULES = 1024
+_MAX_SHORTCUTS = 512
 _ROOTED = frozenset({Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER})
 _VECTOR = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST})
 
@@ -79,15 +85,20 @@ class Call:
     part: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Prepared:
-    """A call made ready once and run many times."""
+    """A call made ready once and run many times; ``express`` is there once it was found that the call is a short one."""
 
     signature: CallSignature
     plan: Plan
     native: NativeCollective | None
     carrier: str
     nbytes: int
+    in_order: bool
+    divisor: int
+    elements: int
+    """Those of input and output, -1 where these are not of one size."""
+    express: Express | None = field(default=None)
 
 
 class Collectives:
@@ -101,6 +112,15 @@ class Collectives:
         Who belongs to it.
     plugins, selector
         Who may offer native collectives, and who chooses algorithms.
+
+    Attributes
+    ----------
+    lane
+        Where callers take turns.
+    sequence
+        The number of the next call.
+    shortcuts
+        Kinds of calls that were made before and are short.
     """
 
     def __init__(self, job: Job, members: Members, plugins: PluginManager, selector: Selector) -> None:
@@ -109,9 +129,11 @@ class Collectives:
         self._channel = members.channel
         self._plugins = plugins
         self._selector = selector
+        self.lane: Lane = Lane()
+        self.sequence: int = 0
+        self.shortcuts: dict[Hashable, Shortcut] = {}
         self._engine: Engine | None = None
         self._prepared: dict[Call, _Prepared] = {}
-        self._sequence = 0
 
     def run(self, call: Call, source: Array, target: Array, deadline: Deadline) -> None:
         """Carry out a call.
@@ -132,8 +154,8 @@ class Collectives:
         """
         check_usable(self._job, self._members.number)
         prepared = self._prepared.get(call) or self._prepare(call)
-        sequence = self._sequence
-        self._sequence = self._job.control.progress.calls[self._channel] = sequence + 1
+        sequence = self.sequence
+        self.sequence = self._job.control.progress.calls[self._channel] = sequence + 1
         recorder = self._job.control.recorder
         record = recorder.start(self._channel, sequence, prepared.signature)
         try:
@@ -163,18 +185,19 @@ class Collectives:
             )
         else:
             engine = self._engine or self._start_engine()
-            stall = partial(self._stalled, record, signature)
-            guarded(
-                self._job,
-                self._members,
-                sequence,
-                signature,
-                deadline,
-                lambda: engine.run(prepared.plan, source, target, sequence, deadline, stall),
-            )
-            reduction = prepared.plan.reduction
-            if reduction is not None and reduction.is_mean and target.size:
-                divide(target, self._members.size)
+            stall = partial(self.stalled, record, signature)
+
+            def action() -> None:
+                express = prepared.express or self._express(prepared, engine, source.dtype, deadline)
+                if express is None:
+                    engine.run(prepared.plan, source, target, sequence, deadline, stall)
+                else:
+                    waiter = Waiter(engine.transport, deadline, stall)
+                    express.run(source.reshape(-1), target.reshape(-1), sequence, waiter.finish)
+
+            guarded(self._job, self._members, sequence, signature, deadline, action)
+            if prepared.divisor > 1 and target.size:
+                divide(target, prepared.divisor)
 
     def _run_observed(self, prepared: _Prepared, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
         event = OperationEvent(
@@ -197,11 +220,50 @@ class Collectives:
         finally:
             self._plugins.notify_finished(replace(event, finished_ns=time.monotonic_ns(), error=error))
 
+    def _express(self, prepared: _Prepared, engine: Engine, dtype: np.dtype[Any], deadline: Deadline) -> Express | None:
+        """Return the short way of a call, where it has one."""
+        plan = prepared.plan
+        if not prepared.in_order:
+            return None
+        engine.connect(plan.peers, deadline)
+        boxes = engine.mailboxes(plan.peers)
+        prepared.in_order = boxes is not None and fits(plan, min((len(box.outgoing[0]) for box in boxes.values()), default=0))
+        if boxes is None or not prepared.in_order:
+            return None
+        prepared.express = Express(plan, boxes, dtype, (prepared.elements,) if prepared.elements >= 0 else None)
+        return prepared.express
+
+    def shorten(self, key: Hashable, call: Call) -> None:
+        """Let the next call of this kind, which was just made, take the short way, if it is a short one."""
+        prepared = self._prepared.get(call)
+        engine = self._engine
+        if prepared is None or prepared.express is None or engine is None or self._plugins.observers():
+            return
+        boxes = engine.mailboxes(prepared.plan.peers)
+        assert boxes is not None
+        express = Express(prepared.plan, boxes, call.dtype, call.shape)
+        while len(self.shortcuts) >= _MAX_SHORTCUTS:
+            del self.shortcuts[next(iter(self.shortcuts))]
+        if express.takes_any_layout or call.collective is Collective.BARRIER:
+            self.shortcuts[key] = Shortcut(
+                self,
+                self._job,
+                self._members,
+                self._plugins,
+                engine.transport,
+                prepared.signature,
+                express,
+                prepared.divisor,
+                call.dtype,
+                call.shape,
+            )
+
     def _start_engine(self) -> Engine:
         self._engine = Engine(self._job.open_transport(self._channel))
         return self._engine
 
-    def _stalled(self, record: Record, signature: CallSignature, peers: list[int]) -> None:
+    def stalled(self, record: Record, signature: CallSignature, peers: list[int]) -> None:
+        """Tell the store that a call waits for ``peers``."""
         wait = Wait(self._channel, record.sequence, signature.operation, signature.digest, peers, [], list(self._members.ranks))
         self._job.control.stalled(record, wait)
 
@@ -244,12 +306,19 @@ class Collectives:
             schedule, signature, self._channel, input_offsets, output_offsets, call.dtype.itemsize, reduction, members.ranks
         )
         op = reduction.name if reduction else None
-        request = CollectiveRequest(self._job.backend_name, call.collective, "cpu", call.dtype, op, nbytes, size)
+        is_even = len(set(call.counts)) <= 1 and not uneven
+        request = CollectiveRequest(
+            self._job.backend_name, call.collective, "cpu", call.dtype, op, nbytes, size, is_even, signature.digest
+        )
         # Natively performed collectives reduce in an order of their own, and know the world alone.
         asked = members.number == 0 and not call.reproducible
         native = self._plugins.native_collective(request) if asked else None
         carrier = choice.algorithm.name if native is None else self._job.backend_name
-        prepared = _Prepared(signature, plan, native, carrier, nbytes)
+        divisor = size if reduction is not None and reduction.is_mean else 1
+        short = native is None and choice.algorithm.in_order
+        prepared = _Prepared(
+            signature, plan, native, carrier, nbytes, short, divisor, elements if call.collective in _VECTOR else -1
+        )
         while len(self._prepared) >= _MAX_PLANS:
             del self._prepared[next(iter(self._prepared))]
         self._prepared[call] = prepared
@@ -277,100 +346,3 @@ def _offsets(
     if call.collective in (Collective.ALL_GATHER, Collective.GATHER):
         return own_block, all_blocks
     return all_blocks, own_block
-
-
-def divide(total: Array, count: int) -> None:
-    """Turn sums into means in place, rounded once."""
-    if total.dtype.itemsize > 2:
-        np.true_divide(total, total.dtype.type(count), out=total)
-    else:
-        # The count itself may have no exact value in a dtype this small.
-        total[...] = (total.astype(np.float32) / np.float32(count)).astype(total.dtype)
-
-
-def check_usable(job: Job, group: int) -> None:
-    """Refuse a call on a group that is closed or whose job has failed.
-
-    Raises
-    ------
-    ClosedError
-        The group was closed.
-    CommError
-        The first cause of the job's failure.
-    """
-    if job.closed:
-        raise ClosedError("the group is closed; make another one with manyhands.init()", rank=job.rank)
-    if group in job.left:
-        raise ClosedError(f"group {group} is closed; make another one with split() or subgroup()", rank=job.rank)
-    if job.control.failed:
-        raise job.error()
-
-
-def guarded(
-    job: Job,
-    members: Members,
-    sequence: int,
-    signature: CallSignature,
-    deadline: Deadline,
-    action: Callable[[], None],
-    words: str = "",
-) -> None:
-    """Do what moves bytes; turn each way in which it can fail into the first cause that all ranks agree on.
-
-    ``words`` say what the call is where the signature does not. Calls that have them are no collective: ``sequence`` is then
-    this rank's own count.
-    """
-    operation = words or signature.operation
-
-    def first_cause(kind: str, text: str, peer: int | None) -> ManyHandsError:
-        if job.closed:
-            return ClosedError(
-                f"the group was closed during {operation} #{sequence}", rank=job.rank, operation=operation, sequence=sequence
-            )
-        channel = members.channel + bool(words)
-        return job.fail(Report(kind, text, peer, operation, channel, None if words else sequence, list(members.ranks)))
-
-    try:
-        action()
-    except Overdue as overdue:
-        text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s"
-        raise first_cause("deadline", text, overdue.peers[0]) from None
-    except TimeoutError as error:
-        text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
-        raise first_cause("deadline", text, None) from None
-    except LinkLost as lost:
-        text = (
-            f"rank {lost.peer} was lost during {operation} #{sequence}: its connection to rank {job.rank} broke ({lost.reason})"
-        )
-        raise first_cause("lost", text, lost.peer) from None
-    except HeaderMismatch as mismatch:
-        kind, text = _explain(job, words or signature.describe(), signature, sequence, mismatch)
-        raise first_cause(kind, text, mismatch.peer) from None
-    except BaseException as error:
-        if job.control.failed:
-            raise
-        # A signal, a lack of memory, an error inside a user's ufunc, a bug: messages are half sent, so that nobody can go on.
-        first_cause(
-            "aborted", f"rank {job.rank} broke off {operation} #{sequence} with {type(error).__name__}: {error}", job.rank
-        )
-        raise
-
-
-def _explain(job: Job, call: str, signature: CallSignature, sequence: int, mismatch: HeaderMismatch) -> tuple[str, str]:
-    """Say what a message that was not expected tells about its sender."""
-    header = parse_header(mismatch.header)
-    if header is None:
-        return (
-            "protocol",
-            f"rank {mismatch.peer} sent rank {job.rank} something that is no manyhands message: {mismatch.header[:16]!r}",
-        )
-    if header.digest == signature.digest and header.sequence == sequence:
-        return "mismatch", (
-            f"in {signature.operation} #{sequence} rank {mismatch.peer} sends {header.nbytes} bytes that rank {job.rank} does not expect: "
-            "do the counts of both fit together?"
-        )
-    return "mismatch", (
-        f"the ranks did not make the same call: rank {job.rank} is in {call} #{sequence}, and rank {mismatch.peer} sent "
-        f"it a message of {header.describe()} #{header.sequence}. Every rank must make the same calls in the same order, with the same "
-        f"shape, dtype, op and root; at #{sequence}:"
-    )

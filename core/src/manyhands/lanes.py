@@ -96,6 +96,13 @@ class Lane:
             raise TimeoutError
         return False
 
+    def take_if_free(self) -> bool:
+        """Take the turn if nobody has it and nobody waits, without waiting; `give` must follow where that was so."""
+        with self._lock:
+            free = not self._busy
+            self._busy = True
+        return free
+
     def give(self) -> None:
         """End the calling thread's turn."""
         with self._lock:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from manyhands.arguments import Arguments
 from manyhands.arrays import Array, check_out, contiguous, handed_over, placed, to_array
-from manyhands.collectives import Call, Collectives
+from manyhands.collectives import NOTHING, Call, Collectives
 from manyhands.deadline import Deadline
 from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resolve_op
 from manyhands.errors import LayoutError, ManyHandsError, SizeMismatchError, UsageError
@@ -28,7 +28,6 @@ __all__ = ["Action", "Operations"]
 Action = Callable[[Deadline], Array]
 """What runs when a call's turn comes, and gives its result."""
 
-_NONE = np.empty(0, np.uint8)
 _INT64 = np.dtype(np.int64)
 _MAY_ALIAS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST})
 """Where input and output may be the very same memory; schedules are proved for that as well."""
@@ -66,7 +65,10 @@ class Operations:
             reduction=resolve_op(op, source.dtype),
             reproducible=self._fixed(reproducible),
         )
-        return self._into(call, source, source.shape, out)
+        action = self._into(call, source, source.shape, out)
+        if source is not array or type(op) is not str:
+            return action
+        return self._shortened((op, call.dtype, call.shape, reproducible), call, action)
 
     def reduce(self, array: npt.ArrayLike, op: Op, root: int, out: Array | None, reproducible: bool | None) -> Action:
         """Prepare `Group.reduce`."""
@@ -102,7 +104,7 @@ class Operations:
     def scatter(self, array: npt.ArrayLike | None, root: int, counts: Sequence[int] | None, out: Array | None) -> Action:
         """Prepare `Group.scatter`: the root's dtype and shape travel first."""
         root = self.arguments.rank(root, "root")
-        source = _NONE
+        source = NOTHING
         description = np.zeros(2 + MAX_DIMENSIONS, _INT64)
         if self._rank == root:
             if array is None:
@@ -209,7 +211,8 @@ class Operations:
 
     def barrier(self) -> Action:
         """Prepare `Group.barrier`."""
-        return self._nowhere(Call(Collective.BARRIER, _NONE.dtype, ()), _NONE)
+        call = Call(Collective.BARRIER, NOTHING.dtype, NOTHING.shape)
+        return self._shortened(Collective.BARRIER, call, self._nowhere(call, NOTHING))
 
     # Point to point
 
@@ -269,6 +272,16 @@ class Operations:
             return nothing
 
         return action
+
+    def _shortened(self, key: Hashable, call: Call, action: Action) -> Action:
+        """Prepare a call after which others of its kind take the short way."""
+
+        def then(deadline: Deadline) -> Array:
+            result = action(deadline)
+            self.collectives.shorten(key, call)
+            return result
+
+        return then
 
     def _gathering(
         self, collective: Collective, array: npt.ArrayLike, counts: Sequence[int] | None, root: int

@@ -10,9 +10,9 @@ import numpy as np
 
 from manyhands.arrays import Array
 from manyhands.backend import Transport
-from manyhands.collectives import check_usable, guarded
 from manyhands.deadline import Deadline
 from manyhands.errors import DeadlineError
+from manyhands.failures import check_usable, guarded
 from manyhands.job import Job
 from manyhands.lanes import Lane
 from manyhands.members import Members

@@ -62,6 +62,11 @@ class Waiter:
                 self._moved = -1
                 return
 
+    def finish(self, transfer: Transfer, peer: int, others: list[Transfer]) -> None:
+        """Return when ``transfer``, to or from ``peer``, is done, while others go on; raises as `wait`."""
+        while not transfer.done:
+            self.wait([transfer, *(other for other in others if not other.done)], lambda: [peer])
+
     def _stalled(self, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
         now = time.monotonic()
         moved = sum(transfer.moved for transfer in transfers)

@@ -42,6 +42,9 @@ class Algorithm:
         ``ranks_per_host`` divides the world size.
     pipelined
         Whether it is made to be cut into segments: without them it is of no use.
+    in_order
+        Whether each rank may carry out its steps one after the other, in the order of the schedule, as long as sends do not wait: then
+        short calls take a shorter way.
     cost
         ``cost(size, nbytes, segments, ranks_per_host)`` is the formula of the docstring for a call of ``nbytes`` bytes,
         those of the vector or of all blocks together, evenly divided; None where there is no formula.
@@ -58,6 +61,7 @@ class Algorithm:
     even: bool = False
     by_host: bool = False
     pipelined: bool = False
+    in_order: bool = False
     cost: Callable[[int, float, int, int], Cost] | None = None
 
     def schedule(self, rank: int, size: int, root: int = 0, segments: int = 1, ranks_per_host: int = 1) -> Schedule:
@@ -86,6 +90,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         ordered=False,
         segment_bytes=1024 * _KIB,
         blockwise=True,
+        in_order=True,
         cost=ring.all_reduce_cost,
     ),
     Algorithm(
@@ -94,6 +99,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         doubling.all_reduce,
         "whole vectors exchanged in log2 P rounds: the fewest steps, for small arrays",
         canonical=True,
+        in_order=True,
         cost=doubling.all_reduce_cost,
     ),
     Algorithm(
@@ -102,6 +108,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         halving.all_reduce,
         "recursive halving, and back: the fewest bytes in log2 P rounds where P is a power of two",
         canonical=True,
+        in_order=True,
         cost=halving.all_reduce_cost,
     ),
     Algorithm(
@@ -110,6 +117,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         circulant.all_reduce,
         "repeated halving around the end: the fewest bytes in log2 P rounds in any world",
         ordered=False,
+        in_order=True,
         cost=circulant.all_reduce_cost,
     ),
     Algorithm(
@@ -118,6 +126,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         composed.tree_all_reduce,
         "up a binomial tree and down another: few messages in all",
         canonical=True,
+        in_order=True,
         cost=composed.tree_all_reduce_cost,
     ),
     Algorithm(
@@ -127,6 +136,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "in every host, then across hosts by as many lanes as a host has ranks: the fewest bytes between hosts",
         ordered=False,
         by_host=True,
+        in_order=True,
         cost=hierarchical.all_reduce_cost,
     ),
     Algorithm(
@@ -136,6 +146,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "up a binomial tree: few steps, for small arrays",
         segment_bytes=512 * _KIB,
         canonical=True,
+        in_order=True,
         cost=tree.reduce_cost,
     ),
     Algorithm(
@@ -144,6 +155,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         halving.reduce,
         "recursive halving, then gathered: few bytes, for large arrays",
         canonical=True,
+        in_order=True,
         cost=halving.reduce_cost,
     ),
     Algorithm(
@@ -151,6 +163,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.BROADCAST,
         tree.broadcast,
         "down a binomial tree: few steps, for small arrays",
+        in_order=True,
         cost=tree.broadcast_cost,
     ),
     Algorithm(
@@ -160,6 +173,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "segments passed along all ranks in a row: the time of one transfer, for large arrays",
         segment_bytes=512 * _KIB,
         pipelined=True,
+        in_order=True,
         cost=tree.chain_cost,
     ),
     Algorithm(
@@ -167,6 +181,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.BROADCAST,
         composed.scatter_all_gather,
         "scattered down a tree, gathered around a ring: the time of two transfers, for large arrays",
+        in_order=True,
         cost=composed.scatter_all_gather_cost,
     ),
     Algorithm(
@@ -174,6 +189,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.BROADCAST,
         composed.scatter_doubling,
         "scattered down a tree, gathered by recursive doubling: few bytes in few steps where P is a power of two",
+        in_order=True,
         cost=composed.scatter_doubling_cost,
     ),
     Algorithm(
@@ -182,6 +198,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         hierarchical.broadcast,
         "scattered in the root's host, then across hosts by as many lanes as a host has ranks",
         by_host=True,
+        in_order=True,
         cost=hierarchical.broadcast_cost,
     ),
     Algorithm(
@@ -191,6 +208,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "blocks go around a ring: neighbours talk, for large arrays",
         segment_bytes=1024 * _KIB,
         blockwise=True,
+        in_order=True,
         cost=ring.all_gather_cost,
     ),
     Algorithm(
@@ -198,6 +216,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.ALL_GATHER,
         doubling.all_gather,
         "blocks exchanged in log2 P rounds: the fewest steps where P is a power of two",
+        in_order=True,
         cost=doubling.all_gather_cost,
     ),
     Algorithm(
@@ -205,6 +224,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.ALL_GATHER,
         bruck.all_gather,
         "all blocks passed on in log2 P rounds, for small arrays in any world",
+        in_order=True,
         cost=bruck.all_gather_cost,
     ),
     Algorithm(
@@ -213,10 +233,11 @@ BUILTIN: tuple[Algorithm, ...] = (
         hierarchical.all_gather,
         "across hosts by as many lanes as a host has ranks, then in every host: the fewest bytes between hosts",
         by_host=True,
+        in_order=True,
         cost=hierarchical.all_gather_cost,
     ),
-    Algorithm("binomial", Collective.GATHER, tree.gather, "up a binomial tree", cost=tree.gather_cost),
-    Algorithm("binomial", Collective.SCATTER, tree.scatter, "down a binomial tree", cost=tree.scatter_cost),
+    Algorithm("binomial", Collective.GATHER, tree.gather, "up a binomial tree", in_order=True, cost=tree.gather_cost),
+    Algorithm("binomial", Collective.SCATTER, tree.scatter, "down a binomial tree", in_order=True, cost=tree.scatter_cost),
     Algorithm(
         "ring",
         Collective.REDUCE_SCATTER,
@@ -225,6 +246,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         ordered=False,
         segment_bytes=1024 * _KIB,
         blockwise=True,
+        in_order=True,
         cost=ring.reduce_scatter_cost,
     ),
     Algorithm(
@@ -233,6 +255,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         halving.reduce_scatter,
         "halves of the world exchange halves of the blocks: the fewest bytes in log2 P rounds where P is a power of two",
         ordered=False,
+        in_order=True,
         cost=halving.reduce_scatter_cost,
     ),
     Algorithm(
@@ -241,6 +264,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         pairwise.reduce_scatter,
         "each pair of ranks exchanges directly: the fewest bytes, in the order of ranks",
         canonical=True,
+        in_order=True,
         cost=pairwise.reduce_scatter_cost,
     ),
     Algorithm(
@@ -249,6 +273,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         circulant.reduce_scatter,
         "repeated halving around the end: the fewest bytes in log2 P rounds in any world",
         ordered=False,
+        in_order=True,
         cost=circulant.reduce_scatter_cost,
     ),
     Algorithm(
@@ -258,6 +283,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         "in every host, then across hosts by as many lanes as a host has ranks: the fewest bytes between hosts",
         ordered=False,
         by_host=True,
+        in_order=True,
         cost=hierarchical.reduce_scatter_cost,
     ),
     Algorithm(
@@ -265,6 +291,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.ALL_TO_ALL,
         pairwise.all_to_all,
         "each pair of ranks exchanges directly: the fewest bytes",
+        in_order=True,
         cost=pairwise.all_to_all_cost,
     ),
     Algorithm(
@@ -273,6 +300,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         bruck.all_to_all,
         "blocks relayed in log2 P rounds: the fewest steps, for small blocks of one size",
         even=True,
+        in_order=True,
         cost=bruck.all_to_all_cost,
     ),
     Algorithm(
@@ -280,6 +308,7 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.BARRIER,
         doubling.barrier,
         "log2 P rounds of empty messages",
+        in_order=True,
         cost=doubling.barrier_cost,
     ),
 )

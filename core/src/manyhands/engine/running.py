@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.arrays import Array
-from manyhands.backend import Transfer, Transport
+from manyhands.backend import Mailbox, Transfer, Transport
 from manyhands.deadline import Deadline
 from manyhands.engine.memory import KEPT_BYTES, Memory, Pool, address_of
 from manyhands.engine.plan import WORK, Piece, Place, Plan, Task
@@ -46,6 +46,20 @@ class Engine:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self._connected: set[int] = set()
+        self._boxes: dict[int, Mailbox | None] = {}
+
+    def connect(self, peers: frozenset[int], deadline: Deadline) -> None:
+        """Make ready to talk to ``peers``; raises as `Transport.connect`."""
+        if not peers <= self._connected:
+            self.transport.connect(sorted(peers - self._connected), deadline)
+            self._connected |= peers
+
+    def mailboxes(self, peers: frozenset[int]) -> dict[int, Mailbox] | None:
+        """Return the mailboxes of peers that are connected, None where one has none."""
+        for peer in peers - self._boxes.keys():
+            self._boxes[peer] = self.transport.mailbox(peer)
+        boxes = {peer: box for peer in peers if (box := self._boxes[peer]) is not None}
+        return boxes if len(boxes) == len(peers) else None
 
     def run(self, plan: Plan, source: Array, target: Array, sequence: int, deadline: Deadline, on_stall: StallCallback) -> None:
         """Carry out a plan.
@@ -66,9 +80,7 @@ class Engine:
         Overdue, LinkLost, HeaderMismatch
             As `Waiter.wait`. ``target`` and the transport's streams are then undefined, and the engine must not be used again.
         """
-        if not plan.peers <= self._connected:
-            self.transport.connect(sorted(plan.peers - self._connected), deadline)
-            self._connected |= plan.peers
+        self.connect(plan.peers, deadline)
         work = _pool.take(plan.work_bytes) if plan.work_bytes else None
         place = (
             address_of(source),

@@ -81,7 +81,7 @@ class Control(ABC):
         self.recorder: FlightRecorder = FlightRecorder()
         self.progress: Progress = Progress({}, {}, {})
         self._changed = threading.Condition()
-        self._verdict: Verdict | None = None
+        self.verdict: Verdict | None = None
         self._welcome: Welcome | None = None
         self._cards: dict[str, Cards] = {}
         self._disbanding: dict[int, Callable[[], None]] = {}
@@ -100,19 +100,19 @@ class Control(ABC):
     @property
     def failed(self) -> bool:
         """Whether the job has failed; once true it stays so."""
-        return self._verdict is not None
+        return self.verdict is not None
 
     def error(self) -> ManyHandsError:
         """Return the first cause, as a new exception."""
-        if self._verdict is None:
+        if self.verdict is None:
             raise InternalError("asked for the cause of a failure that did not happen", rank=self.rank)
-        return error_from(self._verdict, self.rank)
+        return error_from(self.verdict, self.rank)
 
     def on_failure(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when the job fails, at once if it has; it must not block."""
         with self._changed:
             self._on_failure.append(callback)
-            late = self._verdict is not None
+            late = self.verdict is not None
         if late:
             callback()
 
@@ -211,7 +211,7 @@ class Control(ABC):
         if not self.failed:
             self._post(report)
             with self._changed:
-                self._changed.wait_for(lambda: self._verdict is not None, _VERDICT_S)
+                self._changed.wait_for(lambda: self.verdict is not None, _VERDICT_S)
         if not self.failed:
             text = report.text
             if report.kind == "deadline" and report.peer is not None:
@@ -233,17 +233,17 @@ class Control(ABC):
 
     def _wait(self, condition: Callable[[], bool], deadline: Deadline, at_most_s: float = math.inf) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: condition() or self._verdict is not None, min(deadline.remaining(), at_most_s))
-        if self._verdict is not None and not condition():
+            self._changed.wait_for(lambda: condition() or self.verdict is not None, min(deadline.remaining(), at_most_s))
+        if self.verdict is not None and not condition():
             raise self.error()
         return condition()
 
     def fail(self, verdict: Verdict) -> None:
         """Take a verdict as the first cause, unless there is one."""
         with self._changed:
-            if self._verdict is not None:
+            if self.verdict is not None:
                 return
-            self._verdict = verdict
+            self.verdict = verdict
             callbacks = list(self._on_failure)
             self._changed.notify_all()
         for callback in callbacks:

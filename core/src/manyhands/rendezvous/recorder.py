@@ -39,12 +39,30 @@ class Record:
         return f"{what} #{self.sequence}" + (f" of group {group}" if group else "")
 
 
+_Short = tuple[int, int, CallSignature, float, float]
+"""A short call that has ended: channel, sequence number, signature, when it began and ended."""
+
+
+def _record(channel: int, sequence: int, call: CallSignature, started: float, finished: float) -> Record:
+    record = Record(channel, sequence, call)
+    record.started, record.finished = started, finished
+    return record
+
+
 class FlightRecorder:
-    """The last ``length`` calls of a rank, over all its groups."""
+    """The last ``length`` calls of a rank, over all its groups.
+
+    Attributes
+    ----------
+    short
+        For each channel its last short call, set when it begins: signature, sequence number, and when. Such a call is a record of its own
+        only once it has ended (`note`), or when it has to wait.
+    """
 
     def __init__(self, length: int = 128) -> None:
-        self._records: deque[Record] = deque(maxlen=length)
+        self._records: deque[Record | _Short] = deque(maxlen=length)
         self._running: set[Record] = set()
+        self.short: dict[int, tuple[CallSignature, int, float]] = {}
 
     def start(self, channel: int, sequence: int, call: CallSignature | str) -> Record:
         """Note that a call begins; `finish` must follow, from the same thread."""
@@ -52,6 +70,10 @@ class FlightRecorder:
         self._records.append(record)
         self._running.add(record)
         return record
+
+    def note(self, channel: int, sequence: int, call: CallSignature, started: float) -> None:
+        """Note that a short call has ended."""
+        self._records.append((channel, sequence, call, started, time.monotonic()))
 
     def finish(self, record: Record) -> None:
         """Note that a call has ended, well or badly."""
@@ -74,7 +96,10 @@ class FlightRecorder:
     def testify(self, channel: int, sequence: int) -> tuple[bool, str]:
         """Say what this rank did at a place: whether it entered that call, and which call it was or what it did last."""
         now = time.monotonic()
-        records = list(self._records)
+        records = [record if isinstance(record, Record) else _record(*record) for record in list(self._records)]
+        for begun_in, (call, number, started) in list(self.short.items()):
+            if not any(record.channel == begun_in and record.sequence == number for record in records):
+                records.append(_record(begun_in, number, call, started, 0.0))
         for record in reversed(records):
             if record.channel == channel and record.sequence == sequence:
                 return True, record.describe()

@@ -8,7 +8,6 @@ lower rank to dial.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import struct
@@ -17,21 +16,18 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from manyhands.api import Backend, Bootstrap, Deadline, LinkLost, Transfer, Transport
+from manyhands.api import Backend, Bootstrap, Deadline, LinkLost, Mailbox, Transfer, Transport
 from manyhands_tcp.interfaces import address_of
+from manyhands_tcp.mailbox import TcpMailbox, yield_processor
 from manyhands_tcp.plugin import TcpConfig
 from manyhands_tcp.transfers import Moving, Receiving, Sending
 
 __all__ = ["TcpBackend", "TcpTransport"]
 
-_yield = getattr(os, "sched_yield", lambda: time.sleep(0))
-
 _HELLO = struct.Struct("<4sBxxxII")  # "tcp", purpose, channel, rank
 _LINK, _KNOCK = 0, 1
 _KNOCK_AFTER_S = 0.02
 _KNOCK_AGAIN_S = 1.0
-_POLL_AFTER_TRIES = 20
-"""A blocked process takes about 40 us to wake; that many tries find what comes within a few."""
 
 
 class TcpBackend(Backend):
@@ -58,6 +54,7 @@ class TcpBackend(Backend):
         self._config = config
         self._bootstrap = bootstrap
         self.rank: int = bootstrap.rank
+        self.spin_s: float = config.spin_us * 1e-6
         self._changed = threading.Condition()
         self._links: dict[tuple[int, int], socket.socket] = {}
         self._dialling: set[tuple[int, int]] = set()
@@ -224,6 +221,10 @@ class TcpTransport(Transport):
         self._links.clear()
         self._backend.close_channel(self._channel)
 
+    def mailbox(self, peer: int) -> Mailbox:
+        """Return a mailbox that shares the connection."""
+        return TcpMailbox(self._links[peer], peer, self._backend.spin_s)
+
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to send, with one try at once."""
         transfer = Sending(self._links[peer], peer, header, payload)
@@ -238,8 +239,8 @@ class TcpTransport(Transport):
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         """Try for a moment, yielding the processor between tries, then block in the kernel."""
-        moving = cast("Sequence[Moving]", transfers)  # made by send and recv
-        tries = _POLL_AFTER_TRIES
+        moving = cast("Sequence[Moving]", transfers)  # made by send, recv and mailboxes
+        idle_since = 0.0
         while True:
             progressed = done = False
             for transfer in moving:
@@ -248,13 +249,15 @@ class TcpTransport(Transport):
             if done:
                 return
             if progressed:
-                tries = _POLL_AFTER_TRIES
-            elif tries:
-                tries -= 1
-                _yield()
+                idle_since = 0.0
+                continue
+            now = time.monotonic()
+            if not idle_since:
+                idle_since = now
+            if now - idle_since < self._backend.spin_s:
+                yield_processor()
             else:
                 _block(moving, deadline)
-                tries = 1
 
 
 def _block(transfers: Sequence[Moving], deadline: Deadline) -> None:

@@ -20,6 +20,12 @@ class TcpConfig(BackendConfig):
         le=1 << 28,
         description="The size of the kernel's send and receive buffer of each connection.",
     )
+    spin_us: int = Field(
+        default=200,
+        ge=0,
+        le=1000,
+        description="How many microseconds to wait actively before the process sleeps; 0 to sleep at once.",
+    )
     congestion_control: str = Field(
         default="auto",
         description='The TCP congestion control: "auto" takes reno between ranks of one host and the host\'s default elsewhere.',

@@ -13,7 +13,9 @@ from typing import ClassVar
 
 from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer
 
-__all__ = ["Moving", "Receiving", "Sending"]
+__all__ = ["CLOSED", "Moving", "Receiving", "Sending"]
+
+CLOSED: str = "it closed the connection"
 
 _SEND_BYTES = 1 << 18
 """More in one call only fills the kernel's buffer while the other direction waits."""
@@ -32,6 +34,8 @@ class Moving(Transfer, ABC):
         The header to send, or the one that must come.
     payload
         The memory to send from or to receive into.
+    moved
+        How many bytes, of header and payload together, have moved already.
     """
 
     __slots__ = ("_header", "_payload", "_sock", "_total", "peer")
@@ -39,13 +43,13 @@ class Moving(Transfer, ABC):
     event: ClassVar[int]
     """What the message waits for, as `select.poll` has it."""
 
-    def __init__(self, sock: socket.socket, peer: int, header: bytes, payload: memoryview) -> None:
+    def __init__(self, sock: socket.socket, peer: int, header: bytes, payload: memoryview, moved: int = 0) -> None:
         self._sock = sock
         self.peer: int = peer
         self._header = header
         self._payload = payload
         self._total = HEADER_BYTES + len(payload)
-        self.moved: int = 0
+        self.moved: int = moved
         self.done: bool = False
 
     @property
@@ -96,7 +100,10 @@ class Sending(Moving):
 
 
 class Receiving(Moving):
-    """A message on its way in, into memory that is exactly as long as its payload."""
+    """A message on its way in, into memory that is exactly as long as its payload.
+
+    ``begun`` holds what has come of the header; raises `HeaderMismatch` where that is all of it, and another one.
+    """
 
     __slots__ = ("_came",)
 
@@ -104,9 +111,13 @@ class Receiving(Moving):
     moved: int
     done: bool
 
-    def __init__(self, sock: socket.socket, peer: int, header: bytes, payload: memoryview) -> None:
-        super().__init__(sock, peer, header, payload)
+    def __init__(
+        self, sock: socket.socket, peer: int, header: bytes, payload: memoryview, moved: int = 0, begun: bytes | bytearray = b""
+    ) -> None:
+        super().__init__(sock, peer, header, payload, moved)
         self._came = bytearray(HEADER_BYTES)
+        self._came[: len(begun)] = begun
+        self._check(0)
 
     def advance(self) -> bool:
         """Move as much as the kernel has now."""
@@ -123,9 +134,12 @@ class Receiving(Moving):
         except OSError as error:
             raise LinkLost(self.peer, error.strerror or str(error)) from error
         if not received:
-            raise LinkLost(self.peer, "it closed the connection")
+            raise LinkLost(self.peer, CLOSED)
         self.moved = now = moved + received
-        if moved < HEADER_BYTES <= now and self._came != self._header:
-            raise HeaderMismatch(self.peer, bytes(self._came))
+        self._check(moved)
         self.done = now == self._total
         return True
+
+    def _check(self, before: int) -> None:
+        if before < HEADER_BYTES <= self.moved and self._came != self._header:
+            raise HeaderMismatch(self.peer, bytes(self._came))

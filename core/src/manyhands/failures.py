@@ -1,0 +1,104 @@
+"""From a failure to the error that says why: who may still call, and the first cause that all ranks agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from manyhands.backend import HeaderMismatch, LinkLost
+from manyhands.deadline import Deadline
+from manyhands.errors import ClosedError, ManyHandsError
+from manyhands.job import Job
+from manyhands.members import Members
+from manyhands.rendezvous.messages import Report
+from manyhands.waiting import Overdue
+from manyhands.wire import CallSignature, parse_header
+
+__all__ = ["check_usable", "guarded"]
+
+
+def check_usable(job: Job, group: int) -> None:
+    """Refuse a call on a group that is closed or whose job has failed.
+
+    Raises
+    ------
+    ClosedError
+        The group was closed.
+    CommError
+        The first cause of the job's failure.
+    """
+    if job.closed:
+        raise ClosedError("the group is closed; make another one with manyhands.init()", rank=job.rank)
+    if group in job.left:
+        raise ClosedError(f"group {group} is closed; make another one with split() or subgroup()", rank=job.rank)
+    if job.control.failed:
+        raise job.error()
+
+
+def guarded(
+    job: Job,
+    members: Members,
+    sequence: int,
+    signature: CallSignature,
+    deadline: Deadline,
+    action: Callable[[], None],
+    words: str = "",
+) -> None:
+    """Do what moves bytes; turn each way in which it can fail into the first cause that all ranks agree on.
+
+    ``words`` say what the call is where the signature does not. Calls that have them are no collective: ``sequence`` is then
+    this rank's own count.
+    """
+    operation = words or signature.operation
+
+    def first_cause(kind: str, text: str, peer: int | None) -> ManyHandsError:
+        if job.closed:
+            return ClosedError(
+                f"the group was closed during {operation} #{sequence}", rank=job.rank, operation=operation, sequence=sequence
+            )
+        channel = members.channel + bool(words)
+        return job.fail(Report(kind, text, peer, operation, channel, None if words else sequence, list(members.ranks)))
+
+    try:
+        action()
+    except Overdue as overdue:
+        text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s"
+        raise first_cause("deadline", text, overdue.peers[0]) from None
+    except TimeoutError as error:
+        text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
+        raise first_cause("deadline", text, None) from None
+    except LinkLost as lost:
+        text = (
+            f"rank {lost.peer} was lost during {operation} #{sequence}: its connection to rank {job.rank} broke ({lost.reason})"
+        )
+        raise first_cause("lost", text, lost.peer) from None
+    except HeaderMismatch as mismatch:
+        kind, text = _explain(job, words or signature.describe(), signature, sequence, mismatch)
+        raise first_cause(kind, text, mismatch.peer) from None
+    except BaseException as error:
+        if job.control.failed:
+            raise
+        # A signal, a lack of memory, an error inside a user's ufunc, a bug: messages are half sent, so that nobody can go on.
+        first_cause(
+            "aborted", f"rank {job.rank} broke off {operation} #{sequence} with {type(error).__name__}: {error}", job.rank
+        )
+        raise
+
+
+def _explain(job: Job, call: str, signature: CallSignature, sequence: int, mismatch: HeaderMismatch) -> tuple[str, str]:
+    """Say what a message that was not expected tells about its sender."""
+    header = parse_header(mismatch.header)
+    if header is None:
+        return (
+            "protocol",
+            f"rank {mismatch.peer} sent rank {job.rank} something that is no manyhands message: {mismatch.header[:16]!r}",
+        )
+    if header.digest == signature.digest and header.sequence == sequence:
+        return "mismatch", (
+            f"in {signature.operation} #{sequence} rank {mismatch.peer} sends {header.nbytes} bytes that rank {job.rank} does not expect: "
+            "do the counts of both fit together?"
+        )
+    return "mismatch", (
+        f"the ranks did not make the same call: rank {job.rank} is in {call} #{sequence}, and rank {mismatch.peer} sent "
+        f"it a message of {header.describe()} #{header.sequence}. Every rank must make the same calls in the same order, with the same "
+        f"shape, dtype, op and root; at #{sequence}:"
+    )

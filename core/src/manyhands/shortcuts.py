@@ -1,0 +1,186 @@
+"""The short way of a call that was made before: no look-ups, no objects, all checks.
+
+Most programs make the same small call again and again, and what it costs is then Python's time, not the network's. Whatever can be
+known beforehand was found when the call was made for the first time, the long way. What is left is checked here each time: that the
+group is usable, that nobody else has a turn, that ``out=`` fits. Where anything is unusual the answer is None, before anything was
+done, and the call goes the long way.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyhands.arrays import Array, divide
+from manyhands.backend import Transfer, Transport
+from manyhands.deadline import Deadline
+from manyhands.engine import Express
+from manyhands.failures import guarded
+from manyhands.job import Job
+from manyhands.members import Members
+from manyhands.plugins import PluginManager
+from manyhands.rendezvous.recorder import Record
+from manyhands.waiting import Waiter
+from manyhands.wire import CallSignature
+
+if TYPE_CHECKING:
+    from manyhands.collectives import Collectives
+
+__all__ = ["Shortcut"]
+
+_ndarray, _empty, _now = np.ndarray, np.empty, time.monotonic
+
+
+class Shortcut:
+    """One kind of call of one group.
+
+    Parameters
+    ----------
+    collectives
+        The group's collectives, which count all calls.
+    job, members, plugins
+        Where the group lives, who belongs to it, and who might observe.
+    transport
+        What ``express`` uses.
+    signature
+        What all ranks must call alike.
+    express
+        The call, made ready.
+    divisor
+        What the result is divided by.
+    dtype, shape
+        Those of input and output.
+    """
+
+    __slots__ = (
+        "_channel",
+        "_collectives",
+        "_control",
+        "_divisor",
+        "_dtype",
+        "_express",
+        "_job",
+        "_lane",
+        "_members",
+        "_number",
+        "_plugins",
+        "_record",
+        "_recorder",
+        "_shape",
+        "_signature",
+        "_started",
+        "_timeout_s",
+        "_transport",
+        "_wait",
+    )
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        job: Job,
+        members: Members,
+        plugins: PluginManager,
+        transport: Transport,
+        signature: CallSignature,
+        express: Express,
+        divisor: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+    ) -> None:
+        self._collectives = collectives
+        self._lane = collectives.lane
+        self._job = job
+        self._control = job.control
+        self._recorder = job.control.recorder
+        self._members = members
+        self._number = members.number
+        self._channel = members.channel
+        self._plugins = plugins
+        self._transport = transport
+        self._signature = signature
+        self._express = express
+        self._divisor = divisor
+        self._dtype = dtype
+        self._shape = shape
+        self._wait = self._be_patient
+        # Those of the call that runs now; there is one at a time, since callers take turns.
+        self._started = 0.0
+        self._timeout_s = 0.0
+        self._record: Record | None = None
+
+    def run(self, array: object, out: object, timeout_s: float) -> Array | None:
+        """Make the call; None where it must go the long way.
+
+        Parameters
+        ----------
+        array
+            The input, of the kind's dtype and shape if it is an array.
+        out
+            What the user gave as ``out=``.
+        timeout_s
+            Seconds that the call may last.
+
+        Raises
+        ------
+        CommError
+            As `Collectives.run`.
+        """
+        if type(array) is not _ndarray:
+            return None
+        if out is None:
+            target: Array = _empty(self._shape, self._dtype)
+        elif type(out) is _ndarray and out.dtype is self._dtype and out.shape == self._shape and out.flags.carray:
+            target = out
+        else:
+            return None
+        return target if self._go(array, target, timeout_s) else None
+
+    def _go(self, source: Array, target: Array, timeout_s: float) -> bool:
+        lane = self._lane
+        if not lane.take_if_free():
+            return False
+        try:
+            job = self._job
+            if job.closed or self._control.verdict or self._number in job.left or self._plugins.observed:
+                return False
+            collectives, channel, signature = self._collectives, self._channel, self._signature
+            sequence = collectives.sequence
+            collectives.sequence = self._control.progress.calls[channel] = sequence + 1
+            self._timeout_s = timeout_s
+            self._started = started = _now()
+            recorder = self._recorder
+            recorder.short[channel] = signature, sequence, started
+            try:
+                self._express.run(source, target, sequence, self._wait)
+                if self._divisor > 1:
+                    divide(target, self._divisor)
+            except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
+                guarded(job, self._members, sequence, signature, self._deadline(), partial(_again, error))
+            finally:
+                recorder.note(channel, sequence, signature, started)
+                if self._record is not None:
+                    recorder.finish(self._record)
+                    self._record = None
+            return True
+        finally:
+            lane.give()
+
+    def _deadline(self) -> Deadline:
+        deadline = Deadline(self._timeout_s)
+        deadline.at += self._started - _now()
+        return deadline
+
+    def _be_patient(self, transfer: Transfer, peer: int, others: list[Transfer]) -> None:
+        """Wait for what did not come at once, as the long way does."""
+        if self._record is None:
+            sequence = self._collectives.sequence - 1
+            self._record = self._recorder.start(self._channel, sequence, self._signature)
+        stall = partial(self._collectives.stalled, self._record, self._signature)
+        Waiter(self._transport, self._deadline(), stall).finish(transfer, peer, others)
+
+
+def _again(error: BaseException) -> None:
+    raise error

@@ -1,0 +1,211 @@
+"""Calls that are made again take a shorter way: what they give, refuse and find must be the same as the first time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds import on_threads
+
+import manyhands as mh
+from manyhands.api import Group
+
+RANKS = 3
+
+
+def again(call: Any, times: int = 3) -> list[Any]:
+    return [call() for _ in range(times)]
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "product", "min", "max"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+def test_every_call_gives_what_the_first_one_gave(world, op, size):
+    def program(group: Group) -> None:
+        mine = np.arange(1.0, 7.0).reshape(2, 3) + group.rank
+        everyone = np.stack([np.arange(1.0, 7.0).reshape(2, 3) + rank for rank in range(size)])
+        expected = {"sum": everyone.sum(0), "mean": everyone.sum(0) / size, "product": everyone.prod(0)}
+        wanted = expected.get(op, everyone.min(0) if op == "min" else everyone.max(0))
+        for _ in range(4):
+            np.testing.assert_array_equal(group.all_reduce(mine, op), wanted)
+        np.testing.assert_array_equal(mine, np.arange(1.0, 7.0).reshape(2, 3) + group.rank)
+
+    world(program, size)
+
+
+def test_results_are_new_arrays_each_time(world):
+    def program(group: Group) -> None:
+        results = again(lambda: group.all_reduce(np.ones(4)))
+        results[0][...] = 7
+        assert [result.tolist() for result in results[1:]] == [[RANKS] * 4] * 2
+        assert not any(np.may_share_memory(results[1], other) for other in (results[0], results[2]))
+
+    world(program, RANKS)
+
+
+def test_input_of_any_layout_keeps_its_order(world):
+    layouts = [
+        lambda x: x,
+        np.asfortranarray,
+        lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+        lambda x: x[::-1].copy()[::-1],
+        lambda x: x.copy(),
+    ]
+
+    def program(group: Group) -> None:
+        mine = np.arange(12).reshape(3, 4) * (group.rank + 1)
+        factor = sum(range(1, RANKS + 1))
+        for layout in layouts * 2:
+            np.testing.assert_array_equal(group.all_reduce(layout(mine)), np.arange(12).reshape(3, 4) * factor)
+
+    world(program, RANKS)
+
+
+def test_out_takes_the_result_whatever_it_shares_with_the_input(world):
+    def program(group: Group) -> None:
+        total = np.arange(6) * RANKS
+        for _ in range(4):
+            mine = np.arange(6)
+            assert group.all_reduce(mine, out=mine) is mine
+            np.testing.assert_array_equal(mine, total)
+            memory = np.arange(8)
+            assert np.shares_memory(memory[:6], memory[2:])
+            group.all_reduce(memory[:6], out=memory[2:])
+            np.testing.assert_array_equal(memory[2:], total)
+            wide = np.zeros((6, 2), int)
+            group.all_reduce(np.arange(6), out=wide[:, 1])
+            np.testing.assert_array_equal(wide, np.stack([np.zeros(6, int), total], axis=1))
+            backwards = np.arange(6)
+            group.all_reduce(backwards, out=backwards[::-1])
+            np.testing.assert_array_equal(backwards, total[::-1])
+
+    world(program, RANKS)
+
+
+def test_what_cannot_be_done_is_refused_as_the_first_time_and_changes_nothing(world):
+    def program(group: Group) -> None:
+        mine = np.ones(5)
+        read_only = np.ones(5)
+        read_only.flags.writeable = False
+        for _ in range(3):
+            assert group.all_reduce(mine).tolist() == [RANKS] * 5
+            with pytest.raises(mh.SizeMismatchError):
+                group.all_reduce(mine, out=np.ones(6))
+            with pytest.raises(mh.DTypeError):
+                group.all_reduce(mine, out=np.ones(5, np.float32))
+            with pytest.raises(mh.LayoutError):
+                group.all_reduce(mine, out=read_only)
+            with pytest.raises(mh.LayoutError):
+                group.all_reduce(mine, out=[0.0] * 5)
+            with pytest.raises(mh.UsageError):
+                group.all_reduce(mine, timeout_s=-1)
+            with pytest.raises(mh.DTypeError):
+                group.all_reduce(mine, ["sum"])
+
+    world(program, RANKS)
+
+
+def test_subclasses_and_numbers_are_still_taken(world):
+    class Sub(np.ndarray):
+        pass
+
+    def program(group: Group) -> None:
+        for _ in range(3):
+            assert group.all_reduce(np.ones(2)).tolist() == [RANKS] * 2
+            assert type(group.all_reduce(np.ones(2).view(Sub))) is np.ndarray
+            assert group.all_reduce(2.5) == 2.5 * RANKS
+            assert group.all_reduce(np.array(2.5)) == 2.5 * RANKS
+            assert group.all_reduce(np.empty(0)).shape == (0,)
+            masked = np.ma.masked_array(np.ones(2), [True, False])
+            with pytest.raises(mh.LayoutError):
+                group.all_reduce(masked)
+
+    world(program, RANKS)
+
+
+@pytest.mark.parametrize("first_different", [1, 2, 5])
+def test_a_mismatch_is_found_on_every_rank_in_any_call(world, first_different):
+    def program(group: Group) -> None:
+        for number in range(8):
+            group.all_reduce(np.ones(3), "max" if number == first_different and group.rank == 1 else "sum")
+
+    outcomes = world.outcomes(program, RANKS)
+    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * RANKS
+    assert all(f"#{first_different}" in str(outcome) and 'op="max"' in str(outcome) for outcome in outcomes)
+
+
+def test_a_shorter_array_and_a_barrier_instead_of_it_are_mismatches(world):
+    def shorter(group: Group) -> None:
+        for number in range(6):
+            group.all_reduce(np.ones(2 if number == 4 and group.rank == 2 else 300))
+
+    def barrier(group: Group) -> None:
+        for number in range(6):
+            if number == 4 and group.rank == 0:
+                group.barrier()
+            else:
+                group.all_reduce(np.ones(3))
+
+    for program in (shorter, barrier):
+        outcomes = world.outcomes(program, RANKS)
+        assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * RANKS
+
+
+def test_a_rank_that_stays_away_ends_the_call_at_the_deadline(world):
+    ready = threading.Event()
+
+    def program(group: Group) -> None:
+        again(lambda: group.all_reduce(np.ones(3)))
+        again(group.barrier)
+        if group.rank == 1:
+            ready.wait(20)
+        else:
+            try:
+                group.all_reduce(np.ones(3))
+            finally:
+                ready.set()
+
+    outcomes = world.outcomes(program, 2, timeout_s=1)
+    assert isinstance(outcomes[0], mh.DeadlineError)
+    assert "all_reduce #6" in str(outcomes[0])
+    assert outcomes[0].rank == 0
+
+
+def test_calls_after_close_are_refused(world):
+    def program(group: Group) -> None:
+        child = group.split(0)
+        for one in (child, group):
+            again(lambda one=one: one.all_reduce(np.ones(3)))
+            again(one.barrier)
+            one.close()
+            for call in (lambda one=one: one.all_reduce(np.ones(3)), one.barrier):
+                with pytest.raises(mh.ClosedError):
+                    call()
+
+    world(program, 2)
+
+
+def test_threads_take_turns_in_whichever_way_their_calls_go(world):
+    def program(group: Group) -> None:
+        def body(number: int) -> list[float]:
+            return [float(group.all_reduce(np.array([1.0]))[0]) for _ in range(50)]
+
+        assert on_threads(body, 3) == [[float(group.world_size)] * 50] * 3
+
+    world(program, 2)
+
+
+def test_short_and_long_calls_keep_their_order(world):
+    def program(group: Group) -> None:
+        rng = np.random.default_rng(5)
+        for _ in range(60):
+            size = int(rng.choice([1, 100, 20_000, 300_000]))
+            assert (group.all_reduce(np.full(size, group.rank + 1)) == sum(range(1, RANKS + 1))).all()
+            if rng.random() < 0.3:
+                group.barrier()
+            if rng.random() < 0.3:
+                root = int(rng.integers(RANKS))
+                assert (group.broadcast(np.full(size, group.rank), root) == root).all()
+
+    world(program, RANKS)
