@@ -11,9 +11,12 @@ import numpy.typing as npt
 from manyhands.dtypes import check_dtype
 from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
 
-__all__ = ["Array", "bytes_of", "check_out", "contiguous", "divide", "handed_over", "placed", "to_array"]
+__all__ = ["NOTHING", "Array", "bytes_of", "check_out", "contiguous", "divide", "handed_over", "placed", "to_array"]
 
 Array = npt.NDArray[Any]
+
+NOTHING: Array = np.empty(0, np.uint8)
+"""The array of a call that has none."""
 
 
 def to_array(value: npt.ArrayLike) -> Array:

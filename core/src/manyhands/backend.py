@@ -86,7 +86,7 @@ class Mailbox(ABC):
     """Short messages to and from one peer, in memory that the transport owns: no objects are made, and nothing is looked up.
 
     The messages are the same as those of `Transport.send` and `Transport.recv`, and in one order with them: a rank may use either way,
-    whatever its peer does. One thread at a time uses the mailboxes of a transport.
+    whatever its peer does. Of each mailbox one thread at a time posts, and one fetches.
 
     Core writes a payload into ``outgoing[next_out]`` and posts it; it fetches a payload and reads it in ``incoming[next_in]``, where it
     stays unchanged until the next fetch or receive from this peer.

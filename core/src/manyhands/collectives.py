@@ -29,14 +29,11 @@ from manyhands.rendezvous.recorder import Record
 from manyhands.schedule.compose import in_parallel
 from manyhands.schedule.steps import Collective, Schedule
 from manyhands.select import Selector
-from manyhands.shortcuts import Shortcut
+from manyhands.shortcuts import Kind, Shortcut
 from manyhands.waiting import Waiter
 from manyhands.wire import CallSignature
 
-__all__ = ["NOTHING", "Call", "Collectives"]
-
-NOTHING: Array = np.empty(0, np.uint8)
-"""The array of a call that has none."""
+__all__ = ["Call", "Collectives"]
 
 _MAX_PLANS = 512
 _MAX_SCHEDULES = 1024
@@ -233,30 +230,21 @@ class Collectives:
         prepared.express = Express(plan, boxes, dtype, (prepared.elements,) if prepared.elements >= 0 else None)
         return prepared.express
 
-    def shorten(self, key: Hashable, call: Call) -> None:
-        """Let the next call of this kind, which was just made, take the short way, if it is a short one."""
+    def shorten(self, key: Hashable, call: Call, shape: tuple[int, ...]) -> None:
+        """Let the next call of this kind, which was just made with a result of ``shape``, take the short way, if it is a short one."""
         prepared = self._prepared.get(call)
         engine = self._engine
-        if prepared is None or prepared.express is None or engine is None or self._plugins.observers():
+        if prepared is None or prepared.express is None or engine is None or key in self.shortcuts:
             return
-        boxes = engine.mailboxes(prepared.plan.peers)
-        assert boxes is not None
-        express = Express(prepared.plan, boxes, call.dtype, call.shape)
+        express = prepared.express
+        if call.collective in _VECTOR:
+            boxes = engine.mailboxes(prepared.plan.peers)
+            assert boxes is not None
+            express = Express(prepared.plan, boxes, call.dtype, shape)
         while len(self.shortcuts) >= _MAX_SHORTCUTS:
             del self.shortcuts[next(iter(self.shortcuts))]
-        if express.takes_any_layout or call.collective is Collective.BARRIER:
-            self.shortcuts[key] = Shortcut(
-                self,
-                self._job,
-                self._members,
-                self._plugins,
-                engine.transport,
-                prepared.signature,
-                express,
-                prepared.divisor,
-                call.dtype,
-                call.shape,
-            )
+        kind = Kind(prepared.signature, express, prepared.divisor, call.dtype, shape)
+        self.shortcuts[key] = Shortcut(self, self._job, self._members, self._plugins, engine.transport, kind)
 
     def _start_engine(self) -> Engine:
         self._engine = Engine(self._job.open_transport(self._channel))
@@ -303,7 +291,15 @@ class Collectives:
         )
         input_offsets, output_offsets = _offsets(call, schedule, choice.segments, elements, rank)
         plan = compile_plan(
-            schedule, signature, self._channel, input_offsets, output_offsets, call.dtype.itemsize, reduction, members.ranks
+            schedule,
+            signature,
+            self._channel,
+            input_offsets,
+            output_offsets,
+            call.dtype.itemsize,
+            reduction,
+            members.ranks,
+            streams=(self._engine or self._start_engine()).transport.streams,
         )
         op = reduction.name if reduction else None
         is_even = len(set(call.counts)) <= 1 and not uneven

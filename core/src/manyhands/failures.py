@@ -41,14 +41,14 @@ def guarded(
     signature: CallSignature,
     deadline: Deadline,
     action: Callable[[], None],
-    words: str = "",
+    words: object = "",
 ) -> None:
     """Do what moves bytes; turn each way in which it can fail into the first cause that all ranks agree on.
 
     ``words`` say what the call is where the signature does not. Calls that have them are no collective: ``sequence`` is then
     this rank's own count.
     """
-    operation = words or signature.operation
+    operation = str(words) if words else signature.operation
 
     def first_cause(kind: str, text: str, peer: int | None) -> ManyHandsError:
         if job.closed:
@@ -72,7 +72,7 @@ def guarded(
         )
         raise first_cause("lost", text, lost.peer) from None
     except HeaderMismatch as mismatch:
-        kind, text = _explain(job, words or signature.describe(), signature, sequence, mismatch)
+        kind, text = _explain(job, str(words) if words else signature.describe(), signature, sequence, mismatch)
         raise first_cause(kind, text, mismatch.peer) from None
     except BaseException as error:
         if job.control.failed:

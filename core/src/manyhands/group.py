@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 import numpy.typing as npt
 
-from manyhands.arrays import Array
+from manyhands.arrays import NOTHING, Array
 from manyhands.async_calls import AsyncCalls
 from manyhands.checks import is_success
 from manyhands.coalescing import CoalescingCalls
-from manyhands.collectives import NOTHING
 from manyhands.dividing import DividingCalls
 from manyhands.dtypes import Op
 from manyhands.job import Job
@@ -22,7 +20,6 @@ from manyhands.members import Members, ranks_per_host
 from manyhands.object_calls import ObjectCalls
 from manyhands.operations import Operations
 from manyhands.plugins import PluginManager
-from manyhands.schedule.steps import Collective
 from manyhands.select import Selector
 
 __all__ = ["Group"]
@@ -165,10 +162,9 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
         DTypeError
             The dtype does not have ``op``: mean of integers, sum of bools, min of complex numbers, bits of floats.
         """
-        if timeout_s is None and isinstance(array, np.ndarray) and type(op) is str:
-            result = self._quickly((op, array.dtype, array.shape, reproducible), array, out)
-            if result is not None:
-                return result
+        result = self._quickly(("all_reduce", op, reproducible), array, out, timeout_s)
+        if result is not None:
+            return result
         return self._now("all_reduce", self._operations.all_reduce(array, op, out, reproducible), timeout_s)
 
     def reduce(
@@ -204,7 +200,9 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
         DTypeError
             As for `all_reduce`.
         """
-        result = self._now("reduce", self._operations.reduce(array, op, root, out, reproducible), timeout_s)
+        result = self._quickly(("reduce", op, reproducible, root, type(root)), array, out, timeout_s)
+        if result is None:
+            result = self._now("reduce", self._operations.reduce(array, op, root, out, reproducible), timeout_s)
         return result if self.rank == root else None
 
     def broadcast(
@@ -233,6 +231,9 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
         InvalidRankError
             ``root`` is not in the group.
         """
+        result = self._quickly(("broadcast", root, type(root)), array, out, timeout_s)
+        if result is not None:
+            return result
         return self._now("broadcast", self._operations.broadcast(array, root, out), timeout_s)
 
     def all_gather(
@@ -266,6 +267,9 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
         SizeMismatchError
             ``counts`` does not have one entry per rank, or this rank's is not its n.
         """
+        result = None if counts is not None else self._quickly(("all_gather",), array, out, timeout_s)
+        if result is not None:
+            return result
         return self._now("all_gather", self._operations.all_gather(array, counts, out), timeout_s)
 
     def gather(
@@ -382,6 +386,9 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
         DTypeError
             As for `all_reduce`.
         """
+        result = None if counts is not None else self._quickly(("reduce_scatter", op, reproducible), array, out, timeout_s)
+        if result is not None:
+            return result
         action = self._operations.reduce_scatter(array, op, counts, out, reproducible)
         return self._now("reduce_scatter", action, timeout_s)
 
@@ -419,12 +426,16 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
         SizeMismatchError
             Axis 0 cannot be divided so, or ``receive_counts`` was given without ``send_counts``.
         """
+        if send_counts is None and receive_counts is None:
+            result = self._quickly(("all_to_all",), array, out, timeout_s)
+            if result is not None:
+                return result
         action = self._operations.all_to_all(array, send_counts, receive_counts, out)
         return self._now("all_to_all", action, timeout_s)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Wait until every rank has come here."""
-        if timeout_s is not None or self._quickly(Collective.BARRIER, NOTHING, NOTHING) is None:
+        if self._quickly(("barrier",), NOTHING, NOTHING, timeout_s) is None:
             self._now("barrier", self._operations.barrier(), timeout_s)
 
     # Point to point

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from manyhands.arguments import Arguments
-from manyhands.arrays import Array, check_out, contiguous, handed_over, placed, to_array
-from manyhands.collectives import NOTHING, Call, Collectives
+from manyhands.arrays import NOTHING, Array, check_out, contiguous, handed_over, placed, to_array
+from manyhands.collectives import Call, Collectives
 from manyhands.deadline import Deadline
 from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resolve_op
 from manyhands.errors import LayoutError, ManyHandsError, SizeMismatchError, UsageError
@@ -66,9 +66,7 @@ class Operations:
             reproducible=self._fixed(reproducible),
         )
         action = self._into(call, source, source.shape, out)
-        if source is not array or type(op) is not str:
-            return action
-        return self._shortened((op, call.dtype, call.shape, reproducible), call, action)
+        return self._shortened(("all_reduce", op, reproducible), array, call, source.shape, action)
 
     def reduce(self, array: npt.ArrayLike, op: Op, root: int, out: Array | None, reproducible: bool | None) -> Action:
         """Prepare `Group.reduce`."""
@@ -82,18 +80,21 @@ class Operations:
             root=root,
             reproducible=self._fixed(reproducible),
         )
-        return self._into(call, source, source.shape, out) if self._rank == root else self._nowhere(call, source)
+        action = self._into(call, source, source.shape, out) if self._rank == root else self._nowhere(call, source)
+        return self._shortened(("reduce", op, reproducible, root, int), array, call, source.shape, action)
 
     def broadcast(self, array: npt.ArrayLike, root: int, out: Array | None) -> Action:
         """Prepare `Group.broadcast`."""
         source = to_array(array)
         call = Call(Collective.BROADCAST, source.dtype, source.shape, root=self.arguments.rank(root, "root"))
-        return self._into(call, source if self._rank == call.root else np.empty(0, source.dtype), source.shape, out)
+        action = self._into(call, source if self._rank == call.root else np.empty(0, source.dtype), source.shape, out)
+        return self._shortened(("broadcast", call.root, int), array, call, source.shape, action)
 
     def all_gather(self, array: npt.ArrayLike, counts: Sequence[int] | None, out: Array | None) -> Action:
         """Prepare `Group.all_gather`."""
         source, call, shape = self._gathering(Collective.ALL_GATHER, array, counts, -1)
-        return self._into(call, source, shape, out)
+        action = self._into(call, source, shape, out)
+        return action if counts is not None else self._shortened(("all_gather",), array, call, shape, action)
 
     def gather(self, array: npt.ArrayLike, root: int, counts: Sequence[int] | None, out: Array | None) -> Action:
         """Prepare `Group.gather`."""
@@ -156,7 +157,11 @@ class Operations:
             uneven=None if counts is None else per_rank,
             reproducible=self._fixed(reproducible),
         )
-        return self._into(call, source, (per_rank[self._rank], *source.shape[1:]), out)
+        shape = (per_rank[self._rank], *source.shape[1:])
+        action = self._into(call, source, shape, out)
+        return (
+            action if counts is not None else self._shortened(("reduce_scatter", op, reproducible), array, call, shape, action)
+        )
 
     def all_to_all(
         self,
@@ -172,7 +177,7 @@ class Operations:
         per_rank, sizes = self.arguments.blocks(source, send_counts, "all_to_all")
         if send_counts is None:
             call = Call(Collective.ALL_TO_ALL, source.dtype, source.shape, counts=sizes, receive_counts=sizes)
-            return self._into(call, source, source.shape, out)
+            return self._shortened(("all_to_all",), array, call, source.shape, self._into(call, source, source.shape, out))
         expected = None if receive_counts is None else self.arguments.counts(receive_counts)
         source = contiguous(source)
         ones = (1,) * self._members.size
@@ -212,7 +217,7 @@ class Operations:
     def barrier(self) -> Action:
         """Prepare `Group.barrier`."""
         call = Call(Collective.BARRIER, NOTHING.dtype, NOTHING.shape)
-        return self._shortened(Collective.BARRIER, call, self._nowhere(call, NOTHING))
+        return self._shortened(("barrier",), NOTHING, call, NOTHING.shape, self._nowhere(call, NOTHING))
 
     # Point to point
 
@@ -273,12 +278,17 @@ class Operations:
 
         return action
 
-    def _shortened(self, key: Hashable, call: Call, action: Action) -> Action:
-        """Prepare a call after which others of its kind take the short way."""
+    def _shortened(
+        self, kind: tuple[object, ...], array: npt.ArrayLike, call: Call, shape: tuple[int, ...], action: Action
+    ) -> Action:
+        """Prepare a call with a result of ``shape``, after which others of its kind take the short way."""
+        if type(array) is not np.ndarray:
+            return action
+        key = (kind, array.dtype, array.shape)
 
         def then(deadline: Deadline) -> Array:
             result = action(deadline)
-            self.collectives.shorten(key, call)
+            self.collectives.shorten(key, call, shape)
             return result
 
         return then

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
 from functools import partial
 
-import numpy as np
-
-from manyhands.arrays import Array
-from manyhands.backend import Transport
+from manyhands.arrays import NOTHING, Array
+from manyhands.backend import Mailbox, Transport
 from manyhands.deadline import Deadline
 from manyhands.errors import DeadlineError
 from manyhands.failures import check_usable, guarded
@@ -55,6 +52,7 @@ class Peers:
         self._members = members
         self._channel = members.channel + 1
         self._transport: Transport | None = None
+        self._boxes: dict[int, Mailbox | None] = {}
         self._opening = threading.Lock()
         self._directions: dict[tuple[int, bool], _Direction] = {}
         self._calls = 0
@@ -93,45 +91,60 @@ class Peers:
             The first cause, alike on all ranks; ``out`` is then undefined.
         """
         check_usable(self._job, self._members.number)
-        what = self._words(dest, source)
-        with ExitStack() as stack:
-            # Both directions first, and only then their numbers: who gives up while it waits must not have used one.
-            sending = None if dest is None else self._direction(dest, True)
-            receiving = None if source is None else self._direction(source, False)
+        # Both directions first, and only then their numbers: who gives up while it waits must not have used one.
+        sending = None if dest is None else self._direction(dest, True)
+        receiving = None if source is None else self._direction(source, False)
+        taken: list[Lane] = []
+        try:
             for direction in (sending, receiving):
                 if direction is not None and not has_turn:
-                    self._take(stack, direction, deadline, what)
+                    self._take(direction, deadline, dest, source)
+                    taken.append(direction.lane)
             check_usable(self._job, self._members.number)
-            flows: list[Outgoing | Incoming] = []
-            incoming: Incoming | None = None
+            outgoing, incoming = None, None
             if sending is not None and array is not None and dest is not None:
-                flows.append(Outgoing(self._job.rank, dest, self._channel, sending.next(), array, signature))
+                outgoing = Outgoing(self._job.rank, dest, self._channel, sending.next(), array, signature)
             if receiving is not None and source is not None:
                 incoming = Incoming(source, self._channel, receiving.next(), out, signature)
-                flows.append(incoming)
-            self._move(flows, what, deadline, signature)
-        return incoming.array if incoming is not None else np.empty(0)
+            self._move(outgoing, incoming, deadline, signature)
+        finally:
+            for lane in taken:
+                lane.give()
+        return NOTHING if incoming is None or incoming.array is None else incoming.array
 
-    def _move(self, flows: list[Outgoing | Incoming], what: str, deadline: Deadline, signature: CallSignature) -> None:
-        transport = self._open()
+    def _move(self, outgoing: Outgoing | None, incoming: Incoming | None, deadline: Deadline, signature: CallSignature) -> None:
+        flows = [flow for flow in (outgoing, incoming) if flow is not None]
+        what = _Words(outgoing, incoming)
         self._calls = call = self._calls + 1
         recorder = self._job.control.recorder
         record = recorder.start(self._channel, call, what)
-        stall = partial(self._stalled, record, what, flows)
+        stall = partial(self._stalled, record, flows)
 
         def action() -> None:
+            transport = self._connected([flow.peer for flow in flows], deadline)
             try:
-                move(transport, flows, deadline, stall)
+                move(transport, self._boxes, outgoing, incoming, deadline, stall)
             except DescriptionMismatch as mismatch:
                 text = f"{what} on rank {self._job.rank}: {mismatch.problem}"
                 raise self._job.fail(
-                    Report("mismatch", text, mismatch.peer, what, self._channel, members=list(self._members.ranks))
+                    Report("mismatch", text, mismatch.peer, str(what), self._channel, members=list(self._members.ranks))
                 ) from None
 
         try:
             guarded(self._job, self._members, call, signature, deadline, action, what)
         finally:
             recorder.finish(record)
+
+    def _connected(self, peers: list[int], deadline: Deadline) -> Transport:
+        """Return the transport, ready to talk to these peers."""
+        transport = self._transport or self._open()
+        for peer in peers:
+            if peer not in self._boxes:
+                transport.connect([peer], deadline)
+                with self._opening:
+                    if peer not in self._boxes:
+                        self._boxes[peer] = transport.mailbox(peer)
+        return transport
 
     def _open(self) -> Transport:
         with self._opening:
@@ -147,24 +160,39 @@ class Peers:
             direction = self._directions.setdefault((peer, is_send), _Direction(begun, peer))
         return direction
 
-    def _take(self, stack: ExitStack, direction: _Direction, deadline: Deadline, what: str) -> None:
-        """Take a direction for this thread until ``stack`` ends."""
+    def _take(self, direction: _Direction, deadline: Deadline, dest: int | None, source: int | None) -> None:
+        """Take a direction for this thread."""
         try:
-            stack.enter_context(direction.lane.turn(deadline))
+            if not direction.lane.take_if_free():
+                direction.lane.take(deadline)
         except TimeoutError:
             raise DeadlineError(
-                f"{what} did not begin within {deadline.timeout_s:g} s: another call of rank {self._job.rank} was still talking with "
-                f"rank {direction.peer}; nothing was sent",
+                f"{_words(dest, source)} did not begin within {deadline.timeout_s:g} s: another call of rank {self._job.rank} was still "
+                f"talking with rank {direction.peer}; nothing was sent",
                 rank=self._job.rank,
                 peer=direction.peer,
             ) from None
 
-    def _stalled(self, record: Record, what: str, flows: list[Outgoing | Incoming], peers: list[int]) -> None:
+    def _stalled(self, record: Record, flows: list[Outgoing | Incoming], peers: list[int]) -> None:
         messages = [(flow.peer, flow.is_send, flow.number) for flow in flows if not flow.finished]
-        wait = Wait(self._channel, record.sequence, what, b"", peers, messages, list(self._members.ranks))
+        wait = Wait(self._channel, record.sequence, str(record.call), b"", peers, messages, list(self._members.ranks))
         self._job.control.stalled(record, wait)
 
-    def _words(self, dest: int | None, source: int | None) -> str:
-        if dest is None:
-            return f"recv from rank {source}"
-        return f"send to rank {dest}" if source is None else f"sendrecv to rank {dest} and from rank {source}"
+
+class _Words:
+    """What a call is, in words that are made only when somebody asks."""
+
+    __slots__ = ("_dest", "_source")
+
+    def __init__(self, outgoing: Outgoing | None, incoming: Incoming | None) -> None:
+        self._dest = None if outgoing is None else outgoing.peer
+        self._source = None if incoming is None else incoming.peer
+
+    def __str__(self) -> str:
+        return _words(self._dest, self._source)
+
+
+def _words(dest: int | None, source: int | None) -> str:
+    if dest is None:
+        return f"recv from rank {source}"
+    return f"send to rank {dest}" if source is None else f"sendrecv to rank {dest} and from rank {source}"

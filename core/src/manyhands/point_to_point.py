@@ -1,20 +1,22 @@
 """Send and receive: arrays from one rank to one other, with their dtype and shape in front.
 
-An array travels as a *description* (dtype, shape) and then its bytes in pieces. The receiver checks the description before
-it takes memory or touches ``out=``. Messages of one direction between two ranks are numbered and never overtake each other.
+An array travels as an *opening* (dtype, shape and its first bytes, so that a small array needs no more), and then the rest of its bytes.
+The receiver checks the opening before it takes memory or touches ``out=``. Messages of one direction between two ranks are numbered
+and never overtake each other.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from manyhands.arrays import Array, bytes_of
-from manyhands.backend import Transfer, Transport
+from manyhands.backend import Mailbox, Transfer, Transport
 from manyhands.deadline import Deadline
 from manyhands.dtypes import dtype_code, dtype_from_code, dtype_name
 from manyhands.waiting import StallCallback, Waiter
@@ -23,9 +25,15 @@ from manyhands.wire import MAX_DIMENSIONS, CallSignature, pack_header
 __all__ = ["ARRAY", "DescriptionMismatch", "Incoming", "Outgoing", "move"]
 
 _DESCRIPTION = struct.Struct(f"<BB6x{MAX_DIMENSIONS}Q")
+_FIRST_BYTES = 256
+_OPENING_BYTES = _DESCRIPTION.size + _FIRST_BYTES
 _PIECE_BYTES = 1 << 20
 ARRAY: CallSignature = CallSignature("send")
 """What the headers of all messages between two ranks say that carry an array of the user's."""
+
+
+Messages = Iterator[tuple[bytes, memoryview]]
+"""Headers and payloads; the next is asked for when one is done."""
 
 
 class DescriptionMismatch(Exception):
@@ -40,6 +48,8 @@ class DescriptionMismatch(Exception):
 class Outgoing:
     """An array on its way to ``peer``: message ``number`` of that direction."""
 
+    __slots__ = ("_array", "_channel", "_rank", "_signature", "finished", "number", "peer")
+
     is_send = True
 
     def __init__(self, rank: int, peer: int, channel: int, number: int, array: Array, signature: CallSignature = ARRAY) -> None:
@@ -51,58 +61,60 @@ class Outgoing:
         self._array = array
         self._signature = signature
 
-    def messages(self) -> Iterator[tuple[bytes, memoryview]]:
-        """Yield a header and a payload for each message; the next is asked for when one is done."""
+    def open(self, opening: memoryview) -> memoryview:
+        """Write the opening; return the rest of the array."""
         array = self._array
-        shape = array.shape + (0,) * (MAX_DIMENSIONS - array.ndim)
-        description = _DESCRIPTION.pack(dtype_code(array.dtype), array.ndim, *shape)
-        yield self._header(len(description), 0), memoryview(description)
+        opening[: _DESCRIPTION.size] = _description(array.dtype, array.shape)
         data = bytes_of(array)
-        for index, start in enumerate(range(0, len(data), _PIECE_BYTES), start=1):
-            piece = data[start : start + _PIECE_BYTES]
-            yield self._header(len(piece), index), piece
+        first = min(len(data), _FIRST_BYTES)
+        opening[_DESCRIPTION.size : _DESCRIPTION.size + first] = data[:first]
+        return data[first:]
 
-    def _header(self, nbytes: int, index: int) -> bytes:
+    def header(self, nbytes: int, index: int) -> bytes:
+        """Return the header of one of its messages."""
         return pack_header(self._signature, self._rank, self._channel, self.number, nbytes, index)
 
 
 class Incoming:
     """An array on its way from ``peer``, into ``out`` or into new memory; ``array`` is valid once it has come."""
 
+    __slots__ = ("_channel", "_out", "_signature", "array", "finished", "number", "peer")
+
     is_send = False
 
     def __init__(self, peer: int, channel: int, number: int, out: Array | None, signature: CallSignature = ARRAY) -> None:
         self.peer = peer
         self.finished = False
-        self.array: Array = np.empty(0) if out is None else out
+        self.array: Array | None = out
         self._channel = channel
         self.number = number
         self._out = out
         self._signature = signature
 
-    def messages(self) -> Iterator[tuple[bytes, memoryview]]:
-        """Yield the expected header and the memory for each message; the next is asked for when one is done."""
-        description = bytearray(_DESCRIPTION.size)
-        yield self._header(len(description), 0), memoryview(description)
-        dtype, shape = self._read(bytes(description))
-        if self._out is None:
-            try:
-                self.array = np.empty(shape, dtype)
-            except (MemoryError, ValueError) as error:
-                raise DescriptionMismatch(
-                    self.peer, f"there is no memory for the {dtype}{list(shape)} that it sent: {error}"
-                ) from error
-        data = bytes_of(self.array)
-        for index, start in enumerate(range(0, len(data), _PIECE_BYTES), start=1):
-            piece = data[start : start + _PIECE_BYTES]
-            yield self._header(len(piece), index), piece
+    def opened(self, opening: memoryview) -> memoryview:
+        """Read the opening; return the memory for the rest of the array.
 
-    def _read(self, description: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        Raises
+        ------
+        DescriptionMismatch
+            It does not fit ``out``, or cannot be taken.
+        """
+        description = opening[: _DESCRIPTION.size].tobytes()
+        array = self._out
+        if array is None or description != _description(array.dtype, array.shape):
+            array = self._prepare(description)
+        self.array = array
+        data = bytes_of(array)
+        first = min(len(data), _FIRST_BYTES)
+        data[:first] = opening[_DESCRIPTION.size : _DESCRIPTION.size + first]
+        return data[first:]
+
+    def _prepare(self, description: bytes) -> Array:
         code, ndim, *extents = _DESCRIPTION.unpack(description)
         shape = tuple(extents[:ndim])
         dtype = dtype_from_code(code)
         sent = f"{dtype_name(code)}{list(shape)}"
-        if self._out is not None and (dtype != self._out.dtype or shape != self._out.shape):
+        if self._out is not None:
             expected = f"{self._out.dtype}{list(self._out.shape)}"
             raise DescriptionMismatch(
                 self.peer, f"rank {self.peer} sent {sent}, and out= is {expected}: give an out= like what is sent, or none"
@@ -113,14 +125,43 @@ class Incoming:
             )
         if ndim > MAX_DIMENSIONS or math.prod(shape) * dtype.itemsize >= 1 << 62:
             raise DescriptionMismatch(self.peer, f"rank {self.peer} sent a description that cannot be: {sent}")
-        return dtype, shape
+        try:
+            return np.empty(shape, dtype)
+        except (MemoryError, ValueError) as error:
+            raise DescriptionMismatch(
+                self.peer, f"there is no memory for the {dtype}{list(shape)} that it sent: {error}"
+            ) from error
 
-    def _header(self, nbytes: int, index: int) -> bytes:
+    def header(self, nbytes: int, index: int) -> bytes:
+        """Return the header that one of its messages must have."""
         return pack_header(self._signature, self.peer, self._channel, self.number, nbytes, index)
 
 
-def move(transport: Transport, flows: list[Outgoing | Incoming], deadline: Deadline, on_stall: StallCallback) -> None:
-    """Move arrays, all at once, so that two ranks that exchange arrays never wait for each other's receive.
+@lru_cache(maxsize=256)
+def _description(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    return _DESCRIPTION.pack(dtype_code(dtype), len(shape), *shape, *(0,) * (MAX_DIMENSIONS - len(shape)))
+
+
+def move(
+    transport: Transport,
+    boxes: Mapping[int, Mailbox | None],
+    outgoing: Outgoing | None,
+    incoming: Incoming | None,
+    deadline: Deadline,
+    on_stall: StallCallback,
+) -> None:
+    """Move an array in either direction or both, at once, so that two ranks that exchange arrays never wait for each other's receive.
+
+    Parameters
+    ----------
+    transport
+        What moves them.
+    boxes
+        Its mailboxes of the peers, which are connected.
+    outgoing, incoming
+        What to move.
+    deadline, on_stall
+        As for `Waiter`.
 
     Raises
     ------
@@ -129,31 +170,99 @@ def move(transport: Transport, flows: list[Outgoing | Incoming], deadline: Deadl
     Overdue, LinkLost, HeaderMismatch
         As `Waiter.wait`; ``out=`` may be partly written.
     """
-    transport.connect(sorted({flow.peer for flow in flows}), deadline)
-    waiter = Waiter(transport, deadline, on_stall)
-    active: list[tuple[Transfer, Outgoing | Incoming, Iterator[tuple[bytes, memoryview]]]] = []
-    for flow in flows:
-        _proceed(transport, flow, flow.messages(), active)
-    while active:
-        peers = [entry[1].peer for entry in active]
-        waiter.wait([entry[0] for entry in active], peers.copy)
-        finished = [entry for entry in active if entry[0].done]
-        active = [entry for entry in active if not entry[0].done]
-        for _, flow, messages in finished:
-            _proceed(transport, flow, messages, active)
+    mover = _Mover(transport, Waiter(transport, deadline, on_stall))
+    rests: list[tuple[Outgoing | Incoming, Messages]] = []
+    if outgoing is not None:
+        rests.append((outgoing, mover.send_opening(outgoing, boxes[outgoing.peer])))
+    if incoming is not None:
+        rests.append((incoming, mover.receive_opening(incoming, boxes[incoming.peer])))
+    mover.finish(rests)
 
 
-def _proceed(
-    transport: Transport,
-    flow: Outgoing | Incoming,
-    messages: Iterator[tuple[bytes, memoryview]],
-    active: list[tuple[Transfer, Outgoing | Incoming, Iterator[tuple[bytes, memoryview]]]],
-) -> None:
-    """Start the next messages of a flow, until one does not move at once."""
-    start = transport.send if flow.is_send else transport.recv
-    for header, payload in messages:
-        transfer = start(flow.peer, header, payload)
-        if not transfer.done:
-            active.append((transfer, flow, messages))
-            return
-    flow.finished = True
+class _Mover:
+    """Moves the messages of one call."""
+
+    __slots__ = ("_transport", "_unsent", "_waiter")
+
+    def __init__(self, transport: Transport, waiter: Waiter) -> None:
+        self._transport = transport
+        self._waiter = waiter
+        self._unsent: list[Transfer] = []  # at most one: what follows it waits
+
+    def send_opening(self, flow: Outgoing, box: Mailbox | None) -> Messages:
+        """Send the opening and, where all is short, the rest; return the messages that are left."""
+        header = flow.header(_OPENING_BYTES, 0)
+        if box is None:
+            opening = memoryview(bytearray(_OPENING_BYTES))
+            rest = flow.open(opening)
+            self._keep(self._transport.send(flow.peer, header, opening))
+            return self._cut(flow, rest)
+        rest = flow.open(box.outgoing[box.next_out])
+        self._keep(box.post(header, _OPENING_BYTES))
+        if not self._unsent and 0 < len(rest) <= len(box.outgoing[0]):
+            box.outgoing[box.next_out][: len(rest)] = rest
+            self._keep(box.post(flow.header(len(rest), 1), len(rest)))
+            rest = rest[:0]
+        return self._cut(flow, rest)
+
+    def receive_opening(self, flow: Incoming, box: Mailbox | None) -> Messages:
+        """Receive the opening and, where all is short, the rest; return the messages that are left."""
+        header = flow.header(_OPENING_BYTES, 0)
+        if box is None:
+            opening = memoryview(bytearray(_OPENING_BYTES))
+            transfer = self._transport.recv(flow.peer, header, opening)
+            self._waiter.finish(transfer, flow.peer, self._unsent)
+            return self._cut(flow, flow.opened(opening))
+        self._wait(flow.peer, box.fetch(header, _OPENING_BYTES))
+        rest = flow.opened(box.incoming[box.next_in])
+        if 0 < len(rest) <= len(box.incoming[0]):
+            self._wait(flow.peer, box.fetch(flow.header(len(rest), 1), len(rest)))
+            rest[:] = box.incoming[box.next_in][: len(rest)]
+            rest = rest[:0]
+        return self._cut(flow, rest)
+
+    def finish(self, rests: list[tuple[Outgoing | Incoming, Messages]]) -> None:
+        """Move what is left, all flows at once."""
+        active: list[tuple[Transfer, Outgoing | Incoming, Messages]] = []
+        for flow, messages in rests:
+            unsent = [transfer for transfer in self._unsent if flow.is_send and not transfer.done]
+            active += [(transfer, flow, messages) for transfer in unsent]
+            if not unsent:
+                self._proceed(flow, messages, active)
+        while active:
+            peers = [entry[1].peer for entry in active]
+            self._waiter.wait([entry[0] for entry in active], peers.copy)
+            finished = [entry for entry in active if entry[0].done]
+            active = [entry for entry in active if not entry[0].done]
+            for _, flow, messages in finished:
+                self._proceed(flow, messages, active)
+
+    def _keep(self, transfer: Transfer | None) -> None:
+        if transfer is not None and not transfer.done:
+            self._unsent.append(transfer)
+
+    def _wait(self, peer: int, transfer: Transfer | None) -> None:
+        if transfer is not None:
+            self._waiter.finish(transfer, peer, self._unsent)
+
+    def _cut(self, flow: Outgoing | Incoming, rest: memoryview) -> Messages:
+        """Yield a header and a payload for each message; the next is asked for when one is done."""
+        piece_bytes = max(1, len(rest)) if self._transport.streams else _PIECE_BYTES
+        for index, start in enumerate(range(0, len(rest), piece_bytes), start=1):
+            piece = rest[start : start + piece_bytes]
+            yield flow.header(len(piece), index), piece
+
+    def _proceed(
+        self,
+        flow: Outgoing | Incoming,
+        messages: Messages,
+        active: list[tuple[Transfer, Outgoing | Incoming, Messages]],
+    ) -> None:
+        """Start the next messages of a flow, until one does not move at once."""
+        start = self._transport.send if flow.is_send else self._transport.recv
+        for header, payload in messages:
+            transfer = start(flow.peer, header, payload)
+            if not transfer.done:
+                active.append((transfer, flow, messages))
+                return
+        flow.finished = True

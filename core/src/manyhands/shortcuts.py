@@ -9,6 +9,7 @@ done, and the call goes the long way.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,32 @@ from manyhands.wire import CallSignature
 if TYPE_CHECKING:
     from manyhands.collectives import Collectives
 
-__all__ = ["Shortcut"]
+__all__ = ["Kind", "Shortcut"]
 
-_ndarray, _empty, _now = np.ndarray, np.empty, time.monotonic
+_ndarray, _empty, _share, _now = np.ndarray, np.empty, np.may_share_memory, time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What calls of one kind have in common.
+
+    Attributes
+    ----------
+    signature
+        What all ranks must call alike.
+    express
+        The call, made ready.
+    divisor
+        What the result is divided by.
+    dtype, shape
+        Those of the result.
+    """
+
+    signature: CallSignature
+    express: Express
+    divisor: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
 
 
 class Shortcut:
@@ -44,15 +68,9 @@ class Shortcut:
     job, members, plugins
         Where the group lives, who belongs to it, and who might observe.
     transport
-        What ``express`` uses.
-    signature
-        What all ranks must call alike.
-    express
-        The call, made ready.
-    divisor
-        What the result is divided by.
-    dtype, shape
-        Those of input and output.
+        What the calls use.
+    kind
+        What they have in common.
     """
 
     __slots__ = (
@@ -84,11 +102,7 @@ class Shortcut:
         members: Members,
         plugins: PluginManager,
         transport: Transport,
-        signature: CallSignature,
-        express: Express,
-        divisor: int,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
+        kind: Kind,
     ) -> None:
         self._collectives = collectives
         self._lane = collectives.lane
@@ -100,24 +114,24 @@ class Shortcut:
         self._channel = members.channel
         self._plugins = plugins
         self._transport = transport
-        self._signature = signature
-        self._express = express
-        self._divisor = divisor
-        self._dtype = dtype
-        self._shape = shape
+        self._signature = kind.signature
+        self._express = kind.express
+        self._divisor = kind.divisor
+        self._dtype = kind.dtype
+        self._shape = kind.shape
         self._wait = self._be_patient
         # Those of the call that runs now; there is one at a time, since callers take turns.
         self._started = 0.0
         self._timeout_s = 0.0
         self._record: Record | None = None
 
-    def run(self, array: object, out: object, timeout_s: float) -> Array | None:
+    def run(self, array: Array, out: object, timeout_s: float) -> Array | None:
         """Make the call; None where it must go the long way.
 
         Parameters
         ----------
         array
-            The input, of the kind's dtype and shape if it is an array.
+            The input, such as it was the first time.
         out
             What the user gave as ``out=``.
         timeout_s
@@ -128,11 +142,11 @@ class Shortcut:
         CommError
             As `Collectives.run`.
         """
-        if type(array) is not _ndarray:
-            return None
         if out is None:
             target: Array = _empty(self._shape, self._dtype)
         elif type(out) is _ndarray and out.dtype is self._dtype and out.shape == self._shape and out.flags.carray:
+            if not self._express.takes_any_layout and _share(array, out):
+                return None
             target = out
         else:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -101,6 +102,8 @@ class Plan:
     work_bytes
         Memory that a run needs beside the input and the output: scratch chunks, and room for pieces that are received to be
         reduced.
+    streams
+        Whether messages are not cut, and those to be reduced are handed over in parts.
     itemsize, reduction
         Bytes per element, and how two are combined.
     kept
@@ -114,6 +117,7 @@ class Plan:
     lanes: tuple[Lane, ...]
     peers: frozenset[int]
     work_bytes: int
+    streams: bool
     itemsize: int
     reduction: Reduction | None
     kept: int
@@ -142,6 +146,8 @@ def compile_plan(
     itemsize: int,
     reduction: Reduction | None,
     ranks: Sequence[int] | None = None,
+    *,
+    streams: bool = False,
 ) -> Plan:
     """Bind a schedule to sizes.
 
@@ -159,13 +165,19 @@ def compile_plan(
         For collectives that reduce.
     ranks
         For each rank of the group, as the schedule counts, its rank in the world, as the transport counts; by default the same.
+    streams
+        Whether the transport sends messages of any length whole, and hands over the parts of those that are reduced
+        (`Transport.streams`); else they are cut into pieces.
 
     Raises
     ------
     InternalError
         The offsets or ranks are not those of such a schedule.
     """
-    return _Compiler(schedule, signature, channel, input_offsets, output_offsets, itemsize, reduction, ranks).compile()
+    compiler = _Compiler(
+        schedule, signature, channel, input_offsets, output_offsets, itemsize, reduction, ranks, streams=streams
+    )
+    return compiler.compile()
 
 
 class _Compiler:
@@ -179,6 +191,8 @@ class _Compiler:
         itemsize: int,
         reduction: Reduction | None,
         ranks: Sequence[int] | None,
+        *,
+        streams: bool,
     ) -> None:
         if len(input_offsets) != schedule.input_chunks + 1 or len(output_offsets) != schedule.output_chunks + 1:
             raise InternalError(f"{schedule.algorithm} wants other numbers of chunks than the call provides")
@@ -199,7 +213,8 @@ class _Compiler:
             scratch.append(scratch[-1] + stop - start)
         self._offsets[2] = scratch
         piece_bytes = _REDUCE_PIECE_BYTES if schedule.collective in _REDUCING else _PIECE_BYTES
-        self._piece_count = max(1, piece_bytes // max(1, itemsize))
+        self._piece_count = sys.maxsize if streams else max(1, piece_bytes // max(1, itemsize))
+        self._streams = streams
         self._lanes: dict[tuple[int, bool], list[int]] = {}
         self._lane_of = [-1] * len(schedule.steps)
         numbers: dict[tuple[int, bool], int] = {}
@@ -255,6 +270,7 @@ class _Compiler:
             first=tuple(index for index, step in enumerate(steps) if not step.after),
             lanes=lanes,
             peers=frozenset(lane.peer for lane in lanes),
+            streams=self._streams,
             work_bytes=staging_start + len(set(slots.values())) * staging_bytes if staging_bytes else self._scratch_bytes(),
             itemsize=self._itemsize,
             reduction=self._reduction,
@@ -271,6 +287,8 @@ class _Compiler:
         """
         longest = 0
         slots: dict[int, int] = {}
+        if self._streams:
+            return slots, _aligned(self._scratch_bytes()), 0
         users: list[int] = []  # the last receive of each slot
         steps = self._schedule.steps
         several = len({lane for lane, step in zip(self._lane_of, steps, strict=True) if isinstance(step, RecvReduce)}) > 1

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.arrays import Array
-from manyhands.backend import Mailbox, Transfer, Transport
+from manyhands.backend import Mailbox, Sink, Transfer, Transport
 from manyhands.deadline import Deadline
 from manyhands.engine.memory import KEPT_BYTES, Memory, Pool, address_of
 from manyhands.engine.plan import WORK, Piece, Place, Plan, Task
@@ -24,8 +24,8 @@ _NO_PAYLOAD = memoryview(bytearray())
 
 Operands = tuple[Array, ...]
 """Of a reduction: left, right, target; of a copy: source, target; none where there is nothing to do."""
-Message = tuple[bytes, bytes, memoryview, Operands]
-"""A piece: the two halves of its header, its payload, and how it is reduced once it has come."""
+Message = tuple[bytes, bytes, memoryview, Operands, Sink | None]
+"""A piece: the two halves of its header, its payload, and how it is reduced: once it has come, or as it comes."""
 
 _pool = Pool(KEPT_BYTES)
 
@@ -231,8 +231,12 @@ class Run:
             message = messages[number]
             if message is None:
                 message = messages[number] = self._bind_piece(task, self._plan.pieces[number])
-            head, tail, payload, operands = message
-            transfer = start(peer, head + self._sequence + tail, payload)
+            head, tail, payload, operands, sink = message
+            header = head + self._sequence + tail
+            if sink is None:
+                transfer = start(peer, header, payload)
+            else:
+                transfer = self._transport.consume(peer, header, len(payload), sink)
             if not transfer.done:
                 self._busy[lane] = transfer
                 self._piece[lane] = number
@@ -282,16 +286,34 @@ class Run:
         """Return what is sent or received for a piece of a message."""
         memory, start, stop = piece.region
         if start == stop:
-            return piece.head, piece.tail, _NO_PAYLOAD, ()
+            return piece.head, piece.tail, _NO_PAYLOAD, (), None
         itemsize, count = self._plan.itemsize, stop - start
         if not task.reduces_incoming:
-            return piece.head, piece.tail, self._memory[memory].payload(start * itemsize, stop * itemsize), ()
+            return piece.head, piece.tail, self._memory[memory].payload(start * itemsize, stop * itemsize), (), None
+        if self._plan.streams:
+            payload = self._memory[memory].payload(start * itemsize, stop * itemsize)
+            return piece.head, piece.tail, payload, (), self._reducer(task, count)
         work, staging = self._memory[WORK], task.staging
         incoming = work.elements(staging, count, self.dtype)
         operand = self._elements(task.left[0], task.left[1] + piece.offset, count)
         left, right = (incoming, operand) if task.incoming_first else (operand, incoming)
         operands = (left, right, self._elements(memory, start, count))
-        return piece.head, piece.tail, work.payload(staging, staging + count * itemsize), operands
+        return piece.head, piece.tail, work.payload(staging, staging + count * itemsize), operands, None
+
+    def _reducer(self, task: Task, count: int) -> Sink:
+        """Return what reduces a message part by part, where each lies."""
+        target = self._elements(task.target[0], task.target[1], count)
+        operand = self._elements(task.left[0], task.left[1], count)
+        combine, dtype, itemsize, incoming_first = self._combine, self.dtype, self._plan.itemsize, task.incoming_first
+
+        def sink(data: memoryview, offset: int) -> None:
+            first = offset // itemsize
+            incoming: Array = np.ndarray(len(data) // itemsize, dtype, data)
+            part = slice(first, first + incoming.size)
+            left, right = (incoming, operand[part]) if incoming_first else (operand[part], incoming)
+            combine(left, right, out=target[part])
+
+        return sink
 
     def _elements(self, memory: int, first: int, count: int) -> Array:
         return self._memory[memory].elements(first * self._plan.itemsize, count, self.dtype)

@@ -16,15 +16,15 @@ __all__ = ["FlightRecorder", "Record"]
 class Record:
     """One call: where, what, and when it began and ended (`time.monotonic`, 0.0 while it runs).
 
-    ``wait`` says what it has waited for, once it has done so for a while.
+    ``call`` is a signature, or an object whose text says what it is. ``wait`` says what it has waited for, once it has done so for a while.
     """
 
     __slots__ = ("call", "channel", "finished", "sequence", "started", "thread", "wait")
 
-    def __init__(self, channel: int, sequence: int, call: CallSignature | str) -> None:
+    def __init__(self, channel: int, sequence: int, call: CallSignature | object) -> None:
         self.channel: int = channel
         self.sequence: int = sequence
-        self.call: CallSignature | str = call
+        self.call: CallSignature | object = call
         self.started: float = time.monotonic()
         self.finished: float = 0.0
         self.thread: int = threading.get_ident()
@@ -32,7 +32,7 @@ class Record:
 
     def describe(self) -> str:
         """Return the call in words, with its number."""
-        what = self.call if isinstance(self.call, str) else self.call.describe()
+        what = self.call.describe() if isinstance(self.call, CallSignature) else str(self.call)
         if self.sequence < 0:
             return what
         group = self.channel // 2
@@ -64,7 +64,7 @@ class FlightRecorder:
         self._running: set[Record] = set()
         self.short: dict[int, tuple[CallSignature, int, float]] = {}
 
-    def start(self, channel: int, sequence: int, call: CallSignature | str) -> Record:
+    def start(self, channel: int, sequence: int, call: CallSignature | object) -> Record:
         """Note that a call begins; `finish` must follow, from the same thread."""
         record = Record(channel, sequence, call)
         self._records.append(record)
