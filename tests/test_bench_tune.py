@@ -139,10 +139,12 @@ def test_a_table_is_measured_over_tcp_and_used_by_the_next_job(shell: Run, tmp_p
 @pytest.mark.parametrize("backend", ["tcp", "simulated"])
 def test_a_wrong_result_ends_the_measurement_and_names_the_rank(shell: Run, tmp_path: Path, backend: str) -> None:
     (tmp_path / "wrong_native.py").write_text(WRONG)
-    answer = shell("bench.py", "all_reduce", "-n", "2", "--backend", backend, "--sizes", "8", MANYHANDS_PLUGINS="wrong_native")
+    words = ("all_reduce", "-n", "2", "--algorithms", "--backend", backend, "--sizes", "8")
+    answer = shell("bench.py", *words, MANYHANDS_PLUGINS="wrong_native")
     assert answer.returncode == 1
     assert "InternalError" in answer.stderr
-    assert "all_reduce of 8 bytes by ring gave 7.0 in element 0, and 1.0 is right; 2 of 2 elements are wrong" in answer.stderr
+    assert "all_reduce of 8 bytes by ring gave a wrong result: element 0 is 7.0, and " in answer.stderr
+    assert " is right; 2 of 2 elements are wrong" in answer.stderr
     assert "error: nothing was measured: a rank failed, as is said above (exit code 1)" in answer.stderr
     assert not (tmp_path / "tuned.toml").exists()
 

@@ -1,4 +1,4 @@
-"""Predicted time against bytes, drawn by matplotlib, which is imported only here and only when it is needed."""
+"""Predicted time against bytes, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from manyhands.algorithms.registry import Algorithm
 from manyhands.cli.candidates import Question, bytes_in_words, weigh
-from manyhands.drawing.labels import PALETTE
-from manyhands.errors import ConfigError, UsageError
+from manyhands.cli.charts import check_name, line_look, new_figure, save_figure
+from manyhands.errors import UsageError
 from manyhands.schedule.steps import Collective
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ __all__ = ["SIZES", "write_plot"]
 
 SIZES: tuple[int, ...] = tuple(1 << power for power in range(6, 31, 2))
 """The sizes of a plot: 64 bytes to 1 GiB."""
-
-_FORMATS = (".svg", ".png")
-_MARKERS = "osD^vP*X"
 
 
 def write_plot(question: Question, algorithms: Sequence[Algorithm], path: Path, *, selector: Selector) -> None:
@@ -46,15 +43,10 @@ def write_plot(question: Question, algorithms: Sequence[Algorithm], path: Path, 
     ConfigError
         The file cannot be written.
     """
-    if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"--plot {path}: the name ends with {path.suffix!r}, and expected is {' or '.join(_FORMATS)}")
+    check_name(path)
     if question.call.collective is Collective.BARRIER:
         raise UsageError("--plot: a barrier moves no bytes, so there is nothing to plot; manyhands show barrier --why compares")
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(f'--plot needs matplotlib ({error}); try: pip install "manyhands[plot]"') from None
+    figure = new_figure(8.5, 5.2)
     times: dict[str, list[tuple[int, float]]] = {}
     chosen: list[tuple[int, float]] = []
     for nbytes in SIZES:
@@ -64,16 +56,12 @@ def write_plot(question: Question, algorithms: Sequence[Algorithm], path: Path, 
                 times.setdefault(each.algorithm.name, []).append((nbytes, each.outcome.time_s))
                 if each.algorithm is choice.algorithm:
                     chosen.append((nbytes, each.outcome.time_s))
-    figure = Figure(figsize=(8.5, 5.2), layout="constrained", facecolor="white")
     axes = figure.add_subplot()
     names = [each.name for each in algorithms if each.collective is question.call.collective and each.name in times]
     for position, name in enumerate(names):
         # Every other line is dashed, so that one shows where two lie on each other.
         dashes = (0, (5, 2)) if position % 2 else "-"
-        axes.plot(
-            *zip(*times[name], strict=True), label=name, color=PALETTE[position % len(PALETTE)],
-            marker=_MARKERS[position % len(_MARKERS)], markersize=4, linewidth=1.6, linestyle=dashes,
-        )  # fmt: skip
+        axes.plot(*zip(*times[name], strict=True), label=name, linestyle=dashes, **line_look(position))
     axes.plot(
         *zip(*chosen, strict=True), linestyle="none", marker="o", markersize=11, markerfacecolor="none", color="#1f2933",
         label="chosen",
@@ -91,9 +79,4 @@ def write_plot(question: Question, algorithms: Sequence[Algorithm], path: Path, 
     )
     axes.grid(visible=True, color="#e4e8ed")
     axes.legend(frameon=False)
-    try:
-        # Without the date, and with ids that do not come from chance: the same plot has the same bytes.
-        with mpl.rc_context({"svg.hashsalt": "manyhands", "svg.fonttype": "none"}):
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}", file="argument", value=str(path)) from None
+    save_figure(figure, path)

@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from manyhands.bench.cases import Arrays, Case
+from manyhands.bench.plan import round_size
 from manyhands.config import load
 from manyhands.errors import InternalError
 from manyhands.group import Group
@@ -23,10 +24,7 @@ from manyhands.tuning.plan import Plan, Point
 
 __all__ = ["main", "measure"]
 
-Vector = npt.NDArray[np.float32]
-
-_ITEM: Final[int] = 4
-_PERIOD: Final[int] = 13
+_DTYPE: Final[np.dtype[np.float32]] = np.dtype(np.float32)
 _FEWEST_ROUNDS: Final[int] = 3
 """With fewer, a median is no better than any one of them."""
 _SAMPLE_S: Final[float] = 1e-3
@@ -104,15 +102,17 @@ class _Clock:
 def _measure_point(collective: Collective, size: int, groups: dict[str, Group], clock: _Clock, left: int, most: int) -> Point:
     """Measure all candidates for calls of one size; ``left`` points share what is left of the budget, and ``most`` rounds are enough."""
     some = next(iter(groups.values()))
-    case = _Case.make(collective, some.rank, some.world_size, size)
+    nbytes = round_size(collective.value, size, some.world_size, _DTYPE.itemsize)
+    case = Case(collective.value, some.rank, some.world_size, nbytes, _DTYPE)
     if clock.agree([])[1] <= 0:
         return Point(collective.value, case.nbytes)
-    calls = {name: case.call(group) for name, group in groups.items()}
+    arrays = case.arrays(np.empty)
+    calls = {name: case.call(group, arrays) for name, group in groups.items()}
     first = []
     for name, call in calls.items():
-        case.forget()
+        case.spoil(arrays)
         call()  # makes connections and the schedule
-        case.check(name)
+        _check(case, arrays, name)
         first.append(_sample(groups[name], call, 1))
     estimates, remaining = clock.agree(first)
     hopeful = [name for name, estimate in zip(calls, estimates, strict=True) if estimate <= _HOPELESS * min(estimates)]
@@ -135,89 +135,17 @@ def _calls(seconds: float) -> int:
     return max(1, min(_MOST_CALLS, int(_SAMPLE_S / max(seconds, 1e-9))))
 
 
-def _sample(group: Group, call: Callable[[], None], count: int) -> float:
+def _check(case: Case, arrays: Arrays, algorithm: str) -> None:
+    fault = case.fault(arrays)
+    if fault:
+        what = f"{case.benchmark} of {case.nbytes} bytes by {algorithm}"
+        raise InternalError(f"rank {case.rank}: {what} gave a wrong result: {fault}", rank=case.rank)
+
+
+def _sample(group: Group, call: Callable[[], object], count: int) -> float:
     """Return the seconds of one of ``count`` calls that all ranks begin together."""
     group.barrier()
     start = time.perf_counter()
     for _ in range(count):
         call()
     return (time.perf_counter() - start) / count
-
-
-@dataclass(slots=True)
-class _Case:
-    """One kind of call on this rank: what it gives, where the result goes, and what the result must be."""
-
-    collective: Collective
-    rank: int
-    nbytes: int
-    given: Vector
-    result: Vector
-    expected: Vector
-
-    @classmethod
-    def make(cls, collective: Collective, rank: int, size: int, nbytes: int) -> _Case:
-        """Make the arrays of a call of about ``nbytes``; blocks are of one size, and hold an element at least."""
-        vector = collective in (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
-        length = max(1, nbytes // _ITEM // (1 if vector else size))
-        whole = length if vector else length * size
-        own = slice(rank * length, (rank + 1) * length)
-        given, expected = np.empty(0, np.float32), np.empty(0, np.float32)
-        match collective:
-            case Collective.ALL_REDUCE | Collective.REDUCE:
-                given, expected = _numbers(rank, whole), _total(size, whole)
-            case Collective.BROADCAST:
-                given, expected = _numbers(rank, whole), _numbers(0, whole)
-            case Collective.ALL_GATHER | Collective.GATHER:
-                given = _numbers(rank, length)
-                expected = np.concatenate([_numbers(other, length) for other in range(size)])
-            case Collective.SCATTER:
-                given, expected = _numbers(rank, whole), _numbers(0, whole)[own]
-            case Collective.REDUCE_SCATTER:
-                given, expected = _numbers(rank, whole), _total(size, whole)[own]
-            case Collective.ALL_TO_ALL:
-                given = _numbers(rank, whole)
-                expected = np.concatenate([_numbers(other, whole)[own] for other in range(size)])
-            case _:
-                whole = 0
-        if rank and collective in (Collective.REDUCE, Collective.GATHER):
-            expected = expected[:0]
-        return cls(collective, rank, whole * _ITEM, given, np.empty_like(expected), expected)
-
-    def call(self, group: Group) -> Callable[[], None]:
-        """Return what makes the call once."""
-        if self.collective is Collective.BARRIER:
-            return group.barrier
-        method: Callable[..., Any] = getattr(group, self.collective.value)
-        # Only the root of a reduce or gather has a place for the result.
-        out = self.result if self.expected.size else None
-        given = self.given
-
-        def call() -> None:
-            method(given, out=out)
-
-        return call
-
-    def forget(self) -> None:
-        """Overwrite the result of the call before."""
-        self.result.fill(-1)
-
-    def check(self, algorithm: str) -> None:
-        """Raise `InternalError` where the result of the last call is not what it must be."""
-        wrong = np.flatnonzero(self.result != self.expected)
-        if wrong.size:
-            at = int(wrong[0])
-            raise InternalError(
-                f"rank {self.rank}: {self.collective.value} of {self.nbytes} bytes by {algorithm} gave {self.result[at]} in element "
-                f"{at}, and {self.expected[at]} is right; {wrong.size} of {self.result.size} elements are wrong",
-                rank=self.rank,
-            )
-
-
-def _numbers(rank: int, length: int) -> Vector:
-    """Return the input of a rank: small whole numbers, whose sums are exact."""
-    return (np.arange(length, dtype=np.int64) % _PERIOD + rank).astype(np.float32)
-
-
-def _total(size: int, length: int) -> Vector:
-    return (np.arange(length, dtype=np.int64) % _PERIOD * size + size * (size - 1) // 2).astype(np.float32)

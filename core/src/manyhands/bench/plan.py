@@ -1,0 +1,208 @@
+"""What is to be measured, and what was: plain data that travels between the command line and the ranks as JSON."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from manyhands.errors import UsageError
+from manyhands.schedule.steps import Collective
+
+__all__ = [
+    "BENCHMARKS",
+    "BETWEEN_TWO",
+    "DEFAULT_SIZES",
+    "PINGPONG",
+    "RAW",
+    "SENDRECV",
+    "SYMMETRIC",
+    "VARIANTS",
+    "Done",
+    "Opened",
+    "Plan",
+    "Point",
+    "Problem",
+    "Record",
+    "Row",
+    "Skipped",
+    "Target",
+    "decode_record",
+    "round_size",
+]
+
+SENDRECV: Final[str] = "sendrecv"
+PINGPONG: Final[str] = "pingpong"
+_BARRIER: Final[str] = Collective.BARRIER.value
+
+BENCHMARKS: Final[tuple[str, ...]] = (
+    *(each.value for each in Collective if each is not Collective.BARRIER),
+    SENDRECV,
+    PINGPONG,
+    _BARRIER,
+)
+"""All that can be measured: the collectives, and two ways of sending between ranks."""
+
+BETWEEN_TWO: Final[frozenset[str]] = frozenset({SENDRECV, PINGPONG})
+"""What a single rank cannot do."""
+
+DEFAULT_SIZES: Final[tuple[int, ...]] = (8, 1 << 10, 32 << 10, 1 << 20, 16 << 20, 128 << 20)
+"""The sizes that are measured unless others are given: 8 bytes to 128 MiB."""
+
+SYMMETRIC: Final[str] = "symmetric"
+RAW: Final[str] = "raw"
+VARIANTS: Final[tuple[str, ...]] = (SYMMETRIC, RAW)
+"""Ways of using a backend: with arrays of `Group.empty`, which peers may read in place, and its library without manyhands."""
+
+_VECTORS: Final[frozenset[str]] = frozenset({"all_reduce", "reduce", "broadcast", SENDRECV, PINGPONG})
+"""What moves one vector; the others move a block for each rank."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One column of the comparison: a backend, and which way of using it.
+
+    Attributes
+    ----------
+    backend
+        The backend's name.
+    variant
+        Empty, or one of `VARIANTS`.
+    """
+
+    backend: str
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in tables, such as ``"shm+symmetric"``."""
+        return f"{self.backend}+{self.variant}" if self.variant else self.backend
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Return the target of that name.
+
+        Raises
+        ------
+        UsageError
+            There is no such variant.
+        """
+        backend, plus, variant = text.partition("+")
+        if plus and variant not in VARIANTS:
+            raise UsageError(f"{text!r}: a backend has the variants {' and '.join(VARIANTS)}, as in shm+symmetric and mpi+raw")
+        return cls(backend, variant)
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One kind of call to measure: a name of `BENCHMARKS`, and its size in bytes as `round_size` returns it."""
+
+    benchmark: str
+    nbytes: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What the ranks are to measure.
+
+    Attributes
+    ----------
+    targets
+        The backends; the first is what the others are compared with.
+    points
+        The calls, in order.
+    dtype, op
+        Of all arrays and reductions.
+    iterations
+        How many calls of each target are timed at each point; None to let the budget decide.
+    warmup
+        How many calls before each batch are not timed; None to let the time of a call decide.
+    budget_s
+        Seconds that measuring may take; points that are not begun by then are skipped.
+    timeout_s
+        Seconds that one call may take.
+    stream, state
+        The files to which rank 0 writes records, and what it is doing.
+    """
+
+    targets: list[Target]
+    points: list[Point]
+    dtype: str
+    op: str
+    iterations: int | None
+    warmup: int | None
+    budget_s: float
+    timeout_s: float
+    stream: str
+    state: str
+
+    def dump(self) -> str:
+        """Return the plan as JSON."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def load(cls, text: str) -> Plan:
+        """Return the plan that `dump` wrote."""
+        return msgspec.json.decode(text, type=cls)
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """The ranks have met: what runs there, as ``"torch 2.13.0"``, and the settings that peers run with, by backend."""
+
+    versions: list[str]
+    settings: dict[str, dict[str, str | int | float | bool]]
+
+
+class Row(msgspec.Struct, frozen=True, tag=True):
+    """What one target took at one point; times in microseconds, bandwidths in 10^9 bytes a second."""
+
+    backend: str
+    collective: str
+    dtype: str
+    world_size: int
+    bytes: int
+    iterations: int
+    median_us: float
+    min_us: float
+    p95_us: float
+    algbw_GBps: float  # noqa: N815 - the names of the JSON
+    busbw_GBps: float  # noqa: N815
+
+
+class Problem(msgspec.Struct, frozen=True, tag=True):
+    """A target was not measured at a point: it failed, or what it computed is wrong."""
+
+    backend: str
+    collective: str
+    bytes: int
+    text: str
+    wrong: bool = False
+
+
+class Skipped(msgspec.Struct, frozen=True, tag=True):
+    """The budget was used up before a point was begun."""
+
+    collective: str
+    bytes: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """All records of one more point have been written."""
+
+
+Record = Opened | Row | Problem | Skipped | Done
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+def decode_record(line: bytes) -> Record:
+    """Return the record that a line of JSON holds."""
+    return _decoder.decode(line)
+
+
+def round_size(benchmark: str, nbytes: int, world_size: int, itemsize: int) -> int:
+    """Return the size that is measured where ``nbytes`` was asked for: the next below that divides into equal blocks of elements.
+
+    ``bytes`` means what it means in nccl-tests: the whole vector of a reduction, broadcast or message; for what moves blocks, those of
+    all ranks together. A block has at least one element; a barrier has no bytes.
+    """
+    if benchmark == _BARRIER:
+        return 0
+    unit = itemsize * (1 if benchmark in _VECTORS else world_size)
+    return max(unit, nbytes // unit * unit)

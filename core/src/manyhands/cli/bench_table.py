@@ -1,0 +1,180 @@
+"""The table of ``manyhands bench``, as nccl-tests prints it: a row as soon as it is there, in the order that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, TextIO
+
+from manyhands.bench.cases import parse_dtype
+from manyhands.bench.machine import describe
+from manyhands.bench.plan import Opened, Plan, Point, Problem, Record, Row, Skipped, Target
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Printer"]
+
+_BARRIER: Final[str] = "barrier"
+_REDUCING: Final[frozenset[str]] = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+_WIDTHS: Final[tuple[int, ...]] = (12, 12, 10, 0, 11, 11, 11, 9, 9, 10)
+_NAMES: Final[tuple[str, ...]] = ("size", "count", "type", "backend", "median", "min", "p95", "algbw", "busbw")
+_UNITS: Final[tuple[str, ...]] = ("(B)", "(elements)", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "")
+
+
+class Printer:
+    """Prints what is measured.
+
+    Parameters
+    ----------
+    plan
+        What was asked for.
+    ranks
+        How many ranks there are.
+    stream
+        Where to print; on a terminal with colours.
+
+    Attributes
+    ----------
+    rows
+        What has been measured, in the order of the table.
+    problems
+        What has failed or was wrong.
+    """
+
+    def __init__(self, plan: Plan, ranks: int, stream: TextIO) -> None:
+        self.rows: list[Row] = []
+        self.problems: list[Problem] = []
+        self._plan = plan
+        self._ranks = ranks
+        self._stream = stream
+        self._console = _console(stream) if stream.isatty() else None
+        self._itemsize = parse_dtype(plan.dtype).itemsize
+        self._pending: list[Point] = list(plan.points)
+        self._known: dict[tuple[str, int], dict[str, Row | Problem]] = {}
+        self._skipped: set[tuple[str, int]] = set()
+        self._rounded: dict[str, list[tuple[int, int]]] = {}
+        self._section = ""
+        self._said: dict[str, str] = {}
+        self._opened = False
+        self._width = max(len("backend"), *(len(target.name) for target in plan.targets))
+
+    def heading(self, rounded: dict[str, list[tuple[int, int]]]) -> None:
+        """Print what is measured where; ``rounded`` holds for each benchmark the sizes that became others."""
+        self._rounded = rounded
+        plan = self._plan
+        names = ", ".join(target.name for target in plan.targets)
+        self._comment(f"manyhands bench: {names}; {self._ranks} rank{'s' if self._ranks > 1 else ''} on this host")
+        for line in describe():
+            self._comment(line)
+        count = "as the budget allows" if plan.iterations is None else f"{plan.iterations} iterations"
+        self._comment(f"{count}, within {plan.budget_s:g} s in all; {plan.timeout_s:g} s for a call")
+
+    def take(self, record: Record) -> None:
+        """Take in a record; print all points that are complete by now and have their turn."""
+        match record:
+            case Opened():
+                self._open(record)
+            case Row() | Problem():
+                self._known.setdefault((record.collective, record.bytes), {})[record.backend] = record
+            case Skipped():
+                self._skipped.add((record.collective, record.bytes))
+        while self._pending and self._is_complete(self._pending[0]):
+            self._print_point(self._pending.pop(0))
+
+    def _open(self, record: Opened) -> None:
+        if self._opened:
+            self._comment("the other backends go on in new processes")
+            return
+        self._opened = True
+        if record.versions:
+            self._comment(", ".join(record.versions))
+        for backend, table in record.settings.items():
+            self._comment(f"[backends.{backend}] {', '.join(f'{key} = {_toml(value)}' for key, value in table.items())}")
+
+    def _is_complete(self, point: Point) -> bool:
+        key = (point.benchmark, point.nbytes)
+        known = self._known.get(key, {})
+        return all(target.name in known for target in self._plan.targets) or key in self._skipped
+
+    def _print_point(self, point: Point) -> None:
+        if point.benchmark != self._section:
+            self._section = point.benchmark
+            self._print_section(point.benchmark)
+        known = self._known.get((point.benchmark, point.nbytes), {})
+        for target in self._plan.targets:
+            self._print_target(point, target, known)
+
+    def _print_section(self, benchmark: str) -> None:
+        self._comment("")
+        self._comment(f"{benchmark} {self._plan.op}" if benchmark in _REDUCING else benchmark)
+        for asked, measured in self._rounded.get(benchmark, ()):
+            self._comment(
+                f"{asked} bytes are measured as {measured}: equal blocks of whole elements, at least one for each rank"
+            )
+        several = len(self._plan.targets) > 1
+        last = f"/ {self._plan.targets[0].name}" if several else ""
+        self._line((*_NAMES, last), "bold", front="#")
+        self._line(_UNITS, "dim", front="#")
+
+    def _print_target(self, point: Point, target: Target, known: dict[str, Row | Problem]) -> None:
+        has_bytes = point.benchmark != _BARRIER
+        front = (str(point.nbytes), str(point.nbytes // self._itemsize), self._plan.dtype) if has_bytes else ("", "", "")
+        found = known.get(target.name)
+        match found:
+            case None:
+                self._line((*front, target.name), "dim", "not measured: the budget is used up; give more with --budget")
+            case Problem():
+                self.problems.append(found)
+                self._line((*front, target.name), "bold red", self._complaint(found))
+            case Row():
+                self.rows.append(found)
+                times = [_microseconds(value) for value in (found.median_us, found.min_us, found.p95_us)]
+                bandwidths = [f"{value:.2f}" if has_bytes else "" for value in (found.algbw_GBps, found.busbw_GBps)]
+                self._line((*front, target.name, *times, *bandwidths, self._ratio(found, known)), "")
+
+    def _complaint(self, problem: Problem) -> str:
+        if problem.wrong:
+            return f"WRONG: {problem.text}"
+        if self._said.get(problem.backend) == problem.text:
+            return "failed: as above"
+        self._said[problem.backend] = problem.text
+        return f"failed: {problem.text}"
+
+    def _ratio(self, row: Row, known: dict[str, Row | Problem]) -> str:
+        first = known.get(self._plan.targets[0].name)
+        if len(self._plan.targets) == 1:
+            return ""
+        return f"{row.median_us / first.median_us:.3f}" if isinstance(first, Row) and first.median_us else "-"
+
+    def _comment(self, text: str) -> None:
+        self._write(f"# {text}".rstrip(), "dim")
+
+    def _line(self, cells: Sequence[str], style: str, text: str = "", *, front: str = " ") -> None:
+        widths = [width or self._width for width in _WIDTHS]
+        padded = [
+            cell.ljust(width) if place == 3 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(cells, widths, strict=False))
+        ]
+        self._write(f"{front}{'  '.join(padded)}  {text}".rstrip(), style)
+
+    def _write(self, line: str, style: str) -> None:
+        if self._console is None:
+            print(line, file=self._stream, flush=True)
+            return
+        from rich.text import Text
+
+        self._console.print(Text(line, style), soft_wrap=True)
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False)
+
+
+def _microseconds(value: float) -> str:
+    return f"{value:.2f}" if value < 1000 else f"{value:.1f}" if value < 100_000 else f"{value:.0f}"
+
+
+def _toml(value: str | float | bool) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
