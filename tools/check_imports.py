@@ -36,7 +36,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "group joining",
         "mesh",
         "api",
-        "__main__ cli launch tuning",
+        "__main__ bench cli launch tuning",
     )
 )
 

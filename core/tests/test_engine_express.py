@@ -9,7 +9,7 @@ import pytest
 from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.dtypes import resolve_op
 from manyhands.engine import Plan, compile_plan
-from manyhands.engine.express import in_order
+from manyhands.engine.steps import in_order
 from manyhands.schedule.steps import Schedule
 from manyhands.wire import CallSignature
 
@@ -23,25 +23,40 @@ def plan_of(schedule: Schedule, per_chunk: int = 1) -> Plan:
 
 
 def finishes_in_order(schedules: list[Schedule]) -> bool:
-    """Run the steps of each rank one after the other, with sends that never wait."""
+    """Run the steps of each rank one after the other, with sends that go on meanwhile and end only when they are received.
+
+    A step that comes after a send waits for its end; that is the latest that a transport may let it end.
+    """
     plans = [plan_of(schedule) for schedule in schedules]
     orders = [in_order(plan) for plan in plans]
     position = [0] * len(plans)
-    on_the_way: Counter[tuple[int, int]] = Counter()
+    begun: Counter[tuple[int, int]] = Counter()
+    ended: Counter[tuple[int, int]] = Counter()
+
+    def can_run(rank: int, index: int) -> bool:
+        plan = plans[rank]
+        for lane in plan.lanes:
+            for number, step in enumerate(lane.steps, start=1):
+                if lane.is_send and index in plan.tasks[step].dependents and ended[rank, lane.peer] < number:
+                    return False
+        task = plan.tasks[index]
+        if task.lane >= 0 and not plan.lanes[task.lane].is_send:
+            way = plan.lanes[task.lane].peer, rank
+            return begun[way] > ended[way]
+        return True
+
     moved = True
     while moved:
         moved = False
         for rank, (plan, order) in enumerate(zip(plans, orders, strict=True)):
-            while position[rank] < len(order):
+            while position[rank] < len(order) and can_run(rank, order[position[rank]]):
                 task = plan.tasks[order[position[rank]]]
                 if task.lane >= 0:
                     lane = plan.lanes[task.lane]
                     if lane.is_send:
-                        on_the_way[rank, lane.peer] += 1
-                    elif on_the_way[lane.peer, rank]:
-                        on_the_way[lane.peer, rank] -= 1
+                        begun[rank, lane.peer] += 1
                     else:
-                        break
+                        ended[lane.peer, rank] += 1
                 position[rank] += 1
                 moved = True
     return all(done == len(order) for done, order in zip(position, orders, strict=True))

@@ -16,7 +16,7 @@ from manyhands.arrays import Array, divide
 from manyhands.backend import CollectiveRequest, NativeCollective
 from manyhands.deadline import Deadline
 from manyhands.dtypes import Reduction, dtype_code
-from manyhands.engine import Engine, Express, Plan, compile_plan, fits
+from manyhands.engine import MAX_MESSAGES, Engine, Express, Plan, compile_plan, has_long
 from manyhands.failures import check_usable, guarded
 from manyhands.job import Job
 from manyhands.lanes import Lane
@@ -189,8 +189,8 @@ class Collectives:
                 if express is None:
                     engine.run(prepared.plan, source, target, sequence, deadline, stall)
                 else:
-                    waiter = Waiter(engine.transport, deadline, stall)
-                    express.run(source.reshape(-1), target.reshape(-1), sequence, waiter.finish)
+                    patience = partial(Waiter, engine.transport, deadline, stall)
+                    express.run(source.reshape(-1), target.reshape(-1), sequence, patience)
 
             guarded(self._job, self._members, sequence, signature, deadline, action)
             if prepared.divisor > 1 and target.size:
@@ -224,10 +224,17 @@ class Collectives:
             return None
         engine.connect(plan.peers, deadline)
         boxes = engine.mailboxes(plan.peers)
-        prepared.in_order = boxes is not None and fits(plan, min((len(box.outgoing[0]) for box in boxes.values()), default=0))
-        if boxes is None or not prepared.in_order:
+        if (
+            boxes is None
+            or len(plan.pieces) > MAX_MESSAGES
+            or not (
+                engine.transport.streams or not has_long(plan, min((len(box.outgoing[0]) for box in boxes.values()), default=0))
+            )
+        ):
+            prepared.in_order = False
             return None
-        prepared.express = Express(plan, boxes, dtype, (prepared.elements,) if prepared.elements >= 0 else None)
+        shape = (prepared.elements,) if prepared.elements >= 0 else None
+        prepared.express = Express(plan, engine.transport, boxes, dtype, shape)
         return prepared.express
 
     def shorten(self, key: Hashable, call: Call, shape: tuple[int, ...]) -> None:
@@ -240,10 +247,10 @@ class Collectives:
         if call.collective in _VECTOR:
             boxes = engine.mailboxes(prepared.plan.peers)
             assert boxes is not None
-            express = Express(prepared.plan, boxes, call.dtype, shape)
+            express = Express(prepared.plan, engine.transport, boxes, call.dtype, shape)
         while len(self.shortcuts) >= _MAX_SHORTCUTS:
             del self.shortcuts[next(iter(self.shortcuts))]
-        kind = Kind(prepared.signature, express, prepared.divisor, call.dtype, shape)
+        kind = Kind(prepared.signature, express, prepared.divisor, call.dtype, shape, call.collective in _VECTOR)
         self.shortcuts[key] = Shortcut(self, self._job, self._members, self._plugins, engine.transport, kind)
 
     def _start_engine(self) -> Engine:

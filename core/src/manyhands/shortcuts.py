@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyhands.arrays import Array, divide
-from manyhands.backend import Transfer, Transport
+from manyhands.backend import Transport
 from manyhands.deadline import Deadline
 from manyhands.engine import Express
 from manyhands.failures import guarded
@@ -49,6 +49,8 @@ class Kind:
         What the result is divided by.
     dtype, shape
         Those of the result.
+    in_place
+        Whether the result may go where the input is.
     """
 
     signature: CallSignature
@@ -56,6 +58,7 @@ class Kind:
     divisor: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    in_place: bool
 
 
 class Shortcut:
@@ -74,16 +77,19 @@ class Shortcut:
     """
 
     __slots__ = (
+        "_any_layout",
         "_channel",
         "_collectives",
         "_control",
         "_divisor",
         "_dtype",
         "_express",
+        "_in_place",
         "_job",
         "_lane",
         "_members",
         "_number",
+        "_patience",
         "_plugins",
         "_record",
         "_recorder",
@@ -92,7 +98,6 @@ class Shortcut:
         "_started",
         "_timeout_s",
         "_transport",
-        "_wait",
     )
 
     def __init__(
@@ -119,7 +124,9 @@ class Shortcut:
         self._divisor = kind.divisor
         self._dtype = kind.dtype
         self._shape = kind.shape
-        self._wait = self._be_patient
+        self._in_place = kind.in_place
+        self._any_layout = kind.express.takes_any_layout
+        self._patience = self._be_patient
         # Those of the call that runs now; there is one at a time, since callers take turns.
         self._started = 0.0
         self._timeout_s = 0.0
@@ -142,10 +149,12 @@ class Shortcut:
         CommError
             As `Collectives.run`.
         """
+        if not self._any_layout and not array.flags.c_contiguous:
+            return None
         if out is None:
             target: Array = _empty(self._shape, self._dtype)
         elif type(out) is _ndarray and out.dtype is self._dtype and out.shape == self._shape and out.flags.carray:
-            if not self._express.takes_any_layout and _share(array, out):
+            if not self._any_layout and not (self._in_place and out is array) and _share(array, out):
                 return None
             target = out
         else:
@@ -168,7 +177,7 @@ class Shortcut:
             recorder = self._recorder
             recorder.short[channel] = signature, sequence, started
             try:
-                self._express.run(source, target, sequence, self._wait)
+                self._express.run(source, target, sequence, self._patience)
                 if self._divisor > 1:
                     divide(target, self._divisor)
             except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
@@ -187,13 +196,11 @@ class Shortcut:
         deadline.at += self._started - _now()
         return deadline
 
-    def _be_patient(self, transfer: Transfer, peer: int, others: list[Transfer]) -> None:
-        """Wait for what did not come at once, as the long way does."""
-        if self._record is None:
-            sequence = self._collectives.sequence - 1
-            self._record = self._recorder.start(self._channel, sequence, self._signature)
-        stall = partial(self._collectives.stalled, self._record, self._signature)
-        Waiter(self._transport, self._deadline(), stall).finish(transfer, peer, others)
+    def _be_patient(self) -> Waiter:
+        """Return what waits for what did not come at once, as the long way does."""
+        self._record = record = self._recorder.start(self._channel, self._collectives.sequence - 1, self._signature)
+        stall = partial(self._collectives.stalled, record, self._signature)
+        return Waiter(self._transport, self._deadline(), stall)
 
 
 def _again(error: BaseException) -> None:

@@ -37,7 +37,7 @@ class Waiter:
         self._transport = transport
         self._deadline = deadline
         self._on_stall = on_stall
-        self._patience = Deadline(_FIRST_STALL_S)
+        self._patience: Deadline | None = None
         self._moved = -1
 
     def wait(self, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
@@ -50,14 +50,17 @@ class Waiter:
         LinkLost, HeaderMismatch
             As `Transport.wait`.
         """
+        patience = self._patience
+        if patience is None:
+            patience = self._patience = Deadline(_FIRST_STALL_S)
         while True:
-            limit = self._patience if self._patience.at < self._deadline.at else self._deadline
+            limit = patience if patience.at < self._deadline.at else self._deadline
             try:
                 self._transport.wait(transfers, limit)
             except TimeoutError:
                 if self._deadline.passed():
                     raise Overdue(peers()) from None
-                self._stalled(transfers, peers)
+                self._stalled(patience, transfers, peers)
             else:
                 self._moved = -1
                 return
@@ -67,13 +70,13 @@ class Waiter:
         while not transfer.done:
             self.wait([transfer, *(other for other in others if not other.done)], lambda: [peer])
 
-    def _stalled(self, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
+    def _stalled(self, patience: Deadline, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
         now = time.monotonic()
         moved = sum(transfer.moved for transfer in transfers)
         if moved != self._moved:
             # The first look since something moved.
             self._moved = moved
-            self._patience.at = now + _FIRST_STALL_S
+            patience.at = now + _FIRST_STALL_S
             return
         self._on_stall(peers())
-        self._patience.at = now + _NEXT_STALL_S
+        patience.at = now + _NEXT_STALL_S

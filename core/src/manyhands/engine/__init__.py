@@ -4,7 +4,8 @@ A schedule is compiled once for a kind of call (`compile_plan`): chunks become r
 pieces, so that a long one is reduced piece by piece while the kernel moves the next. A plan is then run any number of
 times (`Engine.run`), each time on other memory.
 
-A plan whose messages are all short is carried out in another way, which keeps no books: see `manyhands.engine.express`.
+Most plans are carried out in another way, which keeps no books: see `manyhands.engine.express`. `Engine.run` is for algorithms that are
+not `in_order`, and for long messages over transports that do not stream.
 
 What a run needs beyond its plan is made when a step first needs it and kept, so that a run on memory that was used before allocates
 nothing for each step: see `manyhands.engine.running`. All that is kept has a bound:
@@ -16,9 +17,10 @@ nothing for each step: see `manyhands.engine.running`. All that is kept has a bo
 
 from __future__ import annotations
 
-from manyhands.engine.express import Express, fits
+from manyhands.engine.express import Express, Patience
 from manyhands.engine.memory import KEPT_BYTES
 from manyhands.engine.plan import KEPT_RUNS, Plan, compile_plan
 from manyhands.engine.running import Engine
+from manyhands.engine.steps import MAX_MESSAGES, has_long
 
-__all__ = ["KEPT_BYTES", "KEPT_RUNS", "Engine", "Express", "Plan", "compile_plan", "fits"]
+__all__ = ["KEPT_BYTES", "KEPT_RUNS", "MAX_MESSAGES", "Engine", "Express", "Patience", "Plan", "compile_plan", "has_long"]

@@ -18,7 +18,7 @@ import numpy as np
 
 from manyhands.arrays import Array
 
-__all__ = ["KEPT_BYTES", "Block", "Memory", "Pool", "address_of"]
+__all__ = ["KEPT_BYTES", "Block", "Memory", "Pool", "address_of", "shared_pool"]
 
 KEPT_BYTES: int = 1 << 25
 """The most bytes of scratch memory that a process keeps from one run to the next."""
@@ -134,3 +134,7 @@ class Pool:
             self._kept += block.nbytes
             while self._kept > self._limit:
                 self._kept -= self._blocks.pop(0).nbytes
+
+
+shared_pool: Pool = Pool(KEPT_BYTES)
+"""That of the whole process, for all its engines together."""

@@ -13,7 +13,7 @@ import numpy as np
 from manyhands.arrays import Array
 from manyhands.backend import Mailbox, Sink, Transfer, Transport
 from manyhands.deadline import Deadline
-from manyhands.engine.memory import KEPT_BYTES, Memory, Pool, address_of
+from manyhands.engine.memory import Memory, address_of, shared_pool
 from manyhands.engine.plan import WORK, Piece, Place, Plan, Task
 from manyhands.errors import InternalError
 from manyhands.waiting import StallCallback, Waiter
@@ -26,8 +26,6 @@ Operands = tuple[Array, ...]
 """Of a reduction: left, right, target; of a copy: source, target; none where there is nothing to do."""
 Message = tuple[bytes, bytes, memoryview, Operands, Sink | None]
 """A piece: the two halves of its header, its payload, and how it is reduced: once it has come, or as it comes."""
-
-_pool = Pool(KEPT_BYTES)
 
 
 def _no_reduction(*_: Array, **__: Array) -> None:
@@ -81,7 +79,7 @@ class Engine:
             As `Waiter.wait`. ``target`` and the transport's streams are then undefined, and the engine must not be used again.
         """
         self.connect(plan.peers, deadline)
-        work = _pool.take(plan.work_bytes) if plan.work_bytes else None
+        work = shared_pool.take(plan.work_bytes) if plan.work_bytes else None
         place = (
             address_of(source),
             source.nbytes,
@@ -98,7 +96,7 @@ class Engine:
         # After a failure neither is kept: the transport may still have views of the memory.
         plan.keep_run(place, run)
         if work is not None:
-            _pool.give(work)
+            shared_pool.give(work)
 
 
 class Run:

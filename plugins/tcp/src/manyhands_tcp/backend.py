@@ -16,11 +16,11 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from manyhands.api import Backend, Bootstrap, Deadline, LinkLost, Mailbox, Transfer, Transport
+from manyhands.api import Backend, Bootstrap, Deadline, LinkLost, Mailbox, Sink, Transfer, Transport
 from manyhands_tcp.interfaces import address_of
 from manyhands_tcp.mailbox import TcpMailbox, yield_processor
 from manyhands_tcp.plugin import TcpConfig
-from manyhands_tcp.transfers import Moving, Receiving, Sending
+from manyhands_tcp.transfers import Consuming, Moving, Receiving, Sending
 
 __all__ = ["TcpBackend", "TcpTransport"]
 
@@ -28,6 +28,8 @@ _HELLO = struct.Struct("<4sBxxxII")  # "tcp", purpose, channel, rank
 _LINK, _KNOCK = 0, 1
 _KNOCK_AFTER_S = 0.02
 _KNOCK_AGAIN_S = 1.0
+_STAGING_BYTES = 1 << 18
+"""What is reduced at once: it is still in the cache, while the kernel moves the next."""
 
 
 class TcpBackend(Backend):
@@ -205,10 +207,13 @@ class TcpBackend(Backend):
 class TcpTransport(Transport):
     """Messages of one channel."""
 
+    streams = True
+
     def __init__(self, backend: TcpBackend, channel: int) -> None:
         self._backend = backend
         self._channel = channel
         self._links: dict[int, socket.socket] = {}
+        self._staging: dict[int, memoryview] = {}
 
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
         """Connect to ``peers``; those that this rank dials first, so that two ranks never wait for each other."""
@@ -234,6 +239,15 @@ class TcpTransport(Transport):
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to receive, with one try at once."""
         transfer = Receiving(self._links[peer], peer, header, payload)
+        transfer.advance()
+        return transfer
+
+    def consume(self, peer: int, header: bytes, nbytes: int, sink: Sink) -> Transfer:
+        """Start to receive in parts of the size of the cache, with one try at once."""
+        staging = self._staging.get(peer)
+        if staging is None:
+            staging = self._staging[peer] = memoryview(bytearray(_STAGING_BYTES))
+        transfer = Consuming(self._links[peer], peer, header, nbytes, staging, sink)
         transfer.advance()
         return transfer
 

@@ -11,8 +11,8 @@ from manyhands_tcp.transfers import CLOSED, Receiving, Sending
 
 __all__ = ["SLOT_BYTES", "TcpMailbox", "yield_processor"]
 
-SLOT_BYTES: int = 1 << 16
-"""The longest payload; the smallest buffer that can be configured holds several."""
+SLOT_BYTES: int = 1 << 18
+"""The longest payload."""
 
 _EAGER_TRIES = 3
 """Tries before the processor is offered to others: what is on its way already comes within these."""
@@ -80,16 +80,13 @@ class TcpMailbox(Mailbox):
         return Sending(self._sock, self.peer, bytes(header), self.outgoing[0][:nbytes], sent)
 
     def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-        """Try again and again for a moment; what did not come then goes on as a transfer."""
+        """Try again and again for a moment, which begins anew when something comes; what is missing then goes on as a transfer."""
         total = HEADER_BYTES + nbytes
-        recv_into, frame = self._recv_into, self._incoming
-        tries = _EAGER_TRIES
-        until = 0.0
-        received = 0
+        recv_into, into = self._recv_into, self._incoming
+        received, tries, until = 0, _EAGER_TRIES, 0.0
         while True:
             try:
-                received = recv_into(frame, total)
-                break
+                came = recv_into(into, total - received)
             except BlockingIOError:
                 tries -= 1
                 if tries < 0:
@@ -99,15 +96,18 @@ class TcpMailbox(Mailbox):
                         if not until:
                             until = now + self._spin_s
                         elif now >= until:
-                            return Receiving(self._sock, self.peer, bytes(header), self.incoming[0][:nbytes])
+                            break
                     yield_processor()
+                continue
             except OSError as error:
                 raise LinkLost(self.peer, error.strerror or str(error)) from error
-        if received == total:
-            if self._incoming_frame.startswith(header):
+            if not came:
+                raise LinkLost(self.peer, CLOSED)
+            if received < HEADER_BYTES <= received + came and not self._incoming_frame.startswith(header):
+                raise HeaderMismatch(self.peer, bytes(self._incoming_frame[:HEADER_BYTES]))
+            received += came
+            if received == total:
                 return None
-            raise HeaderMismatch(self.peer, bytes(self._incoming_frame[:HEADER_BYTES]))
-        if not received:
-            raise LinkLost(self.peer, CLOSED)
+            into, tries, until = self._incoming[received:], _EAGER_TRIES, 0.0
         begun = self._incoming_frame[: min(received, HEADER_BYTES)]
         return Receiving(self._sock, self.peer, bytes(header), self.incoming[0][:nbytes], received, begun)

@@ -11,9 +11,9 @@ import socket
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer
+from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Sink, Transfer
 
-__all__ = ["CLOSED", "Moving", "Receiving", "Sending"]
+__all__ = ["CLOSED", "Consuming", "Moving", "Receiving", "Sending"]
 
 CLOSED: str = "it closed the connection"
 
@@ -143,3 +143,57 @@ class Receiving(Moving):
     def _check(self, before: int) -> None:
         if before < HEADER_BYTES <= self.moved and self._came != self._header:
             raise HeaderMismatch(self.peer, bytes(self._came))
+
+
+class Consuming(Receiving):
+    """A message on its way in that is handed over in parts, each when it fills the staging memory.
+
+    Parameters
+    ----------
+    sock, peer, header
+        As for `Moving`.
+    nbytes
+        The length of the payload.
+    staging
+        Where parts lie until they are handed over; a multiple of 64 bytes.
+    sink
+        What takes them.
+    """
+
+    __slots__ = ("_filled", "_left", "_sink", "_staging")
+
+    def __init__(self, sock: socket.socket, peer: int, header: bytes, nbytes: int, staging: memoryview, sink: Sink) -> None:
+        super().__init__(sock, peer, header, staging[: min(nbytes, len(staging))])
+        self._total = HEADER_BYTES + nbytes
+        self._staging = staging.toreadonly()
+        self._sink = sink
+        self._filled = 0
+        self._left = nbytes
+
+    def advance(self) -> bool:
+        """Move as much as the kernel has now, but for the rest of the staging memory; hand that over when it is full."""
+        moved = self.moved
+        if moved < HEADER_BYTES:
+            if not super().advance():
+                return False
+            self._filled = max(0, self.moved - HEADER_BYTES)
+        else:
+            try:
+                received = self._sock.recv_into(self._payload[self._filled :])
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise LinkLost(self.peer, error.strerror or str(error)) from error
+            if not received:
+                raise LinkLost(self.peer, CLOSED)
+            self.moved = moved + received
+            self._filled += received
+        length = len(self._payload)
+        if self._filled == length:
+            self._sink(self._staging[:length], self.moved - HEADER_BYTES - length)
+            self._left -= length
+            self._filled = 0
+            if self._left < length:
+                self._payload = self._payload[: self._left]
+        self.done = not self._left
+        return True
