@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.errors import DTypeError
+from manyhands.low_precision import fast_combine
 
 __all__ = ["OP_NAMES", "Op", "Reduction", "check_dtype", "dtype_code", "dtype_from_code", "resolve_op"]
 
@@ -168,7 +169,7 @@ def _resolve(op: Op, dtype: np.dtype[Any]) -> Reduction:
         raise DTypeError(f'op="{op}" is not defined for arrays of {dtype}: {remedy}')
     if op == "product" and kind == "complex":
         return Reduction(op, OP_NAMES.index(op) + 1, _complex_product, is_mean=False)
-    return Reduction(op, OP_NAMES.index(op) + 1, combine, is_mean=op == "mean")
+    return Reduction(op, OP_NAMES.index(op) + 1, fast_combine(combine, dtype), is_mean=op == "mean")
 
 
 def _complex_product(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:

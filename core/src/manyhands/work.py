@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import threading
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from manyhands.deadline import Deadline
 from manyhands.errors import ClosedError, DeadlineError, UsageError
 from manyhands.lanes import Lane
 from manyhands.rendezvous.bystanders import Sleeper
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Work"]
 
@@ -134,7 +136,10 @@ class Work(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait in a coroutine, without blocking its event loop."""
-        loop = asyncio.get_running_loop()
+        # Whoever awaits has imported it; for all others it would be a tenth of the time that manyhands takes to import.
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
         def wake() -> None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from manyhands.arrays import Array
+from manyhands.arrays import Array, aligned_empty
 
 __all__ = ["KEPT_BYTES", "Block", "Memory", "Pool", "address_of", "shared_pool"]
 
@@ -85,7 +85,7 @@ class Block:
     __slots__ = ("address", "memory", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
-        self.memory: Array = np.empty(nbytes, np.uint8)
+        self.memory: Array = aligned_empty(nbytes)
         self.address: int = address_of(self.memory)
         self.nbytes: int = nbytes
 
