@@ -1,14 +1,17 @@
-"""The entry of the command line; imports typer only once it is called, and says what to type when it is missing."""
+"""The entry of the command line; imports typer only where it is needed, and says what to type when it is missing."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
+from manyhands.cli.quick import understand
 from manyhands.errors import ManyHandsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from manyhands.launch.starting import RunOptions
 
 __all__ = ["main"]
 
@@ -31,6 +34,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     SystemExit
         The command ended by itself, well or badly; this is how typer leaves.
     """
+    words = sys.argv[1:] if argv is None else list(argv)
+    options = understand(words[1:]) if words[:1] == ["run"] else None
+    try:
+        return _with_typer(words) if options is None else _run(options)
+    except ManyHandsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: RunOptions) -> int:
+    from manyhands.launch.starting import start
+
+    try:
+        return start(options)
+    except KeyboardInterrupt:  # before the ranks are there, who hear of it otherwise; these are typer's words
+        print("\nAborted!", file=sys.stderr)
+        return 1
+
+
+def _with_typer(words: list[str]) -> int:
     try:
         from manyhands.cli.app import app
     except ModuleNotFoundError as error:
@@ -38,9 +61,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print("error: the command line needs typer; try: pip install 'manyhands-core[cli]'", file=sys.stderr)
         return 2
-    try:
-        app(args=None if argv is None else list(argv), prog_name="manyhands")
-    except ManyHandsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    app(args=words, prog_name="manyhands")
     return 0

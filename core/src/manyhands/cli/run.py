@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-
-from manyhands.errors import ConfigError, UsageError
 
 __all__ = ["CONTEXT_SETTINGS", "run"]
 
@@ -45,48 +41,7 @@ def run(
     On several hosts, run the same command on each, with its own --node-rank and the same variable MANYHANDS_SECRET.
     """
     # Imported here, so that `manyhands --help` and the other commands do not pay for it.
-    from manyhands.launch.launching import Launch
-    from manyhands.launch.resolve import resolve_launcher
+    from manyhands.launch.starting import RunOptions, start
 
-    if config is not None and not Path(config).is_file():
-        raise ConfigError(
-            f"--config {config}: there is no such file in {Path.cwd()}", file="argument", key="config", value=config
-        )
-    file = None if config is None else str(Path(config).resolve())
-    resolution = resolve_launcher(backend, file)
-    environ = dict(os.environ)
-    chosen = {}
-    if backend is not None:
-        chosen["MANYHANDS_BACKEND"] = backend
-    if file is not None:
-        chosen["MANYHANDS_CONFIG"] = file
-    meeting = resolution.settings.rendezvous
-    if nnodes > 1 and rendezvous is None:
-        rendezvous = meeting.address
-    if meeting.secret_file is not None and not environ.get("MANYHANDS_SECRET"):
-        environ["MANYHANDS_SECRET"] = _secret_of(meeting.secret_file)
-    job = Launch(target, module, tuple(args or ()), ranks, nnodes, node_rank, rendezvous, chosen, not no_prefix)
-    job.validate(environ)
-    if resolution.launcher is None:
-        from manyhands.launch.processes import run_job
-
-        raise typer.Exit(run_job(job, environ))
-
-    from manyhands.backend import LaunchRequest
-
-    if nnodes > 1 or rendezvous is not None:
-        raise UsageError(
-            f"the backend {resolution.backend!r} runs all ranks on this host, and --nnodes or --rendezvous was given; leave them "
-            "out, or choose another backend with --backend"
-        )
-    request = LaunchRequest(target, module, job.args, ranks, resolution.backend, chosen, job.prefix)
-    raise typer.Exit(resolution.launcher(request))
-
-
-def _secret_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"rendezvous.secret_file: {path} cannot be read: {error}", key="rendezvous.secret_file", value=str(path)
-        ) from None
+    options = RunOptions(target, tuple(args or ()), ranks, module, backend, config, nnodes, node_rank, rendezvous, no_prefix)
+    raise typer.Exit(start(options))

@@ -29,7 +29,6 @@ from manyhands.provenance import (
     read_file,
 )
 from manyhands.schedule.steps import Collective
-from manyhands.select import read_table
 
 if TYPE_CHECKING:
     from manyhands.backend import BackendConfig
@@ -157,6 +156,8 @@ def load(
         manager.switch(words)
     problems.extend(_check_names(merged, manager))
     if settings is not None and settings.selection is not None:
+        from manyhands.select import read_table
+
         try:
             read_table(settings.selection)
         except ConfigError as error:

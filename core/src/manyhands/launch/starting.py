@@ -1,0 +1,98 @@
+"""``manyhands run``, once its words are understood: check the job, find out who starts its ranks, and have them started."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyhands.errors import ConfigError, UsageError
+from manyhands.launch.launching import Launch
+
+__all__ = ["RunOptions", "start"]
+
+
+@dataclass(slots=True)
+class RunOptions:
+    """What the command line says; `manyhands.cli.run.run` has the words for people."""
+
+    target: str
+    args: tuple[str, ...] = ()
+    ranks: int = 1
+    module: bool = False
+    backend: str | None = None
+    config: str | None = None
+    nnodes: int = 1
+    node_rank: int = 0
+    rendezvous: str | None = None
+    no_prefix: bool = False
+
+
+def start(options: RunOptions) -> int:
+    """Start the ranks, wait for their end, and return the exit code.
+
+    Raises
+    ------
+    UsageError
+        The job cannot be: no such program, numbers that cannot be, options that the backend has no use for.
+    ConfigError
+        The configuration is wrong, or there is no such file.
+    PluginError
+        The backend is not installed, is broken, or cannot run here.
+    """
+    config, backend, rendezvous = options.config, options.backend, options.rendezvous
+    if config is not None and not Path(config).is_file():
+        raise ConfigError(
+            f"--config {config}: there is no such file in {Path.cwd()}", file="argument", key="config", value=config
+        )
+    # Needs pydantic and every plugin that may be chosen, hence a good part of the time until the ranks start.
+    from manyhands.launch.resolve import resolve_launcher
+
+    file = None if config is None else str(Path(config).resolve())
+    resolution = resolve_launcher(backend, file)
+    environ = dict(os.environ)
+    chosen = {}
+    if backend is not None:
+        chosen["MANYHANDS_BACKEND"] = backend
+    if file is not None:
+        chosen["MANYHANDS_CONFIG"] = file
+    meeting = resolution.settings.rendezvous
+    if options.nnodes > 1 and rendezvous is None:
+        rendezvous = meeting.address
+    if meeting.secret_file is not None and not environ.get("MANYHANDS_SECRET"):
+        environ["MANYHANDS_SECRET"] = _secret_of(meeting.secret_file)
+    job = Launch(
+        options.target,
+        options.module,
+        options.args,
+        options.ranks,
+        options.nnodes,
+        options.node_rank,
+        rendezvous,
+        chosen,
+        not options.no_prefix,
+    )
+    job.validate(environ)
+    if resolution.launcher is None:
+        from manyhands.launch.processes import run_job
+
+        return run_job(job, environ)
+
+    from manyhands.backend import LaunchRequest
+
+    if options.nnodes > 1 or rendezvous is not None:
+        raise UsageError(
+            f"the backend {resolution.backend!r} runs all ranks on this host, and --nnodes or --rendezvous was given; leave them "
+            "out, or choose another backend with --backend"
+        )
+    request = LaunchRequest(options.target, options.module, job.args, options.ranks, resolution.backend, chosen, job.prefix)
+    return resolution.launcher(request)
+
+
+def _secret_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"rendezvous.secret_file: {path} cannot be read: {error}", key="rendezvous.secret_file", value=str(path)
+        ) from None

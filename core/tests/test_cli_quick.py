@@ -1,0 +1,109 @@
+"""The words of `manyhands run` mean the same with and without typer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from manyhands.cli.app import app
+from manyhands.cli.main import main
+from manyhands.cli.quick import understand
+from manyhands.launch import starting
+
+WORDS = ("-n", "--ranks", "-m", "--module", "--no-prefix", "--backend", "--config", "--rendezvous", "--nnodes", "--node-rank")
+OTHERS = (
+    "2",
+    "0",
+    "-1",
+    "03",
+    "+4",
+    " 5",
+    "1_0",
+    "x",
+    "",
+    "tcp",
+    "a.toml",
+    "h:1",
+    "script.py",
+    "--",
+    "-",
+    "--help",
+    "-n3",
+    "-n=3",
+    "-mn",
+)
+words = st.lists(
+    st.sampled_from((*WORDS, *OTHERS, *(f"{word}={value}" for word in WORDS for value in ("1", "tcp", "")))), max_size=8
+)
+
+
+@given(words)
+@example(["-n", "2", "script.py", "--help"])
+@example(["-m", "--backend=tcp", "pkg.module", "-n", "3"])
+@example([])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_understood_at_once_is_what_typer_understands(monkeypatch: pytest.MonkeyPatch, capsys, given: list[str]):
+    options = understand(given)
+    if options is None:
+        return
+    seen: list[starting.RunOptions] = []
+    monkeypatch.setattr(starting, "start", lambda found: seen.append(found) or 0)
+    with pytest.raises(SystemExit) as ended:
+        app(args=["run", *given], prog_name="manyhands")
+    assert (ended.value.code, seen) == (0, [options])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["script.py"],
+        ["-n", "2", "script.py", "--help", "-n", "x"],
+        ["--ranks=3", "--no-prefix", "-m", "package.module", "a"],
+        ["--backend", "tcp", "--config", "f.toml", "--nnodes", "2", "--node-rank", "1", "--rendezvous", "h:1", "script.py"],
+    ],
+)
+def test_ordinary_words_need_no_typer(given):
+    assert understand(given) is not None
+
+
+@pytest.mark.parametrize(
+    "given", [[], ["-n"], ["-n", "two", "s.py"], ["-n", "-1", "s.py"], ["--help"], ["--rank", "2", "s.py"], ["--", "s.py"]]
+)
+def test_what_needs_explanation_is_left_to_typer(given):
+    assert understand(given) is None
+
+
+def test_a_mistake_is_reported_as_it_always_is(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--config", "none.toml", "script.py"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: --config none.toml: there is no such file in")
+
+
+def test_an_interrupt_before_the_ranks_are_there(capsys, monkeypatch):
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(starting, "start", interrupted)
+    assert main(["run", "script.py"]) == 1
+    assert capsys.readouterr().err.strip() == "Aborted!"
+
+
+def test_a_launcher_loads_neither_typer_nor_numpy_before_the_ranks_start(
+    run_python: Callable[..., CompletedProcess[str]], tmp_path
+):
+    (tmp_path / "script.py").write_text("")
+    done = run_python(
+        "-c",
+        "import sys\n"
+        "from manyhands.launch import processes\n"
+        "processes.run_job = lambda job, environ: 0\n"
+        "from manyhands.cli.main import main\n"
+        f"assert main(['run', '-n', '2', '--backend', 'tcp', {str(tmp_path / 'script.py')!r}]) == 0\n"
+        "print(*sorted({'typer', 'rich', 'numpy', 'asyncio', 'msgspec'} & set(sys.modules)))",
+    )
+    assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "")
