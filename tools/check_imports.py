@@ -19,7 +19,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "_version checks errors error_file deadline partition members",
-        "backend dtypes waiting wire",
+        "backend dtypes low_precision waiting wire",
         "schedule algorithms",
         "arrays hookspecs observe simulation drawing objects",
         "arguments plugins provenance",

@@ -1,10 +1,10 @@
-"""Make the virtual environment .venv, where it is missing or stale, and install a requirements file into it.
+"""Make a virtual environment, .venv unless named, where it is missing or stale, and install a requirements file into it.
 
-A stamp in .venv, written last, holds a digest of everything the installation depends on: the requirements files, every
+A stamp in it, written last, holds a digest of everything the installation depends on: the requirements files, every
 pyproject.toml, the interpreter and the place of the repository. A mark that exists only while pip works tells that an
 installation was interrupted; such an environment is made again from nothing. Any other environment is kept and updated.
 
-Usage: python tools/make_venv.py requirements.txt
+Usage: python tools/make_venv.py requirements.txt [NAME]
 """
 
 import sys
@@ -69,15 +69,15 @@ def install(environment: Path, root: Path, requirements: str) -> None:
     subprocess.run([*pip, "install", "--quiet", "--disable-pip-version-check", "-r", requirements], cwd=root, check=True)
 
 
-def make(root: Path, requirements: str) -> None:
-    """Bring ``root/.venv`` up to date with ``requirements``; do nothing where it is already.
+def make(root: Path, requirements: str, name: str = ".venv") -> None:
+    """Bring the environment ``name`` of ``root`` up to date with ``requirements``; do nothing where it is already.
 
     Raises
     ------
     subprocess.CalledProcessError
         pip failed; the next call begins from nothing.
     """
-    environment = root / ".venv"
+    environment = root / name
     unfinished = environment / ".installing"
     stamps = {environment / f".installed-{name}": digest(root, name) for name in included(root, requirements)}
     kept = usable(environment) and not unfinished.exists()
@@ -95,6 +95,6 @@ def make(root: Path, requirements: str) -> None:
 
 if __name__ == "__main__":
     try:
-        make(ROOT, sys.argv[1])
+        make(ROOT, *sys.argv[1:3])
     except subprocess.CalledProcessError as error:
         sys.exit(f"pip could not install {sys.argv[1]} (exit code {error.returncode}); its message stands above")

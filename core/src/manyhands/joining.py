@@ -9,6 +9,7 @@ from typing import Any
 
 from manyhands.backend import BackendSpec
 from manyhands.checks import whole
+from manyhands.choosing import start_best
 from manyhands.config import Resolved, load, make_selector
 from manyhands.deadline import Deadline
 from manyhands.error_file import install as install_error_file
@@ -102,6 +103,8 @@ def init(
         job = _among_processes(rank, world_size, resolved, plugins, choices, deadline)
     if settings.ranks_per_host is not None:
         job.hosts = tuple(rank // settings.ranks_per_host for rank in range(job.world_size))
+    if job.backend is not None:
+        selector = make_selector(resolved, plugins, plugins.describe(job.backend_name))
     members = Members(0, tuple(range(job.world_size)), job.rank, ranks_per_host(job.hosts))
     return Group(job, members, plugins, selector, settings.timeout_s, reproducible=settings.reproducible)
 
@@ -133,19 +136,15 @@ def _among_processes(
     rank, world_size = _who(rank, world_size, launch)
     install_error_file(rank)
     if world_size == 1:
-        name = _choose(resolved, plugins, alone=True)
+        name = _choose_alone(resolved, plugins)
         if name != _NO_BACKEND:  # it carries nothing in a world of one, and is held to be right all the same
             resolved.backend_config(name)
         world = ThreadWorld(1, name)
         return Job.among_threads(ThreadRank(world, 0), name, choices, deadline)
-    name = _choose(resolved, plugins, alone=False)
-    spec = plugins.describe(name)
-    reason = plugins.available(name)
-    if reason is not None:
-        raise BackendUnavailableError(
-            f"backend {name!r} cannot run here: {reason}" + (f"; try: {spec.install}" if spec.install else "")
-        )
-    resolved.backend_config(name)
+    name = resolved.settings.backend
+    spec = None if name == "auto" else _named(name, resolved, plugins)
+    if spec is None:
+        plugins.candidates()  # without any, there is no need to meet
     inherited = os.environ.get("MANYHANDS_RENDEZVOUS_FD") if rank == 0 else None
     meeting = Meeting(
         rank,
@@ -157,8 +156,27 @@ def _among_processes(
         int(inherited) if inherited is not None else None,
     )
     job = Job.meet(meeting, deadline)
-    _start_backend(job, spec, resolved, plugins, deadline, None)
+    if spec is not None:
+        _start_backend(job, spec, resolved, plugins, deadline, None)
+        return job
+    try:
+        start_best(job, resolved, plugins, deadline)
+    except BaseException as error:
+        job.abort(error)
+        raise
     return job
+
+
+def _named(name: str, resolved: Resolved, plugins: PluginManager) -> BackendSpec:
+    """Describe the backend that the config names; refuse it where it cannot run."""
+    spec = plugins.describe(name)
+    reason = plugins.available(name)
+    if reason is not None:
+        raise BackendUnavailableError(
+            f"backend {name!r} cannot run here: {reason}" + (f"; try: {spec.install}" if spec.install else "")
+        )
+    resolved.backend_config(name)
+    return spec
 
 
 def _start_backend(
@@ -171,17 +189,10 @@ def _start_backend(
         raise
 
 
-def _choose(resolved: Resolved, plugins: PluginManager, *, alone: bool) -> str:
-    """Return the backend's name; a world of one needs none that can run."""
+def _choose_alone(resolved: Resolved, plugins: PluginManager) -> str:
+    """Return the backend's name in a world of one, which needs none that can run."""
     name = resolved.settings.backend
-    if name != "auto":
-        return name
-    try:
-        return plugins.auto()[0]
-    except BackendUnavailableError:
-        if alone:
-            return _NO_BACKEND
-        raise
+    return (plugins.weigh()[0] or _NO_BACKEND) if name == "auto" else name
 
 
 def _check_arguments(rank: int | None, world_size: int | None, actual_rank: int, actual_size: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import msgspec
 import numpy as np
 
-from manyhands.bench.cases import Arrays, Case, Maker, parse_dtype
+from manyhands.bench.cases import Arrays, Case, parse_dtype
 from manyhands.bench.peers import best_settings, peer_versions
 from manyhands.bench.plan import RAW, SYMMETRIC, Done, Opened, Plan, Point, Problem, Record, Row, Skipped, Target
 from manyhands.bench.raw import RAW as _RAW
@@ -198,7 +198,7 @@ class _Bench:
         def first() -> None:
             group = self._groups[target.backend]
             if target.variant == SYMMETRIC:
-                arrays = case.arrays(_symmetric(group))
+                arrays = case.arrays(group.empty)
             else:
                 arrays = shared[0] if shared else case.arrays(np.empty)
                 shared[:] = [arrays]
@@ -371,13 +371,6 @@ def _timed(run: _Run, warmup: int, count: int) -> Stamps:
 def _estimate(run: _Run, count: int) -> None:
     stamps = _timed(run, 0, count)
     run.estimate_s = (stamps[-1] - stamps[0]) / count / 1e9
-
-
-def _symmetric(group: Group) -> Maker:
-    empty: Maker | None = getattr(group, "empty", None)
-    if empty is None:
-        raise UnsupportedError("this version of manyhands has no symmetric memory")
-    return empty
 
 
 def _words(error: Exception) -> str:

@@ -40,6 +40,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     file, config_error = _config_file()
     findings = _examine(manager)
     chosen, passed_over = manager.weigh()
+    apart, _ = manager.weigh(one_host=False)
     extensions = _extensions(manager)
     versions = _versions()
     if as_json:
@@ -48,6 +49,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
                 "backends": [_as_dict(finding) for finding in findings],
                 "auto": {
                     "backend": chosen,
+                    "backend_on_several_hosts": apart,
                     "passed_over": [{"name": name, "reason": reason} for name, reason in passed_over],
                 },
                 "extensions": extensions,
@@ -63,9 +65,12 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     print()
     _print_findings(findings)
     print()
-    print(f"auto takes {chosen or 'no backend'}")
+    where = " for ranks of one host" if apart != chosen else ""
+    print(f"auto takes {chosen or 'no backend'}{where}")
     for name, reason in passed_over:
         print(f"  not {name}: {reason}")
+    if apart != chosen:
+        print(f"auto takes {apart or 'no backend'} for ranks of several hosts, and where {chosen} does not start on all ranks")
     for extension in extensions:
         print(f"extension {extension['name']} ({extension['distribution']}): {extension['error'] or 'loaded'}")
 

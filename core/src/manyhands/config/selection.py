@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 
 from manyhands.algorithms.registry import BUILTIN
 from manyhands.errors import ConfigError
-from manyhands.select import Selector, read_table
+from manyhands.select import Selector, plugin_rules, read_table
 
 if TYPE_CHECKING:
+    from manyhands.backend import BackendSpec
     from manyhands.config.resolve import Resolved
     from manyhands.plugins import PluginManager
 
 __all__ = ["make_selector"]
 
 
-def make_selector(resolved: Resolved, plugins: PluginManager) -> Selector:
+def make_selector(resolved: Resolved, plugins: PluginManager, backend: BackendSpec | None = None) -> Selector:
     """Return what chooses algorithms by a configuration: its table file, its overrides, and the algorithms of plugins.
 
     Parameters
@@ -24,6 +25,9 @@ def make_selector(resolved: Resolved, plugins: PluginManager) -> Selector:
         The configuration.
     plugins
         Who may bring further algorithms; extensions are loaded for it.
+
+    backend
+        Whose table comes before that of manyhands, where it has one and the configuration names none.
 
     Raises
     ------
@@ -35,6 +39,8 @@ def make_selector(resolved: Resolved, plugins: PluginManager) -> Selector:
     """
     settings = resolved.settings
     rules = None if settings.selection is None else read_table(settings.selection)
+    if rules is None and backend is not None and backend.selection is not None:
+        rules = plugin_rules(backend.selection)
     algorithms = [*BUILTIN, *plugins.algorithms()]
     try:
         return Selector(rules, algorithms, settings.algorithms, plugins.refused_algorithms())

@@ -29,7 +29,7 @@ class Resolution:
 
 
 def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
-    """Choose the backend as the ranks will, and find out who starts them.
+    """Choose the backend as the ranks will if they are on one host, and find out who starts them.
 
     Parameters
     ----------

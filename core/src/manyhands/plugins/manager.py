@@ -74,6 +74,7 @@ class PluginManager:
         self._algorithms: dict[tuple[str, str], Algorithm] = {}
         self._refused: dict[tuple[str, str], str] = {}
         self._observers: dict[str, list[tuple[str, Callable[..., Any]]]] = {_STARTED: [], _FINISHED: []}
+        self.observed: bool = False
         self._complained: set[tuple[str, str]] = set()
 
     # ------------------------------------------------------------------ tier 1: list
@@ -183,7 +184,7 @@ class PluginManager:
         return f"its probe returned {reason!r} instead of None or a reason"
 
     def auto(self) -> tuple[str, list[tuple[str, str]]]:
-        """Return the backend that ``"auto"`` takes, and each other one with the reason why it was passed over.
+        """Return the backend that ``"auto"`` takes for ranks of one host, and each other one with the reason why it was passed over.
 
         The highest `BackendSpec.auto_priority` wins among the backends that can run; names decide between equals.
 
@@ -192,18 +193,43 @@ class PluginManager:
         BackendUnavailableError
             No backend can be chosen; the message says why for each.
         """
-        chosen, passed_over = self.weigh()
-        if chosen is None:
+        specs, passed_over = self.candidates()
+        return specs[0].name, _with_the_others(specs, passed_over)
+
+    def candidates(self) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
+        """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not.
+
+        Raises
+        ------
+        BackendUnavailableError
+            There is none; the message says why for each.
+        """
+        specs, passed_over = self._candidates()
+        if not specs:
             reasons = "".join(f"\n  {name}: {reason}" for name, reason in passed_over) or " none is installed"
             raise BackendUnavailableError(
                 f"'auto' finds no backend that can run here:{reasons}\n"
                 f"name one of them as the backend, or install one, for example with: {install_hint('tcp')}"
             )
-        return chosen, passed_over
+        return specs, passed_over
 
-    def weigh(self) -> tuple[str | None, list[tuple[str, str]]]:
-        """Return what `auto` returns, with None in place of a backend when none can be chosen."""
-        candidates: list[tuple[int, str]] = []
+    def weigh(self, *, one_host: bool = True) -> tuple[str | None, list[tuple[str, str]]]:
+        """Return what `auto` returns, with None in place of a backend when none can be chosen.
+
+        Parameters
+        ----------
+        one_host
+            Whether all ranks are on one host; ``False`` passes over the backends that need it.
+        """
+        specs, passed_over = self._candidates()
+        if not one_host:
+            passed_over += [(spec.name, "it is for ranks of one host") for spec in specs if spec.one_host]
+            specs = [spec for spec in specs if not spec.one_host]
+        return (specs[0].name if specs else None), _with_the_others(specs, passed_over)
+
+    def _candidates(self) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
+        """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not."""
+        candidates: list[BackendSpec] = []
         passed_over: list[tuple[str, str]] = []
         for description in self.describe_all():
             name, spec = description.plugin.name, description.spec
@@ -214,11 +240,8 @@ class PluginManager:
             elif (reason := self.available(name)) is not None:
                 passed_over.append((name, reason))
             else:
-                candidates.append((-spec.auto_priority, name))
-        candidates.sort()
-        chosen = candidates[0][1] if candidates else None
-        passed_over.extend((name, f"it can run, and {chosen} comes before it") for _, name in candidates[1:])
-        return chosen, sorted(passed_over)
+                candidates.append(spec)
+        return sorted(candidates, key=lambda spec: (-(spec.auto_priority or 0), spec.name)), sorted(passed_over)
 
     def register(self, plugin: object, name: str) -> None:
         """Register a plugin of this process, without an entry point; its backends count as installed ones do.
@@ -305,7 +328,7 @@ class PluginManager:
     def observers(self) -> bool:
         """Tell whether anybody observes; cheap, so that a group may ask before it makes an event."""
         self.load_extensions()
-        return bool(self._observers[_STARTED] or self._observers[_FINISHED])
+        return self.observed
 
     def notify_started(self, event: OperationEvent) -> None:
         """Tell every observer that an operation starts; an observer that raises is logged once and breaks nothing."""
@@ -452,6 +475,7 @@ class PluginManager:
 
     def _refresh_observers(self) -> None:
         self._observers = {hook: self._callers(hook) for hook in (_STARTED, _FINISHED)}
+        self.observed = any(self._observers.values())
 
     def _callers(self, hook: str, only: object | None = None) -> list[tuple[str, Callable[..., Any]]]:
         """Return a caller of ``hook`` for each plugin that implements it, so that each can fail alone."""
@@ -513,6 +537,12 @@ _making = threading.Lock()
 @functools.cache
 def _process_manager() -> PluginManager:
     return PluginManager(Switches.from_environment(os.environ))
+
+
+def _with_the_others(specs: list[BackendSpec], passed_over: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return what was passed over, with all but the first of the candidates."""
+    others = [(spec.name, f"it can run, and {specs[0].name} comes before it") for spec in specs[1:]]
+    return sorted([*passed_over, *others])
 
 
 def get_plugin_manager() -> PluginManager:

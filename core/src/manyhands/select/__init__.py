@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manyhands.select.rules import MAX_SEGMENTS, Rule, default_segments
 from manyhands.select.selector import Choice, Selector, candidates, lacks, reproduces
-from manyhands.select.table import default_rules, read_table, write_table
+from manyhands.select.table import default_rules, plugin_rules, read_table, write_table
 
 __all__ = [
     "MAX_SEGMENTS",
@@ -15,6 +15,7 @@ __all__ = [
     "default_rules",
     "default_segments",
     "lacks",
+    "plugin_rules",
     "read_table",
     "reproduces",
     "write_table",

@@ -7,6 +7,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from manyhands.plugins.installed import nearest
 from manyhands.schedule.steps import Collective
 from manyhands.select.rules import MAX_SEGMENTS, Rule
 
-__all__ = ["default_rules", "read_table", "write_table"]
+__all__ = ["default_rules", "plugin_rules", "read_table", "write_table"]
 
 _BOUNDS: Final[dict[str, int]] = {
     "min_world": 1,
@@ -72,6 +73,26 @@ def read_table(path: str | os.PathLike[str]) -> tuple[Rule, ...]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: this is not valid TOML: {error}", file=name) from None
     return (*_rules(tree, name, name), *default_rules())
+
+
+def plugin_rules(reference: str) -> tuple[Rule, ...]:
+    """Read the table that a backend brings, and put the table that comes with manyhands below it.
+
+    Parameters
+    ----------
+    reference
+        ``"package:file"``, as in `BackendSpec.selection`.
+
+    Raises
+    ------
+    ConfigError
+        As `read_table`.
+    """
+    package, _, name = reference.partition(":")
+    try:
+        return read_table(str(resources.files(package).joinpath(name)))
+    except ModuleNotFoundError:
+        raise ConfigError(f"the table {reference!r} of a backend: there is no package {package!r}", file=reference) from None
 
 
 def write_table(rules: Iterable[Rule], heading: Sequence[str] = ()) -> str:

@@ -18,7 +18,7 @@ from typing import cast
 
 from manyhands.api import Backend, Bootstrap, Deadline, LinkLost, Mailbox, Sink, Transfer, Transport
 from manyhands_tcp.interfaces import address_of
-from manyhands_tcp.mailbox import TcpMailbox, yield_processor
+from manyhands_tcp.mailbox import Patience, TcpMailbox, aligned, yield_processor
 from manyhands_tcp.plugin import TcpConfig
 from manyhands_tcp.transfers import Consuming, Moving, Receiving, Sending
 
@@ -56,7 +56,7 @@ class TcpBackend(Backend):
         self._config = config
         self._bootstrap = bootstrap
         self.rank: int = bootstrap.rank
-        self.spin_s: float = config.spin_us * 1e-6
+        self.patience: Patience = Patience.of(bootstrap.world_size, config.spin_us)
         self._changed = threading.Condition()
         self._links: dict[tuple[int, int], socket.socket] = {}
         self._dialling: set[tuple[int, int]] = set()
@@ -228,7 +228,7 @@ class TcpTransport(Transport):
 
     def mailbox(self, peer: int) -> Mailbox:
         """Return a mailbox that shares the connection."""
-        return TcpMailbox(self._links[peer], peer, self._backend.spin_s)
+        return TcpMailbox(self._links[peer], peer, self._backend.patience)
 
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to send, with one try at once."""
@@ -246,7 +246,7 @@ class TcpTransport(Transport):
         """Start to receive in parts of the size of the cache, with one try at once."""
         staging = self._staging.get(peer)
         if staging is None:
-            staging = self._staging[peer] = memoryview(bytearray(_STAGING_BYTES))
+            staging = self._staging[peer] = aligned(_STAGING_BYTES)
         transfer = Consuming(self._links[peer], peer, header, nbytes, staging, sink)
         transfer.advance()
         return transfer
@@ -254,7 +254,7 @@ class TcpTransport(Transport):
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         """Try for a moment, yielding the processor between tries, then block in the kernel."""
         moving = cast("Sequence[Moving]", transfers)  # made by send, recv and mailboxes
-        idle_since = 0.0
+        tries, until = self._backend.patience.eager_tries, 0.0
         while True:
             progressed = done = False
             for transfer in moving:
@@ -263,12 +263,14 @@ class TcpTransport(Transport):
             if done:
                 return
             if progressed:
-                idle_since = 0.0
+                tries, until = self._backend.patience.eager_tries, 0.0
+                continue
+            tries -= 1
+            if tries >= 0:
                 continue
             now = time.monotonic()
-            if not idle_since:
-                idle_since = now
-            if now - idle_since < self._backend.spin_s:
+            until = until or now + self._backend.patience.spin_s
+            if now < until:
                 yield_processor()
             else:
                 _block(moving, deadline)

@@ -17,7 +17,7 @@ __all__ = ["CLOSED", "Consuming", "Moving", "Receiving", "Sending"]
 
 CLOSED: str = "it closed the connection"
 
-_SEND_BYTES = 1 << 18
+_SEND_BYTES = 1 << 19
 """More in one call only fills the kernel's buffer while the other direction waits."""
 
 
