@@ -50,7 +50,20 @@ class World:
         return must(self.outcomes(function, world_size, timeout_s=timeout_s))
 
 
-@pytest.fixture(params=["simulated", "tcp"])
+_ALSO_OVER_SHM = frozenset(
+    f"test_group_{topic}" for topic in ("async", "collectives", "point_to_point", "shortcuts", "split", "threads")
+)
+"""What a backend can get wrong. The rest is core's own, and is the same over all of them."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test that asks for a world over each backend in turn."""
+    if "world" in metafunc.fixturenames:
+        more = ["shm"] if metafunc.module.__name__.rpartition(".")[2] in _ALSO_OVER_SHM else []
+        metafunc.parametrize("world", ["simulated", "tcp", *more], indirect=True)
+
+
+@pytest.fixture
 def world(request: pytest.FixtureRequest) -> World:
     """Run a function on every rank: ``world(function, world_size)``, over each backend in turn."""
     return World(request.param)

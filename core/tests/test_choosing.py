@@ -1,0 +1,92 @@
+"""What ``auto`` takes for ranks of one host and for ranks of several, as each rank lays it open and as the doctor tells it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from manyhands.choosing import _Candidate, _Card, _rank
+from manyhands.errors import BackendUnavailableError
+from manyhands.plugins import PluginManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from subprocess import CompletedProcess
+
+    from conftest import PluginFactory
+
+
+def test_candidates_come_the_best_first(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+    plugins.backend("beta", "factory='os:getcwd', auto_priority=5, one_host=True")
+    plugins.backend("gamma", "factory='os:getcwd', auto_priority=5, one_host=True")
+    plugins.backend("delta", "factory='os:getcwd', auto_priority=9, probe=lambda: 'no GPU here'")
+
+    specs, passed_over = manager.candidates()
+
+    assert [spec.name for spec in specs] == ["beta", "gamma", "alpha"]
+    assert passed_over == [("delta", "no GPU here")]
+    assert manager.auto()[0] == "beta"
+
+
+def test_across_hosts_those_for_one_host_are_passed_over(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+    plugins.backend("beta", "factory='os:getcwd', auto_priority=5, one_host=True")
+
+    assert manager.weigh() == ("beta", [("alpha", "it can run, and beta comes before it")])
+    assert manager.weigh(one_host=False) == ("alpha", [("beta", "it is for ranks of one host")])
+
+
+def test_where_all_are_for_one_host_there_is_none_across_hosts(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("beta", "factory='os:getcwd', auto_priority=5, one_host=True")
+
+    assert manager.weigh(one_host=False) == (None, [("beta", "it is for ranks of one host")])
+
+
+def test_without_any_candidate_there_is_nothing_to_choose_from(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha")
+
+    with pytest.raises(BackendUnavailableError, match="alpha: it is used only when it is asked for by name"):
+        manager.candidates()
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_the_doctor_tells_both(plugins: PluginFactory, run_python: Callable[..., CompletedProcess[str]], others: bool) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+    plugins.backend("beta", f"factory='os:getcwd', auto_priority=5, one_host={others}")
+    only = {"MANYHANDS_PLUGINS": "alpha,beta", "MANYHANDS_NO_AUTOLOAD": "1"}
+
+    report = json.loads(run_python("-m", "manyhands", "doctor", "--json", **only).stdout)
+    lines = run_python("-m", "manyhands", "doctor", **only).stdout.splitlines()
+
+    assert report["auto"]["backend"] == "beta"
+    assert report["auto"]["backend_on_several_hosts"] == ("alpha" if others else "beta")
+    assert ("auto takes beta for ranks of one host" if others else "auto takes beta") in lines
+    apart = "auto takes alpha for ranks of several hosts, and where beta does not start on all ranks"
+    assert (apart in lines) == others
+
+
+NEAR, FAR, SLOW = (
+    _Candidate("near", 9, one_host=True),
+    _Candidate("far", 5, one_host=False),
+    _Candidate("slow", 1, one_host=False),
+)
+
+
+def test_ranks_choose_in_one_order_from_what_all_have() -> None:
+    cards = [_Card("x", [NEAR, FAR, SLOW]), _Card("x", [SLOW, NEAR])]
+
+    names, passed_over = _rank([msgspec.msgpack.decode(msgspec.msgpack.encode(card), type=_Card) for card in cards])
+
+    assert names == ["near", "slow"]
+    assert passed_over == [("far", "rank 1 cannot run it")]
+
+
+def test_ranks_of_several_systems_pass_over_what_is_for_one_host() -> None:
+    names, passed_over = _rank([_Card("x", [NEAR, FAR]), _Card("y", [NEAR, FAR])])
+
+    assert names == ["far"]
+    assert passed_over == [("near", "it is for ranks of one host, and these are on several")]

@@ -1,0 +1,110 @@
+"""System calls that Python does not offer: mapping without a file descriptor of its own, futexes, barriers, holes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import weakref
+
+import numpy as np
+
+__all__ = ["address_of", "barrier", "futex_wait", "futex_wake", "map_shared", "punch_hole", "register_barrier"]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap = _libc.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_munmap = _libc.munmap
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_fallocate = _libc.fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+_READ_WRITE = 3
+_SHARED = 1
+_FAILED = ctypes.c_void_p(-1).value
+_PUNCH_HOLE = 0x01 | 0x02  # keep the size, punch a hole
+
+# The numbers of futex and membarrier, by machine.
+_NUMBERS = {
+    "x86_64": (202, 324),
+    "aarch64": (98, 283),
+    "riscv64": (98, 283),
+    "loongarch64": (98, 283),
+    "ppc64le": (221, 365),
+    "s390x": (238, 356),
+}
+_FUTEX, _MEMBARRIER = _NUMBERS.get(platform.machine(), (-1, -1))
+_WAIT, _WAKE = 0, 1
+_EVERYBODY = 0x7FFFFFFF
+_GLOBAL_EXPEDITED, _REGISTER_GLOBAL_EXPEDITED = 2, 4
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def map_shared(fd: int, offset: int, nbytes: int) -> memoryview:
+    """Map a part of a file; it is unmapped when the last view of it is gone.
+
+    `mmap.mmap` keeps a copy of the file descriptor for each mapping, of which a process has few, and cannot tell when it is unused.
+
+    Raises
+    ------
+    OSError
+        The kernel refuses, mostly because the process has too many mappings or address space is limited.
+    """
+    address = _mmap(None, nbytes, _READ_WRITE, _SHARED, fd, offset)
+    if address == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{nbytes} bytes of shared memory cannot be mapped: {os.strerror(code)}")
+    memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    # Not at the end of the process, when somebody may still look.
+    weakref.finalize(memory, _munmap, address, nbytes).atexit = False
+    return np.frombuffer(memoryview(memory), np.uint8).data
+
+
+def address_of(view: memoryview) -> int:
+    """Return where the memory of a view begins."""
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def punch_hole(fd: int, offset: int, nbytes: int) -> None:
+    """Give the pages of a part of a file back to the system; it reads as zeros from then on.
+
+    Raises
+    ------
+    OSError
+        The kernel refuses.
+    """
+    if _fallocate(fd, _PUNCH_HOLE, offset, nbytes):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def futex_wait(address: int, seen: int, seconds: float) -> bool:
+    """Sleep while the 32-bit word at ``address`` is ``seen``, until woken or the time is up; tell whether this system can."""
+    whole = int(seconds)
+    limit = _Timespec(whole, int((seconds - whole) * 1e9))
+    if _syscall(_FUTEX, ctypes.c_void_p(address), _WAIT, ctypes.c_uint32(seen), ctypes.byref(limit), None, 0) == -1:
+        # Woken by a signal, out of time, or the word had changed: the caller looks for itself.
+        return ctypes.get_errno() != errno.ENOSYS
+    return True
+
+
+def futex_wake(address: int) -> None:
+    """Wake all threads, of any process, that sleep on the word at ``address``."""
+    _syscall(_FUTEX, ctypes.c_void_p(address), _WAKE, _EVERYBODY, None, None, 0)
+
+
+def register_barrier() -> bool:
+    """Make the threads of this process part of the barriers that others ask for; tell whether this system can do that."""
+    return bool(_MEMBARRIER != -1 and _syscall(_MEMBARRIER, _REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0)
+
+
+def barrier() -> None:
+    """Let every thread that runs, here and in registered processes, pass a full memory barrier now."""
+    _syscall(_MEMBARRIER, _GLOBAL_EXPEDITED, 0, 0)

@@ -1,0 +1,167 @@
+"""How ranks come to see each other's memory: who they are, who could not open whose, and words for it that all ranks share."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyhands.api import BackendUnavailableError, Bootstrap
+from manyhands_shm.segment import TOKEN_BYTES, CannotOpenError, Segment
+
+__all__ = ["Card", "meet"]
+
+_MOST_WORDS = 2000
+_REMEDY = 'use backend = "tcp", which needs none of this'
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a rank tells the others.
+
+    Attributes
+    ----------
+    host, boot
+        The name of its host, and what tells one running system from another.
+    namespace
+        What tells the process numbers of one container from those of another.
+    pid, fd, token
+        Where its memory is, and what stands there at the beginning.
+    segment_bytes, heap_bytes
+        How large it wants rings and heap to be.
+    has_barrier
+        Whether its threads take part in barriers.
+    problem
+        Why it has no memory to share; empty where it has.
+    """
+
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    fd: int
+    token: str
+    segment_bytes: int
+    heap_bytes: int
+    has_barrier: bool
+    problem: str = ""
+
+    def encode(self) -> bytes:
+        """Return the card as bytes."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
+
+
+def boot_id() -> str:
+    """Return what is alike for all processes of one running system, in containers or not, and for no others."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - what it says is no path
+    except OSError:
+        return ""
+
+
+def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barrier: bool) -> tuple[list[Segment], list[Card]]:
+    """Make this rank's memory and open that of all others; return the memory and the card of each rank.
+
+    When it returns, every rank has opened every other's memory, so that nobody needs to keep a way to it for the others.
+
+    Raises
+    ------
+    BackendUnavailableError
+        Some ranks cannot share memory; alike on all ranks, and nothing is left open.
+    CommError
+        The job ended.
+    """
+    token = os.urandom(TOKEN_BYTES)
+    own: Segment | None = None
+    problem = ""
+    try:
+        own = Segment.create(token, heap_bytes)
+    except OSError as error:
+        problem = f"{error.strerror or error}"
+    opened: dict[int, Segment] = {} if own is None else {bootstrap.rank: own}
+    try:
+        fd = -1 if own is None else own.fd
+        card = Card(
+            socket.gethostname(),
+            boot_id(),
+            _namespace(),
+            os.getpid(),
+            fd,
+            token.hex(),
+            segment_bytes,
+            heap_bytes,
+            has_barrier,
+            problem,
+        )
+        cards = [Card(**json.loads(data)) for data in bootstrap.exchange("shm", card.encode())]
+        _check_cards(cards)
+        failures: dict[int, str] = {}
+        for rank, other in enumerate(cards):
+            if rank == bootstrap.rank:
+                continue
+            try:
+                opened[rank] = Segment.open(other.pid, other.fd, bytes.fromhex(other.token), other.heap_bytes)
+            except CannotOpenError as error:
+                failures[rank] = str(error)
+        answers = bootstrap.exchange("shm, opened", json.dumps(list(failures.items())[:50]).encode())
+        _check_answers([json.loads(answer) for answer in answers], cards)
+    except BaseException:
+        for segment in opened.values():
+            segment.close()
+        raise
+    return [opened[rank] for rank in range(len(cards))], cards
+
+
+def _check_cards(cards: Sequence[Card]) -> None:
+    hosts = _together(cards, [card.boot for card in cards])
+    if len(hosts) > 1:
+        raise _unavailable(f"the ranks are on {len(hosts)} hosts: {'; '.join(hosts)}")
+    containers = _together(cards, [card.namespace for card in cards])
+    if len(containers) > 1:
+        raise _unavailable(
+            f"the ranks are in {len(containers)} PID namespaces, mostly containers, from which they do not see each other's processes: "
+            + "; ".join(containers)
+        )
+    problems = [f"rank {rank} cannot make any ({card.problem})" for rank, card in enumerate(cards) if card.problem]
+    if problems:
+        raise _unavailable("; ".join(problems))
+
+
+def _check_answers(answers: Sequence[Sequence[tuple[int, str]]], cards: Sequence[Card]) -> None:
+    failures = [
+        f"rank {rank} (process {cards[rank].pid} on {cards[rank].host}) cannot open that of rank {other}: {reason}"
+        for rank, answer in enumerate(answers)
+        for other, reason in answer
+    ]
+    if failures:
+        raise _unavailable("; ".join(failures))
+
+
+def _unavailable(reason: str) -> BackendUnavailableError:
+    words = reason if len(reason) <= _MOST_WORDS else f"{reason[:_MOST_WORDS]} ..."
+    return BackendUnavailableError(
+        f"the backend 'shm' needs memory that all ranks of one host share, which they do not: {words}; {_REMEDY}"
+    )
+
+
+def _together(cards: Sequence[Card], places: Sequence[str]) -> list[str]:
+    """Return in words which ranks share a place."""
+    found: dict[str, list[int]] = {}
+    for rank, place in enumerate(places):
+        found.setdefault(place, []).append(rank)
+    return [f"{_ranks(ranks)} on {cards[ranks[0]].host}" for ranks in found.values()]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    words = ", ".join(map(str, ranks[:20])) + (" and more" if len(ranks) > 20 else "")
+    return f"rank {words}" if len(ranks) == 1 else f"ranks {words}"

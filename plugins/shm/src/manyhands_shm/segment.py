@@ -1,0 +1,211 @@
+"""A rank's shared memory: one file without a name, and where everything stands in it.
+
+    first page    a token, by which peers know that they opened the right file; the words of `bell`
+    heap          memory that peers read in place
+    rings         for each channel, for each peer: the messages that this rank sends to that peer
+
+The file is as large as a file can be, and takes memory only where something was written. So every channel has its place from
+the beginning: nothing needs to be announced when a group is made, and to close one means to punch a hole. As it has no name, nothing is
+left of it when its processes have ended, however they did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import weakref
+from dataclasses import dataclass
+
+from manyhands.api import HEADER_BYTES
+from manyhands_shm.kernel import map_shared, punch_hole
+
+__all__ = [
+    "LABELS",
+    "LINE",
+    "PAYLOADS",
+    "SLOTS",
+    "TOKEN_BYTES",
+    "CannotOpenError",
+    "Geometry",
+    "Segment",
+    "least_segment_bytes",
+]
+
+PAGE = mmap.PAGESIZE
+TOKEN_BYTES: int = 32
+_FILE_BYTES = 1 << 62
+_NAME = "manyhands-shm"
+_FOLDER = "/dev/shm"  # noqa: S108 - the file made there has no name
+
+SLOTS: int = 64
+"""How many messages fit into a ring."""
+MOST_SLOT_BYTES = 32 << 10
+LEAST_SLOT_BYTES: int = 512
+LINE: int = 128
+"""What two processes write stands so far apart: processors fetch cache lines by pairs."""
+
+LABELS: int = LINE
+PAYLOADS: int = LABELS + SLOTS * LINE
+"""Where labels and payloads of a ring begin."""
+
+_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
+
+
+class CannotOpenError(Exception):
+    """A peer's memory cannot be opened; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where the parts of one ring stand.
+
+    A ring begins with the word in which the receiver says how many slots it has emptied. Then come the labels of all slots, a header and
+    a few words each, and then their payloads, one behind the other, so that several slots together take a larger part of a message.
+    """
+
+    world_size: int
+    slot_bytes: int
+
+    @classmethod
+    def of(cls, world_size: int, segment_bytes: int) -> Geometry:
+        """Return the rings that fit into ``segment_bytes`` for each channel."""
+        ring = segment_bytes // max(1, world_size - 1) // PAGE * PAGE
+        return cls(world_size, min((ring - PAYLOADS) // SLOTS // 64 * 64, MOST_SLOT_BYTES))
+
+    @property
+    def ring_bytes(self) -> int:
+        """The size of a ring: whole pages."""
+        return -(-(PAYLOADS + SLOTS * self.slot_bytes) // PAGE) * PAGE
+
+    @property
+    def channel_bytes(self) -> int:
+        """The size of all rings of one channel."""
+        return self.world_size * self.ring_bytes
+
+
+def least_segment_bytes(world_size: int) -> int:
+    """Return how small ``segment_bytes`` may be."""
+    return max(1, world_size - 1) * Geometry(world_size, LEAST_SLOT_BYTES).ring_bytes
+
+
+class Segment:
+    """The memory of one rank, as this process sees it.
+
+    Parameters
+    ----------
+    fd
+        The file, which this object closes.
+    heap_bytes
+        The size of the rank's heap.
+    """
+
+    def __init__(self, fd: int, heap_bytes: int) -> None:
+        self.fd: int = fd
+        self._heap_bytes = -(-heap_bytes // PAGE) * PAGE
+        _segments.add(self)
+
+    @classmethod
+    def create(cls, token: bytes, heap_bytes: int) -> Segment:
+        """Make this rank's own memory.
+
+        Raises
+        ------
+        OSError
+            The system does not have what it takes.
+        """
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        else:
+            fd = os.open(_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, _FILE_BYTES)
+            os.pwrite(fd, token, 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, heap_bytes)
+
+    @classmethod
+    def open(cls, pid: int, number: int, token: bytes, heap_bytes: int) -> Segment:
+        """Open the memory of the process ``pid``, which is its file descriptor ``number``.
+
+        Raises
+        ------
+        CannotOpenError
+            It is not there, is somebody else's, or this process may not.
+        """
+        path = f"/proc/{pid}/fd/{number}"
+        try:
+            # Another process may have that number here: what it has open may be anything, and must not be touched.
+            target = os.readlink(path)  # noqa: PTH115 - what it says is no path
+            if _NAME not in target and not target.startswith(f"{_FOLDER}/"):
+                raise CannotOpenError(f"process {pid} is another one here: they are in different containers or PID namespaces")
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except PermissionError as error:
+            raise CannotOpenError(f"process {pid} belongs to another user, or is protected ({error.strerror})") from error
+        except FileNotFoundError as error:
+            raise CannotOpenError(
+                f"there is no process {pid} here that has it open: they are in different containers or PID namespaces, "
+                "or it has ended"
+            ) from error
+        except OSError as error:
+            hint = "; raise the limit (`ulimit -n`)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+            raise CannotOpenError(f"{path}: {error.strerror}{hint}") from error
+        try:
+            if os.pread(fd, TOKEN_BYTES, 0) != token:
+                raise CannotOpenError(f"process {pid} is another one here: they are in different containers or PID namespaces")
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, heap_bytes)
+
+    def page(self) -> memoryview:
+        """Map the first page."""
+        return map_shared(self.fd, 0, PAGE)
+
+    def heap(self) -> memoryview:
+        """Map the heap."""
+        return map_shared(self.fd, PAGE, self._heap_bytes)
+
+    def ring(self, geometry: Geometry, channel: int, peer: int) -> memoryview:
+        """Map the messages that the owner sends to ``peer``."""
+        return map_shared(self.fd, self._rings(geometry, channel) + peer * geometry.ring_bytes, geometry.ring_bytes)
+
+    def drop_channel(self, geometry: Geometry, channel: int) -> None:
+        """Give the memory of a channel back, whoever still maps it."""
+        with contextlib.suppress(OSError):
+            punch_hole(self.fd, self._rings(geometry, channel), geometry.channel_bytes)
+
+    def drop_heap(self, offset: int, nbytes: int) -> bool:
+        """Give a part of the heap back, so that it is zeros; tell whether that was done, which it is not by whoever has closed the file."""
+        try:
+            punch_hole(self.fd, PAGE + offset, nbytes)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the file; what is mapped stays."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _rings(self, geometry: Geometry, channel: int) -> int:
+        offset = PAGE + self._heap_bytes + channel * geometry.channel_bytes
+        if offset + geometry.channel_bytes > _FILE_BYTES:
+            raise OverflowError(f"channel {channel} does not fit into a file")
+        return offset
+
+
+assert HEADER_BYTES + 24 <= LINE
+
+
+def _in_child() -> None:
+    """Close what belongs to the parent: a child that lets go of an array must not punch holes into its parent's."""
+    for segment in list(_segments):
+        segment.close()
+
+
+os.register_at_fork(after_in_child=_in_child)

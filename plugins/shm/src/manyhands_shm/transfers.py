@@ -1,0 +1,132 @@
+"""Messages of any length: in slots, part by part; or from the sender's heap, where they are read in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from manyhands.api import HEADER_BYTES
+from manyhands_shm.link import Link, Moving
+
+__all__ = ["Consuming", "Receiving", "Sending", "SendingInPlace"]
+
+_PART_BYTES = 512 << 10
+"""How much of a message in the sender's heap is read at a time: other messages move on meanwhile, and it is in the cache while it is used."""
+
+
+class Sending(Moving):
+    """A message on its way out through slots."""
+
+    __slots__ = ("_header", "_payload", "_start")
+
+    done: bool
+    moved: int
+
+    def __init__(self, link: Link, header: bytes, payload: memoryview) -> None:
+        super().__init__(link)
+        self._header: bytes | None = header
+        self._payload = payload
+        self._start = 0
+
+    def advance(self) -> bool:
+        """Send a part. The message is done when all of it was sent and the next slot is free."""
+        link, payload = self._link, self._payload
+        if not link.has_room():
+            return False
+        if self._header is not None or self._start < len(payload):
+            self._start += link.put(self._header, payload, self._start)
+            self._header = None
+            self.moved = HEADER_BYTES + self._start
+        self.done = self._start == len(payload) and link.has_room()
+        return True
+
+
+class SendingInPlace(Moving):
+    """A message that lies in this rank's heap at ``offset``, until the peer has read it."""
+
+    __slots__ = ("_number", "_payload")
+
+    done: bool
+    moved: int
+
+    def __init__(self, link: Link, header: bytes, payload: memoryview, offset: int) -> None:
+        super().__init__(link)
+        self._payload = payload  # as long as it is held, its memory is not given back
+        self._number = link.put_place(header, offset)
+
+    def advance(self) -> bool:
+        """See whether the peer has read it."""
+        self.done = self._link.has_taken(self._number)
+        if self.done:
+            self.moved = HEADER_BYTES + len(self._payload)
+        return self.done
+
+
+class _Incoming(Moving):
+    """A message of ``nbytes`` bytes on its way in."""
+
+    __slots__ = ("_begun", "_far", "_header", "_nbytes", "_start")
+
+    done: bool
+    moved: int
+
+    def __init__(self, link: Link, header: bytes, nbytes: int) -> None:
+        super().__init__(link)
+        self._header = header
+        self._nbytes = nbytes
+        self._start = 0
+        self._begun = False
+        self._far: memoryview | None = None
+
+    def advance(self) -> bool:
+        """Read a part."""
+        link, start, far = self._link, self._start, self._far
+        slots = 1
+        if far is None:
+            if not link.arrived():
+                return False
+            if not self._begun:
+                link.open(self._header)
+                self._begun = True
+            slots = link.slots()
+            if not slots:
+                self._far = far = link.whole(self._nbytes)
+                slots = 1
+        part = link.part(self._nbytes - start, slots) if far is None else far[start : start + _PART_BYTES]
+        if part:
+            self._use(part, start)
+        self._start = start = start + len(part)
+        self.moved = HEADER_BYTES + start
+        self.done = start == self._nbytes
+        if far is None or self.done:
+            link.take(slots)
+        return True
+
+    def _use(self, part: memoryview, offset: int) -> None:
+        """Do with a part what is to be done with it."""
+        raise NotImplementedError
+
+
+class Receiving(_Incoming):
+    """A message into memory of the receiver's."""
+
+    __slots__ = ("_payload",)
+
+    def __init__(self, link: Link, header: bytes, payload: memoryview) -> None:
+        super().__init__(link, header, len(payload))
+        self._payload = payload
+
+    def _use(self, part: memoryview, offset: int) -> None:
+        self._payload[offset : offset + len(part)] = part
+
+
+class Consuming(_Incoming):
+    """A message whose parts are handed over where they lie."""
+
+    __slots__ = ("_sink",)
+
+    def __init__(self, link: Link, header: bytes, nbytes: int, sink: Callable[[memoryview, int], None]) -> None:
+        super().__init__(link, header, nbytes)
+        self._sink = sink
+
+    def _use(self, part: memoryview, offset: int) -> None:
+        self._sink(part, offset)

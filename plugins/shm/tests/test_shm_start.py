@@ -1,0 +1,164 @@
+"""What the config may say, and how ranks find out together whether they can share memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import manyhands as mh
+from manyhands_shm import meeting
+from manyhands_shm.plugin import ShmConfig, manyhands_register_backends
+from manyhands_shm.segment import CannotOpenError, Geometry, Segment, least_segment_bytes
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        *({"segment_bytes": 0}, {"segment_bytes": 1 << 41}, {"heap_bytes": 0}, {"heap_bytes": 1 << 47}),
+        *({"spin_us": -1}, {"spin_us": 10_001}, {"slots": 3}),
+    ],
+    ids=str,
+)
+def test_values_have_bounds_and_unknown_keys_are_refused(table: dict[str, int]) -> None:
+    with pytest.raises(ValidationError):
+        ShmConfig(**table)
+
+
+def test_too_little_memory_for_so_many_ranks_is_refused_with_what_is_needed(outcomes: Any) -> None:
+    first = outcomes(4, segment_bytes=1 << 16)[0]
+    assert isinstance(first, mh.ConfigError)
+    assert (first.key, first.value) == ("backends.shm.segment_bytes", 1 << 16)
+    needed = least_segment_bytes(4)
+    assert f"at least {needed}" in str(first)
+    made = outcomes(4, segment_bytes=needed)
+    assert not [result for result in made if isinstance(result, BaseException)]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 64, 1000])
+def test_rings_fit_into_their_share(world_size: int) -> None:
+    for segment_bytes in (least_segment_bytes(world_size), 64 << 20, 1 << 30):
+        geometry = Geometry.of(world_size, max(segment_bytes, least_segment_bytes(world_size)))
+        assert (world_size - 1) * geometry.ring_bytes <= max(segment_bytes, least_segment_bytes(world_size))
+        assert geometry.slot_bytes >= 512
+        assert geometry.slot_bytes % 64 == 0
+
+
+def test_ranks_with_different_sizes_take_the_smallest(monkeypatch: pytest.MonkeyPatch, outcomes: Any) -> None:
+    original = meeting.Card.encode
+    numbers = itertools.count(1)
+
+    def encode(card: Any) -> bytes:
+        object.__setattr__(card, "segment_bytes", next(numbers) << 20)
+        return original(card)
+
+    monkeypatch.setattr(meeting.Card, "encode", encode)
+    made = outcomes()
+    assert made[0]._geometry == made[1]._geometry == Geometry.of(2, 1 << 20)
+
+
+def told(results: list[Any]) -> str:
+    """Return the one error that all ranks raise."""
+    assert {type(result) for result in results} == {mh.BackendUnavailableError}, results
+    texts = {str(result) for result in results}
+    assert len(texts) == 1
+    text = texts.pop()
+    assert 'backend = "tcp"' in text
+    return text
+
+
+def differing(values: dict[int, str]) -> Any:
+    """Return a function that gives each calling thread the value of the next rank."""
+    given: dict[int, str] = {}
+    numbers = itertools.count()
+    lock = threading.Lock()
+
+    def value() -> str:
+        with lock:
+            ident = threading.get_ident()
+            if ident not in given:
+                given[ident] = values[next(numbers)]
+            return given[ident]
+
+    return value
+
+
+def test_ranks_on_several_hosts_are_told_where_they_are(monkeypatch: pytest.MonkeyPatch, outcomes: Any) -> None:
+    monkeypatch.setattr(meeting, "boot_id", differing({0: "one", 1: "other", 2: "other"}))
+    text = told(outcomes(3))
+    assert "the ranks are on 2 hosts" in text
+    assert "ranks " in text
+
+
+def test_ranks_in_several_containers_are_told(monkeypatch: pytest.MonkeyPatch, outcomes: Any) -> None:
+    monkeypatch.setattr(meeting, "_namespace", differing({0: "pid:[1]", 1: "pid:[2]"}))
+    assert "the ranks are in 2 PID namespaces" in told(outcomes(2))
+
+
+def test_memory_that_cannot_be_opened_is_told_by_all(monkeypatch: pytest.MonkeyPatch, outcomes: Any) -> None:
+    def refuse(*_: Any) -> Segment:
+        raise CannotOpenError("process 7 belongs to another user")
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(Segment, "open", refuse)
+    text = told(outcomes(2))
+    assert "rank 0 (process" in text
+    assert "cannot open that of rank 1: process 7 belongs to another user" in text
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_memory_that_cannot_be_made_is_told_by_all(monkeypatch: pytest.MonkeyPatch, outcomes: Any) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(27, "File too large")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    assert "rank 0 cannot make any (File too large)" in told(outcomes(2))
+
+
+def test_what_another_process_has_open_is_not_touched() -> None:
+    reading, writing = os.pipe()
+    segment = Segment.create(b"a" * 32, 1 << 16)
+    try:
+        with pytest.raises(CannotOpenError, match="is another one here"):
+            Segment.open(os.getpid(), reading, b"a" * 32, 1 << 16)
+        with pytest.raises(CannotOpenError, match="is another one here"):
+            Segment.open(os.getpid(), segment.fd, b"b" * 32, 1 << 16)
+        with pytest.raises(CannotOpenError, match="no process"):
+            Segment.open(os.getpid(), 1 << 20, b"a" * 32, 1 << 16)
+        Segment.open(os.getpid(), segment.fd, b"a" * 32, 1 << 16).close()
+    finally:
+        segment.close()
+        os.close(reading)
+        os.close(writing)
+
+
+def test_without_memfd_a_file_without_a_name_serves(monkeypatch: pytest.MonkeyPatch, outcomes: Any) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    before = sorted(Path("/dev/shm").iterdir())
+    made = outcomes()
+    assert not [result for result in made if isinstance(result, BaseException)]
+    assert sorted(Path("/dev/shm").iterdir()) == before
+
+
+def test_the_probe_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = manyhands_register_backends().probe
+    assert probe() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "darwin")
+        assert "it needs Linux, and this is darwin" in (probe() or "")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "maxsize", (1 << 31) - 1)
+        assert "64-bit" in (probe() or "")
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "exists", lambda path: False)
+        assert "/proc is not mounted" in (probe() or "")
+    with monkeypatch.context() as patch:
+        patch.delattr(os, "memfd_create")
+        patch.setattr(os, "access", lambda *_: False)
+        assert "no memfd_create" in (probe() or "")
