@@ -43,25 +43,25 @@ def manyhands_register_backends():
     return [dataclasses.replace(SPEC, name=name, auto_priority=None, install="pip install luck") for name in names] + [
         dataclasses.replace(SPEC, name="absent", auto_priority=None, probe=lambda: "it is not here", install="pip install it")]
 
-def wrong(backend, source, target, root, deadline):
+def wrong(backend, source, target, root, deadline, on_stall):
     target[...] = 7
 
-def tiring(backend, source, target, root, deadline):
+def tiring(backend, source, target, root, deadline, on_stall):
     global calls
     calls += 1
     if calls < 4:
         inputs = [Case("all_reduce", rank, 2, source.nbytes, source.dtype).arrays(np.empty).given for rank in (0, 1)]
         target[...] = inputs[0] + inputs[1]
 
-def failing(backend, source, target, root, deadline):
+def failing(backend, source, target, root, deadline, on_stall):
     raise RuntimeError("enough is enough")
 
-def dying(backend, source, target, root, deadline):
+def dying(backend, source, target, root, deadline, on_stall):
     if backend.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
 
-def stuck(backend, source, target, root, deadline):
+def stuck(backend, source, target, root, deadline, on_stall):
     time.sleep(60)
 
 @hookimpl

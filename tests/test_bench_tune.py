@@ -58,7 +58,7 @@ def manyhands_collective_finished(event):
 WRONG = """
 from manyhands.api import hookimpl
 
-def spoil(backend, source, target, root, deadline):
+def spoil(backend, source, target, root, deadline, on_stall):
     target[...] = 7
 
 @hookimpl

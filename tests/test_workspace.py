@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 MAX_LINES = 600
-PROJECTS = ["core", "plugins/simulated", "plugins/tcp"]
+PROJECTS = ["core", "plugins/gloo", "plugins/mpi", "plugins/shm", "plugins/simulated", "plugins/tcp"]
 
 
 def table(path: Path) -> dict[str, object]:

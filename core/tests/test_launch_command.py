@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from manyhands.backend import BackendSpec, LaunchRequest
+from manyhands.backend import BackendConfig, BackendSpec, LaunchRequest
 from manyhands.cli.run import CONTEXT_SETTINGS, run
 from manyhands.errors import BackendUnavailableError, ConfigError, ManyHandsError, UsageError
 from manyhands.hookspecs import hookimpl
@@ -126,7 +126,7 @@ def test_a_backend_may_start_its_ranks_itself(
         monkeypatch.setenv("MANYHANDS_BACKEND", "threads")
     assert call("-n", "3", *words, "script.py", "a", "-b") == 9
     given = {"MANYHANDS_BACKEND": "threads"} if words else {}
-    assert requests == [LaunchRequest("script.py", False, ("a", "-b"), 3, "threads", given, True)]
+    assert requests == [LaunchRequest("script.py", False, ("a", "-b"), 3, "threads", given, True, BackendConfig())]
     assert jobs == []
 
 

@@ -96,7 +96,7 @@ class Plugin:
         if request.backend != "table" or request.collective.value not in ("all_reduce", "barrier"):
             return None
 
-        def native(backend: Backend, source: Any, target: Any, root: int, deadline: Deadline) -> None:
+        def native(backend: Backend, source: Any, target: Any, root: int, deadline: Deadline, on_stall: Any) -> None:
             assert isinstance(backend, Table)
             self.native_calls += 1
             if request.op == "max":

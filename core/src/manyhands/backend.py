@@ -321,6 +321,8 @@ class LaunchRequest:
     """Variables to set for each rank: the chosen config, above all."""
     prefix: bool = True
     """Whether each line of output begins with its rank."""
+    config: BackendConfig | None = None
+    """The backend's own config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,5 +393,12 @@ class CollectiveRequest:
     """Eight bytes that differ between ranks that do not make the same call."""
 
 
-NativeCollective = Callable[["Backend", "npt.NDArray[np.generic]", "npt.NDArray[np.generic]", int, "Deadline"], None]
-"""``native(backend, source, target, root, deadline)``: performs a collective that a plugin offered."""
+NativeCollective = Callable[
+    ["Backend", "npt.NDArray[np.generic]", "npt.NDArray[np.generic]", int, "Deadline", Callable[[list[int]], None]], None
+]
+"""``native(backend, source, target, root, deadline, on_stall)``: performs a collective that a plugin offered.
+
+``source`` and ``target`` are one-dimensional and C-contiguous, empty where this rank holds none, and may be the same memory where the
+collective allows that. Means are divided by the native. It ends by the deadline with TimeoutError, and calls ``on_stall`` with the
+ranks it waits for, or with none if it cannot tell, after 0.4 s and then every 0.5 s: so calls are found that can never end. It
+raises `LinkLost`, or `HeaderMismatch` with what it knows of the other's header, which may be nothing."""

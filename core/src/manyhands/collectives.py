@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from manyhands.algorithms.doubling import barrier as dissemination
 from manyhands.algorithms.registry import Algorithm
 from manyhands.arrays import Array, divide
-from manyhands.backend import CollectiveRequest, NativeCollective
+from manyhands.backend import CollectiveRequest
 from manyhands.deadline import Deadline
 from manyhands.dtypes import Reduction, dtype_code
 from manyhands.engine import MAX_MESSAGES, Engine, Express, Plan, compile_plan, has_long
@@ -29,7 +29,7 @@ from manyhands.rendezvous.recorder import Record
 from manyhands.schedule.compose import in_parallel
 from manyhands.schedule.steps import Collective, Schedule
 from manyhands.select import Selector
-from manyhands.shortcuts import Kind, Shortcut
+from manyhands.shortcuts import Kind, Native, Shortcut
 from manyhands.waiting import Waiter
 from manyhands.wire import CallSignature
 
@@ -84,18 +84,17 @@ class Call:
 
 @dataclass(slots=True)
 class _Prepared:
-    """A call made ready once and run many times; ``express`` is there once it was found that the call is a short one."""
+    """A call made ready once and run many times; ``way`` is missing where the engine must do it, or before the first run."""
 
     signature: CallSignature
     plan: Plan
-    native: NativeCollective | None
     carrier: str
     nbytes: int
     in_order: bool
     divisor: int
     elements: int
     """Those of input and output, -1 where these are not of one size."""
-    express: Express | None = field(default=None)
+    way: Express | Native | None = None
 
 
 class Collectives:
@@ -170,31 +169,20 @@ class Collectives:
 
     def _run(self, prepared: _Prepared, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
         signature, sequence = prepared.signature, record.sequence
-        if prepared.native is not None and self._job.backend is not None:
-            native, backend = prepared.native, self._job.backend
-            guarded(
-                self._job,
-                self._members,
-                sequence,
-                signature,
-                deadline,
-                lambda: native(backend, source, target, signature.root, deadline),
-            )
-        else:
-            engine = self._engine or self._start_engine()
-            stall = partial(self.stalled, record, signature)
+        engine = self._engine or self._start_engine()
+        stall = partial(self.stalled, record, signature)
 
-            def action() -> None:
-                express = prepared.express or self._express(prepared, engine, source.dtype, deadline)
-                if express is None:
-                    engine.run(prepared.plan, source, target, sequence, deadline, stall)
-                else:
-                    patience = partial(Waiter, engine.transport, deadline, stall)
-                    express.run(source.reshape(-1), target.reshape(-1), sequence, patience)
+        def action() -> None:
+            way = prepared.way or self._express(prepared, engine, source.dtype, deadline)
+            if way is None:
+                engine.run(prepared.plan, source, target, sequence, deadline, stall)
+            else:
+                patience = partial(Waiter, engine.transport, deadline, stall)
+                way.run(source.reshape(-1), target.reshape(-1), sequence, patience)
 
-            guarded(self._job, self._members, sequence, signature, deadline, action)
-            if prepared.divisor > 1 and target.size:
-                divide(target, prepared.divisor)
+        guarded(self._job, self._members, sequence, signature, deadline, action)
+        if prepared.divisor > 1 and target.size:
+            divide(target, prepared.divisor)
 
     def _run_observed(self, prepared: _Prepared, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
         event = OperationEvent(
@@ -234,23 +222,23 @@ class Collectives:
             prepared.in_order = False
             return None
         shape = (prepared.elements,) if prepared.elements >= 0 else None
-        prepared.express = Express(plan, engine.transport, boxes, dtype, shape)
-        return prepared.express
+        prepared.way = Express(plan, engine.transport, boxes, dtype, shape)
+        return prepared.way
 
     def shorten(self, key: Hashable, call: Call, shape: tuple[int, ...]) -> None:
         """Let the next call of this kind, which was just made with a result of ``shape``, take the short way, if it is a short one."""
         prepared = self._prepared.get(call)
         engine = self._engine
-        if prepared is None or prepared.express is None or engine is None or key in self.shortcuts:
+        if prepared is None or prepared.way is None or engine is None or key in self.shortcuts:
             return
-        express = prepared.express
-        if call.collective in _VECTOR:
+        way = prepared.way
+        if call.collective in _VECTOR and isinstance(way, Express):
             boxes = engine.mailboxes(prepared.plan.peers)
             assert boxes is not None
-            express = Express(prepared.plan, engine.transport, boxes, call.dtype, shape)
+            way = Express(prepared.plan, engine.transport, boxes, call.dtype, shape)
         while len(self.shortcuts) >= _MAX_SHORTCUTS:
             del self.shortcuts[next(iter(self.shortcuts))]
-        kind = Kind(prepared.signature, express, prepared.divisor, call.dtype, shape, call.collective in _VECTOR)
+        kind = Kind(prepared.signature, way, prepared.divisor, call.dtype, shape, call.collective in _VECTOR)
         self.shortcuts[key] = Shortcut(self, self._job, self._members, self._plugins, engine.transport, kind)
 
     def _start_engine(self) -> Engine:
@@ -317,11 +305,12 @@ class Collectives:
         asked = members.number == 0 and not call.reproducible
         native = self._plugins.native_collective(request) if asked else None
         carrier = choice.algorithm.name if native is None else self._job.backend_name
-        divisor = size if reduction is not None and reduction.is_mean else 1
-        short = native is None and choice.algorithm.in_order
+        divisor = size if native is None and reduction is not None and reduction.is_mean else 1
         prepared = _Prepared(
-            signature, plan, native, carrier, nbytes, short, divisor, elements if call.collective in _VECTOR else -1
+            signature, plan, carrier, nbytes, choice.algorithm.in_order, divisor, elements if call.collective in _VECTOR else -1
         )
+        if native is not None and self._job.backend is not None:
+            prepared.way = Native(native, self._job.backend, call.root)
         while len(self._prepared) >= _MAX_PLANS:
             del self._prepared[next(iter(self._prepared))]
         self._prepared[call] = prepared

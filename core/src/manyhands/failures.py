@@ -86,6 +86,12 @@ def guarded(
 
 def _explain(job: Job, call: str, signature: CallSignature, sequence: int, mismatch: HeaderMismatch) -> tuple[str, str]:
     """Say what a message that was not expected tells about its sender."""
+    same = "Every rank must make the same calls in the same order, with the same shape, dtype, op and root"
+    if not mismatch.header:
+        return "mismatch", (
+            f"the ranks did not make the same call: rank {job.rank} is in {call} #{sequence}, and rank {mismatch.peer} is not. {same}; "
+            f"at #{sequence}:"
+        )
     header = parse_header(mismatch.header)
     if header is None:
         return (
@@ -99,6 +105,5 @@ def _explain(job: Job, call: str, signature: CallSignature, sequence: int, misma
         )
     return "mismatch", (
         f"the ranks did not make the same call: rank {job.rank} is in {call} #{sequence}, and rank {mismatch.peer} sent "
-        f"it a message of {header.describe()} #{header.sequence}. Every rank must make the same calls in the same order, with the same "
-        f"shape, dtype, op and root; at #{sequence}:"
+        f"it a message of {header.describe()} #{header.sequence}. {same}; at #{sequence}:"
     )

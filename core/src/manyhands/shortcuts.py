@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyhands.arrays import Array, divide
-from manyhands.backend import Transport
+from manyhands.backend import Backend, NativeCollective, Transport
 from manyhands.deadline import Deadline
-from manyhands.engine import Express
+from manyhands.engine import Express, Patience
 from manyhands.failures import guarded
 from manyhands.job import Job
 from manyhands.members import Members
@@ -30,7 +30,7 @@ from manyhands.wire import CallSignature
 if TYPE_CHECKING:
     from manyhands.collectives import Collectives
 
-__all__ = ["Kind", "Shortcut"]
+__all__ = ["Kind", "Native", "Shortcut"]
 
 _ndarray, _empty, _share, _now = np.ndarray, np.empty, np.may_share_memory, time.monotonic
 
@@ -43,7 +43,7 @@ class Kind:
     ----------
     signature
         What all ranks must call alike.
-    express
+    way
         The call, made ready.
     divisor
         What the result is divided by.
@@ -54,11 +54,36 @@ class Kind:
     """
 
     signature: CallSignature
-    express: Express
+    way: Express | Native
     divisor: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     in_place: bool
+
+
+class Native:
+    """A collective that a plugin performs, to be run as an `Express` is.
+
+    Parameters
+    ----------
+    native
+        What performs it.
+    backend, root
+        What it gets beside the arrays.
+    """
+
+    __slots__ = ("_backend", "_native", "_root", "takes_any_layout")
+
+    def __init__(self, native: NativeCollective, backend: Backend, root: int) -> None:
+        self._native = native
+        self._backend = backend
+        self._root = root
+        self.takes_any_layout: bool = False
+
+    def run(self, source: Array, target: Array, sequence: int, patience: Patience) -> None:
+        """Perform it; raises as a `NativeCollective`."""
+        waiter = patience()
+        self._native(self._backend, source.reshape(-1), target.reshape(-1), self._root, waiter.deadline, waiter.on_stall)
 
 
 class Shortcut:
@@ -83,7 +108,6 @@ class Shortcut:
         "_control",
         "_divisor",
         "_dtype",
-        "_express",
         "_in_place",
         "_job",
         "_lane",
@@ -93,6 +117,7 @@ class Shortcut:
         "_plugins",
         "_record",
         "_recorder",
+        "_run",
         "_shape",
         "_signature",
         "_started",
@@ -120,12 +145,12 @@ class Shortcut:
         self._plugins = plugins
         self._transport = transport
         self._signature = kind.signature
-        self._express = kind.express
+        self._run = kind.way.run
         self._divisor = kind.divisor
         self._dtype = kind.dtype
         self._shape = kind.shape
         self._in_place = kind.in_place
-        self._any_layout = kind.express.takes_any_layout
+        self._any_layout = kind.way.takes_any_layout
         self._patience = self._be_patient
         # Those of the call that runs now; there is one at a time, since callers take turns.
         self._started = 0.0
@@ -177,7 +202,7 @@ class Shortcut:
             recorder = self._recorder
             recorder.short[channel] = signature, sequence, started
             try:
-                self._express.run(source, target, sequence, self._patience)
+                self._run(source, target, sequence, self._patience)
                 if self._divisor > 1:
                     divide(target, self._divisor)
             except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was

@@ -31,12 +31,12 @@ class Waiter:
     The reports cost nothing on the way of a call that goes well: they begin when nothing has moved for a while.
     """
 
-    __slots__ = ("_deadline", "_moved", "_on_stall", "_patience", "_transport")
+    __slots__ = ("_moved", "_patience", "_transport", "deadline", "on_stall")
 
     def __init__(self, transport: Transport, deadline: Deadline, on_stall: StallCallback) -> None:
         self._transport = transport
-        self._deadline = deadline
-        self._on_stall = on_stall
+        self.deadline = deadline
+        self.on_stall = on_stall
         self._patience: Deadline | None = None
         self._moved = -1
 
@@ -54,11 +54,11 @@ class Waiter:
         if patience is None:
             patience = self._patience = Deadline(_FIRST_STALL_S)
         while True:
-            limit = patience if patience.at < self._deadline.at else self._deadline
+            limit = patience if patience.at < self.deadline.at else self.deadline
             try:
                 self._transport.wait(transfers, limit)
             except TimeoutError:
-                if self._deadline.passed():
+                if self.deadline.passed():
                     raise Overdue(peers()) from None
                 self._stalled(patience, transfers, peers)
             else:
@@ -78,5 +78,5 @@ class Waiter:
             self._moved = moved
             patience.at = now + _FIRST_STALL_S
             return
-        self._on_stall(peers())
+        self.on_stall(peers())
         patience.at = now + _NEXT_STALL_S

@@ -32,12 +32,12 @@ def test_values_have_bounds_and_unknown_keys_are_refused(table: dict[str, int]) 
 
 
 def test_too_little_memory_for_so_many_ranks_is_refused_with_what_is_needed(outcomes: Any) -> None:
-    first = outcomes(4, segment_bytes=1 << 16)[0]
+    first = outcomes(8, segment_bytes=1 << 16)[0]
     assert isinstance(first, mh.ConfigError)
     assert (first.key, first.value) == ("backends.shm.segment_bytes", 1 << 16)
-    needed = least_segment_bytes(4)
+    needed = least_segment_bytes(8)
     assert f"at least {needed}" in str(first)
-    made = outcomes(4, segment_bytes=needed)
+    made = outcomes(8, segment_bytes=needed)
     assert not [result for result in made if isinstance(result, BaseException)]
 
 

@@ -60,7 +60,7 @@ def start_ranks(module: str, plan: str, ranks: int, resolutions: Sequence[Resolu
         return run_job(Launch(module, True, (plan,), ranks, environ=chosen), dict(os.environ))
     from manyhands.backend import LaunchRequest
 
-    return own[0].launcher(LaunchRequest(module, True, (plan,), ranks, own[0].backend, chosen))
+    return own[0].launcher(LaunchRequest(module, True, (plan,), ranks, own[0].backend, chosen, config=own[0].config))
 
 
 def check_json(file: str) -> None:

@@ -12,7 +12,7 @@ from manyhands.plugins import get_plugin_manager
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from manyhands.backend import LaunchRequest
+    from manyhands.backend import BackendConfig, LaunchRequest
     from manyhands.config import Settings
 
 __all__ = ["Resolution", "resolve_launcher"]
@@ -26,6 +26,8 @@ class Resolution:
     launcher: Callable[[LaunchRequest], int] | None
     """Starts the ranks in place of ``manyhands run``; None where ranks are processes."""
     settings: Settings
+    config: BackendConfig
+    """That of the backend."""
 
 
 def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
@@ -57,5 +59,5 @@ def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
         if reason is not None:
             what_to_do = f"try: {spec.install}" if spec.install else "see: manyhands doctor"
             raise BackendUnavailableError(f"the backend {name!r} cannot run here: {reason}; {what_to_do}")
-    resolved.backend_config(name)
-    return Resolution(name, manager.load_launcher(manager.describe(name)), settings)
+    config_of_backend = resolved.backend_config(name)
+    return Resolution(name, manager.load_launcher(manager.describe(name)), settings, config_of_backend)

@@ -85,7 +85,9 @@ def start(options: RunOptions) -> int:
             f"the backend {resolution.backend!r} runs all ranks on this host, and --nnodes or --rendezvous was given; leave them "
             "out, or choose another backend with --backend"
         )
-    request = LaunchRequest(options.target, options.module, job.args, options.ranks, resolution.backend, chosen, job.prefix)
+    request = LaunchRequest(
+        options.target, options.module, job.args, options.ranks, resolution.backend, chosen, job.prefix, resolution.config
+    )
     return resolution.launcher(request)
 
 

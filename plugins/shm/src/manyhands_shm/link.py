@@ -28,7 +28,7 @@ _IN_HEAP = 0
 _EXTENTS = 256
 """An extent is a slot's number times this, plus how many slots the part takes, or `_IN_HEAP` where the payload lies in the sender's heap.
 One with another number is left from before, and means one slot: a short message need not write it."""
-_PART_BYTES = 256 << 10
+_PART_BYTES = 512 << 10
 """The largest part that is copied at once: the receiver uses one while the sender copies the next."""
 _AFTER = tuple((slot + 1) % SLOTS for slot in range(SLOTS))
 _yield: Callable[[], None] = os.sched_yield

@@ -1,0 +1,126 @@
+"""What the gloo backend says of itself where there is no torch, how its ranks meet, and how its threads wait."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from worlds import must, on_threads
+
+from manyhands.api import Collective, CollectiveRequest
+from manyhands_gloo import plugin
+from manyhands_gloo.meeting import make_store
+from manyhands_gloo.plugin import GlooConfig, manyhands_collective, manyhands_register_backends
+from manyhands_gloo.transfers import reason
+from manyhands_gloo.waiters import Waiters
+
+
+def test_describing_the_backend_imports_no_torch():
+    program = (
+        "import sys, manyhands_gloo.plugin as plugin; plugin.manyhands_register_backends().probe(); "
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_probe_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plugin, "find_spec", lambda name: None)
+    assert manyhands_register_backends().probe() == "torch, which brings Gloo, is not installed"
+    monkeypatch.setattr(plugin, "find_spec", lambda name: object())
+    assert manyhands_register_backends().probe() is None
+
+
+def test_the_description_names_what_would_help():
+    spec = manyhands_register_backends()
+    assert (spec.name, spec.auto_priority) == ("gloo", None)
+    assert "manyhands[gloo]" in spec.install
+
+
+@pytest.mark.parametrize("wrong", [{"native": "polled"}, {"threads": 0}, {"intreface": "eth0"}])
+def test_a_wrong_setting_is_refused(wrong: dict[str, object]):
+    with pytest.raises(ValidationError):
+        GlooConfig(**wrong)
+
+
+def test_collectives_of_other_backends_are_none_of_its_business():
+    assert manyhands_collective(CollectiveRequest("tcp", Collective.BARRIER, "cpu", None, None, 0, 2)) is None
+
+
+class _Exchange:
+    """Trades cards between threads, as a bootstrap does between ranks."""
+
+    def __init__(self, size: int) -> None:
+        self._cards: dict[str, dict[int, bytes]] = {}
+        self._all = threading.Barrier(size)
+
+    def of(self, rank: int) -> Any:
+        outer = self
+
+        class Rank:
+            def exchange(self, name: str, card: bytes) -> list[bytes]:
+                outer._cards.setdefault(name, {})[rank] = card
+                outer._all.wait(10)
+                return [outer._cards[name][peer] for peer in sorted(outer._cards[name])]
+
+        return Rank()
+
+
+class _Distributed:
+    class Store:
+        pass
+
+
+def test_what_one_rank_sets_all_others_get():
+    exchange = _Exchange(3)
+
+    def body(rank: int) -> list[bytes]:
+        store = make_store(exchange.of(rank), _Distributed)
+        store.set(f"rank {rank}", bytes([rank, 255]))
+        assert store.check([f"rank {rank}"])
+        store.wait([f"rank {peer}" for peer in range(3)])
+        first = [store.get(f"rank {peer}") for peer in range(3)]
+        store.set(f"again {rank}", b"")
+        assert store.get(f"again {(rank + 1) % 3}") == b""
+        return first
+
+    assert must(on_threads(body, 3)) == [[b"\x00\xff", b"\x01\xff", b"\x02\xff"]] * 3
+
+
+def test_functions_that_block_run_at_once_and_threads_are_used_again():
+    waiters, done = Waiters(), threading.Semaphore(0)
+    gate = threading.Barrier(4)
+    used: set[int] = set()
+
+    def task() -> None:
+        used.add(threading.get_ident())
+        gate.wait(10)
+        done.release()
+
+    for _ in range(3):
+        for _ in range(4):
+            waiters.start(task)
+        for _ in range(4):
+            assert done.acquire(timeout=10)
+    assert 4 <= len(used) <= 12
+    waiters.close()
+    waiters.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "[/a/pair.cc:553] Connection closed by peer [1.2.3.4]:9. This is typically caused by a crash.",
+            "Connection closed by peer [1.2.3.4]:9.",
+        ),
+        ("Application timeout caused pair closure", "Application timeout caused pair closure"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_the_words_of_gloo_are_passed_on_without_its_advice(said: str, words: str):
+    assert reason(RuntimeError(said)) == words

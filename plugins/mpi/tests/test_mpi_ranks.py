@@ -1,0 +1,219 @@
+"""Real ranks over a real MPI: results, groups, and what holds when a rank fails. `make test-peers` runs them with each MPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import peer_worlds
+import pytest
+from peer_worlds import run_ranks
+from worlds import free_port
+
+from manyhands_mpi.command import family_of, is_root
+from manyhands_mpi.finding import find_mpiexec
+
+pytestmark = pytest.mark.peers
+
+MODES = {
+    "polled": {},
+    "unchecked": {"MANYHANDS_BACKENDS__MPI__CHECK": "false"},
+    "blocking": {"MANYHANDS_BACKENDS__MPI__NATIVE": "blocking"},
+    "off": {"MANYHANDS_BACKENDS__MPI__NATIVE": "off"},
+}
+
+
+def well(done, ranks: int) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("all is well") == ranks, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_collective_equals_numpy(tmp_path: Path, mode: str, ranks: int):
+    well(run_ranks(tmp_path, "mpi", peer_worlds.COLLECTIVES, ranks, **MODES[mode]), ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_messages_between_two_ranks_arrive_whole_and_in_order(tmp_path: Path, ranks: int):
+    well(run_ranks(tmp_path, "mpi", peer_worlds.POINT_TO_POINT, ranks), ranks)
+
+
+def test_groups_come_and_go_and_a_process_may_init_again(tmp_path: Path):
+    well(run_ranks(tmp_path, "mpi", peer_worlds.GROUPS, 4), 4)
+
+
+@pytest.fixture
+def mpiexec() -> tuple[list[str], dict[str, str]]:
+    """The command by which users start ranks themselves, and the variables that it needs here."""
+    found = find_mpiexec()
+    assert found is not None
+    family = family_of([found])
+    command = [found, *(["--oversubscribe"] if family.name == "Open MPI" else []), "-n", "3"]
+    return command, dict(family.as_root) if is_root() else {}
+
+
+def test_the_users_own_mpiexec_needs_no_variable_on_one_host(tmp_path: Path, mpiexec):
+    command, variables = mpiexec
+    well(run_ranks(tmp_path, "mpi", peer_worlds.GROUPS, 3, command=command, **variables), 3)
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "raise RuntimeError('on its own')", "sys.exit(3)"])
+def test_a_world_of_the_users_own_mpiexec_ends_when_a_rank_does(tmp_path: Path, mpiexec, how: str):
+    command, variables = mpiexec
+    program = f"if rank == 1:\n    {how}\nattempt(group.all_reduce, np.ones(9))"
+    began = time.monotonic()
+    done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + program, 3, command=command, **variables)
+    assert done.returncode != 0
+    assert time.monotonic() - began < 20, "long before the deadline"
+    if "kill" not in how:  # there mpiexec kills the others as well, at once
+        assert len(re.findall(r"Error after [0-9.]+ s: rank 1 (?:ended with|has closed)", done.stdout)) == 2, (
+            done.stdout + done.stderr
+        )
+
+
+def test_mpi_performs_what_it_has_and_leaves_the_rest(tmp_path: Path):
+    program = """
+    from manyhands.api import Collective, CollectiveRequest
+    from manyhands_mpi.natives import offer
+    import ml_dtypes
+
+    def offered(collective, dtype, op=None, even=True, nbytes=800):
+        return offer(CollectiveRequest("mpi", collective, "cpu", np.dtype(dtype), op, nbytes, 2, even, bytes(8))) is not None
+
+    with mh.init() as group:
+        for op in ("sum", "product"):
+            for name in "int8 uint64 float32 float64 longdouble".split():
+                assert offered(Collective.ALL_REDUCE, name, op), (op, name)
+        assert offered(Collective.ALL_REDUCE, "complex64", "sum") and offered(Collective.ALL_REDUCE, "bool", "xor")
+        assert offered(Collective.REDUCE, "int16", "max") and offered(Collective.ALL_REDUCE, "float64", "mean")
+        assert offered(Collective.BROADCAST, ml_dtypes.bfloat16) and offered(Collective.BARRIER, "uint8", nbytes=0)
+        assert not offered(Collective.ALL_REDUCE, "float16", "sum") and not offered(Collective.ALL_REDUCE, ml_dtypes.bfloat16, "sum")
+        assert not offered(Collective.ALL_REDUCE, "float64", "max") and not offered(Collective.ALL_REDUCE, "complex128", "product")
+        assert not offered(Collective.ALL_GATHER, "float64", even=False) and not offered(Collective.BROADCAST, "int8", nbytes=1 << 31)
+        print("all is well")
+    """
+    well(run_ranks(tmp_path, "mpi", textwrap.dedent(program), 2), 2)
+
+
+MISMATCHES = {
+    "shape": "attempt(group.all_reduce, np.zeros(4 if rank else 8, np.float32))",
+    "large shape": "attempt(group.all_reduce, np.zeros(2_000_001 if rank == 1 else 2_000_000))",
+    "dtype": "attempt(group.all_reduce, np.zeros(4, np.int32 if rank == 1 else np.float32))",
+    "op": "attempt(group.all_reduce, np.zeros(4, int), op='max' if rank == 1 else 'sum')",
+    "root": "attempt(group.broadcast, np.zeros(4), root=1 if rank == 1 else 0)",
+    "collective": "attempt(group.all_gather if rank == 0 else group.barrier, *([np.zeros(3)] if rank == 0 else []))",
+    "of what only manyhands has": "attempt(group.all_reduce, np.zeros(4, np.float16 if rank == 1 else np.float32))",
+}
+
+
+@pytest.mark.parametrize("mode", ["polled", "blocking", "off"])
+def test_a_mismatch_is_an_error_on_every_rank_that_says_who_did_what(tmp_path: Path, mode: str):
+    for name, call in MISMATCHES.items() if mode == "polled" else list(MISMATCHES.items())[:1]:
+        done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + call, 3, **MODES[mode])
+        assert done.returncode == 1, (name, done.stdout, done.stderr)
+        said = re.findall(r"CollectiveMismatchError after ([0-9.]+) s", done.stdout)
+        assert len(said) == 3, (name, done.stdout, done.stderr)
+        assert max(map(float, said)) < 8, "found, and not come upon by the deadline"
+        assert len(set(re.findall(r"^\[.\]   ranks? [0-9, -]+: .*\(.*\) #2", done.stdout, re.MULTILINE))) >= 2, (
+            name,
+            done.stdout,
+        )
+
+
+def test_a_rank_that_does_not_come_is_named_when_the_deadline_passes(tmp_path: Path):
+    program = "attempt(group.all_reduce, np.ones(9), timeout_s=1) if rank != 1 else time.sleep(20)"
+    done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + program, 3)
+    assert re.findall(
+        r"DeadlineError after 1\.[0-9] s: all_reduce #2 did not finish within 1 s .*rank 1 did not come", done.stdout
+    )
+    assert done.returncode != 0
+
+
+@pytest.mark.parametrize("where", ["before a call", "in a call", "idle"])
+def test_a_killed_rank_is_named_on_every_survivor(tmp_path: Path, where: str):
+    program = {
+        "before a call": "os.kill(os.getpid(), 9) if rank == 1 else attempt(group.all_reduce, np.ones(9))",
+        "in a call": """
+if rank == 1:
+    threading.Timer(0.3, os.kill, (os.getpid(), 9)).start()
+big = np.ones(1 << 18)
+attempt(lambda: [group.all_reduce(big, out=big, op="mean") for _ in range(10**9)])
+""",
+        "idle": """
+if rank == 1:
+    os.kill(os.getpid(), 9)
+while not repr(group).endswith("failed>"):
+    time.sleep(0.01)
+attempt(group.barrier)
+""",
+    }[where]
+    done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + program, 3)
+    assert len(re.findall(r"PeerLostError after [0-9.]+ s: rank 1 was lost", done.stdout)) == 2, done.stdout + done.stderr
+    assert "manyhands run: rank 1 failed first: killed by SIGKILL" in done.stderr, done.stderr
+    assert re.search(r"manyhands run: ranks? [02].* failed after it", done.stderr), "they came to their end by themselves"
+    assert done.returncode == 137
+
+
+def test_an_exception_is_shown_last_and_its_rank_is_named(tmp_path: Path):
+    program = "if rank == 2:\n    raise RuntimeError('on its own')\nattempt(group.barrier)"
+    done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + program, 3)
+    assert len(re.findall(r"AbortedError after [0-9.]+ s: rank 2 ended with RuntimeError: on its own", done.stdout)) == 2
+    assert "manyhands run: rank 2 failed first: exit code 1" in done.stderr
+    assert done.stderr.rstrip().endswith("RuntimeError: on its own")
+    assert done.returncode == 1
+
+
+def test_an_exit_code_is_passed_on(tmp_path: Path):
+    done = run_ranks(tmp_path, "mpi", "group = mh.init()\ngroup.barrier()\nsys.exit(5 if group.rank == 1 else 0)", 2)
+    assert done.returncode == 5, done.stderr
+
+
+def test_a_world_whose_ranks_are_stuck_inside_mpi_ends_in_words(tmp_path: Path):
+    program = """
+if rank == 1:
+    signal.raise_signal(signal.SIGSTOP)
+attempt(group.all_reduce, np.ones(1 << 20), timeout_s=2)
+"""
+    variables = {"MANYHANDS_BACKENDS__MPI__CHECK": "false", "MANYHANDS_BACKENDS__MPI__NATIVE": "blocking"}
+    began = time.monotonic()
+    done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + program, 3, **variables)
+    assert done.returncode != 0
+    assert re.search(r"manyhands: rank [02] is stuck in allreduce of MPI, which nothing can interrupt", done.stderr), (
+        done.stderr
+    )
+    assert time.monotonic() - began < 40
+
+
+def test_ranks_with_different_settings_are_told(tmp_path: Path):
+    program = """
+    import os
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK"))
+    mh.init(config={"backends": {"mpi": {"check": rank == 0}}})
+    """
+    done = run_ranks(tmp_path, "mpi", textwrap.dedent(program), 2)
+    assert "backends.mpi.check is True on rank 0 and False on rank 1" in done.stderr
+    assert done.returncode == 1
+
+
+def test_ranks_that_mpiexec_did_not_start_are_told_how_to_start(tmp_path: Path):
+    program = "mh.init(rank=0 if os.environ['WHO'] == '0' else 1, world_size=2)"
+    script = tmp_path / "alone.py"
+    script.write_text("import os\nimport manyhands as mh\n" + program, encoding="utf-8")
+    environ = os.environ | {"MANYHANDS_BACKEND": "mpi", "MANYHANDS_RENDEZVOUS": f"127.0.0.1:{free_port()}"}
+    both = [
+        subprocess.Popen([sys.executable, str(script)], env=environ | {"WHO": str(who)}, stderr=subprocess.PIPE, text=True)
+        for who in range(2)
+    ]
+    for process in both:
+        _, err = process.communicate(timeout=50)
+        assert process.returncode == 1
+        assert (
+            "rank 0 is in an MPI world of 1, and the job has 2 ranks: start all ranks with one `manyhands run --backend mpi -n 2`"
+            in err
+        )
