@@ -17,7 +17,7 @@ from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Tran
 from manyhands_shm import bell, kernel, order
 from manyhands_shm.segment import SLOTS
 
-SLOT = 256 << 10
+SLOT = 512 << 10
 RING = SLOTS * SLOT
 PATIENCE_S = 20
 

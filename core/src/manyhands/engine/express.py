@@ -43,6 +43,7 @@ Patience = Callable[[], Waiter]
 """Makes what waits for transfers that are not done at once."""
 
 _KEPT_SCRATCH_BYTES = 1 << 16
+_NOTHING = memoryview(b"")
 
 
 class Express:
@@ -113,8 +114,9 @@ class Express:
         for kind, peer, box, header, number, nbytes, slots, first, second, third in self._steps.steps:
             if kind == SEND:
                 number[0] = sequence
-                if traffic is not None:
-                    traffic.wait_until_idle(peer)
+                if traffic is not None and traffic.is_busy(peer):
+                    traffic.send(peer, bytes(header), bytes_of(views[first].copy()) if nbytes else _NOTHING)
+                    continue
                 if nbytes:
                     slots[box.next_out][...] = views[first]
                 unfinished = box.post(header, nbytes)
@@ -203,7 +205,7 @@ class _Traffic:
         self._active[peer] = transfer
 
     def send(self, peer: int, header: bytes, payload: memoryview) -> None:
-        """Send a long message when its turn comes; the payload stays as it is until then."""
+        """Send a message when its turn comes; the payload stays as it is until then."""
         if peer in self._active:
             self._queued.setdefault(peer, deque()).append((header, payload))
         else:
@@ -219,10 +221,9 @@ class _Traffic:
         while self._sent.get(peer, 0) < count:
             self._go_on(list(self._active.values()), peer)
 
-    def wait_until_idle(self, peer: int) -> None:
-        """Wait until nothing is on its way to a peer."""
-        while peer in self._active:
-            self._go_on(list(self._active.values()), peer)
+    def is_busy(self, peer: int) -> bool:
+        """Tell whether something is on its way to a peer."""
+        return peer in self._active
 
     def finish(self) -> None:
         """Wait until all has been sent."""

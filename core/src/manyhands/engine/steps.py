@@ -230,16 +230,12 @@ def _local(kind: int, peer: int, first: int, second: int = 0, third: int = 0) ->
 
 
 def _is_long(plan: Plan, capacity: int) -> list[bool]:
-    """Tell for each lane whether its messages are long.
-
-    Those of a short one fit into one slot together, so that a transport which buffers a few slots buffers all that can be on the way:
-    the messages of this call and of the next one.
-    """
-    total = [0] * len(plan.lanes)
+    """Tell for each lane whether any of its messages is long."""
+    longest = [0] * len(plan.lanes)
     for task in plan.tasks:
-        if task.lane >= 0:
-            total[task.lane] += sum((piece.region[2] - piece.region[1]) * plan.itemsize for piece in _pieces(plan, task))
-    return [nbytes > capacity for nbytes in total]
+        for piece in _pieces(plan, task):
+            longest[task.lane] = max(longest[task.lane], (piece.region[2] - piece.region[1]) * plan.itemsize)
+    return [nbytes > capacity for nbytes in longest]
 
 
 def _lent(plan: Plan, order: list[int]) -> dict[int, int]:

@@ -41,7 +41,7 @@ _FOLDER = "/dev/shm"  # noqa: S108 - the file made there has no name
 
 SLOTS: int = 16
 """How many messages fit into a ring."""
-MOST_SLOT_BYTES = 256 << 10
+MOST_SLOT_BYTES = 512 << 10
 LEAST_SLOT_BYTES: int = 512
 LINE: int = 128
 """What two processes write stands so far apart: processors fetch cache lines by pairs."""
