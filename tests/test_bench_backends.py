@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +200,7 @@ def test_the_configured_backend_is_measured_where_none_is_named(bench: Bench, tm
     assert len(cells(answer.stdout, "twin")) == 1
 
 
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+@pytest.mark.peers
 def test_mpi_starts_the_ranks_of_all_and_its_library_is_called_on_the_same_arrays(bench: Bench, tmp_path: Path) -> None:
     words = ("-n", "2", "--sizes", "1KiB", "--iterations", "4", "--json", "f")
     answer = bench("all", "--backends", "tcp,mpi,mpi+raw", *words)
@@ -214,7 +213,7 @@ def test_mpi_starts_the_ranks_of_all_and_its_library_is_called_on_the_same_array
     assert "mpi4py" in answer.stdout
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.peers
 def test_gloo_is_measured_beside_the_others(bench: Bench) -> None:
     answer = bench("all", "--backends", "gloo,tcp", "-n", "2", "--sizes", "1KiB", "--iterations", "4")
     assert answer.returncode == 0, answer.stderr + answer.stdout

@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -50,14 +50,14 @@ class Outgoing:
 
     __slots__ = ("_array", "_channel", "_rank", "_signature", "finished", "number", "peer")
 
-    is_send = True
+    is_send: ClassVar[bool] = True
 
     def __init__(self, rank: int, peer: int, channel: int, number: int, array: Array, signature: CallSignature = ARRAY) -> None:
-        self.peer = peer
-        self.finished = False
+        self.peer: int = peer
+        self.finished: bool = False
         self._rank = rank
         self._channel = channel
-        self.number = number
+        self.number: int = number
         self._array = array
         self._signature = signature
 
@@ -80,14 +80,14 @@ class Incoming:
 
     __slots__ = ("_channel", "_out", "_signature", "array", "finished", "number", "peer")
 
-    is_send = False
+    is_send: ClassVar[bool] = False
 
     def __init__(self, peer: int, channel: int, number: int, out: Array | None, signature: CallSignature = ARRAY) -> None:
-        self.peer = peer
-        self.finished = False
+        self.peer: int = peer
+        self.finished: bool = False
         self.array: Array | None = out
         self._channel = channel
-        self.number = number
+        self.number: int = number
         self._out = out
         self._signature = signature
 

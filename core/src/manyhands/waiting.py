@@ -28,15 +28,15 @@ class Overdue(Exception):
 class Waiter:
     """Wait on behalf of one call: report when nothing has moved for a while, give up at the deadline.
 
-    The reports cost nothing on the way of a call that goes well: they begin when nothing has moved for a while.
+    ``deadline`` and ``on_stall`` are those that it was made with. The reports cost nothing on the way of a call that goes well: they begin when nothing has moved for a while.
     """
 
     __slots__ = ("_moved", "_patience", "_transport", "deadline", "on_stall")
 
     def __init__(self, transport: Transport, deadline: Deadline, on_stall: StallCallback) -> None:
         self._transport = transport
-        self.deadline = deadline
-        self.on_stall = on_stall
+        self.deadline: Deadline = deadline
+        self.on_stall: StallCallback = on_stall
         self._patience: Deadline | None = None
         self._moved = -1
 

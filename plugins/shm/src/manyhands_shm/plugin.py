@@ -67,6 +67,7 @@ def manyhands_register_backends() -> BackendSpec:
         config=ShmConfig,
         probe=_probe,
         install="pip install manyhands[shm]",
+        selection="manyhands_shm:selection.toml",
         auto_priority=80,
         one_host=True,
     )

@@ -6,6 +6,7 @@ import ctypes
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Mailbox, Transfer
@@ -17,7 +18,7 @@ SLOT_BYTES: int = 1 << 18
 """The longest payload."""
 
 
-yield_processor = getattr(os, "sched_yield", lambda: time.sleep(0))
+yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Let whoever else waits for the processor run; costs less than a microsecond where there is nobody."""
 
 _now = time.monotonic
@@ -65,6 +66,11 @@ class TcpMailbox(Mailbox):
         How long to wait actively.
     """
 
+    outgoing: tuple[memoryview, ...]
+    incoming: tuple[memoryview, ...]
+    next_out: int
+    next_in: int
+
     __slots__ = (
         "_incoming",
         "_incoming_header",
@@ -80,7 +86,7 @@ class TcpMailbox(Mailbox):
 
     def __init__(self, sock: socket.socket, peer: int, patience: Patience) -> None:
         self._sock = sock
-        self.peer = peer
+        self.peer: int = peer
         self._patience = patience
         self._send = sock.send
         self._recv_into = sock.recv_into

@@ -41,5 +41,6 @@ def manyhands_register_backends() -> BackendSpec:
         factory="manyhands_tcp.backend:TcpBackend",
         config=TcpConfig,
         install="pip install manyhands[tcp]",
+        selection="manyhands_tcp:selection.toml",
         auto_priority=50,
     )

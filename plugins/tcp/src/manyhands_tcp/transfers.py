@@ -160,6 +160,9 @@ class Consuming(Receiving):
         What takes them.
     """
 
+    moved: int
+    done: bool
+
     __slots__ = ("_filled", "_left", "_sink", "_staging")
 
     def __init__(self, sock: socket.socket, peer: int, header: bytes, nbytes: int, staging: memoryview, sink: Sink) -> None:
