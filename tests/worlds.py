@@ -7,7 +7,7 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import manyhands as mh
@@ -60,12 +60,19 @@ def on_threads(body: Callable[[int], Any], count: int) -> list[Any]:
     return outcomes
 
 
-def thread_world(program: Callable[[Group], Any], world_size: int, backend: str, *, timeout_s: float = 20) -> list[Any]:
+def thread_world(
+    program: Callable[[Group], Any],
+    world_size: int,
+    backend: str,
+    *,
+    timeout_s: float = 20,
+    config: Mapping[str, Any] | None = None,
+) -> list[Any]:
     """Run ``program`` on the ranks of a `ThreadWorld`; return what each returned or raised."""
     world = ThreadWorld(world_size, backend)
 
     def body(rank: int) -> Any:
-        with world.rank(rank), mh.init(config={}, timeout_s=timeout_s) as group:
+        with world.rank(rank), mh.init(config=config or {}, timeout_s=timeout_s) as group:
             return program(group)
 
     return on_threads(body, world_size)

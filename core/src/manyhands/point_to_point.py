@@ -20,14 +20,17 @@ from manyhands.backend import Mailbox, Transfer, Transport
 from manyhands.deadline import Deadline
 from manyhands.dtypes import dtype_code, dtype_from_code, dtype_name
 from manyhands.waiting import StallCallback, Waiter
-from manyhands.wire import MAX_DIMENSIONS, CallSignature, pack_header
+from manyhands.wire import MAX_DIMENSIONS, CallSignature, pack_header, split_header
 
 __all__ = ["ARRAY", "DescriptionMismatch", "Incoming", "Outgoing", "move"]
 
 _DESCRIPTION = struct.Struct(f"<BB6x{MAX_DIMENSIONS}Q")
-_FIRST_BYTES = 256
+_FIRST_BYTES = 1024
 _OPENING_BYTES = _DESCRIPTION.size + _FIRST_BYTES
 _PIECE_BYTES = 1 << 20
+_MAX_HEADERS = 1024
+_headers: dict[tuple[bytes, int, int, int, int], tuple[bytes, bytes]] = {}
+"""Headers of messages but for their number, before and after it."""
 ARRAY: CallSignature = CallSignature("send")
 """What the headers of all messages between two ranks say that carry an array of the user's."""
 
@@ -72,7 +75,7 @@ class Outgoing:
 
     def header(self, nbytes: int, index: int) -> bytes:
         """Return the header of one of its messages."""
-        return pack_header(self._signature, self._rank, self._channel, self.number, nbytes, index)
+        return _header(self._signature, self._rank, self._channel, self.number, nbytes, index)
 
 
 class Incoming:
@@ -134,7 +137,18 @@ class Incoming:
 
     def header(self, nbytes: int, index: int) -> bytes:
         """Return the header that one of its messages must have."""
-        return pack_header(self._signature, self.peer, self._channel, self.number, nbytes, index)
+        return _header(self._signature, self.peer, self._channel, self.number, nbytes, index)
+
+
+def _header(signature: CallSignature, sender: int, channel: int, number: int, nbytes: int, index: int) -> bytes:
+    # By the digest: to hash a signature would take longer than to pack a header.
+    key = (signature.digest, sender, channel, nbytes, index)
+    parts = _headers.get(key)
+    if parts is None:
+        if len(_headers) >= _MAX_HEADERS:
+            _headers.clear()
+        parts = _headers[key] = split_header(pack_header(signature, sender, channel, 0, nbytes, index))
+    return parts[0] + number.to_bytes(8, "little") + parts[1]
 
 
 @lru_cache(maxsize=256)
