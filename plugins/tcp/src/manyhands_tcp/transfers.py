@@ -18,7 +18,9 @@ __all__ = ["CLOSED", "Consuming", "Moving", "Receiving", "Sending"]
 CLOSED: str = "it closed the connection"
 
 _SEND_BYTES = 1 << 19
-"""More in one call only fills the kernel's buffer while the other direction waits."""
+_LONG_SEND_BYTES = 1 << 18
+"""More in one call only fills the kernel's buffer while the other direction waits; for long messages, which leave the cache, sooner."""
+_LONG_BYTES = 1 << 22
 
 
 class Moving(Transfer, ABC):
@@ -73,11 +75,15 @@ class Moving(Transfer, ABC):
 class Sending(Moving):
     """A message on its way out."""
 
-    __slots__ = ()
+    __slots__ = ("_most",)
 
     event: ClassVar[int] = select.POLLOUT
     moved: int
     done: bool
+
+    def __init__(self, sock: socket.socket, peer: int, header: bytes, payload: memoryview, moved: int = 0) -> None:
+        super().__init__(sock, peer, header, payload, moved)
+        self._most = _SEND_BYTES if len(payload) <= _LONG_BYTES else _LONG_SEND_BYTES
 
     def advance(self) -> bool:
         """Move as much as the kernel takes now."""
@@ -85,9 +91,9 @@ class Sending(Moving):
         try:
             if moved >= HEADER_BYTES:
                 start = moved - HEADER_BYTES
-                sent = self._sock.send(self._payload[start : start + _SEND_BYTES])
+                sent = self._sock.send(self._payload[start : start + self._most])
             elif self._payload:
-                sent = self._sock.sendmsg((self._header[moved:], self._payload[:_SEND_BYTES]))
+                sent = self._sock.sendmsg((self._header[moved:], self._payload[: self._most]))
             else:
                 sent = self._sock.send(self._header[moved:])
         except BlockingIOError:
