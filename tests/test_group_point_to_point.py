@@ -186,3 +186,20 @@ def test_random_messages(world, size, seed):
         return received
 
     assert sum(world(program, size)) == 1000
+
+
+@pytest.mark.parametrize("count", [3, 100_000, 1_000_000])
+def test_a_sendrecv_begins_to_send_before_anything_has_come(world, count):
+    """Around a ring in which the others receive first, and only then send: what comes depends on what goes."""
+
+    def program(group: Group) -> None:
+        following, before = (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size
+        token = np.full(count, group.rank)
+        if group.rank == 0:
+            token = group.sendrecv(token, following, before)
+        else:
+            token = group.recv(before)
+            group.send(token + 1, following)
+        assert (token == (group.rank - 1) % group.world_size).all()
+
+    world(program, 3)

@@ -209,3 +209,41 @@ def test_short_and_long_calls_keep_their_order(world):
                 assert (group.broadcast(np.full(size, group.rank), root) == root).all()
 
     world(program, RANKS)
+
+
+def test_a_reduction_for_one_rank_leaves_the_arrays_of_the_others_alone(world):
+    def program(group: Group) -> None:
+        for _ in range(4):
+            mine = np.full(5, 8.0)
+            result = group.reduce(mine, "mean", root=1, out=mine)
+            assert (result is mine) == (group.rank == 1)
+            assert mine.tolist() == [8.0] * 5
+            with np.errstate(all="raise"):
+                total = group.reduce(np.full(5, 3.0), "mean", root=1)
+            assert (total is None) == (group.rank != 1)
+
+    world(program, RANKS)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_all_collectives_give_again_what_they_gave(world, op):
+    def program(group: Group) -> None:
+        size = group.world_size
+        for turn in range(4):
+            base = np.arange(6.0 * size).reshape(2 * size, 3)
+            mine = base + group.rank * 10 + turn
+            everyone = [base + rank * 10 + turn for rank in range(size)]
+            total = sum(everyone) / (size if op == "mean" else 1)
+            part = slice(2 * group.rank, 2 * group.rank + 2)
+            reduced = group.reduce(mine, op, root=2)
+            if group.rank == 2:
+                np.testing.assert_array_equal(reduced, total)
+            np.testing.assert_array_equal(group.broadcast(mine, 1), everyone[1])
+            np.testing.assert_array_equal(group.all_gather(mine), np.concatenate(everyone))
+            np.testing.assert_array_equal(group.reduce_scatter(mine, op), total[part])
+            np.testing.assert_array_equal(group.all_to_all(mine), np.concatenate([each[part] for each in everyone]))
+            np.testing.assert_array_equal(mine, base + group.rank * 10 + turn)
+            with pytest.raises(mh.InvalidRankError):
+                group.broadcast(mine, True)
+
+    world(program, RANKS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import numpy.typing as npt
 
@@ -12,7 +14,7 @@ from manyhands.checks import whole
 from manyhands.errors import InvalidRankError, SelfSendError, SizeMismatchError, UsageError
 from manyhands.wire import MAX_DIMENSIONS
 
-__all__ = ["Arguments", "integer"]
+__all__ = ["Arguments", "extents", "integer"]
 
 
 class Arguments:
@@ -142,6 +144,24 @@ class Arguments:
                 f"an array of {array.ndim} dimensions cannot be sent: reshape it to at most {MAX_DIMENSIONS}", rank=self._rank
             )
         return array
+
+
+def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+    """Return a shape, given as NumPy's functions take it.
+
+    Raises
+    ------
+    SizeMismatchError
+        It is none.
+    """
+    try:
+        given = shape if isinstance(shape, Sequence) else [shape]
+        found = tuple(operator.index(extent) for extent in given)
+    except TypeError:
+        found = (-1,)
+    if any(extent < 0 for extent in found):
+        raise SizeMismatchError(f"shape must be an integer of at least 0, or a sequence of such, and {shape!r} was given")
+    return found
 
 
 def integer(value: int | None, what: str) -> int | None:

@@ -238,7 +238,17 @@ class Collectives:
             way = Express(prepared.plan, engine.transport, boxes, call.dtype, shape)
         while len(self.shortcuts) >= _MAX_SHORTCUTS:
             del self.shortcuts[next(iter(self.shortcuts))]
-        kind = Kind(prepared.signature, way, prepared.divisor, call.dtype, shape, call.collective in _VECTOR)
+        is_root = call.root in (-1, self._members.rank)
+        kind = Kind(
+            prepared.signature,
+            way,
+            prepared.divisor,
+            call.dtype,
+            shape,
+            in_place=call.collective in _VECTOR,
+            gives=is_root or call.collective is not Collective.BROADCAST,
+            takes=is_root or call.collective is not Collective.REDUCE,
+        )
         self.shortcuts[key] = Shortcut(self, self._job, self._members, self._plugins, engine.transport, kind)
 
     def _start_engine(self) -> Engine:

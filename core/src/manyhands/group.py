@@ -6,11 +6,12 @@ import math
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
+from manyhands.arguments import extents
 from manyhands.arrays import NOTHING, Array, aligned_empty
 from manyhands.async_calls import AsyncCalls
 from manyhands.checks import is_success
@@ -118,7 +119,7 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
     def _is_closed(self) -> bool:
         return self._job.closed or self._members.number in self._job.left
 
-    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> Array:
+    def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike = np.float64) -> Array:
         """Return an array in memory that the other ranks of this host can read in place, where the backend has such.
 
         Messages from it need no copy on the way, so that collectives on large arrays of this kind are faster; both the input and
@@ -137,13 +138,16 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
 
         Raises
         ------
+        SizeMismatchError
+            An extent is negative, or no integer.
         MemoryError
             The backend's share of such memory is used up.
         """
         self._check_open()
         dtype = np.dtype(dtype)
         check_dtype(dtype)
-        nbytes = math.prod((shape,) if isinstance(shape, int) else shape) * dtype.itemsize
+        shape = extents(shape)
+        nbytes = math.prod(shape) * dtype.itemsize
         backend = self._job.backend
         shared = backend.allocate(nbytes) if backend is not None and nbytes > 0 else None
         # Not np.ndarray(..., shared): that would hold what the memoryview is of, and not the memoryview.

@@ -35,10 +35,6 @@ ARRAY: CallSignature = CallSignature("send")
 """What the headers of all messages between two ranks say that carry an array of the user's."""
 
 
-Messages = Iterator[tuple[bytes, memoryview]]
-"""Headers and payloads; the next is asked for when one is done."""
-
-
 class DescriptionMismatch(Exception):
     """The array that ``peer`` sent is not the one that was expected."""
 
@@ -184,99 +180,80 @@ def move(
     Overdue, LinkLost, HeaderMismatch
         As `Waiter.wait`; ``out=`` may be partly written.
     """
-    mover = _Mover(transport, Waiter(transport, deadline, on_stall))
-    rests: list[tuple[Outgoing | Incoming, Messages]] = []
-    if outgoing is not None:
-        rests.append((outgoing, mover.send_opening(outgoing, boxes[outgoing.peer])))
+    mover = _Mover(transport, boxes)
+    ways = [mover.send(outgoing)] if outgoing is not None else []
     if incoming is not None:
-        rests.append((incoming, mover.receive_opening(incoming, boxes[incoming.peer])))
-    mover.finish(rests)
+        ways.append(mover.receive(incoming))
+    waiter: Waiter | None = None
+    # Each way goes on as far as it can, and says what it waits for.
+    active = [(way, transfer) for way in ways if (transfer := next(way, None)) is not None]
+    while active:
+        if waiter is None:
+            waiter = Waiter(transport, deadline, on_stall)
+        waiter.wait(
+            [transfer for _, transfer in active], lambda: [flow.peer for flow in (incoming, outgoing) if flow is not None]
+        )
+        going_on = [(way, next(way, None) if transfer.done else transfer) for way, transfer in active]
+        active = [(way, transfer) for way, transfer in going_on if transfer is not None]
 
 
 class _Mover:
-    """Moves the messages of one call."""
+    """Moves the messages of one call: each way yields the transfers that it has to wait for, one after the other."""
 
-    __slots__ = ("_transport", "_unsent", "_waiter")
+    __slots__ = ("_boxes", "_transport")
 
-    def __init__(self, transport: Transport, waiter: Waiter) -> None:
+    def __init__(self, transport: Transport, boxes: Mapping[int, Mailbox | None]) -> None:
         self._transport = transport
-        self._waiter = waiter
-        self._unsent: list[Transfer] = []  # at most one: what follows it waits
+        self._boxes = boxes
 
-    def send_opening(self, flow: Outgoing, box: Mailbox | None) -> Messages:
-        """Send the opening and, where all is short, the rest; return the messages that are left."""
-        header = flow.header(_OPENING_BYTES, 0)
+    def send(self, flow: Outgoing) -> Iterator[Transfer]:
+        """Send the opening, and the rest: through the mailbox where it is short."""
+        header, box = flow.header(_OPENING_BYTES, 0), self._boxes[flow.peer]
+        transfer: Transfer | None
         if box is None:
             opening = memoryview(bytearray(_OPENING_BYTES))
             rest = flow.open(opening)
-            self._keep(self._transport.send(flow.peer, header, opening))
-            return self._cut(flow, rest)
-        rest = flow.open(box.outgoing[box.next_out])
-        self._keep(box.post(header, _OPENING_BYTES))
-        if not self._unsent and 0 < len(rest) <= len(box.outgoing[0]):
-            box.outgoing[box.next_out][: len(rest)] = rest
-            self._keep(box.post(flow.header(len(rest), 1), len(rest)))
-            rest = rest[:0]
-        return self._cut(flow, rest)
-
-    def receive_opening(self, flow: Incoming, box: Mailbox | None) -> Messages:
-        """Receive the opening and, where all is short, the rest; return the messages that are left."""
-        header = flow.header(_OPENING_BYTES, 0)
-        if box is None:
-            opening = memoryview(bytearray(_OPENING_BYTES))
-            transfer = self._transport.recv(flow.peer, header, opening)
-            self._waiter.finish(transfer, flow.peer, self._unsent)
-            return self._cut(flow, flow.opened(opening))
-        self._wait(flow.peer, box.fetch(header, _OPENING_BYTES))
-        rest = flow.opened(box.incoming[box.next_in])
-        if 0 < len(rest) <= len(box.incoming[0]):
-            self._wait(flow.peer, box.fetch(flow.header(len(rest), 1), len(rest)))
-            rest[:] = box.incoming[box.next_in][: len(rest)]
-            rest = rest[:0]
-        return self._cut(flow, rest)
-
-    def finish(self, rests: list[tuple[Outgoing | Incoming, Messages]]) -> None:
-        """Move what is left, all flows at once."""
-        active: list[tuple[Transfer, Outgoing | Incoming, Messages]] = []
-        for flow, messages in rests:
-            unsent = [transfer for transfer in self._unsent if flow.is_send and not transfer.done]
-            active += [(transfer, flow, messages) for transfer in unsent]
-            if not unsent:
-                self._proceed(flow, messages, active)
-        while active:
-            peers = [entry[1].peer for entry in active]
-            self._waiter.wait([entry[0] for entry in active], peers.copy)
-            finished = [entry for entry in active if entry[0].done]
-            active = [entry for entry in active if not entry[0].done]
-            for _, flow, messages in finished:
-                self._proceed(flow, messages, active)
-
-    def _keep(self, transfer: Transfer | None) -> None:
+            transfer = self._transport.send(flow.peer, header, opening)
+        else:
+            rest = flow.open(box.outgoing[box.next_out])
+            transfer = box.post(header, _OPENING_BYTES)
         if transfer is not None and not transfer.done:
-            self._unsent.append(transfer)
+            yield transfer
+        if box is not None and 0 < len(rest) <= len(box.outgoing[0]):
+            box.outgoing[box.next_out][: len(rest)] = rest
+            transfer = box.post(flow.header(len(rest), 1), len(rest))
+            if transfer is not None:
+                yield transfer
+        else:
+            for header, piece in self._pieces(flow, rest):
+                transfer = self._transport.send(flow.peer, header, piece)
+                if not transfer.done:
+                    yield transfer
+        flow.finished = True
 
-    def _wait(self, peer: int, transfer: Transfer | None) -> None:
-        if transfer is not None:
-            self._waiter.finish(transfer, peer, self._unsent)
+    def receive(self, flow: Incoming) -> Iterator[Transfer]:
+        """Receive the opening, and the rest: through the mailbox where it is short."""
+        header, box = flow.header(_OPENING_BYTES, 0), self._boxes[flow.peer]
+        opening = memoryview(bytearray(_OPENING_BYTES if box is None else 0))
+        transfer = self._transport.recv(flow.peer, header, opening) if box is None else box.fetch(header, _OPENING_BYTES)
+        if transfer is not None and not transfer.done:
+            yield transfer
+        rest = flow.opened(opening if box is None else box.incoming[box.next_in])
+        if box is not None and 0 < len(rest) <= len(box.incoming[0]):
+            transfer = box.fetch(flow.header(len(rest), 1), len(rest))
+            if transfer is not None:
+                yield transfer
+            rest[:] = box.incoming[box.next_in][: len(rest)]
+        else:
+            for header, piece in self._pieces(flow, rest):
+                transfer = self._transport.recv(flow.peer, header, piece)
+                if not transfer.done:
+                    yield transfer
+        flow.finished = True
 
-    def _cut(self, flow: Outgoing | Incoming, rest: memoryview) -> Messages:
-        """Yield a header and a payload for each message; the next is asked for when one is done."""
+    def _pieces(self, flow: Outgoing | Incoming, rest: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield a header and a payload for each message of the rest."""
         piece_bytes = max(1, len(rest)) if self._transport.streams else _PIECE_BYTES
         for index, start in enumerate(range(0, len(rest), piece_bytes), start=1):
             piece = rest[start : start + piece_bytes]
             yield flow.header(len(piece), index), piece
-
-    def _proceed(
-        self,
-        flow: Outgoing | Incoming,
-        messages: Messages,
-        active: list[tuple[Transfer, Outgoing | Incoming, Messages]],
-    ) -> None:
-        """Start the next messages of a flow, until one does not move at once."""
-        start = self._transport.send if flow.is_send else self._transport.recv
-        for header, payload in messages:
-            transfer = start(flow.peer, header, payload)
-            if not transfer.done:
-                active.append((transfer, flow, messages))
-                return
-        flow.finished = True

@@ -51,6 +51,8 @@ class Kind:
         Those of the result.
     in_place
         Whether the result may go where the input is.
+    gives, takes
+        Whether this rank's input counts, and whether it gets the result.
     """
 
     signature: CallSignature
@@ -59,6 +61,8 @@ class Kind:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     in_place: bool
+    gives: bool
+    takes: bool
 
 
 class Native:
@@ -108,10 +112,12 @@ class Shortcut:
         "_control",
         "_divisor",
         "_dtype",
+        "_gives",
         "_in_place",
         "_job",
         "_lane",
         "_members",
+        "_nothing",
         "_number",
         "_patience",
         "_plugins",
@@ -121,6 +127,7 @@ class Shortcut:
         "_shape",
         "_signature",
         "_started",
+        "_takes",
         "_timeout_s",
         "_transport",
     )
@@ -146,7 +153,10 @@ class Shortcut:
         self._transport = transport
         self._signature = kind.signature
         self._run = kind.way.run
-        self._divisor = kind.divisor
+        self._divisor = kind.divisor if kind.takes else 1
+        self._gives = kind.gives
+        self._takes = kind.takes
+        self._nothing: Array = _empty(0, kind.dtype)
         self._dtype = kind.dtype
         self._shape = kind.shape
         self._in_place = kind.in_place
@@ -176,6 +186,8 @@ class Shortcut:
         """
         if not self._any_layout and not array.flags.c_contiguous:
             return None
+        if not self._takes:
+            return self._nothing if self._go(array, self._nothing, timeout_s) else None
         if out is None:
             target: Array = _empty(self._shape, self._dtype)
         elif type(out) is _ndarray and out.dtype is self._dtype and out.shape == self._shape and out.flags.carray:
@@ -184,7 +196,7 @@ class Shortcut:
             target = out
         else:
             return None
-        return target if self._go(array, target, timeout_s) else None
+        return target if self._go(array if self._gives else self._nothing, target, timeout_s) else None
 
     def _go(self, source: Array, target: Array, timeout_s: float) -> bool:
         lane = self._lane
@@ -203,8 +215,6 @@ class Shortcut:
             recorder.short[channel] = signature, sequence, started
             try:
                 self._run(source, target, sequence, self._patience)
-                if self._divisor > 1:
-                    divide(target, self._divisor)
             except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
                 guarded(job, self._members, sequence, signature, self._deadline(), partial(_again, error))
             finally:
@@ -212,6 +222,8 @@ class Shortcut:
                 if self._record is not None:
                     recorder.finish(self._record)
                     self._record = None
+            if self._divisor > 1:
+                divide(target, self._divisor)
             return True
         finally:
             lane.give()

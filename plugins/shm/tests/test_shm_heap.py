@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from manyhands.api import HEADER_BYTES, Deadline, Transfer, Transport
 from manyhands_shm.heap import Heap
-from manyhands_shm.segment import PAGE, Segment
+from manyhands_shm.segment import MOST_SLOT_BYTES, PAGE, Segment
 
 MIB = 1 << 20
 PATIENCE_S = 20
@@ -111,7 +111,7 @@ def test_parts_never_overlap_and_all_come_together_again(actions: list[tuple[boo
 
 
 @pytest.mark.parametrize("how", ["recv", "consume"])
-@pytest.mark.parametrize(("start", "nbytes"), [(0, 64 << 10), (1, 3 * MIB), (4096, 5 * MIB + 77)])
+@pytest.mark.parametrize(("start", "nbytes"), [(0, MOST_SLOT_BYTES + 64), (1, 3 * MIB), (4096, 5 * MIB + 77)])
 def test_a_message_from_shared_memory_is_read_in_place(backends: Any, how: str, start: int, nbytes: int) -> None:
     made = backends()
     ends = connected(made)
@@ -147,6 +147,24 @@ def test_a_message_from_shared_memory_is_read_in_place(backends: Any, how: str, 
     finish(ends[1], ends[1].recv(0, header, small.data))
     assert after.done
     assert small.tolist() == list(range(100))
+
+
+@pytest.mark.parametrize("nbytes", [8, 64 << 10, MOST_SLOT_BYTES])
+def test_what_fits_a_slot_can_be_fetched_wherever_it_comes_from(backends: Any, nbytes: int) -> None:
+    made = backends()
+    ends = connected(made)
+    source = np.frombuffer(made[0].allocate(MIB), np.uint8)
+    mailbox = ends[1].mailbox(0)
+    assert mailbox is not None
+    for number in range(40):
+        source[:nbytes] = number
+        header = number.to_bytes(HEADER_BYTES, "little")
+        sent = ends[0].send(1, header, source.data[:nbytes])
+        missing = mailbox.fetch(header, nbytes)
+        if missing is not None:
+            finish(ends[1], missing)
+        assert set(mailbox.incoming[mailbox.next_in][:nbytes].tobytes()) == {number}
+        finish(ends[0], sent)
 
 
 def test_memory_stays_while_a_message_from_it_is_on_its_way(backends: Any) -> None:

@@ -143,11 +143,15 @@ def test_nothing_is_copied_on_the_way(operation: str) -> None:
     assert peak_of(operation) < SLACK
 
 
+careful_send = transfers.Sending.advance
+
+
 def copying_send(transfer: transfers.Sending) -> bool:
-    """Move a message out as a careless transport would: by a copy of what is left."""
-    rest = (bytes(transfer._header) + bytes(transfer._payload))[transfer.moved :]
+    """Move a message out as a careless transport would: begin with a copy of all of it."""
+    if transfer.moved >= HEADER_BYTES:
+        return careful_send(transfer)
     try:
-        transfer.moved += transfer._sock.send(rest)
+        transfer.moved += transfer._sock.send((bytes(transfer._header) + bytes(transfer._payload))[transfer.moved :])
     except BlockingIOError:
         return False
     transfer.done = transfer.moved == transfer._total

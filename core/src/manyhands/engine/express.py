@@ -115,7 +115,7 @@ class Express:
             if kind == SEND:
                 number[0] = sequence
                 if traffic is not None and traffic.is_busy(peer):
-                    traffic.send(peer, bytes(header), bytes_of(views[first].copy()) if nbytes else _NOTHING)
+                    traffic.send(peer, bytes(header), bytes_of(views[first].copy()) if nbytes else _NOTHING, is_long=False)
                     continue
                 if nbytes:
                     slots[box.next_out][...] = views[first]
@@ -196,63 +196,64 @@ class _Traffic:
         self._transport = transport
         self._patience = patience
         self._waiter: Waiter | None = None
-        self._active: dict[int, Transfer] = {}
-        self._queued: dict[int, deque[tuple[bytes, memoryview]]] = {}
+        # To each peer: the transfer, and whether the message is a long one.
+        self._active: dict[int, tuple[Transfer, bool]] = {}
+        self._queued: dict[int, deque[tuple[bytes, memoryview, bool]]] = {}
         self._sent: dict[int, int] = {}
 
     def add(self, peer: int, transfer: Transfer) -> None:
         """Note that a short message to a peer, to whom no other one is on its way, has not been sent at once."""
-        self._active[peer] = transfer
-
-    def send(self, peer: int, header: bytes, payload: memoryview) -> None:
-        """Send a message when its turn comes; the payload stays as it is until then."""
-        if peer in self._active:
-            self._queued.setdefault(peer, deque()).append((header, payload))
-        else:
-            self._start(peer, header, payload)
-
-    def wait(self, transfer: Transfer, peer: int) -> None:
-        """Wait until a message from a peer has come."""
-        while not transfer.done:
-            self._go_on([transfer, *self._active.values()], peer)
-
-    def wait_for_sends(self, peer: int, count: int) -> None:
-        """Wait until ``count`` long messages have been sent to a peer."""
-        while self._sent.get(peer, 0) < count:
-            self._go_on(list(self._active.values()), peer)
+        self._active[peer] = transfer, False
 
     def is_busy(self, peer: int) -> bool:
         """Tell whether something is on its way to a peer."""
         return peer in self._active
 
+    def send(self, peer: int, header: bytes, payload: memoryview, *, is_long: bool = True) -> None:
+        """Send a message when its turn comes; the payload stays as it is until then."""
+        if peer in self._active:
+            self._queued.setdefault(peer, deque()).append((header, payload, is_long))
+        else:
+            self._start(peer, header, payload, is_long)
+
+    def wait(self, transfer: Transfer, peer: int) -> None:
+        """Wait until a message from a peer has come."""
+        while not transfer.done:
+            self._go_on(peer, transfer)
+
+    def wait_for_sends(self, peer: int, count: int) -> None:
+        """Wait until ``count`` long messages have been sent to a peer."""
+        while self._sent.get(peer, 0) < count:
+            self._go_on(peer)
+
     def finish(self) -> None:
         """Wait until all has been sent."""
         while self._active:
-            self._go_on(list(self._active.values()), next(iter(self._active)))
+            self._go_on(next(iter(self._active)))
 
-    def _go_on(self, transfers: list[Transfer], peer: int) -> None:
+    def _go_on(self, peer: int, *wanted: Transfer) -> None:
         if self._waiter is None:
             self._waiter = self._patience()
-        self._waiter.wait(transfers, lambda: [peer])
-        for to, transfer in list(self._active.items()):
+        self._waiter.wait([*wanted, *(transfer for transfer, _ in self._active.values())], lambda: [peer])
+        for to, (transfer, is_long) in list(self._active.items()):
             if transfer.done:
                 del self._active[to]
-                self._sent[to] = self._sent.get(to, 0) + 1
+                self._sent[to] = self._sent.get(to, 0) + is_long
                 queued = self._queued.get(to)
                 if queued:
                     self._start(to, *queued.popleft())
 
-    def _start(self, peer: int, header: bytes, payload: memoryview) -> None:
+    def _start(self, peer: int, header: bytes, payload: memoryview, is_long: bool) -> None:
         queued = self._queued.get(peer)
         while True:
             transfer = self._transport.send(peer, header, payload)
             if not transfer.done:
-                self._active[peer] = transfer
+                self._active[peer] = transfer, is_long
                 return
-            self._sent[peer] = self._sent.get(peer, 0) + 1
+            self._sent[peer] = self._sent.get(peer, 0) + is_long
             if not queued:
                 return
-            header, payload = queued.popleft()
+            header, payload, is_long = queued.popleft()
 
 
 def _no_reduction(*_: Array, **__: Array) -> None:

@@ -192,10 +192,15 @@ class Steps:
         for lane, is_long in zip(lanes, self._long, strict=True):
             if not is_long or not lane.is_send:
                 continue
-            for number, step in enumerate(lane.steps, start=1):
+            long_ones = [step for step in lane.steps if not self._is_empty(step)]
+            for number, step in enumerate(long_ones, start=1):
                 if any(index in self._plan.tasks[step].dependents for index in indices):
                     counts[lane.peer] = number
         return list(counts.items())
+
+    def _is_empty(self, index: int) -> bool:
+        """Tell whether a message has no payload, so that it is a short one in any lane."""
+        return all(piece.region[1] == piece.region[2] for piece in _pieces(self._plan, self._plan.tasks[index]))
 
     def _message(self, index: int, task: Task) -> Step:
         plan, at = self._plan, self._position

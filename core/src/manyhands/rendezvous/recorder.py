@@ -55,8 +55,8 @@ class FlightRecorder:
     Attributes
     ----------
     short
-        For each channel its last short call, set when it begins: signature, sequence number, and when. Such a call is a record of its own
-        only once it has ended (`note`), or when it has to wait.
+        For each channel its short call that runs: signature, sequence number, and when it began. Such a call is a record of its own only
+        when it has to wait, or once it has ended (`note`).
     """
 
     def __init__(self, length: int = 128) -> None:
@@ -74,6 +74,7 @@ class FlightRecorder:
     def note(self, channel: int, sequence: int, call: CallSignature, started: float) -> None:
         """Note that a short call has ended."""
         self._records.append((channel, sequence, call, started, time.monotonic()))
+        self.short.pop(channel, None)
 
     def finish(self, record: Record) -> None:
         """Note that a call has ended, well or badly."""

@@ -57,7 +57,8 @@ class ShmTransport(Transport):
         """Start to send: what fits into the ring's next slot goes at once."""
         link = self._links[peer]
         link.check()
-        if len(payload) >= _IN_PLACE_BYTES:
+        if len(payload) > max(_IN_PLACE_BYTES, len(link.outgoing[0])):
+            # Not what fits into a slot: the peer may fetch that as a short message, and such a one lies in its slot.
             offset = self._backend.offset_of(payload)
             if offset is not None:
                 return SendingInPlace(link, header, payload, offset)

@@ -263,6 +263,8 @@ class TcpTransport(Transport):
             if done:
                 return
             if progressed:
+                if deadline.passed():
+                    raise TimeoutError("the deadline passed")
                 tries, until = self._backend.patience.eager_tries, 0.0
                 continue
             tries -= 1

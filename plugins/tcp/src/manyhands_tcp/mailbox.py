@@ -14,6 +14,7 @@ from manyhands_tcp.transfers import CLOSED, Receiving, Sending
 
 __all__ = ["SLOT_BYTES", "Patience", "TcpMailbox", "aligned", "yield_processor"]
 
+_MOST_LENGTHS = 64
 SLOT_BYTES: int = 1 << 18
 """The longest payload."""
 
@@ -104,6 +105,8 @@ class TcpMailbox(Mailbox):
         """Send; what the kernel does not take at once goes on as a transfer."""
         message = self._lengths.get(nbytes)
         if message is None:
+            if len(self._lengths) >= _MOST_LENGTHS:
+                self._lengths.clear()
             message = self._lengths[nbytes] = self._outgoing[: HEADER_BYTES + nbytes]
         self._outgoing_header[:] = header
         try:
@@ -117,7 +120,7 @@ class TcpMailbox(Mailbox):
         return Sending(self._sock, self.peer, bytes(header), self.outgoing[0][:nbytes], sent)
 
     def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-        """Try again and again for a moment, which begins anew when something comes; what is missing then goes on as a transfer."""
+        """Try again and again for a moment; what is missing then goes on as a transfer."""
         total = HEADER_BYTES + nbytes
         recv_into, into = self._recv_into, self._incoming
         received, tries, until = 0, self._patience.eager_tries, 0.0
@@ -145,6 +148,6 @@ class TcpMailbox(Mailbox):
             received += came
             if received == total:
                 return None
-            into, tries, until = self._incoming[received:], self._patience.eager_tries, 0.0
+            into, tries = self._incoming[received:], self._patience.eager_tries
         begun = self._incoming[: min(received, HEADER_BYTES)].tobytes()
         return Receiving(self._sock, self.peer, bytes(header), self.incoming[0][:nbytes], received, begun)
