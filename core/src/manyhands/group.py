@@ -123,8 +123,8 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
         """Return an array in memory that the other ranks of this host can read in place, where the backend has such.
 
         Messages from it need no copy on the way, so that collectives on large arrays of this kind are faster; both the input and
-        ``out=`` gain. Every call on other arrays works as well, and on backends without such memory this is a plain array that is aligned to 64 bytes. No other rank
-        takes part.
+        ``out=`` gain. Every call on other arrays works as well, and on backends without such memory this is a plain array that is aligned
+        to 64 bytes. No other rank takes part.
 
         Parameters
         ----------

@@ -92,3 +92,12 @@ def test_the_address_of_an_interface() -> None:
     assert address_of("lo") == "127.0.0.1"
     with pytest.raises(mh.ConfigError, match="no such interface"):
         address_of("")
+
+
+def test_a_congestion_control_that_the_host_lacks_is_refused_with_those_that_it_has() -> None:
+    results = over_sockets(lambda group: group.rank, congestion_control="carrier_pigeon")
+    for result in results:
+        assert isinstance(result, mh.ConfigError), result
+        assert "carrier_pigeon" in str(result)
+        assert "auto, " in str(result)
+        assert result.key == "backends.tcp.congestion_control"

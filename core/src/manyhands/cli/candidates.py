@@ -72,8 +72,8 @@ class Candidate:
 
 
 def hosts_as_groups_see_them(network: Network, size: int) -> int:
-    """Return how many neighbouring ranks share a host, for a group: 1 where not all hosts have equally many."""
-    neighbours = network.neighbours(size)
+    """Return how many neighbouring ranks share a host, for a group: all where one host has room for them; 1 where hosts have not equally many."""
+    neighbours = max(1, min(network.neighbours(size), size))
     return neighbours if size % neighbours == 0 else 1
 
 

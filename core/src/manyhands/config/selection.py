@@ -27,7 +27,7 @@ def make_selector(resolved: Resolved, plugins: PluginManager, backend: BackendSp
         Who may bring further algorithms; extensions are loaded for it.
 
     backend
-        Whose table comes before that of manyhands, where it has one and the configuration names none.
+        Whose table comes before that of manyhands, and after that of the configuration, where it has one.
 
     Raises
     ------
@@ -38,9 +38,9 @@ def make_selector(resolved: Resolved, plugins: PluginManager, backend: BackendSp
         A module that ``plugins`` names cannot be loaded; `DuplicatePluginError` where two algorithms have one name.
     """
     settings = resolved.settings
-    rules = None if settings.selection is None else read_table(settings.selection)
-    if rules is None and backend is not None and backend.selection is not None:
-        rules = plugin_rules(backend.selection)
+    rules = plugin_rules(backend.selection) if backend is not None and backend.selection is not None else None
+    if settings.selection is not None:
+        rules = read_table(settings.selection, rules)
     algorithms = [*BUILTIN, *plugins.algorithms()]
     try:
         return Selector(rules, algorithms, settings.algorithms, plugins.refused_algorithms())

@@ -44,18 +44,20 @@ def default_rules() -> tuple[Rule, ...]:
     return tuple(_rules(tomllib.loads(text), "the table of manyhands", None))
 
 
-def read_table(path: str | os.PathLike[str]) -> tuple[Rule, ...]:
-    """Read a table, and put the table that comes with manyhands below it.
+def read_table(path: str | os.PathLike[str], below: Iterable[Rule] | None = None) -> tuple[Rule, ...]:
+    """Read a table, and put another one below it.
 
     Parameters
     ----------
     path
         A TOML file; see docs/configuration.md for what it may hold. It may leave out whatever it has no opinion on.
+    below
+        The other one; by default that which comes with manyhands, `default_rules`.
 
     Returns
     -------
     tuple of Rule
-        The rows of the file, then those of `default_rules`.
+        The rows of the file, then those below.
 
     Raises
     ------
@@ -72,7 +74,7 @@ def read_table(path: str | os.PathLike[str]) -> tuple[Rule, ...]:
         raise ConfigError(f"the table {name!r} cannot be read: {error}", file=name) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: this is not valid TOML: {error}", file=name) from None
-    return (*_rules(tree, name, name), *default_rules())
+    return (*_rules(tree, name, name), *(default_rules() if below is None else below))
 
 
 def plugin_rules(reference: str) -> tuple[Rule, ...]:

@@ -202,6 +202,8 @@ class GlooBackend(Backend):
                 work.wait(timedelta(seconds=max(0.001, min(_SLICE_S, deadline.remaining()))))
             except RuntimeError as error:
                 if work.is_completed():
+                    if work.is_success():
+                        return  # it ended just after the slice had
                     raise self._broken(error) from error
             else:
                 return

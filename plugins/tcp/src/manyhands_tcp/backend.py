@@ -14,9 +14,10 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
-from manyhands.api import Backend, Bootstrap, Deadline, LinkLost, Mailbox, Sink, Transfer, Transport
+from manyhands.api import Backend, Bootstrap, ConfigError, Deadline, LinkLost, Mailbox, Sink, Transfer, Transport
 from manyhands_tcp.interfaces import address_of
 from manyhands_tcp.mailbox import Patience, TcpMailbox, aligned, yield_processor
 from manyhands_tcp.plugin import TcpConfig
@@ -43,7 +44,7 @@ class TcpBackend(Backend):
     Raises
     ------
     ConfigError
-        The configured interface does not exist.
+        The configured interface does not exist, or the host does not offer the configured congestion control.
     RendezvousError
         This rank cannot listen where it was told to.
     DeadlineError
@@ -53,6 +54,7 @@ class TcpBackend(Backend):
     def __init__(self, bootstrap: Bootstrap) -> None:
         config = bootstrap.config
         assert isinstance(config, TcpConfig)
+        _check_congestion_control(config.congestion_control)
         self._config = config
         self._bootstrap = bootstrap
         self.rank: int = bootstrap.rank
@@ -292,6 +294,25 @@ def _block(transfers: Sequence[Moving], deadline: Deadline) -> None:
     for fd, mask in events.items():
         poll.register(fd, mask)
     poll.poll(remaining * 1000)
+
+
+def _check_congestion_control(name: str) -> None:
+    """Refuse a congestion control that was asked for by name and cannot be had."""
+    if name == "auto" or not hasattr(socket, "TCP_CONGESTION"):
+        return
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError as error:
+            allowed = ""
+            with contextlib.suppress(OSError):
+                allowed = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="ascii").strip()
+            raise ConfigError(
+                f"backends.tcp.congestion_control is {name!r}, which this host does not offer ({error.strerror}); it offers: "
+                f"auto, {allowed.replace(' ', ', ') or 'unknown'}",
+                key="backends.tcp.congestion_control",
+                value=name,
+            ) from None
 
 
 def make_card(host: str, port: int) -> bytes:
