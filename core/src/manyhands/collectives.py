@@ -116,7 +116,7 @@ class Collectives:
     sequence
         The number of the next call.
     shortcuts
-        Kinds of calls that were made before and are short.
+        Kinds of calls that were made before, and need not be looked up again.
     """
 
     def __init__(self, job: Job, members: Members, plugins: PluginManager, selector: Selector) -> None:
@@ -226,7 +226,7 @@ class Collectives:
         return prepared.way
 
     def shorten(self, key: Hashable, call: Call, shape: tuple[int, ...]) -> None:
-        """Let the next call of this kind, which was just made with a result of ``shape``, take the short way, if it is a short one."""
+        """Let the next call of this kind, which was just made with a result of ``shape``, take the short way, if it has one."""
         prepared = self._prepared.get(call)
         engine = self._engine
         if prepared is None or prepared.way is None or engine is None or key in self.shortcuts:

@@ -43,8 +43,9 @@ class Algorithm:
     pipelined
         Whether it is made to be cut into segments: without them it is of no use.
     in_order
-        Whether each rank may carry out its steps one after the other, in the order of the schedule, as long as sends do not wait: then
-        short calls take a shorter way.
+        Whether each rank may carry out its steps one after the other, in the order of the schedule, while sends go on in the background and
+        end as late as when they are received; a step that comes after a send waits for its end. Then calls take a shorter way. Tests prove
+        it for the algorithms of manyhands; a plugin is taken at its word, and where that is wrong a call ends at its deadline.
     cost
         ``cost(size, nbytes, segments, ranks_per_host)`` is the formula of the docstring for a call of ``nbytes`` bytes,
         those of the vector or of all blocks together, evenly divided; None where there is no formula.
