@@ -45,7 +45,7 @@ class Algorithm:
     in_order
         Whether each rank may carry out its steps one after the other, in the order of the schedule, while sends go on in the background and
         end as late as when they are received; a step that comes after a send waits for its end. Then calls take a shorter way. Tests prove
-        it for the algorithms of manyhands; a plugin is taken at its word, and where that is wrong a call ends at its deadline.
+        it for the algorithms of manyhands, and registration for those of plugins (`manyhands.schedule.in_order`).
     cost
         ``cost(size, nbytes, segments, ranks_per_host)`` is the formula of the docstring for a call of ``nbytes`` bytes,
         those of the vector or of all blocks together, evenly divided; None where there is no formula.

@@ -178,7 +178,7 @@ class Steps:
         if task.lane >= 0:
             return [*steps, self._message(index, task)]
         if task.target[1] == task.target[2]:
-            return []
+            return steps  # what comes after it relies on these
         if task.is_copy:
             return [*steps, _local(COPY, -1, at(task.left), at(task.target))]
         return [*steps, _local(REDUCE, -1, at(task.left), at(task.right), at(task.target))]
@@ -194,9 +194,20 @@ class Steps:
                 continue
             long_ones = [step for step in lane.steps if not self._is_empty(step)]
             for number, step in enumerate(long_ones, start=1):
-                if any(index in self._plan.tasks[step].dependents for index in indices):
+                if not self._followers(step).isdisjoint(indices):
                     counts[lane.peer] = number
         return list(counts.items())
+
+    def _followers(self, send: int) -> set[int]:
+        """Return the steps that come after a send, directly or through other sends, which do not wait for it."""
+        found: set[int] = set()
+        left = [send]
+        while left:
+            task = self._plan.tasks[left.pop()]
+            if task.lane >= 0 and self._plan.lanes[task.lane].is_send:
+                left += set(task.dependents) - found
+                found.update(task.dependents)
+        return found
 
     def _is_empty(self, index: int) -> bool:
         """Tell whether a message has no payload, so that it is a short one in any lane."""

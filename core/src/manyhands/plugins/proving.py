@@ -9,7 +9,8 @@ from typing import Final
 from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.errors import DuplicatePluginError, PluginError
 from manyhands.schedule.contracts import PROMISES, Contract, Layout
-from manyhands.schedule.errors import ScheduleError
+from manyhands.schedule.errors import ScheduleDeadlockError, ScheduleError
+from manyhands.schedule.in_order import check_in_order
 from manyhands.schedule.steps import Collective, Schedule
 from manyhands.schedule.verify import verify
 
@@ -123,6 +124,13 @@ def _prove_case(algorithm: Algorithm, case: _Case) -> None:
         if schedule != _make(algorithm, rank, case):
             raise PluginError(f"{case}: rank {rank} gets another schedule when it is made a second time; it must be pure")
     verify(schedules, ordered=algorithm.ordered, canonical=algorithm.canonical)
+    if algorithm.in_order:
+        try:
+            check_in_order(schedules)
+        except ScheduleDeadlockError as error:
+            raise PluginError(
+                f"{case}: it claims in_order, and is not: {error}; change the order of its steps, or leave in_order out"
+            ) from error
     # A vector may be cut into any number of chunks; blocks are cut as the call says, and once only where it need not be more.
     contract = Contract.of(schedules[0])
     vector = contract.promise.input is Layout.VECTOR or algorithm.collective is Collective.BARRIER
