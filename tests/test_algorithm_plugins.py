@@ -13,17 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from worlds import must, thread_world
 
 from manyhands.algorithms.registry import BUILTIN
-from manyhands.api import Algorithm, Buffer, Collective, ConfigError, Copy, Ref, Schedule, Send, hookimpl
+from manyhands.api import Algorithm, Buffer, Collective, ConfigError, Copy, Group, Recv, Reduce, Ref, Schedule, Send, hookimpl
 from manyhands.config import load, make_selector
 from manyhands.errors import DuplicatePluginError, PluginError
 from manyhands.plugins import PluginManager, Switches
-from manyhands.schedule.errors import OrderError, ScheduleError
+from manyhands.schedule.errors import OrderError, ScheduleDeadlockError, ScheduleError
 
 PACKAGES = Path(__file__).resolve().parent / "packages"
-BROADCAST, REDUCE = Collective.BROADCAST, Collective.REDUCE
+ALL_REDUCE, BROADCAST, REDUCE = Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE
 
 
 def install(name: str, site: Path, build: Path) -> None:
@@ -239,6 +241,93 @@ def test_a_wrong_algorithm_takes_no_right_one_with_it(manager: PluginManager) ->
     manager.register(Offer(wrong, right, "no algorithm"), "offer")
     assert manager.algorithms() == [right]
     assert set(manager.refused_algorithms()) == {("all_reduce", "mine"), ("no collective", "'no algorithm'")}
+
+
+def exchange(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+    """In a world of two, let each rank write again to what it has sent, before it receives what the other one sends."""
+    if size != 2:
+        return builtin(ALL_REDUCE, "recursive_doubling").schedule(rank, size, root, segments)
+    own, total = Ref(Buffer.INPUT, 0), Ref(Buffer.OUTPUT, 0)
+    kept, came = Ref(Buffer.SCRATCH, 0), Ref(Buffer.SCRATCH, 1)
+    operands = (kept, came) if rank == 0 else (came, kept)
+    steps = (
+        Copy(kept, own),
+        Send(1 - rank, kept, (0,)),
+        Copy(kept, own, (1,)),
+        Recv(1 - rank, came),
+        Reduce(total, *operands, (2, 3)),
+    )
+    return Schedule(ALL_REDUCE, "exchange", rank, size, 0, 1, 1, (own, own), steps)
+
+
+EXCHANGE = Algorithm("exchange", ALL_REDUCE, exchange, "right, but not in order")
+
+
+def test_one_that_wrongly_claims_to_be_in_order_is_refused_with_who_waits_for_whom(manager: PluginManager) -> None:
+    manager.register(Offer(replace(EXCHANGE, in_order=True)), "offer")
+    assert manager.algorithms() == []
+    assert manager.refused_algorithms()["all_reduce", "exchange"] == (
+        "world of 2, root 0, segments 1: it claims in_order, and is not: "
+        "one after the other, 4 of 10 steps can run, and then each of these ranks waits for the next: "
+        "rank 0, step 2 (Copy) waits until rank 1 receives by step 3 what step 1 sends -> "
+        "rank 1, step 2 (Copy) waits until rank 0 receives by step 3 what step 1 sends -> rank 0; "
+        "change the order of its steps, or leave in_order out"
+    )
+    refusal = manager.extension_errors()["offer"].__cause__
+    assert isinstance(refusal, PluginError)
+    assert isinstance(refusal.__cause__, ScheduleDeadlockError)
+    resolved = load({"algorithms": {"all_reduce": "exchange"}}, environ={}, manager=manager)
+    with pytest.raises(ConfigError, match="which was refused: world of 2, root 0, segments 1: it claims in_order, and is not"):
+        make_selector(resolved, manager)
+
+
+def test_one_that_does_not_claim_to_be_in_order_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = PluginManager(Switches())
+    manager.register(Offer(EXCHANGE), "offer")
+    monkeypatch.setattr("manyhands.plugins.manager._process_manager", lambda: manager)
+
+    def program(group: Group) -> float:
+        # Too long for mailboxes and for buffers of the kernel: one after the other, its steps would never end.
+        return float(group.all_reduce(np.full(1 << 22, group.rank + 1.0)).sum())
+
+    config = {"algorithms": {"all_reduce": "exchange"}}
+    assert must(thread_world(program, 2, "tcp", timeout_s=10, config=config)) == [3.0 * (1 << 22)] * 2
+
+
+def paced(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+    """In a world of three, let rank 0 write to what it sent first only after what it sends to another rank."""
+    if size != 3:
+        return builtin(ALL_REDUCE, "recursive_doubling").schedule(rank, size, root, segments)
+    own, total = Ref(Buffer.INPUT, 0), Ref(Buffer.OUTPUT, 0)
+    kept, came = Ref(Buffer.SCRATCH, 0), Ref(Buffer.SCRATCH, 1)
+    steps: list[Any] = [
+        [Copy(kept, own), Send(1, kept, (0,)), Send(2, None, (1,)), Reduce(kept, kept, own, (2,)), Recv(1, total, (0, 3))],
+        [
+            Recv(0, came),
+            Reduce(came, came, own, (0,)),
+            Recv(2, kept),
+            Reduce(total, came, kept, (1, 2)),
+            Send(0, total, (3,)),
+            Send(2, total, (3,)),
+        ],
+        [Recv(0, None), Send(1, own), Recv(1, total, (1,))],
+    ]
+    return Schedule(ALL_REDUCE, "paced", rank, size, 0, 1, 1, (own, own), tuple(steps[rank]))
+
+
+def test_what_a_long_message_reads_is_not_written_to_by_a_step_that_comes_after_another_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = PluginManager(Switches())
+    manager.register(Offer(Algorithm("paced", ALL_REDUCE, paced, "", in_order=True)), "offer")
+    monkeypatch.setattr("manyhands.plugins.manager._process_manager", lambda: manager)
+
+    def program(group: Group) -> tuple[float, float]:
+        if group.rank == 1:
+            group.compute(1.0)  # until then nobody takes what rank 0 sends
+        total = group.all_reduce(np.full(10_000, group.rank + 1.0))
+        return float(total.min()), float(total.max())
+
+    assert must(thread_world(program, 3, "simulated", config={"algorithms": {"all_reduce": "paced"}})) == [(6.0, 6.0)] * 3
+    assert manager.refused_algorithms() == {}
 
 
 @pytest.mark.parametrize("name", ["hierarchical", "ring", "binomial", "pairwise", "bruck", "recursive_doubling"])

@@ -220,24 +220,23 @@ def test_gloo_is_measured_beside_the_others(bench: Bench) -> None:
     assert len(cells(answer.stdout, "gloo")) == len(BENCHMARKS)
 
 
-def test_ranks_may_be_threads(bench: Bench) -> None:
+def test_a_backend_whose_time_is_virtual_is_refused(bench: Bench) -> None:
     answer = bench("all_reduce", "--backends", "simulated,tcp", "-n", "2", "--sizes", "8", "--iterations", "2")
-    assert answer.returncode == 0, answer.stderr
-    assert cells(answer.stdout, "simulated")[0][-1] == "1.000"
-    assert len(cells(answer.stdout, "tcp")) == 1
+    assert answer.returncode == 2
+    assert "the backend 'simulated' lives on a clock of its own, and cannot be measured" in answer.stderr
 
 
 def test_rank_0_writes_down_all_records_of_a_point_and_then_that_it_is_done(tmp_path: Path) -> None:
     points = [Point("all_reduce", 8), Point("barrier", 0)]
-    opened, *records = on_rank_threads(plan_of([Target("simulated"), Target("tcp")], points), 2, "simulated", tmp_path)
+    opened, *records = on_rank_threads(plan_of([Target("tcp"), Target("shm")], points), 2, "tcp", tmp_path)
     assert isinstance(opened, Opened)
     assert [type(record) for record in records] == [Row, Row, Done, Row, Row, Done]
-    assert [record.backend for record in records if isinstance(record, Row)] == ["simulated", "tcp"] * 2
+    assert [record.backend for record in records if isinstance(record, Row)] == ["tcp", "shm"] * 2
 
 
 def test_what_the_budget_does_not_reach_is_skipped(tmp_path: Path) -> None:
-    plan = plan_of([Target("simulated")], [Point("all_reduce", 8)], budget_s=1e-9)
-    assert on_rank_threads(plan, 2, "simulated", tmp_path)[1:] == [Skipped("all_reduce", 8), Done()]
+    plan = plan_of([Target("tcp")], [Point("all_reduce", 8)], budget_s=1e-9)
+    assert on_rank_threads(plan, 2, "tcp", tmp_path)[1:] == [Skipped("all_reduce", 8), Done()]
 
 
 def test_symmetric_memory_comes_from_the_group_and_where_it_is_used_up_only_that_point_fails(
@@ -254,14 +253,14 @@ def test_symmetric_memory_comes_from_the_group_and_where_it_is_used_up_only_that
         return np.empty(shape, dtype)
 
     monkeypatch.setattr(mh.Group, "empty", empty, raising=False)
-    targets = [Target("simulated"), Target("simulated", "symmetric")]
+    targets = [Target("tcp"), Target("tcp", "symmetric")]
     points = [Point("all_reduce", 8), Point("all_reduce", 16), Point("all_reduce", 8)]
-    records = on_rank_threads(plan_of(targets, points), 2, "simulated", tmp_path)
+    records = on_rank_threads(plan_of(targets, points), 2, "tcp", tmp_path)
     assert [record.backend for record in records if isinstance(record, Row)] == [
-        *("simulated", "simulated+symmetric", "simulated", "simulated", "simulated+symmetric"),
+        *("tcp", "tcp+symmetric", "tcp", "tcp", "tcp+symmetric"),
     ]
     assert [record for record in records if isinstance(record, Problem)] == [
-        Problem("simulated+symmetric", "all_reduce", 16, "rank 0: UnsupportedError: there is no more of it")
+        Problem("tcp+symmetric", "all_reduce", 16, "rank 0: UnsupportedError: there is no more of it")
     ]
     assert made == [2] * 8  # input and result, of two ranks, at two points
 
@@ -271,11 +270,11 @@ def test_a_backend_that_breaks_takes_its_symmetric_half_along(tmp_path: Path, mo
         raise RuntimeError("enough is enough")
 
     monkeypatch.setattr(mh.Group, "all_reduce", broken)
-    plan = plan_of([Target("simulated"), Target("simulated", "symmetric")], [Point("all_reduce", 8), Point("barrier", 0)])
-    records = on_rank_threads(plan, 2, "simulated", tmp_path)[1:]
+    plan = plan_of([Target("tcp"), Target("tcp", "symmetric")], [Point("all_reduce", 8), Point("barrier", 0)])
+    records = on_rank_threads(plan, 2, "tcp", tmp_path)[1:]
     text = "rank 0: RuntimeError: enough is enough"
     expected = [
-        [Problem(name, benchmark, size, text) for name in ("simulated", "simulated+symmetric")]
+        [Problem(name, benchmark, size, text) for name in ("tcp", "tcp+symmetric")]
         for benchmark, size in (("all_reduce", 8), ("barrier", 0))
     ]
     assert records == [*expected[0], Done(), *expected[1], Done()]

@@ -100,7 +100,7 @@ def test_every_algorithm_of_every_collective_is_measured_and_every_rank_told_the
         collective.value: [each.name for each in BUILTIN if each.collective is collective and not each.by_host]
         for collective in Collective
     }
-    ranks = measured(Plan(candidates, [8, 1000], 50.0, "simulated", "", rounds=3), world_size, "simulated")
+    ranks = measured(Plan(candidates, [8, 1000], 50.0, "tcp", "", rounds=3), world_size, "tcp")
     assert ranks == [ranks[0]] * world_size
     for collective, names in candidates.items():
         points = [point for point in ranks[0] if point.collective == collective]
@@ -114,7 +114,7 @@ def test_every_algorithm_of_every_collective_is_measured_and_every_rank_told_the
 
 
 def test_what_the_budget_does_not_reach_is_not_measured() -> None:
-    [points, _] = measured(Plan({"all_reduce": ["ring"]}, [8, 16], 1e-9, "simulated", ""), 2, "simulated")
+    [points, _] = measured(Plan({"all_reduce": ["ring"]}, [8, 16], 1e-9, "tcp", ""), 2, "tcp")
     assert points == [Point("all_reduce", 8), Point("all_reduce", 16)]
 
 
@@ -136,10 +136,9 @@ def test_a_table_is_measured_over_tcp_and_used_by_the_next_job(shell: Run, tmp_p
     assert answer.stdout.startswith("measured here at ")
 
 
-@pytest.mark.parametrize("backend", ["tcp", "simulated"])
-def test_a_wrong_result_ends_the_measurement_and_names_the_rank(shell: Run, tmp_path: Path, backend: str) -> None:
+def test_a_wrong_result_ends_the_measurement_and_names_the_rank(shell: Run, tmp_path: Path) -> None:
     (tmp_path / "wrong_native.py").write_text(WRONG)
-    words = ("all_reduce", "-n", "2", "--algorithms", "--backend", backend, "--sizes", "8")
+    words = ("all_reduce", "-n", "2", "--algorithms", "--backend", "tcp", "--sizes", "8")
     answer = shell("bench.py", *words, MANYHANDS_PLUGINS="wrong_native")
     assert answer.returncode == 1
     assert "InternalError" in answer.stderr
@@ -161,3 +160,9 @@ def test_measuring_leaves_no_group_behind() -> None:
     measured(Plan({"barrier": ["dissemination"]}, [], 0.2, "tcp", ""), 2, "tcp")
     with mh.init(config={}) as group:
         assert group.world_size == 1
+
+
+def test_a_backend_whose_time_is_virtual_is_refused(shell: Run) -> None:
+    answer = shell("bench.py", "all_reduce", "-n", "2", "--algorithms", "--backend", "simulated", "--sizes", "8")
+    assert answer.returncode == 1
+    assert "the backend 'simulated' lives on a clock of its own, and cannot be measured" in answer.stderr

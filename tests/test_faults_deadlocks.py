@@ -16,6 +16,8 @@ import manyhands as mh
 from manyhands.api import Group
 
 BACKENDS = ["tcp", "simulated"]
+CONFIG = {"backends": {"simulated": {"eager_bytes": 65536}}}
+"""As the other backends, which carry small messages that nobody receives yet."""
 TIMEOUT_S = 30
 SOON_S = 3.0
 """Far below the timeout: who is told within it was not told by a deadline."""
@@ -47,7 +49,7 @@ def started(nursery: Nursery, backend: str, body: str, world_size: int) -> conte
     if backend == "tcp":
         program += f"\nwith mh.init(timeout_s={TIMEOUT_S}) as group:\n    program(group)\n"
     else:
-        program = f"{SIMULATED}\n{program}\nmanyhands_simulated.run(program, {world_size}, timeout_s={TIMEOUT_S})\n"
+        program = f"{SIMULATED}\n{program}\nmanyhands_simulated.run(program, {world_size}, timeout_s={TIMEOUT_S}, check=False, config={CONFIG})\n"
     return nursery.ranks(program, world_size if backend == "tcp" else 1)
 
 
@@ -75,8 +77,11 @@ DEADLOCKS = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("deadlock", DEADLOCKS)
+@pytest.mark.parametrize(
+    ("deadlock", "backend"),
+    # In a simulated world nobody else runs while a rank thinks.
+    [(name, backend) for backend in BACKENDS for name in DEADLOCKS if backend == "tcp" or "lost in thought" not in name],
+)
 def test_ranks_that_wait_for_each_other_for_ever_are_told(nursery: Nursery, backend: str, deadlock: str) -> None:
     body = f"""
         pair = group.subgroup([0, 1])
@@ -86,9 +91,9 @@ def test_ranks_that_wait_for_each_other_for_ever_are_told(nursery: Nursery, back
     with started(nursery, backend, body, 3) as ranks:
         failures = ranks.start().raised()
     assert sorted(failures) == [0, 1, 2]
-    assert {failure["type"] for failure in failures.values()} == {"CollectiveMismatchError"}, failures
+    assert {failure["type"] for failure in failures.values()} == {"DeadlockError"}, failures
     assert len({failure["text"] for failure in failures.values()}) == 1
-    assert "wait for each other" in failures[0]["text"]
+    assert ("wait for each other" if backend == "tcp" else "no rank can go on") in failures[0]["text"]
     assert max(failure["took"] for failure in failures.values()) < SOON_S
 
 
@@ -251,7 +256,7 @@ def test_a_large_send_that_nobody_receives_is_told_when_its_receiver_closes(worl
         if group.rank == 0:
             group.send(np.zeros(8 << 20), 1)
 
-    with pytest.raises((mh.PeerLostError, mh.CollectiveMismatchError), match=r"rank 1.*closed its group"):
+    with pytest.raises((mh.PeerLostError, mh.CollectiveMismatchError), match=r"rank 1.*(closed|left) its group"):
         world(program, 2)
 
 

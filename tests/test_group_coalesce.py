@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds import on_threads, over_sockets
+from worlds import over_sockets, thread_world
 
 import manyhands as mh
-from manyhands.api import Group, ThreadWorld
+from manyhands.api import Group
 
 SHAPES = [(3,), (), (2, 5), (0,), (1000,), (4, 0, 2), (7, 1, 3)]
 
@@ -61,16 +61,11 @@ def test_reproducible_floats_have_the_bits_of_separate_calls(world):
 
 
 def test_the_configured_reproducible_holds_for_batches():
+    def program(group: Group) -> None:
+        with group.coalesce() as batch:
+            batch.all_reduce(np.ones(3 + (group.rank == 1)))
 
-    threads = ThreadWorld(2, "simulated")
-
-    def body(rank: int) -> str:
-        with threads.rank(rank), mh.init(config={"reproducible": True}, timeout_s=20) as group:
-            with group.coalesce() as batch:
-                batch.all_reduce(np.ones(3 + (rank == 1)))
-            return ""
-
-    outcomes = on_threads(body, 2)
+    outcomes = thread_world(program, 2, "simulated", config={"reproducible": True})
     assert all("reproducible=True" in str(outcome) for outcome in outcomes)
 
 

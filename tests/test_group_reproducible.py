@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds import must, on_threads
+from worlds import must, thread_world
 
 import manyhands as mh
 from manyhands.algorithms.registry import BUILTIN
-from manyhands.api import Collective, Group, ThreadWorld
+from manyhands.api import Collective, Group
 
 REPRODUCIBLE = [
     algorithm.name for algorithm in BUILTIN if algorithm.collective is Collective.ALL_REDUCE and algorithm.canonical
@@ -37,13 +37,7 @@ def in_the_order_of_ranks(parts: list[Any], combine: Callable[[Any, Any], Any] =
 
 def run(program: Callable[[Group], Any], size: int, **config: Any) -> list[Any]:
     """Run a program on threads with a configuration."""
-    world = ThreadWorld(size, "simulated")
-
-    def body(rank: int) -> Any:
-        with world.rank(rank), mh.init(config=config, timeout_s=20) as group:
-            return program(group)
-
-    return must(on_threads(body, size))
+    return must(thread_world(program, size, "simulated", config=config))
 
 
 def same_bits(found: Any, expected: Any) -> bool:
@@ -118,12 +112,6 @@ def test_an_algorithm_of_another_order_is_refused_before_any_byte_moves() -> Non
 
 
 def test_ranks_that_do_not_all_ask_for_it_are_a_mismatch() -> None:
-    world = ThreadWorld(2, "simulated")
-
-    def body(rank: int) -> None:
-        with world.rank(rank), mh.init(config={}, timeout_s=20) as group:
-            group.all_reduce(np.ones(3), reproducible=rank == 1)
-
-    outcomes = on_threads(body, 2)
+    outcomes = thread_world(lambda group: group.all_reduce(np.ones(3), reproducible=group.rank == 1), 2, "simulated")
     assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 2
     assert "reproducible=True" in str(outcomes[0])

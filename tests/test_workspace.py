@@ -62,7 +62,10 @@ def test_the_extras_that_the_readme_promises_exist(repository):
 
 def test_each_plugin_is_found_by_its_entry_point(repository):
     assert table(repository / "plugins/tcp")["entry-points"] == {"manyhands": {"tcp": "manyhands_tcp.plugin"}}
-    assert table(repository / "plugins/simulated")["entry-points"] == {"manyhands": {"simulated": "manyhands_simulated.plugin"}}
+    assert table(repository / "plugins/simulated")["entry-points"] == {
+        "manyhands": {"simulated": "manyhands_simulated.plugin"},
+        "pytest11": {"manyhands_simulated": "manyhands_simulated.pytest_plugin"},
+    }
 
 
 def test_every_package_is_typed(repository):

@@ -24,7 +24,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "arrays hookspecs observe simulation drawing objects",
         "arguments plugins provenance",
         "config point_to_point select",
-        "engine rendezvous",
+        "engine rendezvous runtime",
         "lanes",
         "job threads work",
         "choosing failures",

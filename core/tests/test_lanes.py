@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands import lanes
+from manyhands import runtime
 from manyhands.deadline import Deadline
 from manyhands.lanes import Lane
 
@@ -168,7 +168,7 @@ def test_a_turn_that_comes_as_the_time_runs_out_is_taken(comes_first: bool, monk
                 lane.give()
             return False
 
-    monkeypatch.setattr(lanes.threading, "Event", LateEvent)
+    monkeypatch.setattr(runtime.threading, "Event", LateEvent)
     if comes_first:
         lane.take(soon())
     else:
@@ -196,7 +196,7 @@ def test_a_wait_that_is_broken_off_gives_its_place_or_its_turn_to_the_next(
                 lane.give()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(lanes.threading, "Event", BrokenEvent)
+    monkeypatch.setattr(runtime.threading, "Event", BrokenEvent)
     with pytest.raises(KeyboardInterrupt):
         lane.take(soon())
     monkeypatch.undo()
@@ -262,13 +262,13 @@ def test_background_threads_are_used_again() -> None:
         lane = Lane()
         lane.submit(lambda: idents.add(threading.get_ident()))
         finish(lane)
-        until(lambda: bool(lanes._idle))
+        until(lambda: bool(runtime._idle))
     assert workers() <= 3 + len(idents)
     assert len(idents) < 20
 
 
 def test_background_threads_end_when_they_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_IDLE_S", 0.001)
+    monkeypatch.setattr(runtime, "_IDLE_S", 0.001)
     lane, threads = Lane(), list[threading.Thread]()
     lane.submit(lambda: threads.append(threading.current_thread()))
     finish(lane)
@@ -281,7 +281,7 @@ def test_background_threads_end_when_they_have_nothing_to_do(monkeypatch: pytest
 
 def test_a_background_thread_that_ends_takes_no_action_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever moment an action comes at, somebody runs it."""
-    monkeypatch.setattr(lanes, "_IDLE_S", 1e-6)
+    monkeypatch.setattr(runtime, "_IDLE_S", 1e-6)
     lane, had = Lane(), list[int]()
     for number in range(300):
         lane.submit(lambda number=number: had.append(number))  # type: ignore[misc]
@@ -296,7 +296,7 @@ def test_an_idle_thread_keeps_nothing_alive(monkeypatch: pytest.MonkeyPatch) -> 
         pass
 
     # Nor may the thing be given back by nothing but the end of the thread.
-    monkeypatch.setattr(lanes, "_IDLE_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(runtime, "_IDLE_S", 2 * PATIENCE_S)
     lane = Lane()
     thing = Thing()
     alive = weakref.ref(thing)
@@ -312,7 +312,7 @@ def test_a_forked_child_has_background_threads_of_its_own() -> None:
     program = """
         import os, sys, threading, warnings
         warnings.simplefilter("ignore")
-        from manyhands import lanes
+        from manyhands import runtime
         from manyhands.deadline import Deadline
         from manyhands.lanes import Lane
         from manyhands.rendezvous.bystanders import nobody_else
@@ -330,7 +330,7 @@ def test_a_forked_child_has_background_threads_of_its_own() -> None:
         busy.submit(action)
         assert begun.wait(10)
         assert use(Lane()) == [1]
-        while not lanes._idle:
+        while not runtime._idle:
             pass
         child = os.fork()
         if child == 0:

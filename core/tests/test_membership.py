@@ -120,7 +120,7 @@ def test_messages_that_were_all_received_are_no_obstacle_to_the_farewell() -> No
     assert job.told == {rank: [Farewell()] for rank in range(3)}
 
 
-def test_ranks_that_wait_in_a_circle_are_a_mismatch_told_with_what_each_did() -> None:
+def test_ranks_that_wait_in_a_circle_are_a_deadlock_told_with_what_each_did() -> None:
     job = Job()
     for rank in range(3):
         assert job.told[rank] == []
@@ -128,7 +128,7 @@ def test_ranks_that_wait_in_a_circle_are_a_mismatch_told_with_what_each_did() ->
     for rank in range(3):
         job.answer(rank, f"in call {rank}", entered=False)
     verdict = job.the_verdict()
-    assert verdict.kind == "mismatch"
+    assert verdict.kind == "deadlock"
     assert verdict.text.startswith("ranks 0-2 wait for each other, and none can go on")
     assert verdict.text.endswith("\n  rank 0: in call 0\n  rank 1: in call 1\n  rank 2: in call 2")
 

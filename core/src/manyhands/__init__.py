@@ -5,7 +5,7 @@
 >>> with mh.init() as group:
 ...     total = group.all_reduce(np.ones(3))
 
-`init`, `Group`, `DeviceMesh` and `Work` are loaded when they are first used, so that a program that may or may not run distributed,
+`init`, `sleep`, `Group`, `DeviceMesh` and `Work` are loaded when they are first used, so that a program that may or may not run distributed,
 a command line or a test collection pays next to nothing for the import.
 """
 
@@ -24,6 +24,7 @@ from manyhands.errors import (
     CommError,
     ConfigError,
     DeadlineError,
+    DeadlockError,
     DTypeError,
     DuplicatePluginError,
     InternalError,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from manyhands.group import Group
     from manyhands.joining import init
     from manyhands.mesh import DeviceMesh
+    from manyhands.threads import sleep
     from manyhands.work import Work
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "ConfigError",
     "DTypeError",
     "DeadlineError",
+    "DeadlockError",
     "DeviceMesh",
     "DuplicatePluginError",
     "Group",
@@ -79,6 +82,7 @@ __all__ = [
     "Work",
     "__version__",
     "init",
+    "sleep",
 ]
 
 _HOMES = {
@@ -86,6 +90,7 @@ _HOMES = {
     "Group": "manyhands.group",
     "Work": "manyhands.work",
     "init": "manyhands.joining",
+    "sleep": "manyhands.threads",
 }
 
 

@@ -15,6 +15,7 @@ from manyhands.backend import (
     BackendSpec,
     Bootstrap,
     CollectiveRequest,
+    Damaged,
     HeaderMismatch,
     LaunchRequest,
     LinkLost,
@@ -30,6 +31,7 @@ from manyhands.errors import (
     BackendUnavailableError,
     CommError,
     ConfigError,
+    DeadlockError,
     InternalError,
     ManyHandsError,
     RendezvousError,
@@ -44,13 +46,21 @@ if TYPE_CHECKING:
     from manyhands.joining import init
     from manyhands.mesh import DeviceMesh
     from manyhands.observe import OperationEvent
+    from manyhands.rendezvous.recorder import FlightRecorder, Record
+    from manyhands.runtime import Condition, Place, Runtime
     from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
+    from manyhands.simulation.jitter import Jitter, JitterSource
+    from manyhands.simulation.network import Level as NetworkLevel
+    from manyhands.simulation.network import Network
+    from manyhands.simulation.paths import Path, Paths
+    from manyhands.simulation.presets import PRESETS as NETWORKS
     from manyhands.threads import ThreadWorld, current_rank
     from manyhands.work import Work
 
 __all__ = [
     "API_VERSION",
     "HEADER_BYTES",
+    "NETWORKS",
     "AbortedError",
     "Algorithm",
     "Backend",
@@ -62,24 +72,37 @@ __all__ = [
     "Collective",
     "CollectiveRequest",
     "CommError",
+    "Condition",
     "ConfigError",
     "Copy",
+    "Damaged",
     "Deadline",
+    "DeadlockError",
     "DeviceMesh",
+    "FlightRecorder",
     "Group",
     "HeaderMismatch",
     "InternalError",
+    "Jitter",
+    "JitterSource",
     "LaunchRequest",
     "LinkLost",
     "Mailbox",
     "ManyHandsError",
     "NativeCollective",
+    "Network",
+    "NetworkLevel",
     "OperationEvent",
+    "Path",
+    "Paths",
+    "Place",
+    "Record",
     "Recv",
     "RecvReduce",
     "Reduce",
     "Ref",
     "RendezvousError",
+    "Runtime",
     "Schedule",
     "Send",
     "Sink",
@@ -94,12 +117,22 @@ __all__ = [
     "init",
 ]
 
-# What describes a plugin needs none of these: a command that only asks which backends there are must not wait for NumPy.
+# What describes a plugin needs none of these: a command that only asks which backends there are must not wait for NumPy. After a
+# colon stands the name at home, where it is another one.
 _HOMES = {
     "Algorithm": "manyhands.algorithms.registry",
     "DeviceMesh": "manyhands.mesh",
     "Group": "manyhands.group",
+    "Jitter": "manyhands.simulation.jitter",
+    "JitterSource": "manyhands.simulation.jitter",
+    "NETWORKS": "manyhands.simulation.presets:PRESETS",
+    "Network": "manyhands.simulation.network",
+    "NetworkLevel": "manyhands.simulation.network:Level",
     "OperationEvent": "manyhands.observe",
+    **dict.fromkeys(("FlightRecorder", "Record"), "manyhands.rendezvous.recorder"),
+    **dict.fromkeys(("Condition", "Place", "Runtime"), "manyhands.runtime"),
+    "Path": "manyhands.simulation.paths",
+    "Paths": "manyhands.simulation.paths",
     "ThreadWorld": "manyhands.threads",
     "Work": "manyhands.work",
     "current_rank": "manyhands.threads",
@@ -115,7 +148,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'manyhands.api' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOMES[name]), name)
+    module, _, name_there = _HOMES[name].partition(":")
+    value = getattr(import_module(module), name_there or name)
     globals()[name] = value
     return value
 

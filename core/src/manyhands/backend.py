@@ -26,6 +26,7 @@ __all__ = [
     "BackendSpec",
     "Bootstrap",
     "CollectiveRequest",
+    "Damaged",
     "HeaderMismatch",
     "LaunchRequest",
     "LinkLost",
@@ -63,6 +64,15 @@ class HeaderMismatch(Exception):
         super().__init__(f"an unexpected message from rank {peer}")
         self.peer: int = peer
         self.header: bytes = header
+
+
+class Damaged(Exception):
+    """What came from ``peer``, or did not come, is not what it sent. A transport that can tell raises it; no call is given such bytes."""
+
+    def __init__(self, peer: int, reason: str) -> None:
+        super().__init__(reason)
+        self.peer: int = peer
+        self.reason: str = reason
 
 
 class Transfer(ABC):
@@ -196,6 +206,8 @@ class Transport(ABC):
             A message was not the expected one.
         LinkLost
             A connection broke, also because `Backend.abort` was called.
+        Damaged
+            A message did not come as it was sent.
         TimeoutError
             The deadline passed.
         """
@@ -342,7 +354,7 @@ class BackendSpec:
     devices
         Where arrays may live: ``"cpu"``, ``"cuda"``.
     capabilities
-        Free words that others may ask for, such as ``"transport"``.
+        Free words that others may ask for: ``"transport"``; ``"virtual time"`` where ranks do not live on the computer's clock.
     probe
         Returns None when the backend can run here, else the reason in words. Must be quick and import nothing heavy.
     install

@@ -42,11 +42,11 @@ class Calls:
         self._operations = operations
         self._timeout_s = timeout_s
         self._lane = operations.collectives.lane
-        self._callbacks = Lane()
+        self._callbacks = Lane(job.runtime)
         self._shortcuts = operations.collectives.shortcuts
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        return Deadline(self._timeout_s if timeout_s is None else timeout_s, self._job.runtime.now)
 
     def _check_open(self) -> None:
         try:
@@ -106,7 +106,9 @@ class Calls:
         seconds = self._deadline(timeout_s).timeout_s
         self._check_open()
         work: Work[T] = Work(what, self._callbacks, self._saw)
-        (lane or self._lane).submit(lambda: work.run(lambda: action(Deadline(seconds))))
+        runtime = self._job.runtime
+        run = runtime.on_behalf(lambda: work.run(lambda: action(Deadline(seconds, runtime.now))))
+        (lane or self._lane).submit(run)
         return work
 
     def _saw(self) -> None:

@@ -125,7 +125,7 @@ class Collectives:
         self._channel = members.channel
         self._plugins = plugins
         self._selector = selector
-        self.lane: Lane = Lane()
+        self.lane: Lane = Lane(job.runtime)
         self.sequence: int = 0
         self.shortcuts: dict[Hashable, Shortcut] = {}
         self._engine: Engine | None = None
@@ -153,7 +153,7 @@ class Collectives:
         sequence = self.sequence
         self.sequence = self._job.control.progress.calls[self._channel] = sequence + 1
         recorder = self._job.control.recorder
-        record = recorder.start(self._channel, sequence, prepared.signature)
+        record = recorder.start(self._channel, sequence, prepared.signature, prepared.nbytes)
         try:
             if self._plugins.observers():
                 self._run_observed(prepared, source, target, record, deadline)
@@ -170,7 +170,7 @@ class Collectives:
     def _run(self, prepared: _Prepared, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
         signature, sequence = prepared.signature, record.sequence
         engine = self._engine or self._start_engine()
-        stall = partial(self.stalled, record, signature)
+        stall = None if self._job.runtime.is_simulated else partial(self.stalled, record, signature)
 
         def action() -> None:
             way = prepared.way or self._express(prepared, engine, source.dtype, deadline)
@@ -193,7 +193,7 @@ class Collectives:
             algorithm=prepared.carrier,
             nbytes=prepared.nbytes,
             dtype=str(source.dtype) if prepared.signature.dtype else "",
-            started_ns=time.monotonic_ns(),
+            started_ns=self._now_ns(),
         )
         self._plugins.notify_started(event)
         error: BaseException | None = None
@@ -203,7 +203,11 @@ class Collectives:
             error = caught
             raise
         finally:
-            self._plugins.notify_finished(replace(event, finished_ns=time.monotonic_ns(), error=error))
+            self._plugins.notify_finished(replace(event, finished_ns=self._now_ns(), error=error))
+
+    def _now_ns(self) -> int:
+        runtime = self._job.runtime
+        return round(runtime.now() * 1e9) if runtime.is_simulated else time.monotonic_ns()
 
     def _express(self, prepared: _Prepared, engine: Engine, dtype: np.dtype[Any], deadline: Deadline) -> Express | None:
         """Return the short way of a call, where it has one."""
@@ -229,7 +233,13 @@ class Collectives:
         """Let the next call of this kind, which was just made with a result of ``shape``, take the short way, if it has one."""
         prepared = self._prepared.get(call)
         engine = self._engine
-        if prepared is None or prepared.way is None or engine is None or key in self.shortcuts:
+        if (
+            prepared is None
+            or prepared.way is None
+            or engine is None
+            or key in self.shortcuts
+            or self._job.runtime.is_simulated
+        ):
             return
         way = prepared.way
         if call.collective in _VECTOR and isinstance(way, Express):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 from manyhands.checks import is_number
 from manyhands.errors import UsageError
@@ -15,12 +16,14 @@ _LONGEST_S = 2_000_000.0
 
 
 class Deadline:
-    """A point on the monotonic clock, and the number of seconds it was made of.
+    """A point on a clock, and the number of seconds it was made of.
 
     Parameters
     ----------
     timeout_s
         Seconds from now; positive and finite.
+    now
+        The clock; the computer's monotonic one by default.
 
     Raises
     ------
@@ -28,21 +31,22 @@ class Deadline:
         ``timeout_s`` is not a positive, finite number.
     """
 
-    __slots__ = ("at", "timeout_s")
+    __slots__ = ("_now", "at", "timeout_s")
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
         if not is_number(timeout_s) or not 0 < timeout_s < math.inf:
             raise UsageError(
                 f"timeout_s must be a positive, finite number of seconds, and {timeout_s!r} was given: no call of manyhands "
                 "may block for ever; give a large number, such as 86400 for a day"
             )
         self.timeout_s: float = float(timeout_s)
-        self.at: float = time.monotonic() + min(self.timeout_s, _LONGEST_S)
+        self._now = now
+        self.at: float = now() + min(self.timeout_s, _LONGEST_S)
 
     def remaining(self) -> float:
         """Return the seconds left, 0.0 once the deadline has passed."""
-        return max(0.0, self.at - time.monotonic())
+        return max(0.0, self.at - self._now())
 
     def passed(self) -> bool:
         """Tell whether the deadline has passed."""
-        return time.monotonic() >= self.at
+        return self._now() >= self.at

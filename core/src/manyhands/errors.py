@@ -23,6 +23,7 @@
     │   ├─ PeerLostError (ConnectionError)         a rank died or left
     │   ├─ DeadlineError (TimeoutError)            an operation did not finish in time
     │   ├─ CollectiveMismatchError                 the ranks did not call the same thing
+    │   │   └─ DeadlockError                       ranks wait for each other, and none can go on
     │   ├─ AbortedError                            another rank gave up
     │   ├─ ClosedError                             the group was closed
     │   └─ ProtocolError                           a peer sent what no manyhands sends
@@ -47,6 +48,7 @@ __all__ = [
     "ConfigError",
     "DTypeError",
     "DeadlineError",
+    "DeadlockError",
     "DuplicatePluginError",
     "InternalError",
     "InvalidRankError",
@@ -207,6 +209,10 @@ class DeadlineError(CommError, TimeoutError):
 
 class CollectiveMismatchError(CommError):
     """The ranks did not make the same call; the message says who did what."""
+
+
+class DeadlockError(CollectiveMismatchError):
+    """Ranks wait for each other, and none of them can go on; the message says where each of them is."""
 
 
 class AbortedError(CommError):

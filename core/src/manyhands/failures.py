@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from manyhands.backend import HeaderMismatch, LinkLost
+from manyhands.backend import Damaged, HeaderMismatch, LinkLost
 from manyhands.deadline import Deadline
 from manyhands.errors import ClosedError, ManyHandsError
 from manyhands.job import Job
@@ -71,6 +71,9 @@ def guarded(
             f"rank {lost.peer} was lost during {operation} #{sequence}: its connection to rank {job.rank} broke ({lost.reason})"
         )
         raise first_cause("lost", text, lost.peer) from None
+    except Damaged as damaged:
+        text = f"during {operation} #{sequence} {damaged.reason}"
+        raise first_cause("protocol", text, damaged.peer) from None
     except HeaderMismatch as mismatch:
         kind, text = _explain(job, str(words) if words else signature.describe(), signature, sequence, mismatch)
         raise first_cause(kind, text, mismatch.peer) from None

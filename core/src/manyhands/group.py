@@ -24,6 +24,7 @@ from manyhands.object_calls import ObjectCalls
 from manyhands.operations import Operations
 from manyhands.plugins import PluginManager
 from manyhands.select import Selector
+from manyhands.threads import duration
 
 __all__ = ["Group"]
 
@@ -114,6 +115,30 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
             self._job.left.add(self._members.number)
             self._job.drains.remove(self._drain)
             self._when_idle(lambda: self._job.control.leave_group(self._members.number, self.ranks, self._operations.close))
+
+    def compute(self, seconds: float) -> None:
+        """Declare that the program computes here for so long, so that a simulated world lets its time pass.
+
+        Everywhere else it does nothing: there, computing takes the time that it takes.
+
+        Parameters
+        ----------
+        seconds
+            Seconds of the simulated clock; a rank that a fault plan slows down takes longer.
+
+        Raises
+        ------
+        UsageError
+            ``seconds`` is no finite number of at least 0.
+        """
+        self._job.runtime.compute(duration(seconds))
+
+    def mark(self, label: str) -> None:
+        """Note in the trace of a simulated world that this rank has come to a point of its program, such as ``"step 7"``.
+
+        Everywhere else it does nothing.
+        """
+        self._job.runtime.mark(label)
 
     @property
     def _is_closed(self) -> bool:

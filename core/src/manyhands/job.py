@@ -25,6 +25,7 @@ from manyhands.rendezvous.loop import Loop
 from manyhands.rendezvous.messages import Report, Verdict
 from manyhands.rendezvous.network import Address, Listener, bind, dial, is_loopback, show_address
 from manyhands.rendezvous.store import Store
+from manyhands.runtime import COMPUTER, Runtime
 
 if TYPE_CHECKING:
     from manyhands.threads import ThreadRank
@@ -111,6 +112,8 @@ class Job:
         The numbers of the groups that this rank has closed.
     told
         Whether the program on this rank has seen how the job failed.
+    runtime
+        What this rank runs on.
     drains
         What waits for the calls that a group of this job has in flight, one for each open group; each tells whether there were none.
     hosts
@@ -122,6 +125,7 @@ class Job:
         self.world_size = world_size
         self.backend_name = backend_name
         self.backend: Backend | None = None
+        self.runtime: Runtime = COMPUTER
         self.control: Control
         self.closed: bool = False
         self.hosts: tuple[int, ...] = ()
@@ -170,6 +174,7 @@ class Job:
     def among_threads(cls, member: ThreadRank, backend_name: str, choices: str, deadline: Deadline) -> Job:
         """Come into a job whose ranks are threads of this process."""
         job = cls(member.rank, member.world.world_size, backend_name)
+        job.runtime = member.world.runtime
         control = job.control = member.next_hub().connect(member.rank, backend_name, choices)
         member.at_end(job.finish)
         welcome = control.welcome(deadline)
@@ -254,7 +259,7 @@ class Job:
         if error is not None and not is_success(error):
             self.abort(error)
         else:
-            self.close(Deadline(5.0))
+            self.close(Deadline(5.0, self.runtime.now))
 
     def after_fork(self) -> None:
         """Let go of a parent's job in a forked child, touching nothing that the parent still uses."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def init(
     plugins.switch(settings.plugins)
     selector = make_selector(resolved, plugins)
     choices = _choices(resolved, selector)
-    deadline = Deadline(settings.rendezvous_timeout_s)
+    deadline = Deadline(settings.rendezvous_timeout_s, time.monotonic if member is None else member.world.runtime.now)
     if member is not None:
         _check_arguments(rank, world_size, member.rank, member.world.world_size)
         job = _among_threads(member, resolved, plugins, choices, deadline)

@@ -3,25 +3,19 @@
 A collective of a group, and a message of one direction between two ranks, must come in the same order on both sides. Whoever
 makes such a call takes its turn in a lane: the calling thread itself where it waits for the result (no thread is woken
 when the lane is free), a background thread where it does not.
-
-Background threads are shared by the whole process, begin when they are needed, and end when they had nothing to do for a while.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from manyhands.deadline import Deadline
-from manyhands.rendezvous.bystanders import Sleeper, begin_to_help, end_of_help
+from manyhands.runtime import COMPUTER, Place, Runtime
 
 __all__ = ["Lane"]
-
-_IDLE_S = 2.0
-"""How long a background thread waits for more to do before it ends."""
 
 
 class _Turn:
@@ -29,24 +23,29 @@ class _Turn:
 
     __slots__ = ("action", "come")
 
-    def __init__(self, action: Callable[[], None] | None, come: threading.Event | Sleeper | None) -> None:
+    def __init__(self, action: Callable[[], None] | None, come: Place | None) -> None:
         self.action = action
         self.come = come
 
     def wake(self) -> None:
         """Tell the waiting thread that its turn has come."""
-        if isinstance(self.come, Sleeper):
+        if self.come is not None:
             self.come.wake()
-        elif self.come is not None:
-            self.come.set()
 
 
 class Lane:
-    """A queue of turns, of which one runs at a time."""
+    """A queue of turns, of which one runs at a time.
 
-    __slots__ = ("_busy", "_lock", "_queue", "_runner")
+    Parameters
+    ----------
+    runtime
+        What its threads run on.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_busy", "_lock", "_queue", "_runner", "runtime")
+
+    def __init__(self, runtime: Runtime = COMPUTER) -> None:
+        self.runtime = runtime
         self._lock = threading.Lock()
         self._busy = False
         self._queue: deque[_Turn] = deque()
@@ -82,7 +81,7 @@ class Lane:
             if not self._busy:
                 self._busy = True
                 return True
-            come = Sleeper() if for_good else threading.Event()
+            come = self.runtime.place(for_good=for_good)
             turn = _Turn(None, come)
             self._queue.append(turn)
         try:
@@ -113,7 +112,7 @@ class Lane:
                 self._queue.popleft().wake()
                 return
         try:
-            _start(self._drain)
+            self.runtime.start(self._drain)
         except RuntimeError:  # no thread can be had: what was promised is done all the same, only not in the background
             self._drain()
 
@@ -143,7 +142,7 @@ class Lane:
                 return
             self._busy = True
         try:
-            _start(self._drain)
+            self.runtime.start(self._drain)
         except RuntimeError:
             self._drain()
 
@@ -171,69 +170,3 @@ class Lane:
                 self._queue.remove(turn)
                 return True
         return False
-
-
-class _Worker:
-    """A background thread, or the wish for one."""
-
-    def __init__(self) -> None:
-        self.ident: int | None = None
-        self._action: Callable[[], None] | None = None
-        self._given = threading.Event()
-
-    def give(self, action: Callable[[], None]) -> None:
-        begin_to_help(self)
-        self._action = action
-        self._given.set()
-
-    def run(self) -> None:
-        self.ident = threading.get_ident()
-        while True:
-            if not self._given.wait(_IDLE_S):
-                with _pool_lock:
-                    if self in _idle:
-                        _idle.remove(self)
-                        return
-                # Somebody has just taken this worker out of the pool: its action is on the way.
-                self._given.wait()
-            self._given.clear()
-            action, self._action = self._action, None
-            try:
-                if action is not None:
-                    action()
-            finally:
-                end_of_help(self)
-            del action
-            with _pool_lock:
-                _idle.append(self)
-
-
-_pool_lock = threading.Lock()
-_idle: list[_Worker] = []
-
-
-def _start(action: Callable[[], None]) -> None:
-    """Run an action in a background thread."""
-    with _pool_lock:
-        worker = _idle.pop() if _idle else None
-    if worker is None:
-        worker = _Worker()
-        # The name tells the rules about waiting that this thread makes no calls of its own.
-        begin_to_help(worker)
-        try:
-            threading.Thread(target=worker.run, name="manyhands-work", daemon=True).start()
-        except RuntimeError:
-            end_of_help(worker)
-            raise
-    worker.give(action)
-
-
-def _in_child() -> None:
-    """Forget the parent's threads, which a forked child does not have."""
-    global _pool_lock  # noqa: PLW0603 - it may have been held when the process forked
-    _pool_lock = threading.Lock()
-    _idle.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 __all__ = ["Members", "ranks_per_host"]
 
@@ -48,6 +49,12 @@ def ranks_per_host(hosts: Sequence[int]) -> int:
     hosts
         For each rank a number that it shares with the ranks of its host.
     """
+    return _ranks_per_host(tuple(hosts))
+
+
+@lru_cache(maxsize=64)
+def _ranks_per_host(hosts: tuple[int, ...]) -> int:
+    # Remembered, since it is the same on all ranks, and those may be threads of one process.
     count = 1
     while count < len(hosts) and hosts[count] == hosts[0]:
         count += 1

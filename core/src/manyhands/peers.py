@@ -16,6 +16,7 @@ from manyhands.members import Members
 from manyhands.point_to_point import ARRAY, DescriptionMismatch, Incoming, Outgoing, move
 from manyhands.rendezvous.messages import Report, Wait
 from manyhands.rendezvous.recorder import Record
+from manyhands.runtime import Runtime
 from manyhands.wire import CallSignature
 
 __all__ = ["Peers"]
@@ -24,8 +25,8 @@ __all__ = ["Peers"]
 class _Direction:
     """One direction between this rank and another; ``begun`` counts its messages where the store can ask for them."""
 
-    def __init__(self, begun: dict[int, int], peer: int) -> None:
-        self.lane = Lane()
+    def __init__(self, begun: dict[int, int], peer: int, runtime: Runtime) -> None:
+        self.lane = Lane(runtime)
         self._begun = begun
         self.peer = peer
 
@@ -117,8 +118,8 @@ class Peers:
         what = _Words(outgoing, incoming)
         self._calls = call = self._calls + 1
         recorder = self._job.control.recorder
-        record = recorder.start(self._channel, call, what)
-        stall = partial(self._stalled, record, flows)
+        record = recorder.start(self._channel, call, what, 0 if outgoing is None else outgoing.nbytes)
+        stall = None if self._job.runtime.is_simulated else partial(self._stalled, record, flows)
 
         def action() -> None:
             transport = self._connected([flow.peer for flow in flows], deadline)
@@ -157,7 +158,7 @@ class Peers:
         if direction is None:
             progress = self._job.control.progress
             begun = (progress.sends if is_send else progress.receives).setdefault(self._channel, {})
-            direction = self._directions.setdefault((peer, is_send), _Direction(begun, peer))
+            direction = self._directions.setdefault((peer, is_send), _Direction(begun, peer, self._job.runtime))
         return direction
 
     def _take(self, direction: _Direction, deadline: Deadline, dest: int | None, source: int | None) -> None:

@@ -60,6 +60,11 @@ class Outgoing:
         self._array = array
         self._signature = signature
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the array in bytes."""
+        return self._array.nbytes
+
     def open(self, opening: memoryview) -> memoryview:
         """Write the opening; return the rest of the array."""
         array = self._array
@@ -158,7 +163,7 @@ def move(
     outgoing: Outgoing | None,
     incoming: Incoming | None,
     deadline: Deadline,
-    on_stall: StallCallback,
+    on_stall: StallCallback | None,
 ) -> None:
     """Move an array in either direction or both, at once, so that two ranks that exchange arrays never wait for each other's receive.
 

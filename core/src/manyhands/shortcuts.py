@@ -87,7 +87,8 @@ class Native:
     def run(self, source: Array, target: Array, sequence: int, patience: Patience) -> None:
         """Perform it; raises as a `NativeCollective`."""
         waiter = patience()
-        self._native(self._backend, source.reshape(-1), target.reshape(-1), self._root, waiter.deadline, waiter.on_stall)
+        stall = waiter.on_stall or _ignore
+        self._native(self._backend, source.reshape(-1), target.reshape(-1), self._root, waiter.deadline, stall)
 
 
 class Shortcut:
@@ -238,6 +239,10 @@ class Shortcut:
         self._record = record = self._recorder.start(self._channel, self._collectives.sequence - 1, self._signature)
         stall = partial(self._collectives.stalled, record, self._signature)
         return Waiter(self._transport, self._deadline(), stall)
+
+
+def _ignore(_peers: list[int]) -> None:
+    pass
 
 
 def _again(error: BaseException) -> None:

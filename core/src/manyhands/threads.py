@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from manyhands.checks import is_success, whole
-from manyhands.errors import InvalidRankError, InvalidWorldSizeError
+from manyhands.checks import is_number, is_success, whole
+from manyhands.errors import InvalidRankError, InvalidWorldSizeError, UsageError
 from manyhands.rendezvous.bystanders import stands_by
+from manyhands.runtime import COMPUTER, Runtime
 
 if TYPE_CHECKING:
     from manyhands.rendezvous.control import LocalHub
 
-__all__ = ["ThreadRank", "ThreadWorld", "current_rank", "current_thread_rank"]
+__all__ = ["ThreadRank", "ThreadWorld", "current_rank", "current_thread_rank", "duration", "sleep"]
 
 
 class ThreadWorld:
@@ -27,6 +29,8 @@ class ThreadWorld:
         How many ranks; at least 1.
     backend
         The backend that their groups use unless they name another one.
+    runtime
+        What the ranks run on; the computer itself by default.
 
     Attributes
     ----------
@@ -39,15 +43,17 @@ class ThreadWorld:
         ``world_size`` is no positive integer.
     """
 
-    def __init__(self, world_size: int, backend: str) -> None:
+    def __init__(self, world_size: int, backend: str, runtime: Runtime = COMPUTER) -> None:
         size = whole(world_size)
         if size is None or size < 1:
             raise InvalidWorldSizeError(f"world_size must be a positive integer, and {world_size!r} was given")
         self.world_size: int = size
         self.backend: str = backend
+        self.runtime: Runtime = runtime
         self.shared: dict[str, Any] = {}
         self._maker = threading.current_thread()
         self._hubs: dict[int, LocalHub] = {}
+        self._lost: dict[int, str] = {}
 
     @contextmanager
     def rank(self, rank: int) -> Iterator[None]:
@@ -85,19 +91,49 @@ class ThreadWorld:
         verdicts = [hub.verdict for _, hub in sorted(self._hubs.items())]
         return next((verdict.peer for verdict in verdicts if verdict is not None and verdict.kind == "aborted"), None)
 
-    def abort(self, text: str) -> None:
-        """Stop every rank: what waits on a group, or comes to one, raises `AbortedError` with this text."""
+    def abort(self, text: str, kind: str = "aborted", rank: int | None = None) -> None:
+        """Stop every rank: what waits on a group, or comes to one, raises an error with this text.
+
+        Parameters
+        ----------
+        text
+            Why.
+        kind
+            Which error: ``"aborted"`` for `AbortedError`, ``"deadlock"`` for `DeadlockError`, ``"mismatch"`` for
+            `CollectiveMismatchError`, ``"lost"`` for `PeerLostError`.
+        rank
+            The rank that it is about.
+        """
         from manyhands.rendezvous.messages import Verdict
 
         for number in range(len(self._hubs) or 1):
-            self.hub(number).fail(Verdict("aborted", text))
+            self.hub(number).fail(Verdict(kind, text, rank))
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Let every group learn that a rank has died, for this reason."""
+        self._lost[rank] = reason
+        for number in range(len(self._hubs) or 1):
+            self.hub(number).lost(rank, reason)
+
+    def has_met(self) -> bool:
+        """Tell whether all ranks have come to the group that they made last."""
+        return bool(self._hubs) and self.hub(max(self._hubs)).is_complete()
+
+    def has_left(self, rank: int) -> bool:
+        """Tell whether a rank has closed the group that it made last."""
+        return bool(self._hubs) and self.hub(max(self._hubs)).has_left(rank)
 
     def hub(self, number: int) -> LocalHub:
         """Return the hub of the ``number``-th group that the ranks make; for core."""
         from manyhands.rendezvous.control import LocalHub
 
-        # dict.setdefault is atomic, and a hub that loses the race holds nothing.
-        return self._hubs.get(number) or self._hubs.setdefault(number, LocalHub(self.world_size))
+        hub = self._hubs.get(number)
+        if hub is None:
+            # dict.setdefault is atomic, and a hub that loses the race holds nothing.
+            hub = self._hubs.setdefault(number, LocalHub(self.world_size, self.runtime))
+            for rank, reason in list(self._lost.items()):
+                hub.lost(rank, reason)
+        return hub
 
 
 class ThreadRank:
@@ -144,3 +180,36 @@ def current_rank() -> int | None:
     """Return the calling thread's rank, None in an ordinary program."""
     member = _current.get()
     return None if member is None else member.rank
+
+
+def sleep(seconds: float) -> None:
+    """Do nothing for a time, on the clock that the calling rank lives by.
+
+    That is the computer's, as for `time.sleep`, but in a simulated world, whose clock runs as fast as nothing else is to do.
+
+    Parameters
+    ----------
+    seconds
+        How long.
+
+    Raises
+    ------
+    UsageError
+        ``seconds`` is no finite number of at least 0.
+    """
+    seconds = duration(seconds)
+    member = _current.get()
+    (COMPUTER if member is None else member.world.runtime).sleep(seconds)
+
+
+def duration(seconds: float) -> float:
+    """Return a number of seconds that may be waited.
+
+    Raises
+    ------
+    UsageError
+        It is no finite number of at least 0.
+    """
+    if not is_number(seconds) or not 0 <= seconds < math.inf:
+        raise UsageError(f"seconds must be a finite number of at least 0, and {seconds!r} was given")
+    return float(seconds)

@@ -28,15 +28,15 @@ class Overdue(Exception):
 class Waiter:
     """Wait on behalf of one call: report when nothing has moved for a while, give up at the deadline.
 
-    ``deadline`` and ``on_stall`` are those that it was made with. The reports cost nothing on the way of a call that goes well: they begin when nothing has moved for a while.
+    ``deadline`` and ``on_stall``, None where nobody wants to know, are those that it was made with. The reports cost nothing on the way of a call that goes well: they begin when nothing has moved for a while.
     """
 
     __slots__ = ("_moved", "_patience", "_transport", "deadline", "on_stall")
 
-    def __init__(self, transport: Transport, deadline: Deadline, on_stall: StallCallback) -> None:
+    def __init__(self, transport: Transport, deadline: Deadline, on_stall: StallCallback | None) -> None:
         self._transport = transport
         self.deadline: Deadline = deadline
-        self.on_stall: StallCallback = on_stall
+        self.on_stall: StallCallback | None = on_stall
         self._patience: Deadline | None = None
         self._moved = -1
 
@@ -51,7 +51,9 @@ class Waiter:
             As `Transport.wait`.
         """
         patience = self._patience
-        if patience is None:
+        if self.on_stall is None:
+            patience = self.deadline
+        elif patience is None:
             patience = self._patience = Deadline(_FIRST_STALL_S)
         while True:
             limit = patience if patience.at < self.deadline.at else self.deadline
@@ -78,5 +80,6 @@ class Waiter:
             self._moved = moved
             patience.at = now + _FIRST_STALL_S
             return
-        self.on_stall(peers())
+        if self.on_stall is not None:
+            self.on_stall(peers())
         patience.at = now + _NEXT_STALL_S

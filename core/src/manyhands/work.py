@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from manyhands.deadline import Deadline
 from manyhands.errors import ClosedError, DeadlineError, UsageError
 from manyhands.lanes import Lane
-from manyhands.rendezvous.bystanders import Sleeper
+from manyhands.runtime import Place
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,14 +38,14 @@ class Work(Generic[T]):
 
     __slots__ = (
         "_callbacks",
+        "_ended",
         "_error",
-        "_finished",
         "_lane",
         "_lock",
         "_on_failure_seen",
+        "_places",
         "_process",
         "_result",
-        "_sleepers",
         "_trace",
         "_wakers",
         "_what",
@@ -56,9 +56,9 @@ class Work(Generic[T]):
         self._on_failure_seen = on_failure_seen
         self._lane = lane
         self._lock = threading.Lock()
-        self._finished = threading.Event()
+        self._ended = False
         self._process = os.getpid()
-        self._sleepers: list[Sleeper] = []
+        self._places: list[Place] = []
         self._wakers: list[Callable[[], object]] = []
         self._trace: TracebackType | None = None
         self._callbacks: list[Callable[[Work[T]], object]] = []
@@ -66,7 +66,7 @@ class Work(Generic[T]):
         self._error: BaseException | None = None
 
     def __repr__(self) -> str:
-        state = "running" if not self.done() else "done" if self._error is None else f"failed: {type(self._error).__name__}"
+        state = "running" if not self._ended else "done" if self._error is None else f"failed: {type(self._error).__name__}"
         return f"<manyhands.Work {self._what}, {state}>"
 
     def wait(self, timeout_s: float | None = None) -> T:
@@ -93,8 +93,8 @@ class Work(Generic[T]):
         UsageError
             ``timeout_s`` is no number of seconds.
         """
-        deadline = None if timeout_s is None else Deadline(timeout_s)
-        if not self._finished.is_set() and not self._wait(deadline):
+        deadline = None if timeout_s is None else Deadline(timeout_s, self._lane.runtime.now)
+        if not self._ended and not self._wait(deadline):
             raise DeadlineError(
                 f"{self._what} was not done within {timeout_s:g} s of waiting; it goes on", operation=self._what
             )
@@ -106,11 +106,13 @@ class Work(Generic[T]):
 
     def done(self) -> bool:
         """Tell whether the call has ended, well or badly. Never blocks."""
-        return self._finished.is_set()
+        if not self._ended:
+            self._lane.runtime.glance()
+        return self._ended
 
     def exception(self) -> BaseException | None:
         """Return what the call raised; None while it runs, and when it went well. Never blocks."""
-        error = self._error if self._finished.is_set() else None
+        error = self._error if self.done() else None
         if error is not None and self._on_failure_seen is not None:
             self._on_failure_seen()
         return error
@@ -129,13 +131,18 @@ class Work(Generic[T]):
         if not callable(callback):
             raise UsageError(f"a callback is called with the work, and {callback!r} cannot be called")
         with self._lock:
-            if not self._finished.is_set():
+            if not self._ended:
                 self._callbacks.append(callback)
                 return
         self._lane.submit(lambda: self._call(callback))
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait in a coroutine, without blocking its event loop."""
+        if self._lane.runtime.is_simulated:
+            # The loop would wait on the computer's clock; so it is asked again and again, which lets the simulated time go on.
+            while not self.done():
+                yield
+            return self.wait()
         # Whoever awaits has imported it; for all others it would be a tenth of the time that manyhands takes to import.
         from asyncio import get_running_loop
 
@@ -153,7 +160,7 @@ class Work(Generic[T]):
 
         # No callback: those run one after the other, and one of them may be waiting for this.
         with self._lock:
-            pending = not self._finished.is_set()
+            pending = not self._ended
             if pending:
                 self._wakers.append(tell)
         if pending:
@@ -163,20 +170,18 @@ class Work(Generic[T]):
 
     def _wait(self, deadline: Deadline | None) -> bool:
         self._check_process()
-        if deadline is not None:
-            # Whoever will give up may still come to the rescue of others, and is no sleeper.
-            return self._finished.wait(deadline.remaining())
         with self._lock:
-            if self._finished.is_set():
+            if self._ended:
                 return True
-            sleeper = Sleeper()
-            self._sleepers.append(sleeper)
+            # Whoever will give up may still come to the rescue of others.
+            place = self._lane.runtime.place(for_good=deadline is None)
+            self._places.append(place)
         try:
-            return sleeper.wait(None)
+            return place.wait(None if deadline is None else deadline.remaining()) or self._ended
         finally:
             with self._lock:
-                if sleeper in self._sleepers:
-                    self._sleepers.remove(sleeper)
+                if place in self._places:
+                    self._places.remove(place)
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -193,11 +198,11 @@ class Work(Generic[T]):
             self._trace = error.__traceback__
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
-            sleepers, self._sleepers = self._sleepers, []
-            self._finished.set()
+            places, self._places = self._places, []
+            self._ended = True
             wakers, self._wakers = self._wakers, []
-            for sleeper in sleepers:
-                sleeper.wake()
+            for place in places:
+                place.wake()
         for waker in wakers:
             waker()
         for callback in callbacks:

@@ -43,8 +43,16 @@ def start_ranks(module: str, plan: str, ranks: int, resolutions: Sequence[Resolu
     Raises
     ------
     UsageError
-        Two backends each start their ranks in a way of their own.
+        Two backends each start their ranks in a way of their own, or the time of one is not the computer's.
     """
+    from manyhands.plugins import get_plugin_manager
+
+    for each in resolutions:
+        if "virtual time" in get_plugin_manager().describe(each.backend).capabilities:
+            raise UsageError(
+                f"the backend {each.backend!r} lives on a clock of its own, and cannot be measured: leave it out, or see what a run of "
+                "manyhands_simulated says about its duration"
+            )
     chosen = {"MANYHANDS_CONFIG": file} if file else {}
     own = [each for each in resolutions if each.launcher is not None]
     for other in own[1:]:

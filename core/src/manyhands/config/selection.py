@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from manyhands.algorithms.registry import BUILTIN
+from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.errors import ConfigError
-from manyhands.select import Selector, plugin_rules, read_table
+from manyhands.select import Rule, Selector, plugin_rules, read_table
 
 if TYPE_CHECKING:
     from manyhands.backend import BackendSpec
@@ -41,12 +42,26 @@ def make_selector(resolved: Resolved, plugins: PluginManager, backend: BackendSp
     rules = plugin_rules(backend.selection) if backend is not None and backend.selection is not None else None
     if settings.selection is not None:
         rules = read_table(settings.selection, rules)
-    algorithms = [*BUILTIN, *plugins.algorithms()]
+    algorithms = (*BUILTIN, *plugins.algorithms())
     try:
-        return Selector(rules, algorithms, settings.algorithms, plugins.refused_algorithms())
+        refused = plugins.refused_algorithms()
+        return _selector(
+            None if rules is None else tuple(rules), algorithms, tuple(settings.algorithms.items()), tuple(refused.items())
+        )
     except ConfigError as error:
         if error.file is not None:  # a row of the table file
             raise
         key = f"algorithms.{error.key}"
         origin = resolved.origin(key)
         raise ConfigError(f"{origin}: {key} = {error.value!r}: {error}", file=origin, key=key, value=error.value) from None
+
+
+@lru_cache(maxsize=8)
+def _selector(
+    rules: tuple[Rule, ...] | None,
+    algorithms: tuple[Algorithm, ...],
+    overrides: tuple[tuple[str, str], ...],
+    refused: tuple[tuple[tuple[str, str], str], ...],
+) -> Selector:
+    """Return a selector; the ranks of one process share it, since they are configured alike."""
+    return Selector(rules, algorithms, dict(overrides), dict(refused))

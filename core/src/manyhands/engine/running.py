@@ -59,7 +59,9 @@ class Engine:
         boxes = {peer: box for peer in peers if (box := self._boxes[peer]) is not None}
         return boxes if len(boxes) == len(peers) else None
 
-    def run(self, plan: Plan, source: Array, target: Array, sequence: int, deadline: Deadline, on_stall: StallCallback) -> None:
+    def run(
+        self, plan: Plan, source: Array, target: Array, sequence: int, deadline: Deadline, on_stall: StallCallback | None
+    ) -> None:
         """Carry out a plan.
 
         Parameters
@@ -165,7 +167,7 @@ class Run:
         owners: tuple[object, object, object],
         sequence: int,
         deadline: Deadline,
-        on_stall: StallCallback,
+        on_stall: StallCallback | None,
     ) -> None:
         """Run every step; ``owners`` are those of the memory, and `Engine.run` says the rest."""
         for memory, owner in zip(self._memory, owners, strict=False):

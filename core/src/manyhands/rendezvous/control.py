@@ -43,6 +43,7 @@ from manyhands.rendezvous.messages import (
 )
 from manyhands.rendezvous.network import Address, FrameConnection, dial, show_address
 from manyhands.rendezvous.recorder import FlightRecorder, Record
+from manyhands.runtime import COMPUTER, Runtime
 
 __all__ = ["CONTROL_HELLO", "Control", "LocalControl", "LocalHub", "SocketControl", "make_join"]
 
@@ -52,11 +53,13 @@ _VERDICT_S = 0.8
 _STALL_S = 0.4
 """How long a rank waits in an exchange before it says so."""
 _MAX_WORDS = 4000
+_STORE = -1
+"""What stands for the store where a rank could stand."""
 
 
-def make_join(rank: int, world_size: int, backend: str, choices: str) -> Join:
+def make_join(rank: int, world_size: int, backend: str, choices: str, runtime: Runtime = COMPUTER) -> Join:
     """Return what a rank says when it comes."""
-    return Join(rank, world_size, backend, choices, __version__, sys.byteorder, socket.gethostname(), os.getpid())
+    return Join(rank, world_size, backend, choices, __version__, sys.byteorder, *runtime.identity(rank))
 
 
 class Control(ABC):
@@ -72,15 +75,18 @@ class Control(ABC):
         How far it has come; those who make calls count there.
     host
         The address by which this rank reaches the store.
+    runtime
+        What this rank runs on.
     """
 
-    def __init__(self, rank: int, world_size: int, host: str) -> None:
+    def __init__(self, rank: int, world_size: int, host: str, runtime: Runtime = COMPUTER) -> None:
         self.rank = rank
         self.world_size = world_size
         self.host = host
-        self.recorder: FlightRecorder = FlightRecorder()
+        self.runtime = runtime
+        self.recorder: FlightRecorder = runtime.recorder(rank)
         self.progress: Progress = Progress({}, {}, {})
-        self._changed = threading.Condition()
+        self._changed = runtime.condition()
         self.verdict: Verdict | None = None
         self._welcome: Welcome | None = None
         self._cards: dict[str, Cards] = {}
@@ -159,7 +165,8 @@ class Control(ABC):
         try:
             self._post(Exchange(name, card, ranks))
             others = [rank for rank in ranks if rank != self.rank]
-            while not self._wait(lambda: name in self._cards, deadline, _STALL_S):
+            patience = math.inf if self.runtime.is_simulated else _STALL_S
+            while not self._wait(lambda: name in self._cards, deadline, patience):
                 if deadline.passed():
                     raise DeadlineError(f"not all ranks came to {name} within {deadline.timeout_s:g} s", rank=self.rank)
                 self.stalled(record, Wait(channel, -1, name, b"", others, [], ranks, name))
@@ -348,7 +355,8 @@ def _dial_patiently(address: Address, secret: bytes, rank: int, deadline: Deadli
 class LocalHub:
     """The store of a job whose ranks are threads of this process."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, runtime: Runtime = COMPUTER) -> None:
+        self.runtime = runtime
         self._lock = threading.RLock()
         self._controls: dict[int, LocalControl] = {}
         self._membership = Membership(world_size, os.urandom(32), self._send, self._call_later)
@@ -364,7 +372,7 @@ class LocalHub:
         with self._lock:
             control = LocalControl(self, rank, self.world_size)
             self._controls[rank] = control
-            verdict = self._membership.join(make_join(rank, self.world_size, backend, choices))
+            verdict = self._membership.join(make_join(rank, self.world_size, backend, choices, self.runtime))
         if verdict is not None:
             raise error_from(verdict, rank)
         return control
@@ -379,6 +387,16 @@ class LocalHub:
         with self._lock:
             if rank in self._membership.members:
                 self._membership.lost(rank, reason)
+            else:
+                self._membership.fail(Verdict("lost", f"rank {rank} was lost before the ranks had met: {reason}", rank))
+
+    def has_left(self, rank: int) -> bool:
+        """Tell whether a rank has closed its group."""
+        return self._membership.has_left(rank)
+
+    def is_complete(self) -> bool:
+        """Tell whether all ranks have come."""
+        return self._membership.complete
 
     def fail(self, verdict: Verdict) -> None:
         """End the job."""
@@ -386,28 +404,26 @@ class LocalHub:
             self._membership.fail(verdict)
 
     def _send(self, rank: int, message: FromStore) -> None:
-        self._controls[rank]._deliver(message)
+        control = self._controls[rank]
+        self.runtime.carry(_STORE, rank, lambda: control._deliver(message))
 
     def _call_later(self, delay_s: float, function: Callable[[], None]) -> None:
         def locked() -> None:
             with self._lock:
                 function()
 
-        timer = threading.Timer(delay_s, locked)
-        timer.name = "manyhands-timer"
-        timer.daemon = True
-        timer.start()
+        self.runtime.call_later(delay_s, locked)
 
 
 class LocalControl(Control):
     """A rank's membership in a `LocalHub`."""
 
     def __init__(self, hub: LocalHub, rank: int, world_size: int) -> None:
-        super().__init__(rank, world_size, "127.0.0.1")
+        super().__init__(rank, world_size, "127.0.0.1", hub.runtime)
         self._hub = hub
 
     def _post(self, message: FromRank) -> None:
-        self._hub.handle(self.rank, message)
+        self.runtime.carry(self.rank, _STORE, lambda: self._hub.handle(self.rank, message))
 
     def close(self) -> None:
         """Leave the hub."""

@@ -25,6 +25,7 @@ from manyhands.errors import (
     CollectiveMismatchError,
     CommError,
     DeadlineError,
+    DeadlockError,
     InternalError,
     ManyHandsError,
     PeerLostError,
@@ -57,6 +58,7 @@ __all__ = ["KINDS", "Membership", "error_from"]
 KINDS: dict[str, type[ManyHandsError]] = {
     "aborted": AbortedError,
     "authentication": AuthenticationError,
+    "deadlock": DeadlockError,
     "deadline": DeadlineError,
     "internal": InternalError,
     "lost": PeerLostError,
@@ -140,6 +142,7 @@ class Membership:
         self._send = send
         self._call_later = call_later
         self._left: dict[int, Progress] = {}
+        self._parted = False
         self._gone: set[int] = set()
         self._meetings: dict[str, _Meeting] = {}
         self._numbers = 1
@@ -159,6 +162,10 @@ class Membership:
     def finished(self) -> bool:
         """Whether every rank has left or gone."""
         return self.complete and len(self._gone.union(self._left)) == self.world_size
+
+    def has_left(self, rank: int) -> bool:
+        """Tell whether a rank has said goodbye."""
+        return rank in self._left
 
     def missing(self) -> list[int]:
         """Return the ranks that have not come."""
@@ -187,7 +194,7 @@ class Membership:
         if message.rank in self.members:
             other = self.members[message.rank]
             return f"two processes say that they are rank {message.rank}: {other.pid} on {other.host}, {message.pid} on {message.host}"
-        for other in self.members.values():
+        for other in list(self.members.values())[:1]:  # with whom all that have come agree
             for what in ("backend", "choices", "version", "byteorder"):
                 ours, theirs = getattr(other, what), getattr(message, what)
                 if ours != theirs:
@@ -243,8 +250,9 @@ class Membership:
 
     def _say_farewell(self) -> None:
         # Never after a verdict: a rank that leaves as others abort must learn of that, and not that all is well.
-        if not self.finished or self.verdict is not None:
+        if self._parted or not self.finished or self.verdict is not None:
             return
+        self._parted = True
         problem = unread(self._left)
         if problem:
             self._decide(Verdict("mismatch", problem))
@@ -324,7 +332,7 @@ class Membership:
         waiting = circle(self._stalls, rank, self._owes)
         if waiting:
             text = f"{show_ranks(waiting)} wait for each other, and none can go on: {_ORDER}"
-            self._open_inquest(rank, Report("mismatch", text, waiting[-1], wait.operation, wait.channel))
+            self._open_inquest(rank, Report("deadlock", text, waiting[-1], wait.operation, wait.channel))
 
     def _owes(self, wait: Wait, rank: int, peer: int, progress: Progress) -> bool:
         if wait.meeting:
