@@ -1,9 +1,15 @@
-"""What a collective costs on a network that need not exist: schedules run on a virtual clock, without moving a byte."""
+"""What communication costs on a network that need not exist, without moving a byte.
+
+Schedules run on a virtual clock (`simulate`); for programs that run message by message there are the ways of single messages
+(`Paths`) and what makes them late by chance (`Jitter`).
+"""
 
 from __future__ import annotations
 
+from manyhands.simulation.jitter import Jitter, JitterSource
 from manyhands.simulation.network import Level, Network
 from manyhands.simulation.outcome import MAX_RANKS, Outcome, simulate
+from manyhands.simulation.paths import Path, Paths
 from manyhands.simulation.presets import PRESETS
 
-__all__ = ["MAX_RANKS", "PRESETS", "Level", "Network", "Outcome", "simulate"]
+__all__ = ["MAX_RANKS", "PRESETS", "Jitter", "JitterSource", "Level", "Network", "Outcome", "Path", "Paths", "simulate"]

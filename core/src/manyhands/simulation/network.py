@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import tomllib
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from manyhands.errors import ConfigError
+from manyhands.simulation.jitter import Jitter
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -98,6 +100,8 @@ class Network(_Model):
         ``torus``: between two neighbouring hosts; one in each direction.
     dimensions
         ``torus``: hosts along x, y and z; by default as near to a cube as the number of hosts allows.
+    jitter
+        By how much messages are late, by chance; by default they never are. Only programs that run message by message know of it.
     """
 
     topology: Literal["wires", "bus", "fat_tree", "torus"] = Field(description="How the links are put together.")
@@ -113,6 +117,7 @@ class Network(_Model):
     oversubscription: Count | None = Field(default=None, description="fat_tree: hosts below a leaf for each spine above it.")
     link: Level | None = Field(default=None, description="torus: between two neighbouring hosts.")
     dimensions: tuple[Count, Count, Count] | None = Field(default=None, description="torus: hosts along x, y and z.")
+    jitter: Jitter | None = Field(default=None, description="By how much messages are late, by chance.")
 
     @model_validator(mode="after")
     def _check_parts(self) -> Network:
@@ -130,6 +135,10 @@ class Network(_Model):
             raise ValueError(
                 f"hosts_per_leaf is {self.hosts_per_leaf} and oversubscription {self.oversubscription}, "
                 "and expected is an oversubscription that divides the hosts"
+            )
+        if self.topology == "bus" and self.jitter is not None and self.jitter.links == "between hosts":
+            raise ValueError(
+                "jitter.links = 'between hosts' has no meaning in the topology 'bus', which has one host; expected is 'all'"
             )
         return self
 
@@ -155,6 +164,39 @@ class Network(_Model):
             return cls.model_validate(table)
         except ValidationError as error:
             raise _as_error(error, file) from None
+
+    @classmethod
+    def resolve(cls, value: str | os.PathLike[str] | Network | None) -> Network | None:
+        """Return the network that is meant.
+
+        Parameters
+        ----------
+        value
+            The name of a preset, the path of a TOML file, a network, which is returned as it is, or None, which stays None.
+
+        Raises
+        ------
+        ConfigError
+            There is neither a preset nor a file of that name, or the file describes no network.
+        """
+        # Imported here: the presets are made of networks.
+        from manyhands.simulation.presets import PRESETS
+
+        if value is None or isinstance(value, Network):
+            return value
+        if not isinstance(value, str):
+            return cls.load(value)
+        if value in PRESETS:
+            return PRESETS[value]
+        if Path(value).exists():
+            return cls.load(value)
+        near = difflib.get_close_matches(value.lower(), PRESETS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ConfigError(
+            f"network = {value!r}: this is neither a preset nor a file{hint} Presets are: {', '.join(PRESETS)}",
+            key="network",
+            value=value,
+        )
 
     def with_ranks_per_host(self, ranks_per_host: int) -> Network:
         """Return this network with another number of ranks on each host.
@@ -197,6 +239,8 @@ def _as_error(error: ValidationError, file: str) -> ConfigError:
 
 def _words(detail: ErrorDetails) -> str:
     if detail["type"] == "extra_forbidden":
-        model = Level if len(detail["loc"]) > 1 else Network
+        model: type[BaseModel] = Network
+        if len(detail["loc"]) > 1:
+            model = Jitter if detail["loc"][0] == "jitter" else Level
         return f"this key is unknown. Valid here: {', '.join(model.model_fields)}"
     return detail["msg"].removeprefix("Value error, ").replace("Input should", "it should")

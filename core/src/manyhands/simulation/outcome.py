@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyhands.algorithms.registry import Algorithm
-from manyhands.errors import InvalidRankError, InvalidWorldSizeError, UsageError
+from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, UsageError
 from manyhands.schedule.errors import ScheduleDeadlockError
 from manyhands.schedule.steps import Schedule
 from manyhands.simulation.clock import Clock, Flows, Timing
@@ -104,7 +104,7 @@ def simulate(
         An argument is out of range, or the algorithm does not fit the world; or there are too many messages to simulate, and the
         algorithm has no formula.
     ConfigError
-        The network does not fit the world.
+        The network does not fit the world, or has jitter.
     ScheduleError
         The schedules do not fit each other.
     """
@@ -163,6 +163,13 @@ def _check(algorithm: Algorithm, size: int, nbytes: int, network: Network, root:
         raise UsageError(f"{nbytes} bytes were given, and expected are 0 to 2**60")
     if segments is not None and not 1 <= segments <= MAX_SEGMENTS:
         raise UsageError(f"{segments} segments were given, and expected are 1 to {MAX_SEGMENTS:,}")
+    if network.jitter is not None:
+        raise ConfigError(
+            "the network has [jitter], and the simulation of an algorithm has no random numbers; leave [jitter] out, or run a program "
+            "with the simulated backend",
+            key="jitter",
+            value=network.jitter,
+        )
     if algorithm.by_host and size % network.neighbours(size):
         raise UsageError(
             f"{algorithm.name} {algorithm.collective.value} needs whole hosts, and {size} ranks are no multiple of "
