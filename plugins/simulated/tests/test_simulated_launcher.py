@@ -1,7 +1,8 @@
-"""``manyhands run --backend simulated``: an unchanged script, on threads."""
+"""``manyhands run --backend simulated``: an unchanged script, on the ranks of a simulated world."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,14 +18,21 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
-    """Run a script as four ranks; the arguments are those before and after the script."""
+    """Run a script as four ranks; the arguments are those before and after the script, and keys of the backend's table."""
 
     def run(
-        source: str, *args: str, options: tuple[str, ...] = (), target: tuple[str, ...] = ("script.py",)
+        source: str, *args: str, options: tuple[str, ...] = (), target: tuple[str, ...] = ("script.py",), **config: object
     ) -> subprocess.CompletedProcess[str]:
         (tmp_path / "script.py").write_text(textwrap.dedent(source))
         return subprocess.run(
-            command(options, target, args), cwd=tmp_path, capture_output=True, text=True, timeout=40, check=False
+            command(options, target, args),
+            cwd=tmp_path,
+            env=os.environ | {f"MANYHANDS_BACKENDS__SIMULATED__{key.upper()}": str(value) for key, value in config.items()},
+            capture_output=True,
+            text=True,
+            errors="backslashreplace",
+            timeout=40,
+            check=False,
         )
 
     return run
@@ -79,6 +87,9 @@ def test_lines_stay_whole_and_those_without_an_end_are_shown(launch):
                 print("line", number, end=" ")
                 print("of", group.rank)
             print("error", file=sys.stderr)
+            print("bar", end="\\r")
+            print()
+            print()
             print("rest", end="")
         """
     )
@@ -86,7 +97,12 @@ def test_lines_stay_whole_and_those_without_an_end_are_shown(launch):
     lines = done.stdout.splitlines()
     for rank in range(4):
         mine = [line for line in lines if line.startswith(f"[{rank}] ")]
-        assert mine == [*[f"[{rank}] line {number} of {rank}" for number in range(50)], f"[{rank}] rest"]
+        assert mine == [
+            *[f"[{rank}] line {number} of {rank}" for number in range(50)],
+            f"[{rank}] bar",
+            f"[{rank}] ",
+            f"[{rank}] rest",
+        ]
     assert sorted(done.stderr.splitlines()) == [f"[{rank}] error" for rank in range(4)]
 
 
@@ -101,7 +117,8 @@ def test_a_module_and_a_package(launch, tmp_path):
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(
-        "from . import other\nimport manyhands as mh\nwith mh.init() as g:\n    print(other.NAME, __name__, g.rank)\n"
+        "from . import other\nimport sys\nimport manyhands as mh\nassert sys.argv == [__file__]\n"
+        "with mh.init() as g:\n    print(other.NAME, __name__, g.rank)\n"
     )
     (package / "other.py").write_text("NAME = 'relative'\n")
     done = launch("", target=("-m", "tool"))
@@ -195,30 +212,326 @@ def test_a_script_that_is_not_there(launch):
 
 
 def test_the_config_file_counts(launch, tmp_path):
+    source = """
+        import manyhands as mh
+
+        with mh.init() as group:
+            if group.rank == 0:
+                mh.sleep(1)
+            group.barrier()
+        """
+    assert launch(source).returncode == 0
     (tmp_path / "manyhands.toml").write_text("timeout_s = 0.2\n")
-    done = launch("import manyhands as mh\nwith mh.init() as g:\n    g.recv((g.rank + 1) % 4)")
+    done = launch(source)
     assert done.returncode == 1
-    assert "did not finish within 0.2 s" in done.stderr
+    assert "barrier #0 did not finish within 0.2 s" in done.stderr
+    assert done.stderr.count("Traceback") == 1
 
 
-def test_ctrl_c_ends_every_rank(launch, tmp_path):
+def test_each_rank_has_a_main_module_streams_and_variables_of_its_own(launch):
+    done = launch(
+        """
+        import contextlib, io, os, pickle, subprocess, sys
+        from dataclasses import dataclass
+        import __main__
+        import manyhands as mh
+
+        @dataclass
+        class Thing:
+            value: "int"
+
+        def check(rank):
+            assert sys.modules["__main__"] is __main__ and __main__.Thing is Thing
+            assert type(pickle.loads(pickle.dumps(Thing(rank)))) is Thing
+            assert sys.argv == ["script.py", "one", str(rank)]
+            assert os.environ["RANK"] == os.environ["LOCAL_RANK"] == os.environ["MINE"] == str(rank)
+            assert ("HOME" in os.environ) == (rank != 0)
+
+        with mh.init() as group:
+            rank = group.rank
+            assert os.getenv("WORLD_SIZE") == os.getenv("LOCAL_WORLD_SIZE") == "4" and os.environ["GROUP_RANK"] == "0"
+            assert subprocess.check_output(["sh", "-c", "echo $RANK"], text=True) == f"{rank}\\n"
+            group.barrier()
+            sys.argv.append(str(rank))
+            os.environ["MINE"] = str(rank)
+            if rank == 0:
+                del os.environ["HOME"]
+            captured = io.StringIO()
+            with contextlib.redirect_stdout(captured) if rank == 1 else contextlib.nullcontext():
+                for number in range(3):
+                    group.barrier()
+                    print("shown", number)
+                    check(rank)
+            if rank == 2:
+                sys.stdout.detach()
+            group.barrier()
+            if rank != 2:
+                sys.stdout.buffer.write(b"bytes \\xff\\n")
+            assert captured.getvalue() == ("shown 0\\nshown 1\\nshown 2\\n" if rank == 1 else "")
+        """,
+        "one",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = {rank: [line[4:] for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")] for rank in range(4)}
+    three = ["shown 0", "shown 1", "shown 2"]
+    assert shown == {0: [*three, "bytes \\xff"], 1: ["bytes \\xff"], 2: three, 3: [*three, "bytes \\xff"]}
+
+
+def test_a_logging_handler_that_one_rank_made_tells_who_logs(launch):
+    done = launch(
+        """
+        import logging
+        import manyhands as mh
+
+        logging.basicConfig(format="%(message)s")
+        with mh.init() as group:
+            logging.warning("rank %d", group.rank)
+        """
+    )
+    assert sorted(done.stderr.splitlines()) == [f"[{rank}] rank {rank}" for rank in range(4)]
+
+
+def test_the_ranks_of_a_network_have_local_ranks(launch, tmp_path):
+    (tmp_path / "net.toml").write_text(
+        'topology = "wires"\nranks_per_host = 3\n[wire]\nlatency_s = 1e-6\nbandwidth_bytes_per_s = 1e9\n'
+    )
+    names = "RANK LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK"
+    done = launch(
+        f"import os\nprint(*(os.environ[name] for name in '{names}'.split()))", options=("--no-prefix",), network="net.toml"
+    )
+    assert sorted(done.stdout.splitlines()) == ["0 0 3 0", "1 1 3 0", "2 2 3 0", "3 0 1 1"]
+
+
+TALKS = """
+    import numpy as np
+    import manyhands as mh
+
+    with mh.init() as group:
+        for step in range(5):
+            group.barrier()
+            print("step", step)
+        group.all_reduce(np.ones(100_000))
+        mh.sleep(0.25)
+    """
+
+
+def test_the_same_seed_gives_the_same_output_and_trace_and_another_one_another_order(launch, tmp_path):
+    outputs, traces = [], []
+    for seed in (7, 7, 8):
+        done = launch(TALKS, seed=seed, trace="trace.json", network="fat-tree")
+        assert done.returncode == 0
+        assert done.stderr.startswith("manyhands run: the trace is in trace.json (0.25")
+        assert done.stderr.endswith(" virtual seconds); open it at ui.perfetto.dev\n")
+        outputs.append(done.stdout)
+        traces.append((tmp_path / "trace.json").read_bytes())
+    assert outputs[0] == outputs[1] != outputs[2]
+    assert traces[0] == traces[1]
+    assert sorted(outputs[0].splitlines()) == sorted(outputs[2].splitlines())
+
+
+def test_a_network_makes_time_pass(launch, tmp_path):
+    def duration(**config: object) -> float:
+        done = launch(TALKS, trace="trace.json", **config)
+        assert done.returncode == 0
+        assert {"all_reduce", "message"} <= {
+            event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        }
+        return float(done.stderr.partition("(")[2].partition(" virtual")[0])
+
+    assert duration() == 0.25
+    assert duration(network="fat-tree") > 0.25
+
+
+def test_a_deadlock_is_told_once_with_the_line_of_each_rank(launch, tmp_path):
+    done = launch(
+        """
+        import manyhands as mh
+
+        def wait(group):
+            group.recv((group.rank + 1) % 4)
+
+        with mh.init() as group:
+            if group.rank == 3:
+                group.recv(0)
+            wait(group)
+        """,
+        seed=7,
+        trace="trace.json",
+    )
+    assert done.returncode == 1
+    trace_line, rule, first, repeat, *rest = done.stderr.splitlines()
+    assert trace_line.startswith("manyhands run: the trace is in trace.json")
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert rule == "-" * 80
+    assert first.endswith(" failed first: exit code 1 (simulated world, seed 7)")
+    assert repeat == "manyhands run: to repeat it, set MANYHANDS_BACKENDS__SIMULATED__SEED=7"
+    text = "\n".join(rest)
+    for rank, line in {0: 5, 1: 5, 2: 5, 3: 9}.items():
+        assert text.count(f"rank {rank}: recv from rank {(rank + 1) % 4} #1 at script.py:{line},") == 1
+    assert text.count("DeadlockError") == text.count("Traceback") == 1
+    assert {line.split('"')[1] for line in rest if line.startswith("  File")} == {str(tmp_path / "script.py")}
+
+
+def test_a_mismatch_is_told_with_the_line_of_each_rank(launch):
+    done = launch(
+        """
+        import manyhands as mh
+
+        with mh.init() as group:
+            if group.rank == 2:
+                group.broadcast(1.0)
+            else:
+                group.all_reduce(1.0)
+        """
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("CollectiveMismatchError") == 1
+    assert "rank 2: broadcast(float64[], root=0) #0 at script.py:6" in done.stderr
+    assert "at script.py:8" in done.stderr
+    assert "manyhands/" not in done.stderr
+    assert "manyhands_simulated" not in done.stderr
+
+
+def test_eager_bytes_lets_small_sends_pass(launch):
+    source = """
+        import manyhands as mh
+
+        with mh.init() as group:
+            group.send(1.0, (group.rank + 1) % 4)
+            group.recv((group.rank - 1) % 4)
+        """
+    assert "backends.simulated.eager_bytes" in launch(source).stderr
+    done = launch(source, eager_bytes=4096)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+KILL = '[[kill]]\nrank = 2\noperation = "barrier"\nnth = 1\n'
+KILLED = """
+    import sys
+    import manyhands as mh
+
+    try:
+        with mh.init() as group:
+            group.barrier()
+            mh.sleep(0.5)
+            group.barrier()
+    except mh.PeerLostError:
+        sys.exit(int(sys.argv[1]))
+    finally:
+        print("over")
+    """
+
+
+@pytest.mark.parametrize(("own", "code"), [(0, 137), (9, 9)])
+def test_a_rank_that_the_fault_plan_kills(launch, tmp_path, own, code):
+    (tmp_path / "plan.toml").write_text(KILL)
+    done = launch(KILLED, str(own), faults="plan.toml", seed=3)
+    assert done.returncode == code
+    assert sorted(done.stdout.splitlines()) == ["[0] over", "[1] over", "[3] over"]
+    _, killed, ended, *_ = done.stderr.splitlines()
+    assert killed == "manyhands run: rank 2 was killed by the fault plan at barrier #1, after 0.5 virtual seconds"
+    assert ended.endswith(f"exit code {code} (simulated world, seed 3)")
+    assert (" failed first: " in ended) == (own != 0)
+
+
+def test_a_rank_that_stands_still_for_ever(launch, tmp_path):
+    (tmp_path / "plan.toml").write_text('[[pause]]\nrank = 1\noperation = "sleep"\n')
+    done = launch("import manyhands as mh\nwith mh.init() as g:\n    pass\nmh.sleep(1)\nprint('over')", faults="plan.toml")
+    assert done.returncode == 1
+    assert sorted(done.stdout.splitlines()) == ["[0] over", "[2] over", "[3] over"]
+    assert "rank 1 had not ended when nothing could happen any more" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"faults": "none.toml"}, "none.toml"),
+        ({"faults": "far.toml"}, "a world of 4 has no rank 9"),
+        ({"network": "fat-tre"}, "did you mean 'fat-tree'"),
+        ({"trace": "nowhere/trace.json"}, "backends.simulated.trace = 'nowhere/trace.json'"),
+        ({"seed": -1}, "backends.simulated.seed"),
+    ],
+)
+def test_a_config_that_describes_no_world(launch, tmp_path, config, words):
+    (tmp_path / "far.toml").write_text("[[kill]]\nrank = 9\nat_s = 1.0\n")
+    done = launch("print('never')", **config)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_no_program_is_the_failure_of_a_rank(launch):
+    done = launch("def f(:")
+    assert done.returncode == 1
+    assert 'script.py", line 1' in done.stderr
+    assert "SyntaxError" in done.stderr
+    assert "manyhands_simulated" not in done.stderr
+    assert launch("", target=("-m", "script.nothing")).returncode == 1
+
+
+def test_an_error_out_of_a_library_keeps_its_calls_and_what_led_to_it(launch):
+    done = launch(
+        """
+        import json
+        import manyhands as mh
+
+        with mh.init() as group:
+            try:
+                group.recv((group.rank + 1) % 4)
+            except mh.DeadlockError:
+                if group.rank == 1:
+                    json.loads("{")
+        """
+    )
+    assert done.returncode == 1
+    assert "rank 1 failed first" in done.stderr
+    assert "in raw_decode" in done.stderr or "in decode" in done.stderr
+    assert done.stderr.count("Traceback") == 2
+    assert "During handling of the above exception" in done.stderr
+    assert "manyhands_simulated" not in done.stderr
+
+
+def test_nobody_reads_any_more(launch, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import manyhands as mh\nwith mh.init() as g:\n    while True:\n        g.barrier()\n        print('line')\n"
+    )
+    process = subprocess.Popen(command(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(20) == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_rank(tmp_path, number):
+    (tmp_path / "manyhands.toml").write_text('[backends.simulated]\ntrace = "trace.json"\n')
     (tmp_path / "script.py").write_text(
         textwrap.dedent(
             """
+            import time
             import manyhands as mh
 
             with mh.init() as group:
                 group.barrier()
                 if group.rank == 0:
                     print("waiting")
-                group.recv((group.rank + 1) % 4)
+                while True:
+                    time.sleep(0.2)
+                    group.barrier()
             """
         )
     )
     process = subprocess.Popen(command(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "[0] waiting\n"
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
+    assert stderr.endswith(f"manyhands run: ended by {number.name}\n")
+    assert "the trace is in trace.json" in stderr
     assert "Traceback" not in stderr
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

@@ -1,9 +1,35 @@
-"""Ranks that are threads of one process: distributed programs in a test, a debugger or a notebook.
+"""Ranks that are threads of one process, on a clock of their own: distributed programs in a test, a debugger or a notebook.
 
->>> import manyhands_simulated
->>> run = manyhands_simulated.run(lambda group: group.all_reduce(group.rank).item(), 4)
+`run` calls a function on every rank. All that happens follows from a seed, so that what failed once fails again:
+
+>>> import manyhands_simulated as simulated
+>>> run = simulated.run(lambda group: group.all_reduce(group.rank).item(), 4)
 >>> run.results
 [6, 6, 6, 6]
+>>> run.trace.count("all_reduce")
+1
+
+`explore` tries many seeds, and stops at the first that fails:
+
+>>> order = []
+>>> def fetch(group):
+...     order.append(group.rank)
+...     group.barrier()
+...     return order[-3:]
+>>> exploration = simulated.explore(fetch, 3, alike=True)
+>>> exploration.failed
+True
+
+A `FaultPlan` says what goes wrong. `Run.errors` has what each rank raised:
+
+>>> def train(group):
+...     for _ in range(3):
+...         group.all_reduce(1.0)
+>>> run = simulated.run(train, 3, faults=simulated.Kill(rank=1, operation="all_reduce", nth=2), check=False)
+>>> {rank: type(error).__name__ for rank, error in sorted(run.errors.items())}
+{0: 'PeerLostError', 2: 'PeerLostError'}
+
+For pytest there is a fixture: ``world(4).run(train)``.
 """
 
 from __future__ import annotations
@@ -11,15 +37,51 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from manyhands.api import DeadlockError, Network
+    from manyhands_simulated.exploring import Exploration, explore
+    from manyhands_simulated.faults import Corrupt, Cut, Delay, Drop, FaultPlan, Kill, Partition, Pause, Slow, random_faults
     from manyhands_simulated.running import Run, run
+    from manyhands_simulated.trace import Trace
 
-__all__ = ["Run", "run"]
+__all__ = [
+    "Corrupt",
+    "Cut",
+    "DeadlockError",
+    "Delay",
+    "Drop",
+    "Exploration",
+    "FaultPlan",
+    "Kill",
+    "Network",
+    "Partition",
+    "Pause",
+    "Run",
+    "Slow",
+    "Trace",
+    "explore",
+    "random_faults",
+    "run",
+]
+
+_ROOMS = {
+    "manyhands.api": "DeadlockError Network",
+    "manyhands_simulated.exploring": "Exploration explore",
+    "manyhands_simulated.faults": "Corrupt Cut Delay Drop FaultPlan Kill Partition Pause Slow random_faults",
+    "manyhands_simulated.running": "Run run",
+    "manyhands_simulated.trace": "Trace",
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what runs ranks when it is first named: describing the backend must not cost as much."""
-    if name not in __all__:
+    """Load what a name stands for when it is first asked for: describing the backend must not cost as much."""
+    if name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from manyhands_simulated import running
+    import importlib
 
-    return getattr(running, name)
+    value = globals()[name] = getattr(importlib.import_module(_ROOM_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

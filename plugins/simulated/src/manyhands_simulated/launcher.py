@@ -1,170 +1,174 @@
-"""``manyhands run --backend simulated``: an unchanged script on every rank, each with globals of its own."""
+"""``manyhands run --backend simulated``: an unchanged script on every rank of a simulated world."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import os
 import signal
 import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from types import CodeType, TracebackType
-from typing import Any, TextIO
+from types import FrameType
+from typing import cast
 
-from manyhands.api import LaunchRequest, ThreadWorld, UsageError, current_rank
-from manyhands_simulated.running import run_ranks
+from manyhands.api import ConfigError, LaunchRequest, Network, current_rank
+from manyhands_simulated.failure import conclude
+from manyhands_simulated.output import RankLines, text_stream
+from manyhands_simulated.plugin import SimulatedConfig
+from manyhands_simulated.processes import Processes
+from manyhands_simulated.program import folder_of, load
+from manyhands_simulated.running import Simulation
+from manyhands_simulated.trace import Trace
 
 __all__ = ["launch"]
 
+_MISLEADING = (
+    # An outer launcher's or the shell's own say about ranks, as for ranks that are processes.
+    "MANYHANDS_RANK",
+    "MANYHANDS_WORLD_SIZE",
+    "MANYHANDS_RENDEZVOUS",
+    "MANYHANDS_RENDEZVOUS_FD",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+
 
 def launch(request: LaunchRequest) -> int:
-    """Run the script or module on each rank, as a thread; return the exit code."""
-    code, place = _load(request)
-    world = ThreadWorld(request.ranks, request.backend)
+    """Run the script or module on each rank; return the exit code.
 
-    def body(_: int) -> None:
-        exec(code, {"__name__": "__main__", "__builtins__": __builtins__, **place})  # noqa: S102 - running the user's script is the task
+    That is 128 and the signal's number where SIGINT or SIGTERM ended the run; for all else see `manyhands_simulated.failure.conclude`.
+    Must be called from the main thread: it handles signals.
 
-    with _process_state(request, str(place["__file__"])):
-        return _outcome(lambda: run_ranks(world, _with_exit_codes(body)), str(place["__file__"]))
-
-
-def _outcome(run: Callable[[], object], file: str) -> int:
-    """Run the ranks; say how they failed, as ``manyhands run`` does for processes, and return the exit code."""
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        run()
-    except _Terminated:
-        _say("ended by SIGTERM")
-        return 128 + signal.SIGTERM
-    except KeyboardInterrupt:
-        _say("ended by SIGINT")
-        return 128 + signal.SIGINT
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-        _say(f"rank {getattr(error, 'rank', '?')} failed first: exit code {code}")
-        if not isinstance(error.code, int):
-            sys.stderr.write(f"{error.code}\n")  # as the interpreter does
-        return code
-    except Exception as error:  # noqa: BLE001 - any exception of the user's script
-        _say(f"rank {getattr(error, 'rank', '?')} failed first: exit code 1")
-        traceback.print_exception(type(error), error, _users_part(error, file))
-        return 1
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return 0
+    Raises
+    ------
+    ConfigError
+        There is no such network or fault plan, the plan does not fit the world, or the trace cannot be written.
+    """
+    config = cast("SimulatedConfig", request.config or SimulatedConfig())
+    trace = Path(config.trace).absolute() if config.trace else None
+    if trace is not None and (trace.is_dir() or not trace.parent.is_dir()):
+        raise _no_trace(config.trace, "name a file, in a folder that is there")
+    network = Network.resolve(config.network or None)
+    simulation = Simulation(
+        request.ranks, seed=config.seed, network=network, faults=config.faults or None, keep_messages=trace is not None
+    )
+    code, words = _execute(request, simulation, request.ranks if network is None else network.neighbours(request.ranks))
+    if trace is not None:
+        _write(simulation.runtime.trace, trace, config.trace)
+    sys.stderr.write(words)
+    return code
 
 
-class _Terminated(BaseException):
-    """SIGTERM came."""
+def _execute(request: LaunchRequest, simulation: Simulation, ranks_per_host: int) -> tuple[int, str]:
+    """Run the program on all ranks; return the exit code, and what is to be said."""
+    runtime = simulation.runtime
+    real = sys.stdout, sys.stderr
+    digits = len(str(request.ranks - 1)) if request.prefix else 0
+    outputs = [RankLines(stream, digits, lambda: _writer(processes), runtime.faults.killed) for stream in real]
+    processes = Processes(
+        [request.target, *request.args],
+        lambda rank: _variables(rank, request.ranks, ranks_per_host),
+        lambda: (text_stream(outputs[0], real[0]), text_stream(outputs[1], real[1])),
+    )
+    program = cache(lambda: load(request))  # by the first rank that runs, since finding a module may run its package
+    file = ""
 
-
-def _terminate(_number: int, _frame: object) -> None:
-    raise _Terminated
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{'-' * 80}\nmanyhands run: {text}\n")
-
-
-def _users_part(error: BaseException, file: str) -> TracebackType | None:
-    """Return the traceback from the program's own first frame on, as plain Python would show it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != file:
-        trace = trace.tb_next
-    return trace or error.__traceback__
-
-
-def _with_exit_codes(body: Callable[[int], None]) -> Callable[[int], None]:
-    def wrapped(rank: int) -> None:
+    def body(_: int) -> bool:
+        nonlocal file
         try:
-            body(rank)
+            file = program().file
+            if request.is_module:
+                sys.argv[0] = file
+            program().run()
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
+        finally:
+            for output in outputs:
+                output.finish()
+        return True
 
-    return wrapped
+    with processes.alive():
+        sys.path.insert(0, folder_of(request))
+        for name in _MISLEADING:
+            os.environ.pop(name, None)
+        os.environ.update(_common_variables(request))
+        runtime.scheduler.on_switch = processes.show
+        try:
+            with _signals():
+                run = simulation.execute(body)
+        except _SignalledError as signalled:
+            return 128 + signalled.number, f"{'-' * 80}\nmanyhands run: ended by {signalled.number.name}\n"
+    if any(output.is_broken for output in outputs):
+        # Nobody reads any more, as in `manyhands run ... | head`: end as other programs do.
+        return 128 + signal.SIGPIPE, ""
+    return conclude(run, file)
 
 
-def _load(request: LaunchRequest) -> tuple[CodeType, dict[str, Any]]:
-    """Return the compiled program, and the names that Python gives a main module."""
-    if not request.is_module:
-        path = Path(request.target).resolve()
-        return compile(path.read_bytes(), str(path), "exec"), {"__file__": str(path), "__package__": None, "__spec__": None}
-    name = request.target
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{name}.__main__")
-    loader = spec.loader if spec is not None else None
-    get_code = getattr(loader, "get_code", None)
-    code = get_code(spec.name) if spec is not None and get_code is not None else None
-    if spec is None or code is None:
-        raise UsageError(f"no module named {name!r} can be run: is it installed, and does a package have a __main__?")
-    return code, {"__file__": spec.origin, "__package__": spec.parent, "__spec__": spec}
+def _writer(processes: Processes) -> int | None:
+    """Return the rank whose words these are: that of the thread, or where a rank has started the thread itself, the one that runs."""
+    rank = current_rank()
+    return processes.rank if rank is None else rank
+
+
+def _common_variables(request: LaunchRequest) -> dict[str, str]:
+    return {
+        "WORLD_SIZE": str(request.ranks),
+        # Nobody listens there, and a simulated rank does not ask.
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "simulated",
+        "MANYHANDS_LAUNCHED": "1",
+        **request.environ,
+    }
+
+
+def _variables(rank: int, size: int, ranks_per_host: int) -> dict[str, str]:
+    """Return those variables of a rank that are its own, as on the hosts of the simulated network."""
+    host, local_rank = divmod(rank, ranks_per_host)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(min(ranks_per_host, size - host * ranks_per_host)),
+        "GROUP_RANK": str(host),
+    }
+
+
+class _SignalledError(BaseException):
+    """A signal has come that ends the run."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number: signal.Signals = signal.Signals(number)
+
+
+def _raise_signal(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # a second one does not wait for anything
+    raise _SignalledError(number)
 
 
 @contextmanager
-def _process_state(request: LaunchRequest, file: str) -> Iterator[None]:
-    """Give the process the arguments, path, variables and output of the program, as long as it runs."""
-    saved = sys.argv, list(sys.path), dict(os.environ), sys.stdout, sys.stderr
-    sys.argv = [file if request.is_module else request.target, *request.args]
-    if not request.is_module:
-        sys.path.insert(0, str(Path(file).resolve().parent))
-    os.environ.update(request.environ)
-    width = len(str(request.ranks - 1))
-    if request.prefix:
-        sys.stdout = _Prefixed(sys.stdout, width)
-        sys.stderr = _Prefixed(sys.stderr, width)
+def _signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM raise `_SignalledError`, unless they are ignored, as under nohup."""
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _raise_signal) for number in numbers}
     try:
         yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, _Prefixed):
-                stream.finish()
-        sys.argv, sys.path, environ, sys.stdout, sys.stderr = saved
-        os.environ.clear()
-        os.environ.update(environ)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-class _Prefixed(io.TextIOBase):
-    """A stream that begins each line with the rank of the thread that writes it."""
+def _write(trace: Trace, path: Path, name: str) -> None:
+    try:
+        path.write_text(trace.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise _no_trace(name, str(error)) from None
+    sys.stderr.write(
+        f"manyhands run: the trace is in {name} ({trace.duration_s:g} virtual seconds); open it at ui.perfetto.dev\n"
+    )
 
-    def __init__(self, stream: TextIO, width: int) -> None:
-        self._stream = stream
-        self._width = width
-        self._lock = threading.Lock()
-        self._partial: dict[int, str] = {}
 
-    def write(self, text: str) -> int:
-        rank = current_rank()
-        with self._lock:
-            if rank is None:
-                self._stream.write(text)
-                return len(text)
-            whole = self._partial.pop(rank, "") + text
-            *lines, rest = whole.replace("\r", "\r\0").replace("\n", "\n\0").split("\0")
-            for line in lines:
-                self._stream.write(f"[{rank:>{self._width}}] {line}")
-            if rest:
-                self._partial[rank] = rest
-            if lines:
-                self._stream.flush()
-        return len(text)
-
-    def flush(self) -> None:
-        with self._lock:
-            self._stream.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    def finish(self) -> None:
-        """Write out what did not end with a line."""
-        for rank, rest in sorted(self._partial.items()):
-            self._stream.write(f"[{rank:>{self._width}}] {rest}\n")
-        self._partial.clear()
-        self._stream.flush()
+def _no_trace(name: str, why: str) -> ConfigError:
+    key = "backends.simulated.trace"
+    return ConfigError(f"{key} = {name!r}: the trace cannot be written there: {why}", key=key, value=name)

@@ -10,10 +10,24 @@ __all__ = ["SimulatedConfig", "manyhands_register_backends"]
 
 
 class SimulatedConfig(BackendConfig):
-    """The table ``[backends.simulated]``."""
+    """The table ``[backends.simulated]``. All but ``eager_bytes`` is for ``manyhands run``, which makes the world."""
 
+    seed: int = Field(
+        default=0,
+        ge=0,
+        description="Decides which rank runs next where several could: the same program and seed give the same run.",
+    )
+    network: str = Field(
+        default="",
+        description='What messages take: the name of a preset, such as "fat-tree", or a TOML file; without it they take no time.',
+    )
+    faults: str = Field(default="", description="A TOML file that says what goes wrong, and when.")
+    trace: str = Field(
+        default="",
+        description="A file to which a trace of the run is written at its end, for ui.perfetto.dev.",
+    )
     eager_bytes: int = Field(
-        default=1 << 16,
+        default=0,
         ge=0,
         description="Messages up to this size leave their sender at once; longer ones wait for their receiver.",
     )
@@ -24,9 +38,10 @@ def manyhands_register_backends() -> BackendSpec:
     """Describe the backend."""
     return BackendSpec(
         name="simulated",
-        summary="ranks are threads of one process, for tests and debugging",
+        summary="ranks of a simulated world in one process, for tests",
         factory="manyhands_simulated.backend:SimulatedBackend",
         config=SimulatedConfig,
+        capabilities=frozenset({"transport", "virtual time"}),
         install="pip install manyhands[simulated]",
         launcher="manyhands_simulated.launcher:launch",
     )

@@ -1,55 +1,165 @@
-"""Run a function on every rank of a world of threads."""
+"""Running a function on every rank of a simulated world."""
 
 from __future__ import annotations
 
-import math
-import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from manyhands.api import CommError, Group, ThreadWorld, init
+from manyhands.api import CommError, Group, Network, ThreadWorld, UsageError, init
+from manyhands_simulated.faults import Fault, FaultPlan
+from manyhands_simulated.task import Stopped
+from manyhands_simulated.trace import Trace
+from manyhands_simulated.world import SimulatedRuntime
 
-__all__ = ["Run", "run", "run_ranks"]
+__all__ = ["Faults", "NetworkLike", "Run", "Simulation", "run"]
 
 T = TypeVar("T")
-_GRACE_S = 5.0
-"""How long the other ranks may take to end once one has failed."""
+
+NetworkLike = Network | str | os.PathLike[str] | None
+"""A network, the name of a preset, or a TOML file; None where messages take no time."""
+Faults = FaultPlan | Fault | Iterable[Fault] | str | os.PathLike[str] | None
+"""A plan, faults, or a TOML file."""
 
 
-@dataclass(frozen=True, slots=True)
 class Run(Generic[T]):
-    """What a world of threads did.
+    """What came of a run.
 
     Attributes
     ----------
     results
-        What the function returned on each rank, in the order of ranks.
+        What each rank returned, in the order of ranks; None for those that did not.
+    errors
+        What ranks raised, by rank.
+    cause
+        The error that ended the run, with an attribute ``rank``; None where no rank raised one.
+    duration_s
+        Seconds on the virtual clock until the last rank was done.
+    trace
+        All that happened.
+    seed, world_size
+        What it was made from.
     """
 
-    results: list[T]
+    def __init__(self, results: list[T], errors: dict[int, BaseException], cause: BaseException | None, trace: Trace) -> None:
+        self.results: list[T] = results
+        self.errors: dict[int, BaseException] = errors
+        self.cause: BaseException | None = cause
+        self.trace: Trace = trace
+        self.duration_s: float = trace.duration_s
+        self.seed: int = trace.seed
+        self.world_size: int = trace.world_size
+
+    def __repr__(self) -> str:
+        end = "" if self.cause is None else f", failed: {type(self.cause).__name__}"
+        return f"<Run of {self.world_size} ranks, seed {self.seed}, {self.duration_s:g} s{end}>"
+
+    def trace_json(self) -> str:
+        """Return the trace for Perfetto (ui.perfetto.dev) or ``chrome://tracing``: the same text for the same seed, byte by byte."""
+        return self.trace.to_json()
+
+
+class Simulation:
+    """A world of simulated ranks, which runs once.
+
+    Parameters
+    ----------
+    world_size, seed, network, faults
+        As for `run`.
+    keep_messages
+        Whether the trace keeps every message.
+
+    Attributes
+    ----------
+    world
+        Where the ranks meet.
+    runtime
+        What they run on.
+    """
+
+    def __init__(
+        self, world_size: int, *, seed: int = 0, network: NetworkLike = None, faults: Faults = None, keep_messages: bool = True
+    ) -> None:
+        if type(seed) is not int or seed < 0:
+            raise UsageError(f"seed is {seed!r}, and expected is an integer, 0 or more")
+        plan = (
+            FaultPlan.load(faults) if isinstance(faults, str | os.PathLike) else FaultPlan.of(() if faults is None else faults)
+        )
+        self.runtime: SimulatedRuntime = SimulatedRuntime(world_size, seed, Network.resolve(network), plan, keep_messages=keep_messages)
+        self.world: ThreadWorld = self.runtime.world
+
+    def execute(self, body: Callable[[int], T]) -> Run[T]:
+        """Call ``body(rank)`` on every rank; return what came of it, also where ranks raised something."""
+        results: dict[int, T] = {}
+        errors: dict[int, BaseException] = {}
+
+        def live(rank: int) -> None:
+            try:
+                with self.world.rank(rank):
+                    results[rank] = body(rank)
+            except Stopped:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised again where all ranks are waited for
+                results.pop(rank, None)
+                errors[rank] = error
+
+        self.runtime.run(live)
+        size = self.world.world_size
+        outcomes: list[Any] = [results.get(rank) for rank in range(size)]
+        return Run(outcomes, errors, self._cause(errors), self.runtime.trace)
+
+    def _cause(self, errors: dict[int, BaseException]) -> BaseException | None:
+        """Return the cause among the errors: that of the rank that stopped the others, or else what a program raised by itself."""
+        if not errors:
+            return None
+        causes = {rank: error for rank, error in errors.items() if not isinstance(error, CommError)} or errors
+        stopped_by = self.world.aborted_by
+        rank = stopped_by if stopped_by in causes else next(iter(causes))
+        error = causes[rank]
+        trace = self.runtime.trace
+        error.add_note(f"raised on rank {rank} of {trace.world_size}, in a simulated world of seed {trace.seed}")
+        if getattr(error, "rank", None) is None:
+            error.rank = rank  # type: ignore[attr-defined]
+        return error
 
 
 def run(
     function: Callable[[Group], T],
     world_size: int,
+    seed: int = 0,
+    network: NetworkLike = None,
+    faults: Faults = None,
     *,
     config: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
+    check: bool = True,
+    keep_messages: bool = True,
 ) -> Run[T]:
-    """Call ``function(group)`` on each of ``world_size`` threads, and wait for all.
+    """Call ``function(group)`` on every rank of a world that lives in this process, on a clock of its own.
+
+    One rank runs at a time; which one goes on where several could follows from the seed. The same function, seed, network and faults give
+    the same run: the same order, the same times, the same trace.
 
     Parameters
     ----------
     function
-        The program of one rank. Threads share its globals: what a rank keeps to itself belongs in local variables.
+        The program of a rank. It must not depend on chance or on the computer's clock, or the run can not be repeated.
     world_size
-        How many ranks; at least 1.
+        How many ranks.
+    seed
+        An integer, 0 or more.
+    network
+        What messages take; see `manyhands.api.Network`. Without one they take no time.
+    faults
+        What goes wrong, and when.
     config
-        Configuration, like the content of a ``manyhands.toml``; files of the working directory are not read.
+        The content of a ``manyhands.toml``; files of the working directory are not read.
     timeout_s
-        Seconds that an operation may last.
+        Virtual seconds that an operation may last.
+    check
+        Whether to raise what a rank raised. Otherwise `Run.errors` and `Run.cause` tell.
+    keep_messages
+        Whether the trace keeps every message, about 150 bytes each; if not, they are counted only.
 
     Returns
     -------
@@ -58,66 +168,23 @@ def run(
 
     Raises
     ------
-    InvalidWorldSizeError
-        ``world_size`` is no positive integer.
+    UsageError, InvalidWorldSizeError, ConfigError
+        The arguments describe no world.
+    DeadlockError
+        No rank could go on. The text says where each of them is.
     Exception
         What ``function`` raised on the rank that failed first. The other ranks are stopped: their calls on the group raise
-        `AbortedError`. The exception has an attribute ``rank`` and a note that names it.
+        `AbortedError`. The exception has the attributes ``rank`` and ``run``, and a note that names rank and seed.
     """
-    world = ThreadWorld(world_size, "simulated")
+    __tracebackhide__ = True
+    simulation = Simulation(world_size, seed=seed, network=network, faults=faults, keep_messages=keep_messages)
 
     def body(_: int) -> T:
         with init("simulated", config=config or {}, timeout_s=timeout_s) as group:
             return function(group)
 
-    return Run(run_ranks(world, body))
-
-
-def run_ranks(world: ThreadWorld, body: Callable[[int], T]) -> list[T]:
-    """Call ``body(rank)`` in a thread for each rank; return the results, or raise what the first failing rank raised."""
-    results: dict[int, T] = {}
-    failures: list[tuple[int, BaseException]] = []
-    # Events rather than Thread.join, which an interrupt can leave believing that a thread has ended.
-    ended = [threading.Event() for _ in range(world.world_size)]
-
-    def target(rank: int) -> None:
-        try:
-            with world.rank(rank):
-                results[rank] = body(rank)
-        except BaseException as error:  # noqa: BLE001 - raised again, in the thread that waits for all ranks
-            failures.append((rank, error))
-        finally:
-            ended[rank].set()
-
-    try:
-        for rank in range(world.world_size):
-            threading.Thread(target=target, args=(rank,), name=f"rank-{rank}", daemon=True).start()
-        _wait_for(ended, failures)
-    except BaseException as error:
-        world.abort(f"the program was interrupted by {type(error).__name__}")
-        until = time.monotonic() + _GRACE_S
-        for event in ended:
-            event.wait(max(0.0, until - time.monotonic()))
-        raise
-    if failures:
-        raise _first(failures, world)
-    return [results[rank] for rank in range(world.world_size)]
-
-
-def _wait_for(ended: list[threading.Event], failures: list[tuple[int, BaseException]]) -> None:
-    """Wait for all ranks; once one has failed, only as long as the others need to learn of it."""
-    until = math.inf
-    for event in ended:
-        while not event.wait(0.1) and time.monotonic() < until:
-            if failures and until == math.inf:
-                until = time.monotonic() + _GRACE_S
-
-
-def _first(failures: list[tuple[int, BaseException]], world: ThreadWorld) -> BaseException:
-    """Return the cause among the failures: that of the rank that stopped the others, or else what a program raised by itself."""
-    causes = [failure for failure in failures if not isinstance(failure[1], CommError)] or failures
-    rank, error = next((failure for failure in causes if failure[0] == world.aborted_by), causes[0])
-    error.add_note(f"raised on rank {rank} of {world.world_size}")
-    if getattr(error, "rank", None) is None:
-        error.rank = rank  # type: ignore[attr-defined]
-    return error
+    done = simulation.execute(body)
+    if check and done.cause is not None:
+        done.cause.run = done  # type: ignore[attr-defined]
+        raise done.cause
+    return done

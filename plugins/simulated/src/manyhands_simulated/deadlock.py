@@ -1,0 +1,227 @@
+"""Where each rank is, and who waits for whom: what is told when no rank can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from manyhands.api import Record
+from manyhands_simulated.task import READY, RUNNING, Task
+from manyhands_simulated.trace_events import show_ranks
+
+if TYPE_CHECKING:
+    from manyhands_simulated.world import SimulatedRuntime
+
+__all__ = ["explain", "story"]
+
+_BUFFERED_BYTES = 1 << 16
+"""What real backends mostly carry even though nobody receives it yet."""
+_SHOWN = 40
+"""How many different lines are told, at most."""
+_RUNS = 40
+"""How many runs of ranks a line names, at most."""
+_SAME = "Every rank must make the same calls in the same order, with the same shape, dtype, op and root"
+
+Tasks = dict[int, list[Task]]
+"""The tasks of each rank that have begun and are not over, its own thread first."""
+
+
+def explain(runtime: SimulatedRuntime) -> tuple[str, str, int | None]:
+    """Return the kind of failure, the text, and the rank that it is about."""
+    tasks = _tasks(runtime)
+    lines = _lines({rank: _story(runtime, rank, mine, _awaited) for rank, mine in tasks.items()})
+    odd = _different(tasks)
+    if odd:
+        return (
+            "mismatch",
+            "\n".join([f"the ranks did not make the same call: {_contrast(odd)}. {_SAME}", *lines]),
+            odd[-1][1][0],
+        )
+    way = _way({rank: _needs(mine, tasks) for rank, mine in tasks.items()})
+    headline = "deadlock: no rank can go on" + (f": {_told(way, runtime, tasks)}" if way else "")
+    if _hopes_for_buffers(way, tasks):
+        lines.append(
+            "  These sends wait for their receives. A backend may carry arrays this small all the same, but none promises to: use sendrecv, "
+            f"or let one side receive first (backends.simulated.eager_bytes = {_BUFFERED_BYTES} lets them pass here)"
+        )
+    return "deadlock", "\n".join([headline, *lines]), way[-1] if way else None
+
+
+def story(runtime: SimulatedRuntime, rank: int) -> str:
+    """Say where a rank is, which may be about to go on."""
+    return _story(runtime, rank, _tasks(runtime)[rank], lambda _: "")
+
+
+def _tasks(runtime: SimulatedRuntime) -> Tasks:
+    tasks: Tasks = {rank: [] for rank in range(runtime.world.world_size)}
+    for task in runtime.scheduler.tasks():
+        if task.ident and task.rank >= 0:
+            tasks[task.rank].append(task)
+    return tasks
+
+
+# Where they are
+
+
+def _story(runtime: SimulatedRuntime, rank: int, tasks: list[Task], awaited: Callable[[Task], str]) -> str:
+    gone = _gone(runtime, rank)
+    if gone:
+        last = runtime.last_call(rank)
+        return f"{gone} after {last}" if last else f"{gone} without a call"
+    if not tasks:
+        return "about to begin"
+    said = [
+        _alone(runtime, rank, task, tasks) if task.doing is None else task.doing.describe() + awaited(task) for task in tasks
+    ]
+    return "; ".join(each for each in said if each)
+
+
+def _gone(runtime: SimulatedRuntime, rank: int) -> str:
+    """Say why nothing more is to be expected of a rank; nothing where that is not so."""
+    if rank in runtime.faults.killed:
+        return f"killed ({runtime.faults.killed[rank]})"
+    if runtime.is_over(rank):
+        return "ended"
+    if runtime.world.has_left(rank):
+        where = runtime.where_is_rank(rank)
+        return f"left the group{f' at {where}' if where else ''}"
+    return ""
+
+
+def _alone(runtime: SimulatedRuntime, rank: int, task: Task, tasks: list[Task]) -> str:
+    """Say where a thread is that is in no call; nothing for one in the background."""
+    if task.number:
+        return ""
+    where = runtime.where_is(task)
+    at = f" at {where}" if where else ""
+    if not runtime.world.has_met():
+        return f"in init{at}, waiting for all ranks"
+    if any(other.doing for other in tasks):
+        return f"waiting{at or ' in close'} for calls in the background"
+    passing = runtime.passes_time(rank)
+    if passing:
+        return f"{passing}{at}"
+    last = runtime.last_call(rank)
+    return f"{'busy' if task.state in (READY, RUNNING) else 'waiting'}{at}, " + (
+        f"after {last}" if last else "before its first call"
+    )
+
+
+def _awaited(task: Task) -> str:
+    """Say for whose messages a call waits."""
+    senders = {peer for peer, is_send in task.awaits if not is_send}
+    receivers = {peer for peer, is_send in task.awaits if is_send}
+    waits = [f"for a message of {_ranks(senders)}"] if senders else []
+    if receivers:
+        waits.append(f"for {_ranks(receivers)} to receive")
+    return f", waiting {' and '.join(waits)}" if waits else ""
+
+
+def _lines(stories: dict[int, str]) -> list[str]:
+    """Return a line for each story, with the ranks that share it."""
+    ranks: dict[str, list[int]] = {}
+    for rank, each in stories.items():
+        ranks.setdefault(each, []).append(rank)
+    lines = [f"  {_ranks(mine)}: {each}" for each, mine in ranks.items()]
+    return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"  and {len(lines) - _SHOWN} more"]
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    return show_ranks(ranks, _RUNS)
+
+
+# Different calls at one place
+
+
+def _different(tasks: Tasks) -> list[tuple[Record, list[int]]]:
+    """Return the calls that ranks make at one place, and who makes them, if these are not all the same; the rarest last."""
+    places: dict[tuple[int, int], dict[bytes, tuple[Record, list[int]]]] = {}
+    for rank, mine in tasks.items():
+        for task in mine:
+            record = task.doing
+            if record is not None and record.digest:
+                calls = places.setdefault((record.channel, record.sequence), {})
+                calls.setdefault(record.digest, (record, []))[1].append(rank)
+    odd = next((calls for _, calls in sorted(places.items()) if len(calls) > 1), {})
+    return sorted(odd.values(), key=lambda call: -len(call[1]))
+
+
+def _contrast(odd: list[tuple[Record, list[int]]]) -> str:
+    return ", and ".join(f"{_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} in {_words(record)}" for record, ranks in odd)
+
+
+def _words(record: Record) -> str:
+    """Return a call without its line."""
+    return record.describe().removesuffix(f" at {record.where}")
+
+
+# Who waits for whom
+
+
+def _needs(tasks: list[Task], everyone: Tasks) -> list[int]:
+    """Return whom a rank waits for, those of its own thread first."""
+    needs: list[int] = []
+    for task in tasks:
+        needs += [peer for peer, _ in task.awaits]
+        record = task.doing
+        if record is not None:  # where ranks meet, those who have not come are waited for
+            meeting = record.channel, record.what
+            needs += [rank for rank in record.members if meeting not in {_meeting(other) for other in everyone[rank]}]
+    return needs
+
+
+def _meeting(task: Task) -> tuple[int, str] | None:
+    return None if task.doing is None or not task.doing.members else (task.doing.channel, task.doing.what)
+
+
+def _way(needs: dict[int, list[int]]) -> list[int]:
+    """Follow who waits for whom: a circle that begins and ends with one rank, or the shortest way to somebody who waits for nobody."""
+    shortest: list[int] = []
+    for start in needs:
+        path, seen = [start], {start}
+        while needs[path[-1]]:
+            following = needs[path[-1]][0]
+            if following in seen:
+                return [*path[path.index(following) :], following]
+            path.append(following)
+            seen.add(following)
+        if len(path) > 1 and (not shortest or len(path) < len(shortest)):
+            shortest = path
+    return shortest
+
+
+def _told(way: list[int], runtime: SimulatedRuntime, tasks: Tasks) -> str:
+    shown = way if len(way) <= 10 else [*way[:5], *way[-4:]]
+    words = f"rank {shown[0]} waits for rank {shown[1]}"
+    for index, rank in enumerate(shown[2:], start=2):
+        words += f", ..., which waits for rank {rank}" if index == 5 and shown is not way else f", which waits for rank {rank}"
+    return words if way[0] == way[-1] else f"{words}, which {_end(way[-1], runtime, tasks[way[-1]])}"
+
+
+def _end(rank: int, runtime: SimulatedRuntime, tasks: list[Task]) -> str:
+    """Say what a rank does that waits for nobody."""
+    if rank in runtime.faults.killed:
+        return "was killed"
+    if runtime.is_over(rank):
+        return "has ended"
+    if runtime.world.has_left(rank):
+        return "has left the group"
+    record = next((task.doing for task in tasks if task.doing is not None), None)
+    return "is in no call" if record is None else f"is in {_words(record)}"
+
+
+def _hopes_for_buffers(way: list[int], tasks: Tasks) -> bool:
+    """Tell whether ranks wait in a circle only because nobody receives what they send, which is little."""
+    if len(way) < 2 or way[0] != way[-1]:
+        return False
+    for rank in way[:-1]:
+        doing = [task for task in tasks[rank] if task.doing is not None]
+        if not doing or not all(
+            task.doing is not None
+            and task.doing.nbytes <= _BUFFERED_BYTES
+            and task.awaits
+            and all(is_send for _, is_send in task.awaits)
+            for task in doing
+        ):
+            return False
+    return True

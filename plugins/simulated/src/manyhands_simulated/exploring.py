@@ -1,0 +1,265 @@
+"""Running a function under one seed after the other, until one shows what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyhands.api import Group, Network, UsageError
+from manyhands_simulated.faults import Fault, FaultPlan
+from manyhands_simulated.running import Faults, NetworkLike, Run, run
+from manyhands_simulated.trace_events import many
+
+__all__ = ["Exploration", "FaultsOfSeed", "explore"]
+
+T = TypeVar("T")
+
+FaultsOfSeed = Faults | Callable[[int], Faults]
+"""What goes wrong: the same for every seed, or a function that returns it for a seed."""
+
+
+class Exploration(Generic[T]):
+    """What came of trying seeds. As a text it is a report.
+
+    Attributes
+    ----------
+    seeds_run
+        How many seeds were tried, the one that failed among them.
+    seed
+        The first seed that failed; None where none did.
+    error
+        What was wrong; None likewise.
+    run
+        The run of that seed; None likewise.
+    repeat
+        The Python expression that repeats it; empty likewise.
+    """
+
+    def __init__(
+        self, name: str, seeds_run: int, run: Run[T] | None = None, error: BaseException | None = None, repeat: str = ""
+    ) -> None:
+        self.seeds_run: int = seeds_run
+        self.run: Run[T] | None = run
+        self.seed: int | None = None if run is None else run.seed
+        self.error: BaseException | None = error
+        self.repeat: str = repeat
+        self._name = name
+
+    @property
+    def failed(self) -> bool:
+        """Whether a seed failed."""
+        return self.error is not None
+
+    @property
+    def story(self) -> str:
+        """The end of the trace of the run that failed, in lines for people; empty where none did."""
+        if self.run is None:
+            return ""
+        trace = self.run.trace
+        # Where no rank raised anything, all of them have finished all there is, and the last events say more than nothing.
+        return trace.story() if self.error is self.run.cause else trace.story(around=trace.duration_s)
+
+    def __repr__(self) -> str:
+        end = "" if self.error is None else f", seed {self.seed} failed: {type(self.error).__name__}"
+        return f"<Exploration of {self._name}, {many(self.seeds_run, 'seed')}{end}>"
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return self._headline()
+        return "\n".join([self._headline(), f"{type(self.error).__name__}: {self.error}", *self._particulars()])
+
+    def raise_failure(self) -> None:
+        """Raise what was wrong, with the report as a note; do nothing where no seed failed.
+
+        Raises
+        ------
+        Exception
+            See `error`.
+        """
+        __tracebackhide__ = True
+        if self.error is None:
+            return
+        note = "\n".join([self._headline(), *self._particulars()])
+        if note not in getattr(self.error, "__notes__", ()):
+            self.error.add_note(note)
+        raise self.error
+
+    def _headline(self) -> str:
+        if self.error is None:
+            return f"{self._name}: {many(self.seeds_run, 'seed')} passed"
+        on = ""
+        if self.run is not None and self.error is self.run.cause:
+            on = f" on rank {getattr(self.error, 'rank', '?')} of {self.run.world_size}"
+        return f"{self._name}: {many(self.seeds_run - 1, 'seed')} passed, seed {self.seed} failed{on}"
+
+    def _particulars(self) -> list[str]:
+        return ["the end of its trace:", textwrap.indent(self.story.rstrip(), "  "), f"repeat with: {self.repeat}"]
+
+
+def explore(
+    function: Callable[[Group], T],
+    world_size: int,
+    seeds: Iterable[int] = range(1000),
+    network: NetworkLike = None,
+    faults: FaultsOfSeed = None,
+    *,
+    config: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    alike: bool = False,
+    check: Callable[[Run[T]], object] | None = None,
+    expected: type[BaseException] | tuple[type[BaseException], ...] = (),
+) -> Exploration[T]:
+    """Run a function under one seed after the other; stop at the first that fails.
+
+    A seed decides which rank goes first wherever several could, so that other seeds find other orders of what happens.
+
+    Parameters
+    ----------
+    function, world_size, network, config, timeout_s
+        As for `run`.
+    seeds
+        The seeds, in the order in which they are tried.
+    faults
+        As for `run`, or a function that returns them for a seed: ``lambda seed: random_faults(seed, 4)``.
+    alike
+        Whether a seed fails, too, if its results are not those of the first one, bit by bit.
+    check
+        Called with every run that is not a failure already. What it raises is one.
+    expected
+        Errors that are no failure when they end a run, such as `PeerLostError` where faults kill ranks. The results of such a run are not
+        compared.
+
+    Returns
+    -------
+    Exploration
+        With the first seed that failed, if one did.
+
+    Raises
+    ------
+    UsageError
+        There is no seed.
+    UsageError, InvalidWorldSizeError, ConfigError
+        The arguments describe no world.
+    """
+    given: dict[str, object] = {"network": network, "config": config, "timeout_s": timeout_s}
+    resolved = Network.resolve(network)
+    fixed = FaultPlan() if callable(faults) else _plan(faults)
+    name = getattr(function, "__name__", "function")
+    first: tuple[int, list[T]] | None = None
+    count = 0
+    for seed in seeds:
+        count += 1
+        plan = _plan(faults(seed)) if callable(faults) else fixed
+        done = run(function, world_size, seed, resolved, plan, config=config, timeout_s=timeout_s, check=False)
+        error = done.cause if not isinstance(done.cause, expected) else None
+        if error is None and check is not None:
+            error = _raised_by(check, done)
+        if error is None and alike and done.cause is None:
+            first = first or (seed, done.results)
+            error = _unlike(first, done)
+        if error is not None:
+            given["faults"] = faults if isinstance(faults, str | os.PathLike) else plan if plan.faults else None
+            return Exploration(name, count, done, error, _call(name, world_size, seed, given))
+        del done  # or it lives on while the next one runs
+    if not count:
+        raise UsageError("seeds is empty, and expected is one seed or more: nothing was run")
+    return Exploration(name, count)
+
+
+def _plan(faults: Faults) -> FaultPlan:
+    """Return the plan that is meant: files are read and iterators consumed but once."""
+    return FaultPlan.load(faults) if isinstance(faults, str | os.PathLike) else FaultPlan.of(() if faults is None else faults)
+
+
+def _raised_by(check: Callable[[Run[T]], object], done: Run[T]) -> BaseException | None:
+    try:
+        check(done)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it raises is the failure, such as pytest.fail's, which is no Exception
+        return error
+    return None
+
+
+def _unlike(first: tuple[int, list[T]], done: Run[T]) -> AssertionError | None:
+    seed, results = first
+    for rank, (before, now) in enumerate(zip(results, done.results, strict=True)):
+        if difference := _difference(before, now, "result"):
+            return AssertionError(f"seed {done.seed} gives other results than seed {seed}: on rank {rank}, {difference}")
+    return None
+
+
+# What to type to run it again
+
+
+def _call(name: str, world_size: int, seed: int, given: Mapping[str, object]) -> str:
+    """Return the call that repeats a run."""
+    name = name if name.isidentifier() else "function"
+    more = "".join(f", {key}={_literal(value)}" for key, value in given.items() if value is not None)
+    return f"run({name}, {world_size}, seed={seed}{more})"
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, FaultPlan):
+        return f"[{', '.join(map(_literal, value.faults))}]"
+    if isinstance(value, Fault):  # what it requires has no default, and is always written
+        rows = value.model_dump(exclude_defaults=True).items()
+        return f"{type(value).__name__}({', '.join(f'{key}={each!r}' for key, each in rows)})"
+    return repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
+
+
+# Where two results differ
+
+
+def _difference(before: Any, now: Any, where: str) -> str | None:
+    """Say where two values differ and how; None if they are alike bit by bit."""
+    if type(before) is not type(now):
+        return f"{where} is {_brief(now)}, and was {_brief(before)}"
+    if isinstance(before, np.ndarray | np.generic | float | complex):
+        return _of_arrays(np.asarray(before), np.asarray(now), where)
+    if isinstance(before, Mapping):
+        if before.keys() != now.keys():
+            return f"{where} has the keys {_brief(list(now))}, and had {_brief(list(before))}"
+        return _of_parts([(before[key], now[key], f"{where}[{key!r}]") for key in before])
+    if isinstance(before, list | tuple):
+        if len(before) != len(now):
+            return f"{where} has the length {len(now)}, and had {len(before)}"
+        return _of_parts([(*pair, f"{where}[{index}]") for index, pair in enumerate(zip(before, now, strict=True))])
+    if is_dataclass(before):
+        names = [each.name for each in fields(before)]
+        return _of_parts([(getattr(before, name), getattr(now, name), f"{where}.{name}") for name in names])
+    if before == now:
+        return None
+    return f"{where} is {_brief(now)}, and was {_brief(before)}"
+
+
+def _of_parts(parts: Iterable[tuple[Any, Any, str]]) -> str | None:
+    return next(filter(None, (_difference(*part) for part in parts)), None)
+
+
+def _of_arrays(before: NDArray[Any], now: NDArray[Any], where: str) -> str | None:
+    if (before.dtype, before.shape) != (now.dtype, now.shape):
+        return f"{where} is {now.dtype}{list(now.shape)}, and was {before.dtype}{list(before.shape)}"
+    if before.dtype.hasobject:
+        return _difference(before.tolist(), now.tolist(), where)
+    rows = [np.frombuffer(each.tobytes(), np.uint8).reshape(before.size, before.itemsize) for each in (before, now)]
+    wrong = (rows[0] != rows[1]).any(axis=1)
+    if not wrong.any():
+        return None
+    place = np.unravel_index(int(wrong.argmax()), before.shape)
+    at = f"[{', '.join(map(str, place))}]" if place else ""
+    values = [repr(each[place].item()) for each in (now, before)]
+    if values[0] == values[1]:  # such as two kinds of NaN
+        values = [f"{value} (0x{each[place].tobytes().hex()})" for value, each in zip(values, (now, before), strict=True)]
+    of_all = f" ({int(wrong.sum())} of {before.size} elements differ)" if before.size > 1 else ""
+    return f"{where}{at} is {values[0]}, and was {values[1]}{of_all}"
+
+
+def _brief(value: object) -> str:
+    return textwrap.shorten(repr(value), 80, placeholder=" ...")

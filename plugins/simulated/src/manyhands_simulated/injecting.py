@@ -1,0 +1,180 @@
+"""Carries a fault plan out: at times of the virtual clock, at calls, and on messages."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from manyhands_simulated.faults import Corrupt, Drop, FaultPlan, Kill, Links, Pause, Slow
+from manyhands_simulated.flight import Line
+from manyhands_simulated.trace_events import show_ranks
+
+if TYPE_CHECKING:
+    from manyhands_simulated.world import SimulatedRuntime
+
+__all__ = ["Injector"]
+
+_NOTICE_S = 0.2
+"""After how long, on the virtual clock, both ends know that a message was lost."""
+_SILENCE_S = 10.0
+"""After how long a rank that cannot be reached counts as lost."""
+
+
+class Injector:
+    """The faults of one run.
+
+    Parameters
+    ----------
+    plan, world_size, seed
+        What is to happen to how many ranks; the seed decides which bits change where the plan does not.
+    runtime
+        The world that it happens to.
+
+    Raises
+    ------
+    ConfigError
+        The plan does not fit the world.
+    """
+
+    def __init__(self, plan: FaultPlan, world_size: int, seed: int, runtime: SimulatedRuntime) -> None:
+        self.links: Links = plan.links(world_size)
+        self._runtime = runtime
+        self._random = random.Random(seed + 1).random  # noqa: S311 - to be repeated
+        self._calls: list[Counter[str]] = [Counter() for _ in range(world_size)]
+        self._at_calls: dict[tuple[int, str, int], list[Kill | Pause]] = {}
+        self._timed: list[Kill | Pause] = []
+        self._slow: dict[int, list[Slow]] = {}
+        self._dropped: set[tuple[int, int, int]] = set()
+        self._corrupted: dict[tuple[int, int, int], int | None] = {}
+        self._messages: Counter[tuple[int, int]] = Counter()
+        self._counts_messages = False
+        self.killed: dict[int, str] = {}
+        self._held_words: dict[int, list[Callable[[], None]]] = {}
+        for fault in plan.faults:
+            if isinstance(fault, Kill | Pause):
+                if fault.operation is None:
+                    self._timed.append(fault)
+                else:
+                    self._at_calls.setdefault((fault.rank, fault.operation, fault.nth), []).append(fault)
+            elif isinstance(fault, Slow):
+                self._slow.setdefault(fault.rank, []).append(fault)
+            elif isinstance(fault, Drop):
+                self._dropped.add((fault.source, fault.dest, fault.nth))
+            elif isinstance(fault, Corrupt):
+                self._corrupted[fault.source, fault.dest, fault.nth] = fault.bit
+        self._counts_messages = bool(self._dropped or self._corrupted)
+
+    def begin(self) -> None:
+        """Put what happens at a time on the clock; what happens at once comes before anything else."""
+        scheduler = self._runtime.scheduler
+        for fault in self._timed:
+            if fault.at_s:
+                scheduler.at(fault.at_s, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+            else:
+                self._strike(fault)
+        for time in self.links.changes:
+            self._watch(time)
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether ranks wait in vain because of a fault, and not of their own making."""
+        return bool(self._runtime.flights.held) or self._runtime.scheduler.stands(None)
+
+    # Ranks
+
+    def on_call(self, rank: int, operation: str) -> None:
+        """Take note of a call that begins, and let happen what is to happen then."""
+        if not self._at_calls:
+            return
+        calls = self._calls[rank]
+        for name in (operation, "*"):
+            for fault in self._at_calls.get((rank, name, calls[name]), ()):
+                self._strike(fault)
+            calls[name] += 1
+
+    def factor(self, rank: int) -> float:
+        """Return how many times as long as it should a rank computes."""
+        now = self._runtime.scheduler.now
+        return math.prod(slow.factor for slow in self._slow.get(rank, ()) if slow.from_s <= now < slow.until_s)
+
+    def _strike(self, fault: Kill | Pause) -> None:
+        runtime, rank = self._runtime, fault.rank
+        scheduler = runtime.scheduler
+        if rank in self.killed or runtime.is_over(rank):
+            return
+        if isinstance(fault, Kill):
+            self.killed[rank] = fault.describe()
+            runtime.trace.mark(rank, scheduler.now, fault.describe(), "killed")
+            scheduler.kill(rank)
+            runtime.lose(rank, fault.describe())
+            return
+        runtime.trace.mark(rank, scheduler.now, fault.describe(), "paused")
+        scheduler.stand_still(rank)
+        if fault.for_s < math.inf:
+            scheduler.at(scheduler.now + fault.for_s, lambda: self._resume(rank))
+
+    def _resume(self, rank: int) -> None:
+        self._runtime.trace.mark(rank, self._runtime.scheduler.now, "goes on", "resumed")
+        self._runtime.scheduler.go_on(rank)
+        for word in self._held_words.pop(rank, []):
+            word()
+
+    # Messages
+
+    def count_message(self, line: Line) -> int:
+        """Return which message between two ranks this is; always 0 where nobody asks."""
+        if not self._counts_messages:
+            return 0
+        pair = line.source, line.dest
+        self._messages[pair] += 1
+        return self._messages[pair] - 1
+
+    def drops(self, line: Line, number: int) -> bool:
+        """Tell whether a message is lost."""
+        return bool(self._dropped) and (line.source, line.dest, number) in self._dropped
+
+    def lose(self, line: Line, nbytes: int, notice: Callable[[], None]) -> None:
+        """Lose a message; call ``notice`` when that shows."""
+        now = self._runtime.scheduler.now
+        self._runtime.trace.message(line.source, line.dest, nbytes, now, math.inf, line.group)
+        self._runtime.trace.mark(line.source, now, f"a message to rank {line.dest} is lost", "fault")
+        self._runtime.scheduler.at(now + _NOTICE_S, notice)
+
+    def corrupts(self, line: Line, number: int, nbytes: int) -> int | None:
+        """Return which bit of a message changes on its way; None if it arrives as it was sent."""
+        place = line.source, line.dest, number
+        if place not in self._corrupted:
+            return None
+        bit = self._corrupted[place]
+        bits = max(1, 8 * nbytes)
+        self._runtime.trace.mark(
+            line.source, self._runtime.scheduler.now, f"a message to rank {line.dest} is corrupted", "fault"
+        )
+        return int(self._random() * bits) if bit is None else bit % bits
+
+    # Words between a rank and the store
+
+    def carry(self, source: int, dest: int, word: Callable[[], None]) -> None:
+        """Bring word from a rank to the store (-1), or back: at once, unless who should hear it stands still, or is no more."""
+        if self._runtime.scheduler.stands(dest):
+            self._held_words.setdefault(dest, []).append(word)
+        elif dest not in self.killed:
+            word()
+
+    def _watch(self, time: float) -> None:
+        """Find out at a time when links are cut who will not be heard of for long."""
+        silent = [rank for rank in range(1, len(self._calls)) if self.links.cut_until(0, rank, time) > time + _SILENCE_S]
+        if silent:
+            self._runtime.scheduler.at(time + _SILENCE_S, lambda: self._give_up(silent, time))
+
+    def _give_up(self, silent: list[int], since: float) -> None:
+        """Let the ranks know that they cannot hear each other: all of them the same, although none of them could tell who else knows."""
+        lost = [rank for rank in silent if rank not in self.killed and not self._runtime.is_over(rank)]
+        if lost:
+            who = f"{show_ranks(lost)} {'was' if len(lost) == 1 else 'were'}"
+            between = "it" if len(lost) == 1 else "them"
+            words = f"{who} lost: nothing has been heard between {between} and rank 0 since {since:g} s, for {_SILENCE_S:g} s"
+            self._runtime.abort("lost", words, lost[0])

@@ -1,0 +1,139 @@
+"""Threads outside of the simulated world: those that a program starts itself, and ranks that wait for them.
+
+While a rank waits for a lock, a queue or a thread of its own, it holds the baton, and whoever should release it may need that. So when the
+thread with the baton does nothing but wait inside Python's own modules for that, it counts as outside. When it, or a thread that the program
+started, next has to do with the world, it waits for its turn like all others.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import queue
+import sys
+import threading
+import time
+from types import FrameType
+
+from manyhands_simulated.task import ENDED, Task
+
+__all__ = ["LOOK_S", "Outside"]
+
+LOOK_S = 0.02
+"""How often, on the computer's clock, to look whether the thread with the baton waits for something outside."""
+_LOOKS = 3
+"""How often in a row it must have been seen waiting."""
+_HELP_S = 2.5
+"""For how long threads outside, of which nothing is known, may still be about to help those that can not go on."""
+_FUTURES = os.path.dirname(str(concurrent.futures.__file__)) + os.sep  # noqa: PTH120 - compared with names of files
+_WAITING_ROOMS = (str(threading.__file__), str(queue.__file__), _FUTURES, "<frozen importlib._bootstrap>")
+
+_BIRTH_S = 0.001
+"""How long a thread that was just started may take to be seen."""
+
+
+class Outside:
+    """The threads outside, for one scheduler.
+
+    Attributes
+    ----------
+    ours
+        The identifiers of all threads that the scheduler started.
+    """
+
+    def __init__(self) -> None:
+        self.ours: set[int] = set()
+        self._lock = threading.Lock()
+        self._returned: list[Task] = []
+        self._gone: dict[int, Task] = {}
+        self._seen: tuple[object, ...] = ()
+        self._looks = 0
+        self._before = {thread.ident for thread in threading.enumerate()}
+        self._idle_since: float | None = None
+        self._gave_up = False
+
+    def come_back(self) -> Task:
+        """Let the calling thread queue up; return its task, to which the baton will be given."""
+        ident = threading.get_ident()
+        with self._lock:
+            task = self._gone.pop(ident, None)
+            if task is None:
+                task = Task(-1, 0, _nothing)
+                task.started = task.is_foreign = True
+                task.ident = ident
+            self._returned.append(task)
+        return task
+
+    def returned(self) -> list[Task]:
+        """Return the tasks that have queued up since the last time."""
+        if not self._returned:
+            return []
+        with self._lock:
+            returned, self._returned = self._returned, []
+        self.expect_help()
+        return returned
+
+    def has_gone(self, task: Task) -> bool:
+        """Tell whether the thread with the baton waits for something outside, or is no more; asked again and again."""
+        frame = sys._current_frames().get(task.ident)
+        if frame is None:
+            if task.is_foreign:
+                task.state = ENDED
+            return task.is_foreign
+        seen = (task, *_look(task.ident, frame)) if frame.f_code.co_filename.startswith(_WAITING_ROOMS) else ()
+        self._looks = self._looks + 1 if seen and seen == self._seen else 0
+        self._seen = seen
+        if self._looks < _LOOKS:
+            return False
+        self._looks, self._seen = 0, ()
+        with self._lock:
+            self._gone[task.ident] = task
+        self._idle_since = None
+        return True
+
+    def expect_help(self) -> None:
+        """Wait once more for help from outside: something has happened."""
+        self._idle_since, self._gave_up = None, False
+
+    def may_help(self) -> bool:
+        """Tell whether threads outside may still do something for those that can not go on."""
+        if self._gave_up:
+            return False
+        if self._are_there():
+            return True
+        time.sleep(_BIRTH_S)
+        return self._are_there()
+
+    def is_time_to_go_on(self) -> bool:
+        """Tell whether somebody has come back, or has not for so long that nobody will, or nobody is left; asked again and again."""
+        if self._returned:
+            return True
+        if not self.may_help():
+            return True
+        now = time.monotonic()
+        if self._idle_since is None:
+            self._idle_since = now
+        self._gave_up = now - self._idle_since > _HELP_S
+        return self._gave_up
+
+    def close(self) -> None:
+        """Let whoever waits for the baton go on, to find that the run is over."""
+        with self._lock:
+            returned, self._returned = self._returned, []
+        for task in returned:
+            task.give_baton()
+
+    def _are_there(self) -> bool:
+        """Tell whether there are threads that were not there before the run, and are not the scheduler's."""
+        known = {thread.ident for thread in threading.enumerate()}
+        return bool(self._gone) or not known <= self.ours | self._before or not sys._current_frames().keys() <= known
+
+
+def _look(ident: int, frame: FrameType) -> tuple[object, ...]:
+    """Return what stays the same while a thread waits."""
+    busy = time.clock_gettime(time.pthread_getcpuclockid(ident)) if hasattr(time, "pthread_getcpuclockid") else 0.0
+    return frame.f_code, frame.f_lasti, busy
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,98 @@
+"""What each rank takes for its process, although all of them live in one: it is changed whenever another rank runs."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, TextIO
+
+__all__ = ["Processes"]
+
+Streams = tuple[TextIO, TextIO]
+
+
+class _Process:
+    """What one rank has for itself, while it does not run."""
+
+    __slots__ = ("argv", "environ", "main", "stderr", "stdout", "variables")
+
+    def __init__(
+        self, argv: list[str], main: ModuleType, streams: Streams, environ: dict[str, Any], variables: Mapping[str, str]
+    ) -> None:
+        self.argv = argv
+        self.main = main
+        self.stdout, self.stderr = streams
+        self.environ = environ
+        self.variables = variables
+
+
+class Processes:
+    """Gives each rank arguments, a main module, output streams and environment variables of its own.
+
+    All else is one for all ranks: the modules that they import, with what those hold, the working directory, open files.
+
+    Parameters
+    ----------
+    argv
+        The arguments that every rank begins with.
+    variables
+        Returns those variables of a rank that are not the same for all of them.
+    streams
+        Returns the standard output and the standard error that a rank begins with.
+
+    Attributes
+    ----------
+    rank
+        The one that runs; None before the first one does.
+    """
+
+    def __init__(self, argv: list[str], variables: Callable[[int], Mapping[str, str]], streams: Callable[[], Streams]) -> None:
+        self._argv = argv
+        self._variables = variables
+        self._streams = streams
+        self._processes: dict[int, _Process] = {}
+        self._shown: _Process | None = None
+        self.rank: int | None = None
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Give the process back what it had when the context ends."""
+        argv, path, stdout, stderr, main = sys.argv, sys.path, sys.stdout, sys.stderr, sys.modules["__main__"]
+        folders, environ, variables = list(path), vars(os.environ), dict(os.environ)
+        self._main, self._environ = main, environ
+        try:
+            yield
+        finally:
+            sys.argv, sys.path, sys.stdout, sys.stderr, sys.modules["__main__"] = argv, path, stdout, stderr, main
+            path[:] = folders
+            os.environ.__dict__ = environ
+            # Not only what Python sees of the variables has changed, but also what the system does.
+            os.environ.clear()
+            os.environ.update(variables)
+
+    def show(self, rank: int) -> None:
+        """Let the process look like that of a rank; to be called often, so that it touches no more than it must."""
+        if rank < 0:
+            return  # a thread that the program has started itself: nobody knows for which rank
+        before = self._shown
+        if before is not None:
+            before.argv, before.stdout, before.stderr, before.main = sys.argv, sys.stdout, sys.stderr, sys.modules["__main__"]
+        now = self._processes.get(rank) or self._begin(rank)
+        self.rank, self._shown = rank, now
+        sys.argv, sys.stdout, sys.stderr, sys.modules["__main__"] = now.argv, now.stdout, now.stderr, now.main
+        # The object stays, which any module may hold; what is in it is the rank's.
+        os.environ.__dict__ = now.environ
+        for name, value in now.variables.items():
+            os.putenv(name, value)  # for what is not Python, such as programs that the rank starts
+
+    def _begin(self, rank: int) -> _Process:
+        environ = {name: copy.copy(value) for name, value in self._environ.items()}
+        variables = self._variables(rank)
+        os.environ.__dict__ = environ
+        os.environ.update(variables)
+        process = self._processes[rank] = _Process(list(self._argv), self._main, self._streams(), environ, variables)
+        return process

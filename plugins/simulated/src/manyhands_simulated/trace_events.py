@@ -1,0 +1,165 @@
+"""What a trace is made of: calls, messages and marks, and how they are put in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from manyhands.api import Collective
+
+__all__ = ["COLLECTIVES", "CallEvent", "MarkEvent", "MessageEvent", "begins_with", "many", "show_ranks"]
+
+COLLECTIVES: frozenset[str] = frozenset(each.value for each in Collective)
+"""The operations that all ranks of a group call together; most exist for objects as well."""
+
+
+@dataclass(slots=True)
+class CallEvent:
+    """One call on one rank; what is not known when it begins is filled in later.
+
+    Attributes
+    ----------
+    rank
+        Who called.
+    operation
+        The name, such as ``"all_reduce"``, ``"send"`` or ``"compute"``.
+    what
+        The call in words, such as ``"all_reduce(float32[4], sum)"``.
+    sequence
+        Its number in its group; -1 where it has none.
+    group
+        The number of the group; 0 is the world.
+    start_s
+        When it began.
+    end_s
+        When it ended; None if it never did.
+    nbytes
+        The size of the rank's array.
+    algorithm
+        What carried it out.
+    place
+        Where the program called, such as ``"train.py:31"``; empty where that is not known.
+    background
+        0 for the rank's own thread, k for its k-th background thread.
+    error
+        The name of the exception that ended it; empty where it succeeded.
+    """
+
+    rank: int
+    operation: str
+    what: str
+    sequence: int
+    group: int
+    start_s: float
+    end_s: float | None = None
+    nbytes: int = 0
+    algorithm: str = ""
+    place: str = ""
+    background: int = 0
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        """The call without its arguments: ``"all_reduce #3"``, ``"broadcast #0 of group 2"``."""
+        head = (self.what or self.operation).partition("(")[0].rstrip()
+        if self.sequence >= 0:
+            head += f" #{self.sequence}"
+        return head if self.group == 0 else f"{head} of group {self.group}"
+
+    def describe(self) -> str:
+        """Return the call with its number and arguments: ``"all_reduce #3 (float32[4], sum)"``."""
+        _, bracket, arguments = self.what.partition("(")
+        return self.name if arguments in {"", ")"} else f"{self.name} {bracket}{arguments}"
+
+    def is_named(self, operation: str) -> bool:
+        """Tell whether this is such a call; ``"exchange"`` stands for every ``"exchange ..."``."""
+        return begins_with(self.operation, operation)
+
+    def is_collective(self) -> bool:
+        """Tell whether all ranks of the group make this call together."""
+        return self.operation.removesuffix("_object") in COLLECTIVES
+
+
+class MessageEvent(NamedTuple):
+    """One message from rank to rank.
+
+    Attributes
+    ----------
+    source, dest
+        Who sent it, and to whom.
+    nbytes
+        The size of what it carried, without its header.
+    sent_s
+        When it left.
+    arrived_s
+        When it was there; infinite if it never was.
+    group
+        The number of the group that it belongs to.
+    """
+
+    source: int
+    dest: int
+    nbytes: int
+    sent_s: float
+    arrived_s: float
+    group: int
+
+
+@dataclass(slots=True)
+class MarkEvent:
+    """A moment in the run of one rank.
+
+    Attributes
+    ----------
+    rank
+        Whose moment it is.
+    time_s
+        When it was.
+    label
+        What the program or the fault is called.
+    kind
+        ``"mark"`` for those of the program; ``"fault"``, ``"killed"``, ``"paused"``, ``"resumed"`` or ``"ended"``.
+    calls_before
+        How many calls of this rank had begun. In virtual time much happens at one moment, and this tells what came first.
+    """
+
+    rank: int
+    time_s: float
+    label: str
+    kind: str = "mark"
+    calls_before: int = 0
+
+    def describe(self) -> str:
+        """Return what is marked: the label of the program, or the kind and more about it, such as ``"killed: power lost"``."""
+        if self.kind == "mark":
+            return self.label
+        return self.kind if self.label in {"", self.kind} else f"{self.kind}: {self.label}"
+
+    def is_step(self, label: str) -> bool:
+        """Tell whether the program marked the beginning of a step with this label, or with this label, a blank and more."""
+        return self.kind == "mark" and begins_with(self.label, label)
+
+
+def begins_with(text: str, word: str) -> bool:
+    """Tell whether a text is a word, or the word, a blank and more."""
+    return text == word or text.startswith(f"{word} ")
+
+
+def show_ranks(ranks: Iterable[int], most: int = 6) -> str:
+    """Return ``"rank 3"`` or ``"ranks 0-2, 5"``, with no more than ``most`` runs."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:most])
+    if len(runs) > most:
+        text += f" and {sum(b - a + 1 for a, b in runs[most:])} more"
+    return f"rank {text}" if len(runs) == 1 and runs[0][0] == runs[0][1] else f"ranks {text}"
+
+
+def many(number: int, noun: str) -> str:
+    """Return ``"1 call"`` or ``"4,000 calls"``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,387 @@
+"""What simulated ranks run on: the runtime through which core waits, with the network and the faults of one run."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import manyhands.api
+from manyhands.api import Condition, FlightRecorder, Network, Place, Record, Runtime, ThreadWorld
+from manyhands_simulated.deadlock import explain, story
+from manyhands_simulated.faults import FaultPlan
+from manyhands_simulated.flight import Flights
+from manyhands_simulated.injecting import Injector
+from manyhands_simulated.scheduler import Scheduler
+from manyhands_simulated.task import BLOCKED, Task
+from manyhands_simulated.trace import CallEvent, Trace
+
+__all__ = ["SHARED", "SimulatedRuntime"]
+
+SHARED = "simulated"
+"""Where the ranks of a `ThreadWorld` find their runtime."""
+
+_PASSING = frozenset({"compute", "sleep"})
+_OURS = tuple(str(Path(str(module.__file__)).parent) + os.sep for module in (manyhands.api, sys.modules[__package__]))
+_LIBRARY = str(Path(os.__file__).parent) + os.sep
+_SKIPPED = (*_OURS, _LIBRARY, "<frozen ")
+_INSTALLED = _LIBRARY + "site-packages" + os.sep
+"""Where packages lie that do not belong to the standard library."""
+
+
+class SimulatedRuntime(Runtime):
+    """The runtime of one run.
+
+    Parameters
+    ----------
+    world_size, seed, network, faults
+        As for `run`.
+    keep_messages
+        Whether the trace keeps every message.
+
+    Attributes
+    ----------
+    scheduler, flights, faults, trace
+        Its parts.
+    pipes
+        What connects the ranks, for each backend that they made, one after the other.
+    """
+
+    is_simulated: bool = True
+
+    def __init__(
+        self, world_size: int, seed: int, network: Network | None, faults: FaultPlan, *, keep_messages: bool = True
+    ) -> None:
+        self.world: ThreadWorld = ThreadWorld(world_size, "simulated", self)
+        self.world.shared[SHARED] = self
+        self.scheduler: Scheduler = Scheduler(seed, world_size)
+        self.trace: Trace = Trace(world_size, seed, keep_messages=keep_messages)
+        self.faults: Injector = Injector(faults, world_size, seed, self)
+        self.flights: Flights = Flights(self.scheduler, network, world_size, seed, self.faults.links, self.trace)
+        self.pipes: dict[int, Any] = {}
+        self._ranks_per_host = 1 if network is None else network.neighbours(world_size)
+        self._backends = [0] * world_size
+        self._over: set[int] = set()
+        self._recorders: dict[int, _Recorder] = {}
+        self._told = False
+        self.scheduler.on_stuck = self._stuck
+        self.scheduler.may_wait = lambda: self.faults.is_blocking
+
+    def run(self, body: Callable[[int], None]) -> None:
+        """Run ``body(rank)``, which must not raise, on all ranks."""
+
+        def live(rank: int) -> None:
+            body(rank)
+            self._over.add(rank)
+            self.trace.mark(rank, self.scheduler.now, "ended", "ended")
+
+        for rank in range(self.world.world_size):
+            self.scheduler.spawn(rank, lambda rank=rank: live(rank))  # type: ignore[misc]
+        self.faults.begin()
+        try:
+            self.scheduler.run()
+        finally:
+            self.trace.duration_s = self.scheduler.now
+
+    # As Runtime
+
+    def now(self) -> float:
+        """Return the virtual time."""
+        return self.scheduler.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self._pass_time("sleep", seconds, seconds)
+
+    def compute(self, seconds: float) -> None:
+        """Let virtual time pass, more of it on a rank that is slow."""
+        self._pass_time("compute", seconds, seconds * self.faults.factor(self.scheduler.current().rank))
+
+    def mark(self, label: str) -> None:
+        """Note a mark of the program in the trace."""
+        self.trace.mark(self.scheduler.current().rank, self.scheduler.now, label)
+
+    def place(self, *, for_good: bool) -> Place:
+        """Return where the calling task waits."""
+        return _Place(self.scheduler)
+
+    def condition(self) -> Condition:
+        """Return a condition whose lock is the baton."""
+        return _Condition(self.scheduler)
+
+    def start(self, action: Callable[[], None]) -> None:
+        """Run an action in a further task of the calling rank."""
+        self.scheduler.spawn(self.scheduler.current().rank, action)
+
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run an action when the virtual clock says so."""
+        self.scheduler.at(self.scheduler.now + delay_s, action)
+
+    def glance(self) -> None:
+        """Let something else happen, if anything can."""
+        self.scheduler.poll()
+
+    def on_behalf(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Return the action, to be traced to the line that makes the call now."""
+        where = self.where()
+
+        def run() -> None:
+            task = self.scheduler.current()
+            before, task.where = task.where, where
+            try:
+                action()
+            finally:
+                task.where = before
+
+        return run
+
+    def carry(self, source: int, dest: int, action: Callable[[], None]) -> None:
+        """Bring word to or from the store, as faults allow."""
+        self.faults.carry(source, dest, action)
+
+    def recorder(self, rank: int) -> FlightRecorder:
+        """Return what records a rank's calls, in the trace as well."""
+        recorder = self._recorders[rank] = _Recorder(self, rank)
+        return recorder
+
+    def identity(self, rank: int) -> tuple[str, int]:
+        """Return names that are alike on every computer."""
+        return f"host{rank // self._ranks_per_host}", rank
+
+    # For the other parts
+
+    def next_backend(self, rank: int) -> int:
+        """Return which backend of a rank this is."""
+        self._backends[rank] += 1
+        return self._backends[rank] - 1
+
+    def is_over(self, rank: int) -> bool:
+        """Tell whether a rank's program has ended."""
+        return rank in self._over
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Let all ranks know that one has died."""
+        self.world.lose(rank, reason)
+
+    def abort(self, kind: str, text: str, rank: int | None) -> None:
+        """End the job, for one cause on all ranks."""
+        self.world.abort(text, kind, rank)
+
+    def where(self) -> str:
+        """Return the line of the program that the calling task works for."""
+        return self.scheduler.current().where or line_of(sys._getframe(1))
+
+    def where_is(self, task: Task) -> str:
+        """Return the line of the program that a task works for, wherever it waits."""
+        return task.where or line_of(sys._current_frames().get(task.ident))
+
+    def where_is_rank(self, rank: int) -> str:
+        """Return the line of its program at which a rank is."""
+        return next((self.where_is(task) for task in self.scheduler.tasks() if task.rank == rank and task.number == 0), "")
+
+    def last_call(self, rank: int) -> str:
+        """Return the call of its program that a rank began last, in words; nothing where there was none."""
+        recorder = self._recorders.get(rank)
+        return "" if recorder is None or recorder.last is None else recorder.last.describe()
+
+    def sent(self, channel: int, rank: int) -> list[str]:
+        """Say which calls of a rank, that are over, sent what other ranks are receiving."""
+        doing = {task.doing for task in self.scheduler.tasks()}
+        met = [each for pipes in self.pipes.values() for each in pipes.met(channel, rank)]
+        return [
+            f"what rank {dest} receives is from its {send.describe()}"
+            for dest, send, receive in met
+            if receive in doing and send not in doing
+        ]
+
+    def passes_time(self, rank: int) -> str:
+        """Return in words what a rank does for a time, if it does."""
+        calls = self.trace.calls_of(rank)
+        return calls[-1].what if calls and calls[-1].end_s is None and calls[-1].operation in _PASSING else ""
+
+    def _pass_time(self, operation: str, seconds: float, lasting: float) -> None:
+        task = self.scheduler.current()
+        with self._noted(task, operation, f"{operation}({seconds:g} s)"):
+            self.scheduler.end_if_killed()
+            self.scheduler.block(timer=self.scheduler.now + lasting)
+
+    def _noted(self, task: Task, operation: str, what: str) -> _Noted:
+        event = self.trace.call(task.rank, operation, what, self.scheduler.now, place=self.where(), background=task.number)
+        self.faults.on_call(task.rank, operation)
+        return _Noted(self, event)
+
+    def _stuck(self) -> None:
+        if not self._told:
+            self._told = True
+            self.abort(*explain(self))
+            if self.scheduler.can_go_on:
+                return
+        for task in self.scheduler.tasks():
+            if task.state is BLOCKED:
+                self.scheduler.throw(task, manyhands.api.DeadlockError("this wait can never end", rank=task.rank))
+
+
+class _Noted:
+    """Notes when a call ends, and how."""
+
+    __slots__ = ("_event", "_runtime")
+
+    def __init__(self, runtime: SimulatedRuntime, event: CallEvent) -> None:
+        self._runtime = runtime
+        self._event = event
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._event.end_s = self._runtime.scheduler.now
+        self._event.error = "" if error is None else type(error).__name__
+
+
+class _Place:
+    """Where a task waits once."""
+
+    __slots__ = ("_scheduler", "_task", "_woken")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._task: Task | None = None
+        self._woken = False
+
+    def wait(self, timeout_s: float | None) -> bool:
+        until = math.inf if timeout_s is None else self._scheduler.now + timeout_s
+        self._task = self._scheduler.current()
+        try:
+            while not self._woken and self._scheduler.block(until, ends_job=False):
+                pass
+        finally:
+            self._task = None
+        return self._woken
+
+    def wake(self) -> None:
+        self._woken = True
+        if self._task is not None:
+            self._scheduler.wake(self._task)
+
+
+class _Condition:
+    """A condition; its lock is the baton."""
+
+    __slots__ = ("_scheduler", "_waiting")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._waiting: list[Task] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        scheduler = self._scheduler
+        task = scheduler.current()  # first: who comes from outside waits here, and the predicate may be true by then
+        until = math.inf if timeout is None else scheduler.now + timeout
+        while not predicate():
+            self._waiting.append(task)
+            woken = False
+            try:
+                woken = scheduler.block(until)
+            finally:
+                if task in self._waiting:
+                    self._waiting.remove(task)
+            if not woken:
+                return predicate()
+        return True
+
+    def notify_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for task in waiting:
+            self._scheduler.wake(task)
+
+
+class _Recorder(FlightRecorder):
+    """Records calls in the trace as well; each of them is a moment at which another task may run, and faults strike.
+
+    Attributes
+    ----------
+    last
+        The call of the program that began last.
+    """
+
+    def __init__(self, runtime: SimulatedRuntime, rank: int) -> None:
+        super().__init__(now=runtime.now)
+        self._runtime = runtime
+        self._rank = rank
+        self._events: dict[Record, CallEvent] = {}
+        self.last: Record | None = None
+
+    def start(self, channel: int, sequence: int, call: object, nbytes: int = 0) -> Record:
+        runtime, scheduler = self._runtime, self._runtime.scheduler
+        task = scheduler.current()
+        scheduler.belong(task, self._rank)
+        record = super().start(channel, sequence, call, nbytes)
+        record.where = runtime.where()
+        task.doing = record
+        if record.is_of_program:
+            self.last = record
+            operation = record.operation
+            self._events[record] = runtime.trace.call(
+                self._rank,
+                operation,
+                record.what,
+                scheduler.now,
+                sequence=sequence,
+                group=channel // 2,
+                nbytes=nbytes,
+                algorithm=record.algorithm,
+                place=record.where,
+                background=task.number,
+            )
+            runtime.faults.on_call(self._rank, operation)
+            scheduler.end_if_killed()
+        scheduler.give_way()
+        return record
+
+    def testify(self, channel: int, sequence: int) -> tuple[bool, str]:
+        """Say what this rank did at a place, and if it was not there, where it is, and whence others have what they are receiving."""
+        entered, text = super().testify(channel, sequence)
+        if entered:
+            return True, text
+        return False, "; ".join([story(self._runtime, self._rank), *self._runtime.sent(channel, self._rank)])
+
+    def finish(self, record: Record) -> None:
+        super().finish(record)
+        self._runtime.scheduler.current().doing = None
+        event = self._events.pop(record, None)
+        if event is not None:
+            error = sys.exception()
+            event.end_s = self._runtime.scheduler.now
+            event.error = "" if error is None else type(error).__name__
+
+
+def line_of(frame: FrameType | None) -> str:
+    """Return the innermost line of a stack that is neither ours nor of the standard library, such as ``"train.py:31"``."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_SKIPPED) or file.startswith(_INSTALLED):
+            return f"{_shown(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _shown(file: str) -> str:
+    """Return a path as people want to read it: relative where it lies below the working directory, else the name alone."""
+    if file.startswith("<"):
+        return file
+    with suppress(OSError):  # a working directory may have been removed
+        here = os.getcwd() + os.sep  # noqa: PTH109 - asked for every call
+        if file.startswith(here):
+            return file.removeprefix(here)
+    return os.path.basename(file)  # noqa: PTH119
