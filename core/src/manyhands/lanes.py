@@ -45,7 +45,7 @@ class Lane:
     __slots__ = ("_busy", "_lock", "_queue", "_runner", "runtime")
 
     def __init__(self, runtime: Runtime = COMPUTER) -> None:
-        self.runtime = runtime
+        self.runtime: Runtime = runtime
         self._lock = threading.Lock()
         self._busy = False
         self._queue: deque[_Turn] = deque()

@@ -1,4 +1,4 @@
-"""docs/testing.md: its programs are run, and do what the page shows."""
+"""docs/testing.md and the READMEs: their programs are run, and do what is shown."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +17,8 @@ import manyhands as mh
 import manyhands_simulated
 from manyhands_simulated import FaultPlan, run
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 PAGE = (DOCS / "testing.md").read_text()
 
 
@@ -35,15 +35,19 @@ class Block(NamedTuple):
         return named[1] if named else ""
 
 
-def sections() -> Iterator[object]:
-    """Yield the blocks of each section that can be run."""
-    for section in re.split(r"^(?=###? )", PAGE, flags=re.MULTILINE):
-        blocks = [Block(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)]
-        if blocks:
-            yield pytest.param(blocks, id=section.partition("\n")[0].strip("# "))
+def blocks_of(text: str) -> list[Block]:
+    """Return the blocks whose language is named."""
+    return [Block(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
 
 
-@pytest.mark.parametrize("blocks", list(sections()))
+SECTIONS = {
+    section.partition("\n")[0].strip("# "): blocks
+    for section in re.split(r"^(?=###? )", PAGE, flags=re.MULTILINE)
+    if (blocks := blocks_of(section))
+}
+
+
+@pytest.mark.parametrize("blocks", SECTIONS.values(), ids=SECTIONS)
 def test_what_the_page_shows_is_what_happens(blocks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file, command, names = tmp_path, "", {}
@@ -69,7 +73,7 @@ def test_what_the_page_shows_is_what_happens(blocks, tmp_path, monkeypatch):
             assert not code, f"the correction of {file.name} does not help:\n{printed}"
 
 
-def check_prompts(text: str, names: dict[str, object]) -> None:
+def check_prompts(text: str, names: dict[str, Any]) -> None:
     """Run lines that begin with >>>; ``names`` are those of the section so far."""
     example = doctest.DocTestParser().get_doctest(text, names, "testing.md", "testing.md", 0)
     assert example.examples
@@ -83,9 +87,19 @@ def check_prompts(text: str, names: dict[str, object]) -> None:
 def execute(command: str) -> tuple[int, str]:
     """Run a command; return its exit code and what it prints, without the marks under lines that pytest and Python draw."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MANYHANDS_", "PYTEST_"))}
-    environ |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environ |= {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}",
+        "NO_COLOR": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     done = subprocess.run(
-        ["/bin/sh", "-c", command], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=40, check=False
+        ["/bin/sh", "-c", command],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=40,
+        check=False,
     )
     printed = done.stdout.replace(f"{Path.cwd()}{os.sep}", "")
     return done.returncode, re.sub(r"^[ E]*[~^]+\n", "", printed, flags=re.MULTILINE)
@@ -93,8 +107,44 @@ def execute(command: str) -> tuple[int, str]:
 
 def matches(printed: str, shown: str) -> bool:
     """Compare an output with what is shown of it: a line ``...`` stands for any others, and how long pytest took does not matter."""
-    parts = [re.escape(part) for part in re.split(r"^\.\.\.\n", re.sub(r"in \d+\.\d+s$", "in a moment", shown, flags=re.MULTILINE), flags=re.MULTILINE)]
+    parts = [
+        re.escape(part)
+        for part in re.split(
+            r"^\.\.\.\n", re.sub(r"in \d+\.\d+s$", "in a moment", shown, flags=re.MULTILINE), flags=re.MULTILINE
+        )
+    ]
     return bool(re.fullmatch(r"(?:.*\n)*?".join(parts), re.sub(r"in \d+\.\d+s$", "in a moment", printed, flags=re.MULTILINE)))
+
+
+# The READMEs
+
+
+def test_the_readme_of_the_plugin_is_right(world):
+    test, prompts = blocks_of((ROOT / "plugins" / "simulated" / "README.md").read_text())
+    names: dict[str, Any] = {}
+    exec(test.text, names)
+    names["test_total"](world)
+    check_prompts(prompts.text, {})
+
+
+def test_the_readme_of_all_is_right(world):
+    (test,) = (block for block in blocks_of((ROOT / "README.md").read_text()) if "(world)" in block.text)
+
+    def train(group: mh.Group) -> float:
+        for step in range(3):
+            group.mark(f"step {step}")
+            group.all_reduce(group.rank)
+            for _ in range(calls - 1):
+                group.all_reduce(1.0)
+        return 1.0
+
+    names: dict[str, Any] = {"train": train}
+    exec(test.text, names)
+    calls = 2
+    names["test_train"](world)
+    calls = 3
+    with pytest.raises(AssertionError, match="rank 0 called all_reduce 3 times in step 0"):
+        names["test_train"](world)
 
 
 # The tables about faults
@@ -109,10 +159,14 @@ SEEN = {
     "Cut(links=[(0, 2)], from_s=0.25)": (mh.PeerLostError, "rank 2 was lost", 10.25),
     "Cut(links=[(2, 3)], from_s=0.25)": (mh.DeadlineError, "rank 1 waits for rank 3", 60.3),
     'Cut(links=[(2, "*")], from_s=0.25, until_s=5.25)': (None, "", 5.35),
-    "Partition(sides=[(0, 1), (2, 3)], from_s=0.25)": (mh.PeerLostError, "rank 2 was lost", 10.25),
+    "Partition(sides=[(0, 1), (2, 3)], from_s=0.25)": (mh.PeerLostError, "ranks 2-3 were lost", 10.25),
     'Delay(links=[(2, "*")], by_s=0.05)': (None, "", 0.8),
     "Drop(source=0, dest=1, nth=1)": (mh.ProtocolError, "message 1 from rank 0 to rank 1, of 8000 bytes, was lost", 0.4),
-    "Corrupt(source=0, dest=1, nth=1)": (mh.ProtocolError, "message 1 from rank 0 to rank 1, of 8000 bytes, came with another", 0.2),
+    "Corrupt(source=0, dest=1, nth=1)": (
+        mh.ProtocolError,
+        "message 1 from rank 0 to rank 1, of 8000 bytes, came with another",
+        0.2,
+    ),
 }
 
 
@@ -162,5 +216,7 @@ def test_what_takes_time_on_the_clock():
 def test_every_page_that_is_linked_is_there():
     for page, anchor in re.findall(r"\]\((?!https?:)([\w.]*)(?:#([\w-]+))?\)", PAGE):
         text = (DOCS / page).read_text() if page else PAGE
-        titles = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+        titles = {
+            re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        }
         assert not anchor or anchor in titles, f"{page}#{anchor}"

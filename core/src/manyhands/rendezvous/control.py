@@ -162,6 +162,7 @@ class Control(ABC):
             raise InternalError(f"a card of {len(card)} bytes, and {MAX_CARD_BYTES} are allowed")
         ranks = list(range(self.world_size) if members is None else members)
         record = self.recorder.start(channel, -1, f"the exchange {name!r} of init" if members is None else name)
+        record.members = ranks
         try:
             self._post(Exchange(name, card, ranks))
             others = [rank for rank in ranks if rank != self.rank]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from manyhands.rendezvous.bystanders import blocked, released
 from manyhands.rendezvous.messages import Wait
@@ -18,10 +18,11 @@ class Record:
     """One call: where, what, and when it began and ended (`time.monotonic`, 0.0 while it runs).
 
     ``call`` is a signature, or an object whose text says what it is. ``wait`` says what it has waited for, once it has done so for a while.
-    ``where`` is the line of the program that made the call, where that is known, and ``nbytes`` the size of its array.
+    ``where`` is the line of the program that made the call, where that is known, ``nbytes`` the size of its array, and ``members`` the
+    ranks that meet in it, where they do.
     """
 
-    __slots__ = ("call", "channel", "finished", "nbytes", "sequence", "started", "thread", "wait", "where")
+    __slots__ = ("call", "channel", "finished", "members", "nbytes", "sequence", "started", "thread", "wait", "where")
 
     def __init__(self, channel: int, sequence: int, call: CallSignature | object, started: float) -> None:
         self.channel: int = channel
@@ -33,6 +34,7 @@ class Record:
         self.wait: Wait | None = None
         self.where: str = ""
         self.nbytes: int = 0
+        self.members: Sequence[int] = ()
 
     @property
     def what(self) -> str:

@@ -48,7 +48,7 @@ class Outside:
         self._gone: dict[int, Task] = {}
         self._seen: tuple[object, ...] = ()
         self._looks = 0
-        self._before = {thread.ident for thread in threading.enumerate()}
+        self._before = _threads()
         self._idle_since: float | None = None
         self._gave_up = False
 
@@ -125,8 +125,12 @@ class Outside:
 
     def _are_there(self) -> bool:
         """Tell whether there are threads that were not there before the run, and are not the scheduler's."""
-        known = {thread.ident for thread in threading.enumerate()}
-        return bool(self._gone) or not known <= self.ours | self._before or not sys._current_frames().keys() <= known
+        return bool(self._gone) or not _threads() <= self.ours | self._before
+
+
+def _threads() -> set[int | None]:
+    """Return the identifiers of all threads, also of those that `threading` does not know."""
+    return {thread.ident for thread in threading.enumerate()} | sys._current_frames().keys()
 
 
 def _look(ident: int, frame: FrameType) -> tuple[object, ...]:

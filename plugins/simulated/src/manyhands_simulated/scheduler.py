@@ -309,7 +309,7 @@ class Scheduler:
             task = self._draw()
             if task is not None:
                 return task
-            if self._events:
+            if self._events and self._is_anybody_left():
                 self._happen()
             elif not any(task.state is BLOCKED and task.rank not in self._standing for task in self._tasks):
                 self._is_over = not self._is_rank_outside()
@@ -326,6 +326,10 @@ class Scheduler:
             polling, self._polling = self._polling, []
             for task in polling:
                 self.wake(task)
+
+    def _is_anybody_left(self) -> bool:
+        """Tell whether what happens still concerns somebody."""
+        return any(task.state is not DEAD and not task.is_foreign for task in self._tasks)
 
     def _is_rank_outside(self) -> bool:
         """Tell whether a thread of a rank does something that is not of this world."""
