@@ -72,7 +72,7 @@ def guarded(
         )
         raise first_cause("lost", text, lost.peer) from None
     except Damaged as damaged:
-        text = f"during {operation} #{sequence} {damaged.reason}"
+        text = f"during {operation} #{sequence}: {damaged.reason}"
         raise first_cause("protocol", text, damaged.peer) from None
     except HeaderMismatch as mismatch:
         kind, text = _explain(job, str(words) if words else signature.describe(), signature, sequence, mismatch)

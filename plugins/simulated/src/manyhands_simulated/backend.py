@@ -161,6 +161,10 @@ class _Pipe:
         elif sent.nbytes > self._eager_bytes:
             self._depart(message)
 
+    def unreceived(self) -> list[Record]:
+        """Return the calls between two ranks that sent what nobody has received."""
+        return [message.end.call for message in self._sent if message.end.call is not None]
+
     def _note_call(self, end: _End) -> None:
         if self._is_direct:
             end.call = self._runtime.scheduler.current().doing
@@ -269,6 +273,12 @@ class _Pipes:
         """Return to whom a rank has sent directly, and by which calls on both sides it did so last."""
         found = [(dest, pipe.met) for (at, rank, dest), pipe in self._pipes.items() if (at, rank) == (channel, source)]
         return [(dest, *met) for dest, met in sorted(found, key=lambda each: each[0]) if met is not None]
+
+    def unreceived(self, source: int) -> list[Record]:
+        """Return the calls by which a rank sent directly what nobody has received, in order."""
+        pipes = [pipe for (_, rank, _), pipe in self._pipes.items() if rank == source]
+        calls = [call for pipe in pipes for call in pipe.unreceived()]
+        return sorted(dict.fromkeys(calls), key=lambda call: (call.channel, call.sequence))
 
     def forget(self, channel: int, dest: int) -> None:
         """Forget the pipes to a rank of a channel that no rank uses any more."""

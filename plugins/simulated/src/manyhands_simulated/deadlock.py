@@ -16,10 +16,12 @@ __all__ = ["explain", "story"]
 
 _BUFFERED_BYTES = 1 << 16
 """What real backends mostly carry even though nobody receives it yet."""
-_SHOWN = 40
-"""How many different lines are told, at most."""
+_DETAILED, _SHOWN = 12, 40
+"""How many different lines are told at most with what each rank waits for, and without."""
 _RUNS = 40
 """How many runs of ranks a line names, at most."""
+_SENDS = 3
+"""How many sends in vain are told of a rank, at most."""
 _SAME = "Every rank must make the same calls in the same order, with the same shape, dtype, op and root"
 
 Tasks = dict[int, list[Task]]
@@ -30,6 +32,8 @@ def explain(runtime: SimulatedRuntime) -> tuple[str, str, int | None]:
     """Return the kind of failure, the text, and the rank that it is about."""
     tasks = _tasks(runtime)
     lines = _lines({rank: _story(runtime, rank, mine, _awaited) for rank, mine in tasks.items()})
+    if len(lines) > _DETAILED:
+        lines = _lines({rank: _story(runtime, rank, mine, _nothing) for rank, mine in tasks.items()})
     odd = _different(tasks)
     if odd:
         return (
@@ -49,7 +53,7 @@ def explain(runtime: SimulatedRuntime) -> tuple[str, str, int | None]:
 
 def story(runtime: SimulatedRuntime, rank: int) -> str:
     """Say where a rank is, which may be about to go on."""
-    return _story(runtime, rank, _tasks(runtime)[rank], lambda _: "")
+    return _story(runtime, rank, _tasks(runtime)[rank], _nothing)
 
 
 def _tasks(runtime: SimulatedRuntime) -> Tasks:
@@ -67,7 +71,10 @@ def _story(runtime: SimulatedRuntime, rank: int, tasks: list[Task], awaited: Cal
     gone = _gone(runtime, rank)
     if gone:
         last = runtime.last_call(rank)
-        return f"{gone} after {last}" if last else f"{gone} without a call"
+        lost = runtime.unreceived(rank)
+        said = [f"{gone} after {last}" if last else f"{gone} without a call"]
+        said += [f"nobody received its {send}" for send in lost[:_SENDS]]
+        return "; ".join(said if len(lost) <= _SENDS else [*said, f"nor {len(lost) - _SENDS} more"])
     if not tasks:
         return "about to begin"
     said = [
@@ -117,6 +124,10 @@ def _awaited(task: Task) -> str:
     return f", waiting {' and '.join(waits)}" if waits else ""
 
 
+def _nothing(_: Task) -> str:
+    return ""
+
+
 def _lines(stories: dict[int, str]) -> list[str]:
     """Return a line for each story, with the ranks that share it."""
     ranks: dict[str, list[int]] = {}
@@ -164,14 +175,14 @@ def _needs(tasks: list[Task], everyone: Tasks) -> list[int]:
     for task in tasks:
         needs += [peer for peer, _ in task.awaits]
         record = task.doing
-        if record is not None:  # where ranks meet, those who have not come are waited for
-            meeting = record.channel, record.what
-            needs += [rank for rank in record.members if meeting not in {_meeting(other) for other in everyone[rank]}]
+        if record is not None and record.sequence < 0:  # where ranks meet, those who have not come are waited for
+            needs += [rank for rank in record.members if not any(_meets(other, record) for other in everyone[rank])]
     return needs
 
 
-def _meeting(task: Task) -> tuple[int, str] | None:
-    return None if task.doing is None or not task.doing.members else (task.doing.channel, task.doing.what)
+def _meets(task: Task, record: Record) -> bool:
+    """Tell whether a thread has come to where ranks meet."""
+    return task.doing is not None and (task.doing.channel, task.doing.what) == (record.channel, record.what)
 
 
 def _way(needs: dict[int, list[int]]) -> list[int]:

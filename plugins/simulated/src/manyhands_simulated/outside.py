@@ -1,15 +1,17 @@
 """Threads outside of the simulated world: those that a program starts itself, and ranks that wait for them.
 
-While a rank waits for a lock, a queue or a thread of its own, it holds the baton, and whoever should release it may need that. So when the
-thread with the baton does nothing but wait inside Python's own modules for that, it counts as outside. When it, or a thread that the program
-started, next has to do with the world, it waits for its turn like all others.
+While a rank waits for a lock, a queue, an event loop or a thread of its own, it holds the baton, and whoever should release it may need that.
+So when the thread with the baton does nothing but wait for that, it counts as outside, and a thread that the program started does so whatever
+it waits for. When it next has to do with the world, it waits for its turn like all others.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import dis
 import os
 import queue
+import selectors
 import sys
 import threading
 import time
@@ -17,14 +19,17 @@ from types import FrameType
 
 from manyhands_simulated.task import ENDED, Task
 
-__all__ = ["LOOK_S", "Outside"]
+__all__ = ["FORSAKEN_S", "LOOK_S", "Outside"]
 
-LOOK_S = 0.02
+LOOK_S: float = 0.02
 """How often, on the computer's clock, to look whether the thread with the baton waits for something outside."""
 _LOOKS = 3
 """How often in a row it must have been seen waiting."""
 _HELP_S = 2.5
 """For how long threads outside, of which nothing is known, may still be about to help those that can not go on."""
+FORSAKEN_S: float = 30.0
+"""For how long nothing at all may happen while threads outside wait."""
+_ASYNCIO = os.path.join(os.path.dirname(str(selectors.__file__)), "asyncio", "")  # noqa: PTH118, PTH120 - compared with names of files
 _FUTURES = os.path.dirname(str(concurrent.futures.__file__)) + os.sep  # noqa: PTH120 - compared with names of files
 _WAITING_ROOMS = (str(threading.__file__), str(queue.__file__), _FUTURES, "<frozen importlib._bootstrap>")
 
@@ -80,10 +85,10 @@ class Outside:
             if task.is_foreign:
                 task.state = ENDED
             return task.is_foreign
-        seen = (task, *_look(task.ident, frame)) if frame.f_code.co_filename.startswith(_WAITING_ROOMS) else ()
-        self._looks = self._looks + 1 if seen and seen == self._seen else 0
+        seen = (task, *_look(task.ident, frame))
+        self._looks = self._looks + 1 if seen == self._seen else 0
         self._seen = seen
-        if self._looks < _LOOKS:
+        if self._looks < _LOOKS or not (task.is_foreign or _waits(frame)):
             return False
         self._looks, self._seen = 0, ()
         with self._lock:
@@ -116,6 +121,10 @@ class Outside:
         self._gave_up = now - self._idle_since > _HELP_S
         return self._gave_up
 
+    def is_forsaken(self) -> bool:
+        """Tell whether threads outside have waited for so long, with nothing else happening, that nobody will help them."""
+        return self._idle_since is not None and time.monotonic() - self._idle_since > FORSAKEN_S
+
     def close(self) -> None:
         """Let whoever waits for the baton go on, to find that the run is over."""
         with self._lock:
@@ -137,6 +146,25 @@ def _look(ident: int, frame: FrameType) -> tuple[object, ...]:
     """Return what stays the same while a thread waits."""
     busy = time.clock_gettime(time.pthread_getcpuclockid(ident)) if hasattr(time, "pthread_getcpuclockid") else 0.0
     return frame.f_code, frame.f_lasti, busy
+
+
+def _waits(frame: FrameType) -> bool:
+    """Tell whether a thread that does nothing waits for another one."""
+    file = frame.f_code.co_filename
+    if file == selectors.__file__:
+        return frame.f_back is not None and frame.f_back.f_code.co_filename.startswith(_ASYNCIO)
+    return file.startswith(_WAITING_ROOMS) or _takes_lock(frame)
+
+
+def _takes_lock(frame: FrameType) -> bool:
+    """Tell whether a frame is at ``lock.acquire()``, or at the beginning of ``with lock:``; neither has a frame of its own."""
+    name = ""
+    for each in dis.get_instructions(frame.f_code):
+        if each.offset >= frame.f_lasti:
+            return each.opname == "BEFORE_WITH" or name == "acquire"
+        if each.opname in ("LOAD_METHOD", "LOAD_ATTR", "LOAD_SPECIAL"):
+            name = each.argval if each.opname != "LOAD_SPECIAL" else "acquire"
+    return False
 
 
 def _nothing() -> None:

@@ -85,7 +85,9 @@ class Simulation:
         plan = (
             FaultPlan.load(faults) if isinstance(faults, str | os.PathLike) else FaultPlan.of(() if faults is None else faults)
         )
-        self.runtime: SimulatedRuntime = SimulatedRuntime(world_size, seed, Network.resolve(network), plan, keep_messages=keep_messages)
+        self.runtime: SimulatedRuntime = SimulatedRuntime(
+            world_size, seed, Network.resolve(network), plan, keep_messages=keep_messages
+        )
         self.world: ThreadWorld = self.runtime.world
 
     def execute(self, body: Callable[[int], T]) -> Run[T]:

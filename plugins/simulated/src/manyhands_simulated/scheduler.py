@@ -55,6 +55,8 @@ class Scheduler:
         Called when nothing can happen any more while tasks wait; to wake them with an error.
     may_wait
         Tells whether there is a reason why nothing happens, so that the clock may go on to the next deadline.
+    on_forsaken
+        Called when threads wait outside for what nobody seems to do; returns what the run is to raise.
     on_switch
         Called with the rank that runs next, whenever that is another one.
     """
@@ -64,6 +66,7 @@ class Scheduler:
         self.on_stuck: Callable[[], None] = _nothing
         self.may_wait: Callable[[], bool] = lambda: False
         self.on_switch: Callable[[int], None] = _ignore
+        self.on_forsaken: Callable[[], BaseException] = Stopped
         self._random = random.Random(seed).random  # noqa: S311 - the one method that is the same in every version of Python
         self._world_size = world_size
         self._tasks: dict[Task, None] = {}
@@ -158,7 +161,7 @@ class Scheduler:
     def give_way(self) -> None:
         """Let another task run first, if the seed says so."""
         task = self.current()
-        if len(self._ready) > 0 or task.rank in self._standing:
+        if self._ready or task.rank in self._standing:
             task.state = READY
             self._ready.append(task)
             self._pass_on(task)
@@ -166,7 +169,8 @@ class Scheduler:
     def poll(self) -> None:
         """Let something else happen, since the calling task can do nothing but ask again."""
         self.current()
-        if not self._ready and not self._events:
+        able = any(task.rank not in self._standing for task in self._ready)
+        if not able and not self._events:
             self._fruitless += 1
             if self._fruitless > _EAGER:
                 time.sleep(_NAP_S)  # an event loop may have something else to wait for
@@ -174,7 +178,7 @@ class Scheduler:
                 self._polling.append(self.current())
                 self.block()
                 return
-        elif not self._ready:
+        elif not able:
             self._happen()
         self.give_way()
 
@@ -386,7 +390,9 @@ class Scheduler:
         if self._is_over:
             return
         if task is None:
-            if self._outside.is_time_to_go_on():
+            if self._outside.is_forsaken():
+                self.crash, self._is_over = self.on_forsaken(), True
+            elif self._outside.is_time_to_go_on():
                 self._pass_on(None)
         elif task.ident and self._outside.has_gone(task):
             if task.state is not ENDED:

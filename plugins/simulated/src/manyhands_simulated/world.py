@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -17,8 +17,9 @@ from manyhands_simulated.deadlock import explain, story
 from manyhands_simulated.faults import FaultPlan
 from manyhands_simulated.flight import Flights
 from manyhands_simulated.injecting import Injector
+from manyhands_simulated.outside import FORSAKEN_S
 from manyhands_simulated.scheduler import Scheduler
-from manyhands_simulated.task import BLOCKED, Task
+from manyhands_simulated.task import BLOCKED, OUTSIDE, Task
 from manyhands_simulated.trace import CallEvent, Trace
 
 __all__ = ["SHARED", "SimulatedRuntime"]
@@ -70,6 +71,7 @@ class SimulatedRuntime(Runtime):
         self._recorders: dict[int, _Recorder] = {}
         self._told = False
         self.scheduler.on_stuck = self._stuck
+        self.scheduler.on_forsaken = self._forsaken
         self.scheduler.may_wait = lambda: self.faults.is_blocking
 
     def run(self, body: Callable[[int], None]) -> None:
@@ -199,6 +201,10 @@ class SimulatedRuntime(Runtime):
             if receive in doing and send not in doing
         ]
 
+    def unreceived(self, rank: int) -> list[str]:
+        """Return the calls by which a rank sent to another one what that has not received, in words."""
+        return [call.describe() for pipes in self.pipes.values() for call in pipes.unreceived(rank)]
+
     def passes_time(self, rank: int) -> str:
         """Return in words what a rank does for a time, if it does."""
         calls = self.trace.calls_of(rank)
@@ -214,6 +220,17 @@ class SimulatedRuntime(Runtime):
         event = self.trace.call(task.rank, operation, what, self.scheduler.now, place=self.where(), background=task.number)
         self.faults.on_call(task.rank, operation)
         return _Noted(self, event)
+
+    def _forsaken(self) -> BaseException:
+        waiting = {
+            task.rank: self.where_is(task) for task in self.scheduler.tasks() if task.state is OUTSIDE and not task.is_foreign
+        }
+        words = "; ".join(f"rank {rank} waits at {where}" for rank, where in waiting.items())
+        return manyhands.api.DeadlockError(
+            f"{words}, for something that is not of the simulated world, and nothing has happened for {FORSAKEN_S:g} s. Is there a lock, an event "
+            "or a queue that nobody serves?",
+            rank=min(waiting, default=None),
+        )
 
     def _stuck(self) -> None:
         if not self._told:
@@ -371,17 +388,18 @@ def line_of(frame: FrameType | None) -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_SKIPPED) or file.startswith(_INSTALLED):
-            return f"{_shown(file)}:{frame.f_lineno}"
+            return f"{_shown(file, str(frame.f_globals.get('__name__')))}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
-def _shown(file: str) -> str:
-    """Return a path as people want to read it: relative where it lies below the working directory, else the name alone."""
+@lru_cache(maxsize=1024)
+def _shown(file: str, module: str) -> str:
+    """Return a file with the folders that its module's name has, such as ``"shop/train.py"`` for ``shop.train``: alike wherever it lies.
+
+    So the trace does not depend on the directory that a program is started in, or goes to.
+    """
     if file.startswith("<"):
         return file
-    with suppress(OSError):  # a working directory may have been removed
-        here = os.getcwd() + os.sep  # noqa: PTH109 - asked for every call
-        if file.startswith(here):
-            return file.removeprefix(here)
-    return os.path.basename(file)  # noqa: PTH119
+    parts = Path(file).parts
+    return "/".join(parts[-1 - module.count(".") - (parts[-1] == "__init__.py") :])
