@@ -315,7 +315,9 @@ def paced(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
     return Schedule(ALL_REDUCE, "paced", rank, size, 0, 1, 1, (own, own), tuple(steps[rank]))
 
 
-def test_what_a_long_message_reads_is_not_written_to_by_a_step_that_comes_after_another_send(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_long_message_reads_is_not_written_to_by_a_step_that_comes_after_another_send(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     manager = PluginManager(Switches())
     manager.register(Offer(Algorithm("paced", ALL_REDUCE, paced, "", in_order=True)), "offer")
     monkeypatch.setattr("manyhands.plugins.manager._process_manager", lambda: manager)

@@ -20,7 +20,9 @@ def test_a_rank_that_waits_for_what_nobody_does_ends_the_run(monkeypatch: pytest
         if group.rank == 1:
             never.wait()
 
-    with pytest.raises(mh.DeadlockError, match=r"rank 1 waits at .*test_simulated_forsaken\.py:\d+, for something that is not of"):
+    with pytest.raises(
+        mh.DeadlockError, match=r"rank 1 waits at .*test_simulated_forsaken\.py:\d+, for something that is not of"
+    ):
         manyhands_simulated.run(program, 3)
     never.set()
 

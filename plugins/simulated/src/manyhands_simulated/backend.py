@@ -33,7 +33,7 @@ __all__ = ["SimulatedBackend", "SimulatedTransport"]
 
 _SLOT_BYTES = 4096
 """The longest payload of a mailbox: a rank of a large world has many."""
-_SETTLE_S = 0.1
+_SETTLE_S = 0.01
 """How long who received another message than it expected waits, on the virtual clock, before it says so: meanwhile the other ranks come to
 where they are held up by that, and can say where they are."""
 

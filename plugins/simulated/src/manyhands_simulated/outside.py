@@ -17,7 +17,7 @@ import threading
 import time
 from types import FrameType
 
-from manyhands_simulated.task import ENDED, Task
+from manyhands_simulated.task import ENDED, OUTSIDE, Task
 
 __all__ = ["FORSAKEN_S", "LOOK_S", "Outside"]
 
@@ -57,6 +57,11 @@ class Outside:
         self._idle_since: float | None = None
         self._gave_up = False
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the scheduler started the calling thread."""
+        return threading.get_ident() in self.ours
+
     def come_back(self) -> Task:
         """Let the calling thread queue up; return its task, to which the baton will be given."""
         ident = threading.get_ident()
@@ -66,8 +71,14 @@ class Outside:
                 task = Task(-1, 0, _nothing)
                 task.started = task.is_foreign = True
                 task.ident = ident
+            task.is_leaving = False
             self._returned.append(task)
         return task
+
+    def is_gone(self, task: Task) -> bool:
+        """Tell whether the calling thread, which was about to count as outside, does."""
+        with self._lock:
+            return task.is_leaving
 
     def returned(self) -> list[Task]:
         """Return the tasks that have queued up since the last time."""
@@ -92,6 +103,13 @@ class Outside:
             return False
         self._looks, self._seen = 0, ()
         with self._lock:
+            # It may go on at any moment. From here on it asks first, so that one more look tells whether it still waits.
+            task.is_leaving = True
+            frame = sys._current_frames().get(task.ident)
+            task.is_leaving = frame is not None and (task, *_look(task.ident, frame)) == seen
+            if not task.is_leaving:
+                return False
+            task.state = OUTSIDE
             self._gone[task.ident] = task
         self._idle_since = None
         return True

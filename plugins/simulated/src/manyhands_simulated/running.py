@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from manyhands.api import CommError, Group, Network, ThreadWorld, UsageError, init
+from manyhands.api import CommError, DeadlockError, Group, Network, ThreadWorld, UsageError, init
 from manyhands_simulated.faults import Fault, FaultPlan
 from manyhands_simulated.task import Stopped
 from manyhands_simulated.trace import Trace
@@ -105,7 +105,10 @@ class Simulation:
                 results.pop(rank, None)
                 errors[rank] = error
 
-        self.runtime.run(live)
+        try:
+            self.runtime.run(live)
+        except DeadlockError as error:  # ranks wait for what is not of this world, and are left there
+            errors[error.rank or 0] = error
         size = self.world.world_size
         outcomes: list[Any] = [results.get(rank) for rank in range(size)]
         return Run(outcomes, errors, self._cause(errors), self.runtime.trace)

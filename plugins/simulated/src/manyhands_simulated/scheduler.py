@@ -18,21 +18,26 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
+from manyhands.api import AbortedError, UsageError
 from manyhands_simulated.outside import LOOK_S, Outside
 from manyhands_simulated.task import BLOCKED, DEAD, ENDED, OUTSIDE, READY, RUNNING, Stopped, Task
 
 __all__ = ["Scheduler"]
 
-_EAGER, _FRUITLESS, _NAP_S = 100, 1000, 0.001
-"""How often a thread may ask in vain whether something has ended, while nothing else can happen, before it takes naps, and before it counts
-as waiting; and how long a nap lasts on the computer's clock."""
+_EAGER, _FRUITLESS, _NAP_S = 100, 2500, 0.001
+"""How often those that ask again and again whether something has ended may ask in vain, while nothing else can happen, before they take
+naps, and before they count as waiting; and how long a nap lasts on the computer's clock."""
 _PATIENCE_S = 2.0
 """How long, on the computer's clock, a thread may take to end once the run is over."""
 _STACKS_BYTES = 1 << 30
 _LARGEST_STACK, _SMALLEST_STACK = 8 << 20, 256 << 10
 """Memory that is reserved, not used, for the stacks of all threads together, and the bounds of one."""
+
+_starting = threading.Lock()
+_home = threading.local()
+"""Knows the scheduler that a thread belongs to."""
 
 Event = tuple[float, int, Callable[[], None]]
 
@@ -68,7 +73,9 @@ class Scheduler:
         self.on_switch: Callable[[int], None] = _ignore
         self.on_forsaken: Callable[[], BaseException] = Stopped
         self._random = random.Random(seed).random  # noqa: S311 - the one method that is the same in every version of Python
-        self._world_size = world_size
+        # The threads of large worlds have small stacks.
+        size = max(_SMALLEST_STACK, min(_LARGEST_STACK, _STACKS_BYTES // world_size))
+        self._stack_bytes = size // 4096 * 4096
         self._tasks: dict[Task, None] = {}
         self._numbers: Counter[int] = Counter()
         self._ready: list[Task] = []
@@ -78,8 +85,10 @@ class Scheduler:
         self._running: Task | None = None
         self._shown = -1
         self._standing: set[int] = set()
+        self._asking: list[Task] = []
+        self._news = 0
+        self._heard = 0
         self._fruitless = 0
-        self._polling: list[Task] = []
         self._outside = Outside()
         self._bell = threading.Event()
         self._is_over = False
@@ -91,15 +100,22 @@ class Scheduler:
     def current(self) -> Task:
         """Return the task that runs; a thread that comes from outside waits here for its turn."""
         task = self._running
-        if task is None or task.ident != threading.get_ident():
-            if self._stopping:
-                raise Stopped
+        if task is None or task.ident != threading.get_ident() or (task.is_leaving and self._outside.is_gone(task)):
+            self._check_stopping()
+            if getattr(_home, "scheduler", self) is not self:
+                raise UsageError(
+                    "this group belongs to another simulated world than the rank that uses it: hand over what a rank needs as a value"
+                )
             task = self._outside.come_back()
             self._bell.set()
             task.take_baton()
-            if self._stopping:
-                raise Stopped
+            self._check_stopping()
         return task
+
+    def _check_stopping(self) -> None:
+        """Do not return when the run is over."""
+        if self._stopping:
+            raise Stopped if self._outside.is_ours else AbortedError("the run of this simulated world is over")
 
     def belong(self, task: Task, rank: int) -> None:
         """Take note whose thread one is that came from outside."""
@@ -114,7 +130,7 @@ class Scheduler:
         self._numbers[rank] += 1
         self._tasks[task] = None
         self._ready.append(task)
-        self._stir()
+        self._news += 1
         return task
 
     def block(self, deadline: float = math.inf, *, timer: float = math.inf, ends_job: bool = True) -> bool:
@@ -130,15 +146,19 @@ class Scheduler:
             Whether to give up ends the whole job. That no task can move before one does so is a deadlock.
         """
         task = self.current()
-        task.state = BLOCKED
-        task.woken = False
-        task.deadline = deadline
-        task.ends_job = ends_job
+        self._news += 1
         self._earliest = min(self._earliest, deadline)
         task.alarms += 1
         if timer < math.inf:
             number = task.alarms
             self.at(timer, lambda: self._ring(task, number))
+        return self._wait(task, deadline, ends_job=ends_job)
+
+    def _wait(self, task: Task, deadline: float, *, ends_job: bool) -> bool:
+        task.state = BLOCKED
+        task.woken = False
+        task.deadline = deadline
+        task.ends_job = ends_job
         self._pass_on(task)
         if task.error is not None:
             error, task.error = task.error, None
@@ -151,7 +171,7 @@ class Scheduler:
             task.state = READY
             task.woken = woken
             self._ready.append(task)
-            self._stir()
+            self._news += 1
 
     def _ring(self, task: Task, number: int) -> None:
         """Wake a task that still waits where it set its alarm."""
@@ -162,25 +182,23 @@ class Scheduler:
         """Let another task run first, if the seed says so."""
         task = self.current()
         if self._ready or task.rank in self._standing:
-            task.state = READY
-            self._ready.append(task)
-            self._pass_on(task)
+            self._news += 1
+            self._queue_up(task)
+
+    def _queue_up(self, task: Task) -> None:
+        task.state = READY
+        self._ready.append(task)
+        self._pass_on(task)
 
     def poll(self) -> None:
-        """Let something else happen, since the calling task can do nothing but ask again."""
-        self.current()
-        able = any(task.rank not in self._standing for task in self._ready)
-        if not able and not self._events:
-            self._fruitless += 1
-            if self._fruitless > _EAGER:
-                time.sleep(_NAP_S)  # an event loop may have something else to wait for
-            if self._fruitless > _FRUITLESS:
-                self._polling.append(self.current())
-                self.block()
-                return
-        elif not able:
-            self._happen()
-        self.give_way()
+        """Let something happen, since the calling task can do nothing but ask again: once more at any time, and then when others are done."""
+        task = self.current()
+        if task.heard != self._news:
+            task.heard = self._news
+            self._queue_up(task)
+        else:
+            self._asking.append(task)
+            self._wait(task, math.inf, ends_job=True)
 
     def at(self, moment: float, action: Callable[[], None]) -> None:
         """Run an action, which must not block, when the clock says so; those of one moment in the order in which they were given."""
@@ -200,8 +218,9 @@ class Scheduler:
         """Let no thread of a rank run any more; if one is running, it does not come back from its next wait."""
         for task in [task for task in self._tasks if task.rank == rank]:
             task.state = DEAD
-            if task in self._ready:
-                self._ready.remove(task)
+            for queue in (self._ready, self._asking):
+                if task in queue:
+                    queue.remove(task)
 
     def stands(self, rank: int | None) -> bool:
         """Tell whether a rank stands still; None for any."""
@@ -214,6 +233,11 @@ class Scheduler:
             self._pass_on(task)
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether the run is being ended, so that no word of those that are stopped matters to the others."""
+        return self._stopping
+
+    @property
     def can_go_on(self) -> bool:
         """Whether a task can run, or something is going to happen."""
         return bool(self._ready or self._events)
@@ -221,6 +245,8 @@ class Scheduler:
     def throw(self, task: Task, error: BaseException) -> None:
         """Let a task that is blocked raise an error."""
         task.error = error
+        if task in self._asking:
+            self._asking.remove(task)
         self.wake(task, woken=False)
 
     def tasks(self) -> Iterator[Task]:
@@ -238,12 +264,11 @@ class Scheduler:
             An event failed, which is a bug; or the calling thread was interrupted.
         """
         try:
-            with self._stacks():
-                self._pass_on(None)
-                while not self._is_over:
-                    self._bell.wait(LOOK_S)
-                    self._bell.clear()
-                    self._look()
+            self._pass_on(None)
+            while not self._is_over:
+                self._bell.wait(LOOK_S)
+                self._bell.clear()
+                self._look()
         finally:
             self._stop()
         if self.crash is not None:
@@ -280,11 +305,19 @@ class Scheduler:
             return
         task.started = True
         name = f"rank-{task.rank}" if task.number == 0 else f"rank-{task.rank}-{task.number}"
-        threading.Thread(target=self._live, args=(task,), name=name, daemon=True).start()
+        thread = threading.Thread(target=self._live, args=(task,), name=name, daemon=True)
+        # The size holds for all threads that begin: those of the program, and of other runs, are to have their own.
+        with _starting:
+            before = threading.stack_size(self._stack_bytes)
+            try:
+                thread.start()
+            finally:
+                threading.stack_size(before)
 
     def _live(self, task: Task) -> None:
         """Be the thread of a task."""
         task.ident = threading.get_ident()
+        _home.scheduler = self
         self._outside.ours.add(task.ident)
         try:
             task.run()
@@ -309,12 +342,15 @@ class Scheduler:
                 self._tasks[returning] = None
                 returning.state = READY
                 self._ready.append(returning)
-                self._stir()
+                self._news += 1
             task = self._draw()
             if task is not None:
                 return task
+            if self._asking and self._may_ask():
+                continue
             if self._events and self._is_anybody_left():
-                self._happen()
+                if not self._happen():
+                    return None
             elif not any(task.state is BLOCKED and task.rank not in self._standing for task in self._tasks):
                 self._is_over = not self._is_rank_outside()
                 return None
@@ -323,13 +359,22 @@ class Scheduler:
             elif not ((self.may_wait() or self._is_rank_outside() or self._is_somebody_impatient()) and self._expire(math.inf)):
                 self._resolve()
 
-    def _stir(self) -> None:
-        """Let those who ask again and again whether something has ended ask once more: something happens."""
-        self._fruitless = 0
-        if self._polling:
-            polling, self._polling = self._polling, []
-            for task in polling:
-                self.wake(task)
+    def _may_ask(self) -> bool:
+        """Let those that ask again and again whether something has ended ask once more, if that makes sense; tell whether it does."""
+        if self._heard != self._news:
+            self._heard = self._news
+            self._fruitless = 0
+        elif self._events or self._fruitless > _FRUITLESS:
+            return False
+        else:
+            self._fruitless += 1
+            if self._fruitless > _EAGER:
+                time.sleep(_NAP_S)  # an event loop may have something else to wait for
+        asking, self._asking = self._asking, []
+        for task in asking:
+            task.state = READY
+        self._ready += asking
+        return True
 
     def _is_anybody_left(self) -> bool:
         """Tell whether what happens still concerns somebody."""
@@ -361,26 +406,32 @@ class Scheduler:
         ready[index], ready[-1] = ready[-1], ready[index]
         return ready.pop()
 
-    def _happen(self) -> None:
-        """Let the clock go on to what happens next, be it an event or that a task gives up."""
+    def _happen(self) -> bool:
+        """Let the clock go on to what happens next, be it an event or that tasks give up; not while those may yet be helped."""
         moment = self._events[0][0]
-        if self._earliest <= moment and self._expire(moment):
-            return
+        if self._earliest <= moment and self._due(moment):
+            return not self._outside.may_help() and self._expire(moment)
         self.now = moment
         while self._events and self._events[0][0] == moment:
             heapq.heappop(self._events)[2]()
+        return True
+
+    def _due(self, until: float) -> list[Task]:
+        """Return the tasks with the earliest deadline, up to a time."""
+        waiting = [task for task in self._tasks if task.state is BLOCKED and task.rank not in self._standing]
+        self._earliest = min((task.deadline for task in waiting), default=math.inf)
+        if self._earliest > until or self._earliest == math.inf:
+            return []
+        return [task for task in waiting if task.deadline == self._earliest]
 
     def _expire(self, until: float) -> bool:
         """Let the tasks with the earliest deadline, up to a time, give up; tell whether there were any."""
-        waiting = [task for task in self._tasks if task.state is BLOCKED and task.rank not in self._standing]
-        earliest = min((task.deadline for task in waiting), default=math.inf)
-        self._earliest = earliest
-        if earliest > until or earliest == math.inf:
+        due = self._due(until)
+        if not due:
             return False
-        self.now = max(self.now, earliest)
-        for task in waiting:
-            if task.deadline == earliest:
-                self.wake(task, woken=False)
+        self.now = max(self.now, self._earliest)
+        for task in due:
+            self.wake(task, woken=False)
         self._outside.expect_help()
         return True
 
@@ -395,9 +446,7 @@ class Scheduler:
             elif self._outside.is_time_to_go_on():
                 self._pass_on(None)
         elif task.ident and self._outside.has_gone(task):
-            if task.state is not ENDED:
-                task.state = OUTSIDE
-            else:
+            if task.state is ENDED:
                 self._tasks.pop(task, None)
             self._running = None
             self._pass_on(None)
@@ -419,17 +468,6 @@ class Scheduler:
                 task.give_baton()
                 task.over.wait(_PATIENCE_S)
         self._outside.close()
-
-    @contextmanager
-    def _stacks(self) -> Iterator[None]:
-        """Give the threads of large worlds small stacks, as long as the run lasts."""
-        before = threading.stack_size()
-        size = max(_SMALLEST_STACK, min(_LARGEST_STACK, _STACKS_BYTES // self._world_size))
-        threading.stack_size(size // 4096 * 4096)
-        try:
-            yield
-        finally:
-            threading.stack_size(before)
 
 
 def _nothing() -> None:

@@ -40,6 +40,10 @@ class Task:
         The line of the program for which it works; empty where its own stack tells.
     is_foreign
         Whether the program started the thread itself.
+    is_leaving
+        Whether it is about to count as outside, so that it has to ask before it goes on.
+    heard
+        How much had happened when it last asked whether something has ended.
     doing
         The call that it is in, for whoever looks on; of no concern here.
     awaits
@@ -58,8 +62,10 @@ class Task:
         "doing",
         "ends_job",
         "error",
+        "heard",
         "ident",
         "is_foreign",
+        "is_leaving",
         "number",
         "over",
         "rank",
@@ -82,9 +88,11 @@ class Task:
         self.doing: Record | None = None
         self.awaits: tuple[tuple[int, bool], ...] = ()
         self.error: BaseException | None = None
+        self.heard: int = -1
         self.ident: int = 0
         self.started: bool = False
         self.is_foreign: bool = False
+        self.is_leaving: bool = False
         self.over: threading.Event = threading.Event()
         self._baton = threading.Lock()
         self._baton.acquire()

@@ -144,7 +144,8 @@ class SimulatedRuntime(Runtime):
 
     def carry(self, source: int, dest: int, action: Callable[[], None]) -> None:
         """Bring word to or from the store, as faults allow."""
-        self.faults.carry(source, dest, action)
+        if not self.scheduler.is_stopping:
+            self.faults.carry(source, dest, action)
 
     def recorder(self, rank: int) -> FlightRecorder:
         """Return what records a rank's calls, in the trace as well."""

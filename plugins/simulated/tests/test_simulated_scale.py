@@ -1,0 +1,125 @@
+"""Large worlds in one process: the results are right, and the memory stays small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import manyhands_simulated as simulated
+from manyhands.api import Group
+
+DIGITS = Path(__file__).parents[3] / "examples" / "train_digits.py"
+MAX_MIB = 1024
+
+Alone = Callable[[str], tuple[Any, int]]
+
+PRELUDE = """
+import importlib.util, json, resource, sys
+import numpy as np
+import manyhands_simulated as simulated
+
+def tell(found):
+    scale = 1 if sys.platform == "darwin" else 1024
+    print(json.dumps([found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale >> 20]))
+"""
+
+
+@pytest.fixture
+def alone() -> Alone:
+    """Run lines in a process of their own; return what they ``tell``, and how many MiB they needed at most."""
+
+    def run(lines: str) -> tuple[Any, int]:
+        command = [sys.executable, "-c", PRELUDE + lines]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=50)
+        found, mebibytes = json.loads(done.stdout)
+        return found, mebibytes
+
+    return run
+
+
+@pytest.mark.parametrize("network", [None, "fat-tree"])
+def test_1024_ranks_add_up_1_kib(alone, network):
+    found, mebibytes = alone(
+        f"""
+run = simulated.run(lambda group: group.all_reduce(np.full(256, group.rank, np.float32)), 1024, network={network!r})
+tell([sorted({{float(x) for result in run.results for x in result}}), len(run.results), run.trace.count("all_reduce")])
+"""
+    )
+    assert found == [[1023 * 512.0], 1024, 1]
+    assert mebibytes < MAX_MIB
+
+
+def test_256_ranks_train_the_example(alone):
+    """They learn what one rank does: the same gradients are added up, in another order."""
+    found, mebibytes = alone(
+        f"""
+spec = importlib.util.spec_from_file_location("train_digits", {str(DIGITS)!r})
+digits = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(digits)
+digits.EPOCHS = 1
+digits.show_progress = lambda epoch, loss: None
+images, labels, test_images, test_labels = digits.load()
+
+def program(group):
+    network = digits.Network()
+    digits.train(group, network, images, labels)
+    return digits.accuracy(group, network, test_images, test_labels), digits.same_everywhere(group, network.weights), network.weights
+
+one, many = simulated.run(program, 1), simulated.run(program, 256, keep_messages=False)
+accuracy, same, weights = many.results[200]
+tell([one.results[0][0], accuracy, same, float(np.abs(weights - one.results[0][2]).max()), float(np.abs(weights).max())])
+"""
+    )
+    one, many, same, difference, largest = found
+    assert same
+    assert one > 0.5
+    assert abs(many - one) < 0.02
+    assert difference < 1e-3 * largest
+    assert mebibytes < MAX_MIB
+
+
+def test_what_a_rank_costs_does_not_grow_with_their_number():
+    """Counted in the messages and the calls that the trace has, which say how often anything was done."""
+
+    def program(group: Group) -> None:
+        group.all_reduce(1.0)
+        group.barrier()
+
+    def each(size: int) -> tuple[float, float]:
+        trace = simulated.run(program, size).trace
+        return len(trace.messages) / size, len(trace.calls) / size
+
+    (few, calls), (many, same_calls) = each(16), each(256)
+    assert calls == same_calls == 2
+    assert many == 2 * few  # twice as many rounds
+
+
+def test_who_goes_first_among_many_is_still_up_to_the_seed():
+    def first(seed: int) -> int:
+        order: list[int] = []
+
+        def program(group: Group) -> None:
+            group.barrier()
+            order.append(group.rank)
+
+        simulated.run(program, 64, seed, keep_messages=False)
+        assert sorted(order) == list(range(64))
+        return order[0]
+
+    assert len({first(seed) for seed in range(12)}) > 6
+
+
+def test_ranks_by_the_hundred_may_all_ask_whether_their_work_is_done():
+    def program(group: Group) -> float:
+        work = group.all_reduce_async(float(group.rank))
+        while not work.done():
+            pass
+        return work.wait().item()
+
+    assert simulated.run(program, 128, network="fat-tree", keep_messages=False).results == [127 * 64.0] * 128
