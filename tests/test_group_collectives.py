@@ -322,7 +322,7 @@ def test_the_same_bits_where_numpy_rounds_by_memory_layout(world):
         assert all(result == results[0] for result in results), size
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     arrays=st.integers(1, 40).flatmap(
         lambda count: st.lists(st.lists(st.floats(width=32), min_size=count, max_size=count), min_size=2, max_size=6)
@@ -347,7 +347,7 @@ def test_ufuncs_that_round(world, op):
         world(program, size)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), size=st.sampled_from([2, 3, 4, 5, 8]))
 def test_any_program_of_collectives_and_messages(seed, size):
     """Long random programs on one group: each call must find the state that the one before it should have left."""

@@ -182,7 +182,7 @@ json = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(json, min_size=12, max_size=12))
 def test_plain_objects_arrive_as_they_were(objects):
 

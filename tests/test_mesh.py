@@ -40,7 +40,7 @@ def test_ranks_are_laid_out_in_row_major_order_with_a_group_along_each_axis(worl
     world(program, 4)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4).filter(lambda shape: np.prod(shape) <= 8), st.data())
 def test_every_layout_has_groups_that_divide_the_ranks_along_each_axis(shape, data):
     hidden = data.draw(st.sampled_from([None, *range(len(shape))]))

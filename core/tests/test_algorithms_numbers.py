@@ -117,7 +117,7 @@ def message(sender: Rank, receiver: Rank, sent: int, received: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", BUILTIN, ids=[f"{one.collective.value}-{one.name}" for one in BUILTIN])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     size=st.integers(1, 9),
     root=st.integers(0, 8),

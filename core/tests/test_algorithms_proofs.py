@@ -70,7 +70,7 @@ def test_an_algorithm_is_right_with_segments(algorithm: Algorithm, segments: int
 
 
 @each_algorithm
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_an_algorithm_is_right_in_larger_worlds(algorithm: Algorithm, data: st.DataObject) -> None:
     size = data.draw(st.integers(34, 80 if algorithm.name not in QUADRATIC else 48), label="size")

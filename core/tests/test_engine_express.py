@@ -155,7 +155,7 @@ def with_waits(schedule: Schedule, draw: random.Random) -> Schedule:
     seed=st.integers(0, 1 << 32),
     capacity=st.sampled_from((0, 4, 8)),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_engine_comes_to_a_halt_exactly_where_the_check_says_so(
     algorithm: Algorithm, size: int, segments: int, seed: int, capacity: int
 ) -> None:
@@ -182,7 +182,7 @@ def test_the_engine_comes_to_a_halt_exactly_where_the_check_says_so(
 
 
 @given(algorithm=st.sampled_from(BUILTIN), size=st.integers(1, 9), seed=st.integers(0, 1 << 32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_order_of_steps_is_that_of_the_engine(algorithm: Algorithm, size: int, seed: int) -> None:
     for rank in range(size):
         schedule = shuffled(algorithm.schedule(rank, size), random.Random(seed))

@@ -80,7 +80,7 @@ def finish(lane: Lane) -> None:
         pass
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.booleans(), max_size=8))
 def test_turns_come_in_the_order_in_which_they_were_asked_for(in_background: list[bool]) -> None:
     lane, had = Lane(), list[object]()

@@ -150,7 +150,7 @@ def test_ordinary_numbers_go_the_fast_way(name, ufunc):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_size_shape_and_layout(data):
     """The memory may be read-only, start anywhere, overlap and be in any order; sizes are around those where the way changes."""
     name, ufunc = data.draw(st.sampled_from((*HALVES, "float8_e5m2"))), data.draw(st.sampled_from(list(UFUNCS.values())))

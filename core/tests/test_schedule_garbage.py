@@ -80,7 +80,7 @@ def scrambled(data: st.DataObject, thing: Any) -> Any:
     return GARBAGE[data.draw(st.integers(0, len(GARBAGE) - 1))]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_whatever_is_given_the_verifier_finds_words(data: st.DataObject) -> None:
     made: Any = data.draw(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.algorithms import tree
@@ -40,7 +40,6 @@ def chosen(rule: Rule, nbytes: int, world: int, ranks_per_host: int = 1, **how: 
     return choice.algorithm.name == rule.algorithm
 
 
-@settings(deadline=None)
 @given(
     collective=st.sampled_from(Collective),
     nbytes=st.integers(0, 2**40),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.config import load, make_selector
@@ -47,7 +47,6 @@ def plain(rule: Rule) -> dict[str, Any]:
     return {name: getattr(rule, name) for name in rule.__slots__ if name not in ("origin", "file")}
 
 
-@settings(deadline=None)
 @given(given_rules=st.lists(rules(), max_size=5))
 def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, given_rules: list[Rule]) -> None:
     path = tmp_path_factory.mktemp("tables") / "table.toml"

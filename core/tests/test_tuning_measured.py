@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.algorithms.registry import BUILTIN
@@ -87,7 +87,6 @@ seconds = st.sampled_from([1.0, 1.03, 1.2, 2.0])
 names = [each.name for each in BUILTIN if each.collective is ALL_REDUCE and not each.by_host]
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.integers(3, 30), st.fixed_dictionaries(dict.fromkeys(names, seconds)), min_size=1))
 def test_no_choice_takes_much_longer_than_the_best(measured: dict[int, dict[str, float]]) -> None:
     points = [Point("all_reduce", 1 << power, times, 3) for power, times in measured.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.algorithms.registry import BUILTIN
@@ -34,7 +34,6 @@ def test_a_loss_is_what_it_takes_longer_than_the_best() -> None:
     assert losses({"ring": 0.0, "tree": 0.0}) == {"ring": 0.0, "tree": 0.0}
 
 
-@settings(deadline=None)
 @given(times, tolerances)
 def test_ranges_cover_all_sizes_with_little_loss_and_are_as_few_as_can_be(
     some: list[dict[str, float]], tolerance: float

@@ -82,7 +82,7 @@ def test_what_is_more_than_the_share_is_refused_in_words(backends: Any) -> None:
     assert len(backend.allocate(MIB // 2)) == len(kept)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=60))
 def test_parts_never_overlap_and_all_come_together_again(actions: list[tuple[bool, int]]) -> None:
     pages = 64

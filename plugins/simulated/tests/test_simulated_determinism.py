@@ -138,7 +138,7 @@ OPERATIONS = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     names=st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=6),
     size=st.integers(2, 4),

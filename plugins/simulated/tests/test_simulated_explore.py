@@ -190,7 +190,7 @@ def test_faults_may_follow_from_the_seed_and_are_written_out():
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_the_plan_the_line_that_repeats_it_has_the_same_one(seed):
     names = {name: getattr(manyhands_simulated, name) for name in manyhands_simulated.__all__}
     exploration = explore(lambda group: 1 // 0, 3, [7], faults=lambda _: random_faults(seed, 3))
@@ -380,7 +380,7 @@ NESTED = st.recursive(
 
 
 @given(NESTED, NESTED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_value_is_alike_to_its_copy_and_a_difference_lies_both_ways(one, other):
     def differ(a: Any, b: Any) -> bool:
         return explore(each_of([a, b]), 1, range(2), alike=True).failed

@@ -36,7 +36,7 @@ def test_a_run_in_which_nothing_takes_time_takes_none():
 
 
 @given(pieces=st.lists(st.tuples(st.sampled_from(["compute", "sleep"]), st.floats(0, 1e9)), max_size=8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_rank_takes_the_sum_of_what_it_computes_and_sleeps(pieces):
     def program(group: Group) -> None:
         for what, seconds in pieces:
