@@ -78,10 +78,13 @@ def test_an_exchange_with_a_member_that_has_left_is_a_mismatch(leaves_first: boo
     for rank, message in events if leaves_first else reversed(events):
         assert job.store.verdict is None
         job.store.handle(rank, message)
+    for rank, text in [(0, "split #1"), (1, "in no call"), (2, "closing")]:
+        job.answer(rank, text, entered=rank == 0)
     verdict = job.the_verdict()
     assert (verdict.kind, verdict.peer) == ("mismatch", 2)
     assert verdict.text.startswith("rank 2 has closed its group, and rank 0 ")
     assert " in split #1: every rank must make the same calls" in verdict.text
+    assert verdict.text.splitlines()[1:] == ["  rank 0: split #1", "  rank 1: in no call", "  rank 2: closing"]
 
 
 def test_an_exchange_of_others_does_not_need_who_has_left() -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from manyhands.arrays import Array, contiguous, to_array
 from manyhands.checks import whole
 from manyhands.errors import InvalidRankError, SelfSendError, SizeMismatchError, UsageError
+from manyhands.members import Members
 from manyhands.wire import MAX_DIMENSIONS
 
 __all__ = ["Arguments", "extents", "integer"]
@@ -22,13 +23,14 @@ class Arguments:
 
     Parameters
     ----------
-    rank, world_size
-        Who the rank is.
+    members
+        The ranks of the group, and which of them this one is.
     """
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self._rank = rank
-        self._world_size = world_size
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._rank = members.rank
+        self._world_size = members.size
 
     def rank(self, given: int, what: str) -> int:
         """Return a rank of the group.
@@ -41,7 +43,9 @@ class Arguments:
         number = whole(given)
         if number is None or not 0 <= number < self._world_size:
             raise InvalidRankError(
-                f"{what}={given!r} is not in the group: its ranks are 0 to {self._world_size - 1}", rank=self._rank, peer=number
+                f"{what}={given!r} is not in the group: its ranks are 0 to {self._world_size - 1}",
+                rank=self._members.ranks[self._rank],
+                peer=number,
             )
         return number
 
@@ -57,7 +61,11 @@ class Arguments:
         """
         number = self.rank(given, what)
         if number == self._rank:
-            raise SelfSendError(f"{what}={given} is this rank itself: copy the array instead", rank=self._rank, peer=number)
+            raise SelfSendError(
+                f"{what}={given} is this rank itself: copy the array instead",
+                rank=self._members.ranks[self._rank],
+                peer=self._members.ranks[number],
+            )
         return number
 
     def counts(self, given: Sequence[int]) -> tuple[int, ...]:

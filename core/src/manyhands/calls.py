@@ -45,7 +45,9 @@ class Calls:
         self._callbacks = Lane(job.runtime)
         self._shortcuts = operations.collectives.shortcuts
 
-    def _deadline(self, timeout_s: float | None) -> Deadline:
+    def _begin(self, timeout_s: float | None) -> Deadline:
+        """Begin a call; return until when it may last."""
+        self._job.runtime.enter(self._job.rank)
         return Deadline(self._timeout_s if timeout_s is None else timeout_s, self._job.runtime.now)
 
     def _check_open(self) -> None:
@@ -57,7 +59,7 @@ class Calls:
 
     def _now(self, what: str, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
         """Run a collective in this thread when its turn comes, and return its result."""
-        deadline = self._deadline(timeout_s)
+        deadline = self._begin(timeout_s)
         self._check_open()  # before it waits for the turn of a group that has closed
         try:
             self._lane.take(deadline)
@@ -94,7 +96,7 @@ class Calls:
 
     def _between(self, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
         """Run a call in this thread that takes turns with those in the same direction only."""
-        deadline = self._deadline(timeout_s)
+        deadline = self._begin(timeout_s)
         try:
             return action(deadline)
         except CommError:
@@ -103,7 +105,7 @@ class Calls:
 
     def _later(self, what: str, action: Callable[[Deadline], T], timeout_s: float | None, lane: Lane | None = None) -> Work[T]:
         """Run a call in the background when its turn comes; its time begins then, since those before it have their own."""
-        seconds = self._deadline(timeout_s).timeout_s
+        seconds = self._begin(timeout_s).timeout_s
         self._check_open()
         work: Work[T] = Work(what, self._callbacks, self._saw)
         runtime = self._job.runtime

@@ -6,12 +6,20 @@ import operator
 from numbers import Real
 from typing import Any
 
-__all__ = ["is_number", "is_success", "whole"]
+__all__ = ["is_number", "is_success", "said", "whole"]
 
 
 def is_success(error: BaseException) -> bool:
     """Tell whether an exception is only ``sys.exit()`` with nothing wrong."""
     return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def said(error: BaseException) -> str:
+    """Return the words of an exception, which may come from anywhere, and may have none that can be had."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - whatever it is, the exception that it belongs to matters more
+        return "(its words cannot be shown)"
 
 
 def is_number(value: Any) -> bool:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from manyhands.arrays import Array, check_out, to_array
 from manyhands.calls import Calls
+from manyhands.checks import said
 from manyhands.collectives import Call
 from manyhands.deadline import Deadline
 from manyhands.dtypes import Op, Reduction, resolve_op
@@ -117,7 +118,7 @@ class Batch:
         finally:
             if error is not None:
                 cause = UsageError(
-                    f"this all_reduce was not sent: the block of coalesce() was left by {type(error).__name__}: {error}"
+                    f"this all_reduce was not sent: the block of coalesce() was left by {type(error).__name__}: {said(error)}"
                 )
                 cause.__cause__ = error
                 _end_all(entries, cause)
@@ -247,7 +248,7 @@ class CoalescingCalls(Calls):
         UsageError
             ``timeout_s`` is no number of seconds.
         """
-        self._deadline(timeout_s)
+        self._begin(timeout_s)
         self._check_open()
 
         def issue(messages: list[_Message]) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from manyhands.arguments import integer
 from manyhands.calls import Calls
+from manyhands.checks import said
 from manyhands.deadline import Deadline
 from manyhands.errors import DeadlineError, ManyHandsError, UsageError
 from manyhands.job import Job
@@ -63,7 +64,7 @@ class DividingCalls(Calls, ABC, Generic[G]):
             ``color`` or ``key`` is no integer.
         """
         card = msgspec.msgpack.encode((integer(color, "color"), integer(key, "key") or 0))
-        deadline = self._deadline(timeout_s)
+        deadline = self._begin(timeout_s)
         self._check_open()
         # Counted last: a call that is refused must not change which calls of the ranks belong together.
         with self._counting:
@@ -104,7 +105,7 @@ class DividingCalls(Calls, ABC, Generic[G]):
         chosen = tuple(self._operations.arguments.rank(rank, "a member of ranks") for rank in ranks)
         if not chosen or len(set(chosen)) != len(chosen):
             raise UsageError(f"ranks must name at least one rank, and each once, and {list(ranks)} was given")
-        deadline = self._deadline(timeout_s)
+        deadline = self._begin(timeout_s)
         self._check_open()
         if self._members.rank not in chosen:
             return None
@@ -126,6 +127,6 @@ class DividingCalls(Calls, ABC, Generic[G]):
                 raise self._job.fail(report) from None
             if not isinstance(error, ManyHandsError):
                 # The others may get a group with this rank in it, which does not know of it.
-                text = f"rank {self._job.rank} broke off {name} with {type(error).__name__}: {error}"
+                text = f"rank {self._job.rank} broke off {name} with {type(error).__name__}: {said(error)}"
                 self._job.fail(Report("aborted", text, self._job.rank, name, members=list(members)))
             raise

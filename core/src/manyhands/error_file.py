@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from manyhands.checks import said
 from manyhands.errors import AbortedError, CommError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _record(rank: int, kind: type[BaseException], error: BaseException, trace: T
     name = kind.__qualname__ if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}.{kind.__qualname__}"
     told = isinstance(error, AbortedError) or (isinstance(error, CommError) and error.peer not in {None, rank})
     text = "".join(traceback.format_exception(kind, error, trace))
-    return ErrorRecord(rank, name, str(error), text[-_LONGEST_TRACEBACK:], time.time(), told)
+    return ErrorRecord(rank, name, said(error), text[-_LONGEST_TRACEBACK:], time.time(), told)
 
 
 def _write(path: Path, record: ErrorRecord) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from manyhands.backend import Damaged, HeaderMismatch, LinkLost
+from manyhands.checks import said
 from manyhands.deadline import Deadline
 from manyhands.errors import ClosedError, ManyHandsError
 from manyhands.job import Job
@@ -75,20 +76,21 @@ def guarded(
         text = f"during {operation} #{sequence}: {damaged.reason}"
         raise first_cause("protocol", text, damaged.peer) from None
     except HeaderMismatch as mismatch:
-        kind, text = _explain(job, str(words) if words else signature.describe(), signature, sequence, mismatch)
+        kind, text = _explain(job, str(words), signature, sequence, mismatch)
         raise first_cause(kind, text, mismatch.peer) from None
     except BaseException as error:
         if job.control.failed:
             raise
         # A signal, a lack of memory, an error inside a user's ufunc, a bug: messages are half sent, so that nobody can go on.
         first_cause(
-            "aborted", f"rank {job.rank} broke off {operation} #{sequence} with {type(error).__name__}: {error}", job.rank
+            "aborted", f"rank {job.rank} broke off {operation} #{sequence} with {type(error).__name__}: {said(error)}", job.rank
         )
         raise
 
 
-def _explain(job: Job, call: str, signature: CallSignature, sequence: int, mismatch: HeaderMismatch) -> tuple[str, str]:
+def _explain(job: Job, words: str, signature: CallSignature, sequence: int, mismatch: HeaderMismatch) -> tuple[str, str]:
     """Say what a message that was not expected tells about its sender."""
+    call = words or signature.describe()
     same = "Every rank must make the same calls in the same order, with the same shape, dtype, op and root"
     if not mismatch.header:
         return "mismatch", (
@@ -106,6 +108,8 @@ def _explain(job: Job, call: str, signature: CallSignature, sequence: int, misma
             f"in {signature.operation} #{sequence} rank {mismatch.peer} sends {header.nbytes} bytes that rank {job.rank} does not expect: "
             "do the counts of both fit together?"
         )
+    if words:
+        return "mismatch", f"rank {job.rank} is in {call}, and what rank {mismatch.peer} sent it is of a {header.operation}:"
     return "mismatch", (
         f"the ranks did not make the same call: rank {job.rank} is in {call} #{sequence}, and rank {mismatch.peer} sent "
         f"it a message of {header.describe()} #{header.sequence}. {same}; at #{sequence}:"

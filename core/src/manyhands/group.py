@@ -102,7 +102,7 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
         CommError
             The job failed, and no call on this rank has said so yet. The group is closed all the same.
         """
-        deadline = self._deadline(timeout_s)
+        deadline = self._begin(timeout_s)
         if self._members.number == 0:
             self._job.close(deadline)
             return

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from manyhands.backend import Backend, BackendConfig, Bootstrap, LinkLost, Transfer, Transport
-from manyhands.checks import is_success
+from manyhands.checks import is_success, said
 from manyhands.deadline import Deadline
 from manyhands.errors import AuthenticationError, InternalError, ManyHandsError, RendezvousError
 from manyhands.rendezvous.control import Control, SocketControl, make_join
@@ -249,9 +249,9 @@ class Job:
             return
         self.closed = True
         if not self.control.failed:
-            words = str(error).strip().splitlines()
-            said = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
-            self.control.report(Report("aborted", f"rank {self.rank} ended with {said}", peer=self.rank))
+            words = said(error).strip().splitlines()
+            cause = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+            self.control.report(Report("aborted", f"rank {self.rank} ended with {cause}", peer=self.rank))
         self._release()
 
     def finish(self, error: BaseException | None) -> None:

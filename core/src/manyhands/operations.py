@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from manyhands.arguments import Arguments
 from manyhands.arrays import NOTHING, Array, check_out, contiguous, handed_over, placed, to_array
+from manyhands.checks import said
 from manyhands.collectives import Call, Collectives
 from manyhands.deadline import Deadline
 from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resolve_op
@@ -47,7 +48,7 @@ class Operations:
     """
 
     def __init__(self, job: Job, members: Members, plugins: PluginManager, selector: Selector, *, reproducible: bool) -> None:
-        self.arguments: Arguments = Arguments(members.rank, members.size)
+        self.arguments: Arguments = Arguments(members)
         self.collectives: Collectives = Collectives(job, members, plugins, selector)
         self.peers: Peers = Peers(job, members)
         self._job = job
@@ -319,7 +320,7 @@ class Operations:
         except ManyHandsError:
             raise
         except BaseException as error:
-            text = f"rank {self._job.rank} broke off {what} with {type(error).__name__}: {error}"
+            text = f"rank {self._job.rank} broke off {what} with {type(error).__name__}: {said(error)}"
             self._job.fail(Report("aborted", text, peer=self._job.rank, members=list(self._members.ranks)))
             raise
 

@@ -115,7 +115,7 @@ class Peers:
 
     def _move(self, outgoing: Outgoing | None, incoming: Incoming | None, deadline: Deadline, signature: CallSignature) -> None:
         flows = [flow for flow in (outgoing, incoming) if flow is not None]
-        what = _Words(outgoing, incoming)
+        what = _Words(outgoing, incoming, signature)
         self._calls = call = self._calls + 1
         recorder = self._job.control.recorder
         record = recorder.start(self._channel, call, what, 0 if outgoing is None else outgoing.nbytes)
@@ -183,17 +183,18 @@ class Peers:
 class _Words:
     """What a call is, in words that are made only when somebody asks."""
 
-    __slots__ = ("_dest", "_source")
+    __slots__ = ("_dest", "_kind", "_source")
 
-    def __init__(self, outgoing: Outgoing | None, incoming: Incoming | None) -> None:
+    def __init__(self, outgoing: Outgoing | None, incoming: Incoming | None, signature: CallSignature) -> None:
+        self._kind = signature.operation.removeprefix("send")
         self._dest = None if outgoing is None else outgoing.peer
         self._source = None if incoming is None else incoming.peer
 
     def __str__(self) -> str:
-        return _words(self._dest, self._source)
+        return _words(self._dest, self._source, self._kind)
 
 
-def _words(dest: int | None, source: int | None) -> str:
+def _words(dest: int | None, source: int | None, kind: str = "") -> str:
     if dest is None:
-        return f"recv from rank {source}"
-    return f"send to rank {dest}" if source is None else f"sendrecv to rank {dest} and from rank {source}"
+        return f"recv{kind} from rank {source}"
+    return f"send{kind} to rank {dest}" if source is None else f"sendrecv to rank {dest} and from rank {source}"

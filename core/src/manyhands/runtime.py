@@ -106,6 +106,16 @@ class Runtime(ABC):
         """Take note that the calling thread asks whether something has ended, and may go on asking."""
 
     @abstractmethod
+    def enter(self, rank: int) -> None:
+        """Take note that the calling thread makes a call on a group of this rank.
+
+        Raises
+        ------
+        UsageError
+            The thread is another rank's, where ranks are threads.
+        """
+
+    @abstractmethod
     def on_behalf(self, action: Callable[[], None]) -> Callable[[], None]:
         """Return the action, to be run in another thread for a call that the calling thread makes now."""
 
@@ -182,6 +192,9 @@ class _Computer(Runtime):
         timer.start()
 
     def glance(self) -> None:
+        pass
+
+    def enter(self, rank: int) -> None:
         pass
 
     def on_behalf(self, action: Callable[[], None]) -> Callable[[], None]:

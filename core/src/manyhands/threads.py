@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from manyhands.checks import is_number, is_success, whole
+from manyhands.checks import is_number, is_success, said, whole
 from manyhands.errors import InvalidRankError, InvalidWorldSizeError, UsageError
 from manyhands.rendezvous.bystanders import stands_by
 from manyhands.runtime import COMPUTER, Runtime
@@ -162,7 +162,7 @@ class ThreadRank:
             # The others may be on their way to the next group, and would wait for this rank there.
             from manyhands.rendezvous.messages import Verdict
 
-            text = f"rank {self.rank} ended with {type(error).__name__}: {error}"
+            text = f"rank {self.rank} ended with {type(error).__name__}: {said(error)}"
             self.next_hub().fail(Verdict("aborted", text, self.rank))
         for finisher in self._finishers:
             finisher(error)

@@ -38,6 +38,9 @@ def run(
     Each rank is a process with torchrun's variables. Every line of output begins with its rank. When a rank fails, its traceback is
     shown last, the others are ended, and the exit code is its own.
 
+    With --backend simulated the ranks live in one process, on a clock of their own: MANYHANDS_BACKENDS__SIMULATED__SEED, ..__NETWORK,
+    ..__FAULTS and ..__TRACE, or the table [backends.simulated] of the configuration, say how.
+
     On several hosts, run the same command on each, with its own --node-rank and the same variable MANYHANDS_SECRET.
     """
     # Imported here, so that `manyhands --help` and the other commands do not pay for it.

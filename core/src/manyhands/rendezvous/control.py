@@ -399,6 +399,11 @@ class LocalHub:
         """Tell whether all ranks have come."""
         return self._membership.complete
 
+    def late(self, timeout_s: float) -> None:
+        """End the job where ranks have not come within a time."""
+        with self._lock:
+            self._membership.late(timeout_s)
+
     def fail(self, verdict: Verdict) -> None:
         """End the job."""
         with self._lock:
@@ -425,6 +430,16 @@ class LocalControl(Control):
 
     def _post(self, message: FromRank) -> None:
         self.runtime.carry(self.rank, _STORE, lambda: self._hub.handle(self.rank, message))
+
+    def welcome(self, deadline: Deadline) -> Welcome:
+        """Wait until all ranks have come; whose time is up first says for all of them who has not."""
+        try:
+            return super().welcome(deadline)
+        except DeadlineError:
+            self._hub.late(deadline.timeout_s)
+            if self.failed:
+                raise self.error() from None
+            raise
 
     def close(self) -> None:
         """Leave the hub."""

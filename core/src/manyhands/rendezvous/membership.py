@@ -244,6 +244,13 @@ class Membership:
         else:
             self._say_farewell()
 
+    def late(self, timeout_s: float, hint: str = "") -> None:
+        """End the job where ranks have not come within a time."""
+        missing = self.missing()
+        if missing:
+            text = f"the ranks did not meet within {timeout_s:g} s: {show_ranks(missing)} of {self.world_size} did not come"
+            self._decide(Verdict("deadline", text + (f". {hint}" if hint else ""), peer=missing[0]))
+
     def fail(self, verdict: Verdict) -> None:
         """End the job for a reason of the store's own."""
         self._decide(verdict)
@@ -276,9 +283,8 @@ class Membership:
         absent = [member for member in meeting.members if member in self._left and member not in meeting.cards]
         if absent:
             who = f"{show_ranks(meeting.cards)} {'waits' if len(meeting.cards) == 1 else 'wait'}"
-            self._decide(
-                Verdict("mismatch", f"rank {absent[0]} has closed its group, and {who} for it in {name}: {_ORDER}", absent[0])
-            )
+            text = f"rank {absent[0]} has closed its group, and {who} for it in {name}: {_ORDER}"
+            self._open_inquest(min(meeting.cards), Report("mismatch", text, absent[0], members=meeting.members))
 
     def _leave_group(self, rank: int, group: int, members: list[int], progress: Progress) -> None:
         left = self._leaving.setdefault(group, {})

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from manyhands.deadline import Deadline
 from manyhands.rendezvous.loop import Loop
-from manyhands.rendezvous.membership import Membership, show_ranks
+from manyhands.rendezvous.membership import Membership
 from manyhands.rendezvous.messages import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
 from manyhands.rendezvous.network import Address, FrameConnection, Listener, show_address
 
@@ -73,13 +73,7 @@ class Store:
         self._ranks[rank].send(encode(message))
 
     def _late(self) -> None:
-        missing = self._membership.missing()
-        if missing:
-            text = (
-                f"the ranks did not meet within {self._deadline.timeout_s:g} s: {show_ranks(missing)} of "
-                f"{self._membership.world_size} did not come. Did they start, and were they given this address and secret?"
-            )
-            self._membership.fail(Verdict("deadline", text, peer=missing[0]))
+        self._membership.late(self._deadline.timeout_s, "Did they start, and were they given this address and secret?")
 
     def _refused(self, address: Address) -> None:
         if not self._membership.complete:
