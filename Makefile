@@ -14,6 +14,7 @@ help:
 	@echo "make check          lint, formatting, types, and the rules of the repository"
 	@echo "make prove          prove every algorithm for all worlds up to 33 and every root (ten minutes)"
 	@echo "make bench-startup  what it costs to import and to start manyhands, next to MPI and torch; installs those in environments of their own"
+	@echo "make venv-dev       make .venv with all distributions, and with the tools that develop them"
 	@echo "make clean          remove the environments and what the tools leave behind"
 
 demo: venv

@@ -60,8 +60,8 @@ def test_all_seeds_may_pass():
     assert (exploration.seeds_run, exploration.seed, exploration.error, exploration.run) == (40, None, None, None)
     assert (exploration.failed, exploration.story, exploration.repeat) == (False, "", "")
     assert seen == list(range(40))
-    assert str(exploration) == "<lambda>: 40 seeds passed"
-    assert repr(exploration) == "<Exploration of <lambda>, 40 seeds>"
+    assert str(exploration) == "function: 40 seeds passed"
+    assert repr(exploration) == "<Exploration of function, 40 seeds>"
     exploration.raise_failure()
 
 
@@ -420,3 +420,8 @@ def test_the_package_loads_what_it_names_when_that_is_asked_for():
 def test_the_examples_of_the_package_are_true():
     assert doctest.testmod(manyhands_simulated).failed == 0
     assert doctest.testmod(manyhands_simulated).attempted > 5
+
+
+def test_a_number_of_seeds_is_refused():
+    with pytest.raises(mh.UsageError, match=r"^seeds is 100, and expected are several, such as range\(100\)$"):
+        explore(lambda group: group.rank, 2, seeds=100)  # type: ignore[arg-type]

@@ -442,3 +442,39 @@ def test_a_plan_that_does_not_fit_the_world_is_refused_before_anything_runs(faul
     with pytest.raises(mh.ConfigError, match="a world of 3 has no rank"):
         simulated.run(begun.append, 3, faults=fault)
     assert begun == []
+
+
+# Pauses that overlap, and that begin before the world does
+
+
+@pytest.mark.parametrize(
+    ("pauses", "end"),
+    [
+        ([Pause(rank=1, at_s=0.25, for_s=5), Pause(rank=1, at_s=0.25, for_s=1)], 5.25),
+        ([Pause(rank=1, at_s=0.25, for_s=1), Pause(rank=1, at_s=0.25, for_s=5)], 5.25),
+        ([Pause(rank=1, at_s=0.25, for_s=1), Pause(rank=1, at_s=0.5, for_s=2)], 2.5),
+        ([Pause(rank=1, at_s=0.25, for_s=1), Pause(rank=1, at_s=1.5, for_s=1)], 2.5),
+    ],
+)
+def test_a_rank_stands_still_until_its_last_pause_ends(pauses, end):
+    def program(group: Group) -> float:
+        group.compute(2)
+        group.barrier()
+        return 1.0
+
+    run = simulated.run(program, 2, faults=pauses)
+    assert run.results == [1.0, 1.0]
+    assert [mark.time_s for mark in run.trace.marks if mark.kind == "resumed"][-1] == end
+
+
+def test_a_pause_does_not_end_one_that_has_no_end():
+    run = simulated.run(train, 4, faults=[Pause(rank=1, at_s=0.001, for_s=1), Pause(rank=1, at_s=0.002)], check=False)
+    assert isinstance(the_cause(run, {0, 2, 3}), mh.DeadlineError)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_never_comes_is_named_alike_on_all_others(rank):
+    run = simulated.run(train, 4, faults=Pause(rank=rank, at_s=0), check=False)
+    cause = the_cause(run, {0, 1, 2, 3} - {rank})
+    assert str(cause) == f"the ranks did not meet within 60 s: rank {rank} of 4 did not come"
+    assert (type(cause), cause.peer) == (mh.DeadlineError, rank)

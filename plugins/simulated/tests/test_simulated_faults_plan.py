@@ -28,7 +28,6 @@ from manyhands_simulated.faults import (
     Pause,
     Slow,
     When,
-    random_faults,
 )
 
 PLAN = FaultPlan(
@@ -184,9 +183,9 @@ TABLES = "expected is an array of tables, each below a line [[kill]]"
         ("kill = [{ rank = 0 }]", "kill[0]", "at_s is None and operation None, and expected is exactly one of them"),
         ('kill = [{ rank = 0, at_s = 1, operation = "send" }]', "kill[0]", "at_s is 1.0 and operation 'send', and expected is"),
         ("kill = [{ rank = 0, at_s = 1, nth = 2 }]", "kill[0]", "nth is 2, and expected is an operation whose calls it counts"),
-        ('kill = [{ rank = 0, operation = "all-reduce" }]', "kill[0].operation", "such as 'all_reduce', or '*' for any"),
-        ('kill = [{ rank = 0, operation = "Send" }]', "kill[0].operation", "expected is the name of an operation"),
-        ("kill = [{ rank = 0, operation = 1 }]", "kill[0].operation", "expected is the name of an operation"),
+        ('kill = [{ rank = 0, operation = "all-reduce" }]', "kill[0].operation", "did you mean 'all_reduce'?"),
+        ('kill = [{ rank = 0, operation = "Send" }]', "kill[0].operation", "did you mean 'send'?"),
+        ("kill = [{ rank = 0, operation = 1 }]", "kill[0].operation", "sleep, split, or '*' for any"),
         ('kill = [{ rank = 0, operation = "send", nth = -1 }]', "kill[0].nth", NOT_NEGATIVE),
         ("kill = [{ rank = 0, at_s = 1, ntn = 2 }]", "kill[0].ntn", "mean 'nth'? Valid here: rank, at_s, operation, nth"),
         ("pause = [{ rank = 0, at_s = 1, for_s = -1 }]", "pause[0].for_s", NOT_NEGATIVE),
@@ -259,11 +258,15 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_toml_or_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'summary = "\xe9"')
-    for path in (write(tmp_path, "[[kill"), tmp_path / "other.toml", tmp_path, tmp_path / "latin.toml"):
-        with pytest.raises(ConfigError, match="the fault plan cannot be read as TOML: ") as caught:
+    for path in (write(tmp_path, "[[kill"), tmp_path / "latin.toml"):
+        with pytest.raises(ConfigError, match=r"\.toml: the fault plan cannot be read as TOML: ") as caught:
             FaultPlan.load(path)
         assert caught.value.file == str(path)
-        assert str(caught.value).startswith(str(path))
+    for path in (tmp_path / "other.toml", tmp_path):
+        with pytest.raises(ConfigError) as caught:
+            FaultPlan.load(path)
+        assert caught.value.file == str(path)
+        assert str(caught.value).startswith(f"the fault plan {str(path)!r} cannot be read: ")
 
 
 # Faults
@@ -274,8 +277,21 @@ def test_faults_are_frozen_and_take_nothing_else() -> None:
     assert len({*PLAN.faults, *PLAN.faults, Kill(rank=0, at_s=0.5)}) == len(PLAN.faults)
     with pytest.raises(ValidationError, match="frozen"):
         PLAN.faults[0].rank = 1  # type: ignore[union-attr,misc]
-    with pytest.raises(ValidationError, match="Extra inputs"):
+    with pytest.raises(UsageError, match=r"^Kill: for_s is unknown. Valid here: rank, at_s, operation, nth$"):
         Kill(rank=0, at_s=1, for_s=1)  # type: ignore[call-arg]
+
+
+def test_what_is_wrong_with_a_fault_is_said_in_words() -> None:
+    with pytest.raises(UsageError, match=r"^Kill: at_s is None and operation None, and expected is exactly one of them$"):
+        Kill(rank=1)
+    with pytest.raises(UsageError, match=r"^Kill: rank is missing$"):
+        Kill(at_s=1.0)  # type: ignore[call-arg]
+    with pytest.raises(
+        UsageError, match=r"^Kill: operation = 'allreduce': no operation is called so; did you mean 'all_reduce'?"
+    ):
+        Kill(rank=1, operation="allreduce")
+    with pytest.raises(UsageError, match=r"^Slow: factor = 0: it should be greater than 0$"):
+        Slow(rank=1, factor=0)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +353,7 @@ def test_what_is_no_fault_is_refused(given: object, named: str) -> None:
     with pytest.raises(UsageError) as caught:
         FaultPlan.of(given)  # type: ignore[arg-type]
     assert str(caught.value).startswith(f"{named} is no fault: expected are such as Kill(")
-    with pytest.raises(ValidationError, match="is no fault"):
+    with pytest.raises(UsageError, match="is no fault"):
         FaultPlan(faults=given)  # type: ignore[arg-type]
 
 
@@ -490,110 +506,3 @@ def test_links_answer_what_a_walk_through_all_faults_finds(
     assert links.cut_until(a, b, now) == links.cut_until(b, a, now) == (0.0 if whole == now else whole)
     delay = sum(fault.by_s for fault in active(now) if isinstance(fault, Delay))
     assert links.delay_s(a, b, now) == links.delay_s(b, a, now) == delay
-
-
-# Plans drawn at random
-
-
-PINNED_2 = FaultPlan(
-    summary="drawn from seed 2 for a world of 4",
-    faults=(
-        Kill(rank=0, at_s=0.735969),
-        Partition(from_s=0.393531, until_s=1.388351, sides=((1, 2), (0, 3))),
-        Corrupt(source=2, dest=0, nth=2),
-    ),
-)
-PINNED_239 = FaultPlan(
-    summary="drawn from seed 239 for a world of 4",
-    faults=(
-        Kill(rank=2, operation="*", nth=5),
-        Pause(rank=1, operation="*"),
-        Slow(rank=2, from_s=0.477571, factor=8.0),
-        Cut(from_s=0.321554, links=((0, 3), (1, "*"))),
-        Delay(from_s=0.577523, until_s=0.830184, links=((0, 3), (2, 3)), by_s=0.027646),
-        Partition(from_s=0.115554, sides=((1, 2), (0, 3))),
-        Drop(source=1, dest=3, nth=9),
-        Drop(source=3, dest=1, nth=3),
-        Corrupt(source=3, dest=2, nth=7),
-    ),
-)
-
-
-def test_a_seed_gives_the_same_plan_on_every_machine() -> None:
-    assert random_faults(2, 4) == PINNED_2
-    assert random_faults(239, 4, count=9) == PINNED_239
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 16])
-def test_drawn_plans_fit_their_world_and_leave_a_survivor(tmp_path: Path, size: int) -> None:
-    kinds, lengths = set(), set()
-    for seed in range(300):
-        plan = random_faults(seed, size, horizon_s=2.0)
-        assert plan == random_faults(seed, size, horizon_s=2.0)
-        plan.check(size)
-        kinds |= {type(fault).__name__.lower() for fault in plan.faults}
-        lengths.add(len(plan.faults))
-        gone = {f.rank for f in plan.faults if isinstance(f, Kill) or (isinstance(f, Pause) and f.for_s == math.inf)}
-        assert len(gone) < size
-        assert all(len(set(fault.links)) == len(fault.links) for fault in plan.faults if isinstance(fault, Cut | Delay))
-        for fault in plan.faults:
-            begin = fault.from_s if isinstance(fault, Slow | Cut | Delay | Partition) else getattr(fault, "at_s", None) or 0.0
-            assert 0 <= begin < 2.0
-            assert begin == round(begin, 6)
-        assert f"seed {seed}" in plan.summary
-    assert lengths == {1, 2, 3}
-    every = {"kill", "pause", "slow", "cut", "delay", "partition", "drop", "corrupt"}
-    assert kinds == ({"pause", "slow"} if size == 1 else every)
-    assert FaultPlan.load(write(tmp_path, plan.to_toml())) == plan
-
-
-def test_many_kills_leave_a_survivor_too() -> None:
-    for size in (2, 3, 4):
-        for seed in range(50):
-            plan = random_faults(seed, size, count=20, kinds=["kill", "pause"])
-            gone = {f.rank for f in plan.faults if isinstance(f, Kill) or (isinstance(f, Pause) and f.for_s == math.inf)}
-            assert 1 <= len(gone) < size
-
-
-def test_count_and_kinds_are_as_asked() -> None:
-    plan = random_faults(3, 4, count=9, kinds=("drop", "cut"))
-    assert len(plan.faults) == 9
-    assert {type(fault) for fault in plan.faults} == {Cut, Drop}
-    assert random_faults(3, 4, count=9, kinds=["cut", "drop", "cut"]) == plan
-    assert {type(fault) for fault in random_faults(3, 4, kinds="slow").faults} == {Slow}
-    assert random_faults(3, 4, count=0).faults == ()
-    assert random_faults(3, 1, count=5, kinds=["drop", "kill"]).faults == ()
-    assert len({random_faults(seed, 4).faults for seed in range(50)}) == 50
-
-
-def test_the_shortest_horizon_will_do() -> None:
-    for seed in range(50):
-        random_faults(seed, 3, horizon_s=1e-6, count=5).check(3)
-        random_faults(seed, 3, horizon_s=1e9, count=5).check(3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            {"kinds": ["cut", "kil"]},
-            "kinds names 'kil', which is no kind of fault; did you mean 'kill'? Valid here: kill, pause,",
-        ),
-        (
-            {"kinds": "meteor"},
-            "kinds names 'meteor', which is no kind of fault. Valid here: kill, pause, slow, cut, delay, partition",
-        ),
-        ({"seed": -1}, "seed is -1, and expected is an integer, 0 or more"),
-        ({"seed": 1.5}, "seed is 1.5, and expected is an integer, 0 or more"),
-        ({"world_size": 0}, "world_size is 0, and expected is an integer, 1 or more"),
-        ({"world_size": True}, "world_size is True, and expected is an integer, 1 or more"),
-        ({"count": -1}, "count is -1, and expected is an integer, 0 or more"),
-        ({"horizon_s": 0.0}, "horizon_s is 0.0, and expected is a number of seconds from 1e-6 to 1e9"),
-        ({"horizon_s": math.inf}, "horizon_s is inf, and expected is a number"),
-        ({"horizon_s": math.nan}, "horizon_s is nan, and expected is a number"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(arguments: dict[str, object], words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        random_faults(**{"seed": 0, "world_size": 4, **arguments})  # type: ignore[arg-type]
-    assert words in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -135,6 +136,31 @@ def test_imports_from_beside_the_script(launch, tmp_path):
     done = launch("", target=("sub/program.py",))
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] found" for rank in range(4)]
+
+
+def test_each_rank_has_the_modules_of_the_program_for_itself(launch, tmp_path):
+    (tmp_path / "comm.py").write_text(
+        "import manyhands as mh\ngroup = mh.init()\n"
+    )  # which waits for the others, while it is imported
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("from . import state\n")
+    (tmp_path / "pack" / "state.py").write_text("seen = []\n")
+    (tmp_path / "late.py").write_text("import comm\nrank = comm.group.rank\n")
+    done = launch(
+        """
+        import comm
+        import pack.state
+
+        pack.state.seen.append(comm.group.rank)
+        comm.group.barrier()
+        import late
+
+        print(comm.group.all_reduce(comm.group.rank), pack.state.seen, late.rank)
+        comm.group.close()
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] 6 [{rank}] {rank}" for rank in range(4)]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before init", "in the group"])
@@ -531,7 +557,9 @@ def test_a_signal_ends_every_rank(tmp_path, number):
     os.kill(process.pid, number)
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 128 + number
-    assert stderr.endswith(f"manyhands run: ended by {number.name}\n")
+    assert re.search(
+        rf"\nmanyhands run: ended by {number.name}, when the ranks were here:\n(  .*rank.* at script.py:\d+.*\n)+$", stderr
+    )
     assert "the trace is in trace.json" in stderr
     assert "Traceback" not in stderr
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

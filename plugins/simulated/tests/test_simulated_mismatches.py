@@ -352,3 +352,68 @@ def test_an_argument_that_cannot_be_is_the_cause_and_stops_the_others(program, k
         assert sorted(others) == [rank for rank in range(3) if rank != odd]
         assert {type(error) for error in others.values()} == {mh.AbortedError}
         assert all(f"rank {odd} ended with {kind.__name__}" in str(error) for error in others.values())
+
+
+def test_a_split_that_one_rank_left_before_is_told_of_every_rank(told):
+    def program(group: Group) -> None:
+        group.barrier()  # @barrier
+        if group.rank == 0:
+            return
+        group.split(0)  # @split
+
+    for seed in range(4):
+        run = simulated.run(program, 4, seed, check=False)
+        assert {type(error) for error in run.errors.values()} == {CollectiveMismatchError}
+        report = told(run.errors[3])
+        assert "rank 0 has closed its group" in report.headline
+        assert sorted(report.told) == [0, 1, 2, 3]
+        assert report.at[0] == "barrier"
+        assert {report.at[rank] for rank in (1, 2, 3)} <= {"barrier", "split"}
+
+
+@pytest.mark.parametrize("sends_object", [True, False])
+def test_an_object_that_meets_an_array_is_called_so(report_on, sends_object):
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            (group.send_object if sends_object else group.send)(1.0, 1)  # @send
+        elif group.rank == 1:
+            (group.recv if sends_object else group.recv_object)(0)  # @recv
+
+    report = report_on(program, 3, CollectiveMismatchError, alike=False, same_lines=False)
+    sent, received = ("send_object", "recv") if sends_object else ("send", "recv_object")
+    assert report.headline == f"rank 1 is in {received} from rank 0, and what rank 0 sent it is of a {sent}:"
+    assert (report.at[0], report.at[1]) == ("send", "recv")
+    assert report.told[0].split(" ")[0] == sent
+
+
+def test_ranks_in_the_errors_of_a_part_of_the_world_are_those_of_the_world():
+    def program(group: Group) -> None:
+        part = group.split(group.rank // 2)
+        if group.rank == 3:
+            with pytest.raises(mh.InvalidRankError) as invalid:
+                part.send(X, 3)
+            assert invalid.value.rank == 3
+            with pytest.raises(mh.SelfSendError) as itself:
+                part.send(X, 1)
+            assert (itself.value.rank, itself.value.peer) == (3, 3)
+
+    simulated.run(program, 4)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda group: group.barrier(), lambda group: group.send(1.0, 3), lambda group: group.barrier_async().wait()]
+)
+def test_a_rank_may_not_use_the_group_of_another_rank(call):
+    last: list[Group] = []
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            last.append(group)
+        group.barrier()
+        if group.rank == 2:
+            call(last[0])
+        group.barrier()
+
+    with pytest.raises(mh.UsageError, match=r"^rank 2 uses the group of rank 0: ") as caught:
+        simulated.run(program, 4)
+    assert caught.value.rank == 2

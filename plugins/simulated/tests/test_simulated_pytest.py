@@ -240,11 +240,11 @@ def test_an_exploration_fails_its_test_with_a_report(shown):
     assert errors(lines) == [
         "RuntimeError: too often",
         "raised on rank 0 of 1, in a simulated world of seed 3",
-        "kth(group, ...): 3 seeds passed, seed 3 failed on rank 0 of 1",
+        "lambda group: kth(group, [], 4): 3 seeds passed, seed 3 failed on rank 0 of 1",
         "the end of its trace:",
         "1 rank, seed 3, 0.000000 s",
         "0.000000 s  rank 0  ended",
-        "repeat with: run(function, 1, seed=3)",
+        "repeat with: run(lambda group: kth(group, [], 4), 1, seed=3)",
         "repeat with: pytest test_it.py::test_explore --manyhands-seed=3",
     ]
     assert places(lines) == [at("world(1).explore(kth"), at("raise RuntimeError", "RuntimeError")]

@@ -12,6 +12,7 @@ import pytest
 
 import manyhands as mh
 import manyhands_simulated
+import manyhands_simulated as simulated
 from manyhands.api import Group, current_rank
 
 
@@ -400,3 +401,74 @@ def test_calls_that_trade_sizes_first_give_nobody_a_wrong_result(program):
 
     manyhands_simulated.run(checked, 3)
     assert results == []
+
+
+def test_what_a_function_returned_stays_when_the_group_is_not_left_well():
+    def program(group: Group) -> str:
+        if group.rank == 1:
+            raise ValueError("mine")
+        return "done"
+
+    run = simulated.run(program, 3, check=False)
+    assert run.results == ["done", None, "done"]
+    assert isinstance(run.errors[1], ValueError)
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "generator"])
+def test_a_function_none_of_whose_lines_runs_is_refused(kind):
+    async def coroutine(group: Group) -> None:
+        raise AssertionError
+
+    def generator(group: Group):
+        yield group
+
+    function = coroutine if kind == "coroutine" else generator
+    with pytest.raises(mh.UsageError, match=f"^{kind} returned a {kind}, none of whose lines has run"):
+        simulated.run(function, 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"backend": "tcp"}, "config has backend = 'tcp', and the ranks of this run are simulated"),
+        ({"backends": {"simulated": {"network": "fat-tree"}}}, "backends.simulated.network = 'fat-tree'.*give it as network="),
+        ({"backends": {"simulated": {"seed": 3}}}, "backends.simulated.seed = 3.*give it as seed="),
+        ({"backends": {"simulated": {"trace": "x"}}}, "Run.trace_json"),
+    ],
+)
+def test_config_that_would_change_nothing_is_refused(config, words):
+    with pytest.raises(mh.UsageError, match=words):
+        simulated.run(lambda group: group.rank, 2, config=config)
+
+
+class _ClosedError(Exception):
+    @property
+    def rank(self) -> None:
+        return None
+
+
+def test_an_exception_that_takes_no_attributes_is_raised_all_the_same():
+    def program(group: Group) -> None:
+        if group.rank == 1:
+            raise _ClosedError("mine")
+
+    with pytest.raises(_ClosedError) as caught:
+        simulated.run(program, 2)
+    assert caught.value.__notes__ == ["raised on rank 1 of 2, in a simulated world of seed 0"]
+
+
+class _WordlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_exception_without_words_is_raised_as_it_is_and_the_others_are_told_its_type():
+    def program(group: Group) -> None:
+        if group.rank == 1:
+            raise _WordlessError
+        group.barrier()
+
+    run = simulated.run(program, 2, check=False)
+    assert isinstance(run.cause, _WordlessError)
+    assert isinstance(run.errors[0], mh.AbortedError)
+    assert "rank 1 ended with _WordlessError: (its words cannot be shown)" in str(run.errors[0])

@@ -118,6 +118,75 @@ def test_ranks_may_hand_things_over_in_a_queue_that_they_share():
     assert simulated.run(program, 3).results[0] == 3
 
 
+def ask_with_sleep_0(done: list[object]) -> None:
+    while not done:
+        mh.sleep(0)
+
+
+def ask_now_and_then(done: list[object]) -> None:
+    while not done:
+        time.sleep(0.001)
+
+
+def ask_an_event(done: list[object]) -> None:
+    never = threading.Event()
+    while not done:
+        never.wait(0.01)
+
+
+@pytest.mark.parametrize("ask", [ask_with_sleep_0, ask_now_and_then, ask_an_event])
+def test_a_rank_may_ask_again_and_again_whether_a_callback_has_run(monkeypatch, ask):
+    monkeypatch.setattr(outside, "_IDLE_S", 0.2)
+
+    def program(group: Group) -> float:
+        if group.rank == 1:
+            group.compute(0.01)
+            group.send(5.0, 0)
+            return 0.0
+        done: list[object] = []
+        work = group.recv_async(1)
+        work.add_done_callback(done.append)
+        ask(done)
+        return work.wait().item()
+
+    run = simulated.run(program, 2)
+    assert run.results == [5.0, 0.0]
+    assert run.duration_s == 0.01
+
+
+@pytest.mark.parametrize("pause", [lambda _: mh.sleep(0), lambda group: group.compute(0), lambda _: None])
+def test_a_rank_may_ask_a_work_again_and_again(pause):
+    def program(group: Group) -> float:
+        if group.rank == 1:
+            group.compute(0.01)
+            group.send(5.0, 0)
+            return 0.0
+        work = group.recv_async(1)
+        while not work.done():
+            pause(group)
+        return work.wait().item()
+
+    assert simulated.run(program, 2).results == [5.0, 0.0]
+
+
+def test_a_rank_that_waits_for_ever_in_naps_ends_the_run(monkeypatch):
+    monkeypatch.setattr(outside, "_IDLE_S", 0.1)
+    monkeypatch.setattr(outside, "FORSAKEN_S", 0.2)
+    is_over = threading.Event()
+
+    def program(group: Group) -> None:
+        while group.rank == 0 and not is_over.is_set():
+            time.sleep(0.001)
+
+    try:
+        with pytest.raises(
+            mh.DeadlockError, match=r"rank 0 waits at .*test_simulated_threads.py:\d+, for something that is not"
+        ):
+            simulated.run(program, 2)
+    finally:
+        is_over.set()
+
+
 def test_a_timer_may_come_to_the_rescue():
     def program(group: Group) -> float:
         if group.rank == 0:
@@ -249,8 +318,8 @@ def test_one_runs_at_a_time_even_when_a_wait_ends_as_it_is_noticed(monkeypatch):
     worst = 0
     found = outside.Outside.has_gone
 
-    def slow(self: outside.Outside, task: Any) -> bool:
-        gone = found(self, task)
+    def slow(self: outside.Outside, task: Any, switches: int) -> bool:
+        gone = found(self, task, switches)
         if gone:
             time.sleep(0.1)
         return gone
@@ -483,54 +552,3 @@ def test_a_thread_that_waits_when_the_run_ends_is_told(monkeypatch):
     threads[0].join(20)
     assert len(seen) == 1
     assert issubclass(seen[0], mh.ManyHandsError)
-
-
-# Worlds in worlds.
-
-
-def test_a_rank_may_run_a_world_of_its_own():
-    def inner(group: Group) -> int:
-        mh.sleep(3.0)
-        return group.all_reduce(group.rank).item()
-
-    def outer(group: Group) -> tuple[list[int], float]:
-        mh.sleep(1.0)
-        run = simulated.run(inner, 3)
-        group.barrier()
-        return run.results, run.duration_s
-
-    run = simulated.run(outer, 2)
-    assert run.results == [([3, 3, 3], 3.0)] * 2
-    assert run.duration_s == 1.0
-
-
-def test_a_world_in_a_world_is_repeated_with_it():
-    def outer(group: Group) -> str:
-        group.barrier()
-        return simulated.run(lambda inner: inner.all_gather(inner.rank), 3, seed=group.rank).trace_json()
-
-    first = simulated.run(outer, 2, seed=9)
-    again = simulated.run(outer, 2, seed=9)
-    assert first.results == again.results
-    assert first.trace_json() == again.trace_json()
-
-
-def test_a_rank_may_not_use_the_group_of_another_world():
-    def outer(group: Group) -> None:
-        with pytest.raises(mh.UsageError, match="belongs to another simulated world"):
-            simulated.run(lambda _: group.barrier(), 2)
-        group.barrier()
-
-    simulated.run(outer, 2)
-
-
-def test_worlds_may_run_at_once_in_several_threads():
-    def program(group: Group) -> list[int]:
-        return [group.all_reduce(group.rank).item() for _ in range(20)]
-
-    before = threading.stack_size()
-    with ThreadPoolExecutor(4) as pool:
-        runs = list(pool.map(lambda seed: simulated.run(program, 4, seed, network="textbook"), range(12)))
-    for seed, run in enumerate(runs):
-        assert run.trace_json() == simulated.run(program, 4, seed, network="textbook").trace_json()
-    assert threading.stack_size() == before

@@ -38,8 +38,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyhands.api import DeadlockError, Network
+    from manyhands_simulated.chance import random_faults
     from manyhands_simulated.exploring import Exploration, explore
-    from manyhands_simulated.faults import Corrupt, Cut, Delay, Drop, FaultPlan, Kill, Partition, Pause, Slow, random_faults
+    from manyhands_simulated.faults import Corrupt, Cut, Delay, Drop, FaultPlan, Kill, Partition, Pause, Slow
     from manyhands_simulated.running import Run, run
     from manyhands_simulated.trace import Trace
 
@@ -66,7 +67,8 @@ __all__ = [
 _ROOMS = {
     "manyhands.api": "DeadlockError Network",
     "manyhands_simulated.exploring": "Exploration explore",
-    "manyhands_simulated.faults": "Corrupt Cut Delay Drop FaultPlan Kill Partition Pause Slow random_faults",
+    "manyhands_simulated.chance": "random_faults",
+    "manyhands_simulated.faults": "Corrupt Cut Delay Drop FaultPlan Kill Partition Pause Slow",
     "manyhands_simulated.running": "Run run",
     "manyhands_simulated.trace": "Trace",
 }

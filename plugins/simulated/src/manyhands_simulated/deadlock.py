@@ -12,7 +12,7 @@ from manyhands_simulated.trace_events import show_ranks
 if TYPE_CHECKING:
     from manyhands_simulated.world import SimulatedRuntime
 
-__all__ = ["explain", "story"]
+__all__ = ["explain", "positions", "story"]
 
 _BUFFERED_BYTES = 1 << 16
 """What real backends mostly carry even though nobody receives it yet."""
@@ -31,7 +31,7 @@ Tasks = dict[int, list[Task]]
 def explain(runtime: SimulatedRuntime) -> tuple[str, str, int | None]:
     """Return the kind of failure, the text, and the rank that it is about."""
     tasks = _tasks(runtime)
-    lines = _lines({rank: _story(runtime, rank, mine, _awaited) for rank, mine in tasks.items()})
+    lines = positions(runtime)
     if len(lines) > _DETAILED:
         lines = _lines({rank: _story(runtime, rank, mine, _nothing) for rank, mine in tasks.items()})
     odd = _different(tasks)
@@ -54,6 +54,11 @@ def explain(runtime: SimulatedRuntime) -> tuple[str, str, int | None]:
 def story(runtime: SimulatedRuntime, rank: int) -> str:
     """Say where a rank is, which may be about to go on."""
     return _story(runtime, rank, _tasks(runtime)[rank], _nothing)
+
+
+def positions(runtime: SimulatedRuntime) -> list[str]:
+    """Say in lines where each rank is."""
+    return _lines({rank: _story(runtime, rank, mine, _awaited) for rank, mine in _tasks(runtime).items()})
 
 
 def _tasks(runtime: SimulatedRuntime) -> Tasks:

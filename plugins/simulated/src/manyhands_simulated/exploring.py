@@ -138,19 +138,21 @@ def explore(
     Returns
     -------
     Exploration
-        With the first seed that failed, if one did.
+        With the first seed that failed, if one did: nothing is raised for that, unless you call its ``raise_failure()``.
 
     Raises
     ------
     UsageError
-        There is no seed.
+        There is no seed, or one is no integer.
     UsageError, InvalidWorldSizeError, ConfigError
         The arguments describe no world.
     """
+    if not isinstance(seeds, Iterable):
+        raise UsageError(f"seeds is {seeds!r}, and expected are several, such as range(100)")
     given: dict[str, object] = {"network": network, "config": config, "timeout_s": timeout_s}
     resolved = Network.resolve(network)
     fixed = FaultPlan() if callable(faults) else _plan(faults)
-    name = getattr(function, "__name__", "function")
+    name = _name(function)
     first: tuple[int, list[T]] | None = None
     count = 0
     for seed in seeds:
@@ -198,9 +200,14 @@ def _unlike(first: tuple[int, list[T]], done: Run[T]) -> AssertionError | None:
 # What to type to run it again
 
 
+def _name(function: Callable[..., object]) -> str:
+    """Return what a function is called in the program; where that is nothing, a name that stands for it."""
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() or name.startswith("lambda ") else "function"
+
+
 def _call(name: str, world_size: int, seed: int, given: Mapping[str, object]) -> str:
     """Return the call that repeats a run."""
-    name = name if name.isidentifier() else "function"
     more = "".join(f", {key}={_literal(value)}" for key, value in given.items() if value is not None)
     return f"run({name}, {world_size}, seed={seed}{more})"
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated world, and when: plans as plain data, read from TOML files, written by hand or drawn at random.
+"""What goes wrong in a simulated world, and when: plans as plain data, read from TOML files, or written by hand.
 
 A plan harms nobody: the scheduler of the simulated world carries it out, and asks `Links` for each message. All times are
 seconds of the virtual clock, all counts begin at 0, and a fault that lasts holds from ``from_s`` on, up to and without ``until_s``.
@@ -20,21 +20,22 @@ import itertools
 import json
 import math
 import os
-import random
 import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import GenericAlias
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
 from manyhands.api import ConfigError, UsageError
+from manyhands_simulated.trace_events import OPERATIONS
 
 __all__ = [
+    "KINDS",
     "Corrupt",
     "Cut",
     "Delay",
@@ -47,7 +48,7 @@ __all__ = [
     "Pause",
     "Slow",
     "When",
-    "random_faults",
+    "hint",
 ]
 
 
@@ -60,8 +61,10 @@ def _only(fits: Callable[[Any], bool], expected: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _is_operation(value: Any) -> bool:
-    return value is None or value == "*" or (isinstance(value, str) and value.isidentifier() and value.islower())
+def _operation(value: Any) -> Any:
+    if value is None or value == "*" or value in OPERATIONS:
+        return value
+    raise ValueError(f"no operation is called so{hint(str(value), sorted(OPERATIONS))}, or '*' for any")
 
 
 def _array(least: int, expected: str) -> BeforeValidator:
@@ -72,7 +75,7 @@ def _array(least: int, expected: str) -> BeforeValidator:
 _Count = Annotated[int, Field(strict=True, ge=0)]
 _Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 _SecondsOrInf = Annotated[float, Field(strict=True, ge=0)]
-_Operation = Annotated[str | None, _only(_is_operation, "the name of an operation, such as 'all_reduce', or '*' for any")]
+_Operation = Annotated[str | None, BeforeValidator(_operation)]
 _End = Annotated[int | Literal["*"], _only(lambda it: it == "*" or (type(it) is int and it >= 0), "a rank, 0 or more, or '*'")]
 _Link = Annotated[tuple[_End, _End], _array(2, "a pair of ranks, such as [0, 1] or [2, '*']")]
 _Side = Annotated[tuple[_Count, ...], _array(1, "an array of ranks, such as [0, 1]")]
@@ -80,6 +83,17 @@ _Side = Annotated[tuple[_Count, ...], _array(1, "an array of ranks, such as [0, 
 
 class _Model(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+    if not TYPE_CHECKING:  # checkers know the arguments of a model from its fields
+
+        def __init__(self, **data: Any) -> None:
+            try:
+                super().__init__(**data)
+            except ValidationError as error:
+                raise _refused(type(self), error) from None
+
+        # So pydantic goes past it where a model is a part of a file, whose errors name the place there.
+        __init__.__pydantic_base_init__ = True
 
 
 class _OfRank(_Model):
@@ -269,12 +283,12 @@ class Corrupt(_OfMessage):
 
 
 Fault: TypeAlias = Kill | Pause | Slow | Cut | Delay | Partition | Drop | Corrupt
-_KINDS: Final[dict[str, type[Fault]]] = {model.__name__.lower(): model for model in get_args(Fault)}
-_KIND_OF: Final[dict[type, str]] = {model: kind for kind, model in _KINDS.items()}
+KINDS: Final[dict[str, type[Fault]]] = {model.__name__.lower(): model for model in get_args(Fault)}
+_KIND_OF: Final[dict[type, str]] = {model: kind for kind, model in KINDS.items()}
 
 
 # A plan as its file has it: an array of tables for each kind.
-_TABLES: Final[dict[str, Any]] = {kind: (GenericAlias(tuple, (model, ...)), ()) for kind, model in _KINDS.items()}
+_TABLES: Final[dict[str, Any]] = {kind: (GenericAlias(tuple, (model, ...)), ()) for kind, model in KINDS.items()}
 _File: Final[Any] = create_model("_File", __base__=_Model, summary=(str, ""), **_TABLES)
 
 
@@ -329,9 +343,11 @@ class FaultPlan(_Model):
             read = _File.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8")))
         except ValidationError as error:
             raise _as_error(error, file) from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except OSError as error:
+            raise ConfigError(f"the fault plan {file!r} cannot be read: {error.strerror or error}", file=file) from None
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{file}: the fault plan cannot be read as TOML: {error}", file=file) from None
-        return cls(summary=read.summary, faults=tuple(fault for kind in _KINDS for fault in getattr(read, kind)))
+        return cls(summary=read.summary, faults=tuple(fault for kind in KINDS for fault in getattr(read, kind)))
 
     def to_toml(self) -> str:
         """Return the plan as the text of a file from which `load` reads an equal plan."""
@@ -465,6 +481,26 @@ def _toml(value: object) -> str:
     return repr(value)
 
 
+def _refused(model: type[BaseModel], error: ValidationError) -> UsageError:
+    """Put what pydantic found in the arguments of a model into words, one line for each problem."""
+    problems = []
+    for detail in error.errors(include_url=False):
+        key = ".".join(map(str, detail["loc"]))
+        said = detail.get("ctx", {}).get("error")
+        if isinstance(said, UsageError):
+            problems.append(str(said))
+            continue
+        match detail["type"]:
+            case "missing":
+                words = f"{key} is missing"
+            case "extra_forbidden":
+                words = f"{key} is unknown{hint(key, model.model_fields)}"
+            case _:
+                words = (f"{key} = {detail['input']!r}: " if key else "") + _plainly(detail)
+        problems.append(f"{model.__name__}: {words}")
+    return UsageError("\n".join(problems))
+
+
 def _as_error(error: ValidationError, file: str) -> ConfigError:
     """Put what pydantic found into words, one line for each problem."""
     problems = []
@@ -482,118 +518,17 @@ def _words(detail: ErrorDetails) -> str:
     kind, *inner = map(str, detail["loc"])
     match detail["type"]:
         case "extra_forbidden":
-            return f"this key is unknown{_hint((kind, *inner)[-1], (_KINDS[kind] if inner else _File).model_fields)}"
+            return f"this key is unknown{hint((kind, *inner)[-1], (KINDS[kind] if inner else _File).model_fields)}"
         case "tuple_type" | "model_type" if len(inner) <= 1:
             return f"expected is an array of tables, each below a line [[{kind}]]"
+    return _plainly(detail)
+
+
+def _plainly(detail: ErrorDetails) -> str:
     return re.sub("Input should|Tuple should", "it should", detail["msg"].removeprefix("Value error, "))
 
 
-def _hint(name: str, valid: Collection[str]) -> str:
+def hint(name: str, valid: Collection[str]) -> str:
+    """Return the end of a sentence about an unknown name: what was meant, perhaps, and what there is."""
     near = difflib.get_close_matches(name, valid, n=1)
     return (f"; did you mean {near[0]!r}?" if near else ".") + f" Valid here: {', '.join(valid)}"
-
-
-def random_faults(
-    seed: int, world_size: int, *, horizon_s: float = 1.0, count: int | None = None, kinds: Iterable[str] = tuple(_KINDS)
-) -> FaultPlan:
-    """Draw a plan: the same arguments give the same plan on every machine and version of Python.
-
-    One rank at least is neither killed nor made to stand still for ever.
-
-    Parameters
-    ----------
-    seed
-        An integer from 0 on.
-    world_size
-        How many ranks; a world of one knows only ``"pause"`` and ``"slow"``.
-    horizon_s
-        Faults begin within so many virtual seconds, 1e-6 to 1e9. All times are rounded to microseconds.
-    count
-        How many faults; one to three, by the seed, by default.
-    kinds
-        The kinds to draw from, in any order. Where the world knows none of them, the plan is empty.
-
-    Raises
-    ------
-    UsageError
-        An argument is not as described, or a kind is unknown.
-    """
-    wanted = {kinds} if isinstance(kinds, str) else set(kinds)
-    for kind in sorted(wanted - _KINDS.keys()):
-        raise UsageError(f"kinds names {kind!r}, which is no kind of fault{_hint(kind, _KINDS)}")
-    for name, number, least in (("seed", seed, 0), ("world_size", world_size, 1), ("count", 0 if count is None else count, 0)):
-        if type(number) is not int or number < least:
-            raise UsageError(f"{name} is {number!r}, and expected is an integer, {least} or more")
-    if not 1e-6 <= horizon_s <= 1e9:
-        raise UsageError(f"horizon_s is {horizon_s!r}, and expected is a number of seconds from 1e-6 to 1e9")
-    chance = _Chance(seed, world_size, round(horizon_s * 1_000_000))
-    drawn = 1 + chance.below(3)
-    known = [kind for kind in _KINDS if kind in wanted and (world_size > 1 or kind in {"pause", "slow"})]
-    total = (drawn if count is None else count) if known else 0
-    faults = tuple(chance.fault(known[chance.below(len(known))]) for _ in range(total))
-    return FaultPlan(summary=f"drawn from seed {seed} for a world of {world_size}", faults=faults)
-
-
-class _Chance:
-    """Draws faults. It takes nothing but ``random()``, the one method whose numbers Python promises never to change."""
-
-    def __init__(self, seed: int, world_size: int, horizon_us: int) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - faults to be repeated, no secrets
-        self._world_size = world_size
-        self._horizon_us = horizon_us
-        self._survivor = self.below(world_size)
-
-    def below(self, limit: int) -> int:
-        """Return an integer from 0 to ``limit - 1``; exact, since ``random()`` is a multiple of 2**-53."""
-        return int(self._random.random() * 2**53) * limit >> 53
-
-    def fault(self, kind: str) -> Fault:
-        """Return a fault of a kind that the world knows."""
-        match kind:
-            case "kill":
-                return Kill(rank=self._other(self._survivor), **self._moment())
-            case "pause":
-                for_ever = self._world_size > 1 and self.below(4) == 0
-                rank = self._other(self._survivor) if for_ever else self.below(self._world_size)
-                return Pause(rank=rank, **self._moment(), for_s=math.inf if for_ever else self._span(self._horizon_us))
-            case "slow":
-                return Slow(rank=self.below(self._world_size), factor=(5 + self.below(36)) / 4, **self._window())
-            case "cut":
-                return Cut(links=self._links(), **self._window())
-            case "delay":
-                return Delay(links=self._links(), by_s=self._span(1 + self._horizon_us // 10), **self._window())
-            case "partition":
-                return Partition(sides=self._sides(), **self._window())
-        source = self.below(self._world_size)
-        return (Drop if kind == "drop" else Corrupt)(source=source, dest=self._other(source), nth=self.below(10))
-
-    def _other(self, rank: int) -> int:
-        return (rank + 1 + self.below(self._world_size - 1)) % self._world_size
-
-    def _span(self, longest_us: int) -> float:
-        return (1 + self.below(longest_us)) / 1_000_000
-
-    def _moment(self) -> dict[str, Any]:
-        if self.below(2):
-            return {"at_s": self.below(self._horizon_us) / 1_000_000}
-        return {"operation": "*", "nth": self.below(10)}
-
-    def _window(self) -> dict[str, float]:
-        start_us = self.below(self._horizon_us)
-        until_s = math.inf if self.below(4) == 0 else (start_us + 1 + self.below(self._horizon_us)) / 1_000_000
-        return {"from_s": start_us / 1_000_000, "until_s": until_s}
-
-    def _links(self) -> tuple[_Link, ...]:
-        links: list[_Link] = []
-        for _ in range(1 + self.below(2)):
-            a = self.below(self._world_size)
-            low, high = sorted((a, self._other(a)))
-            links.append((a, "*") if self.below(4) == 0 else (low, high))
-        return tuple(dict.fromkeys(links))
-
-    def _sides(self) -> tuple[tuple[int, ...], ...]:
-        first = self.below(self._world_size)
-        second = self._other(first)
-        sides = [self.below(2) for _ in range(self._world_size)]
-        sides[first], sides[second] = 0, 1
-        return tuple(tuple(rank for rank, side in enumerate(sides) if side == each) for each in (0, 1))

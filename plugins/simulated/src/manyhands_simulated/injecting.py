@@ -52,6 +52,7 @@ class Injector:
         self._messages: Counter[tuple[int, int]] = Counter()
         self._counts_messages = False
         self.killed: dict[int, str] = {}
+        self._still_until: dict[int, float] = {}
         self._held_words: dict[int, list[Callable[[], None]]] = {}
         for fault in plan.faults:
             if isinstance(fault, Kill | Pause):
@@ -113,10 +114,14 @@ class Injector:
             return
         runtime.trace.mark(rank, scheduler.now, fault.describe(), "paused")
         scheduler.stand_still(rank)
-        if fault.for_s < math.inf:
-            scheduler.at(scheduler.now + fault.for_s, lambda: self._resume(rank))
+        end = scheduler.now + fault.for_s
+        self._still_until[rank] = max(end, self._still_until.get(rank, 0.0))
+        if end < math.inf:
+            scheduler.at(end, lambda: self._resume(rank))
 
     def _resume(self, rank: int) -> None:
+        if self._runtime.scheduler.now < self._still_until[rank]:
+            return  # another pause lasts longer
         self._runtime.trace.mark(rank, self._runtime.scheduler.now, "goes on", "resumed")
         self._runtime.scheduler.go_on(rank)
         for word in self._held_words.pop(rank, []):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from types import FrameType
 from typing import cast
 
 from manyhands.api import ConfigError, LaunchRequest, Network, current_rank
+from manyhands_simulated.deadlock import positions
 from manyhands_simulated.failure import conclude
 from manyhands_simulated.output import RankLines, text_stream
 from manyhands_simulated.plugin import SimulatedConfig
@@ -67,6 +68,7 @@ def _execute(request: LaunchRequest, simulation: Simulation, ranks_per_host: int
     outputs = [RankLines(stream, digits, lambda: _writer(processes), runtime.faults.killed) for stream in real]
     processes = Processes(
         [request.target, *request.args],
+        folder_of(request),
         lambda rank: _variables(rank, request.ranks, ranks_per_host),
         lambda: (text_stream(outputs[0], real[0]), text_stream(outputs[1], real[1])),
     )
@@ -95,10 +97,13 @@ def _execute(request: LaunchRequest, simulation: Simulation, ranks_per_host: int
         os.environ.update(_common_variables(request))
         runtime.scheduler.on_switch = processes.show
         try:
-            with _signals():
+            with _signals(lambda: positions(runtime)):
                 run = simulation.execute(body)
         except _SignalledError as signalled:
-            return 128 + signalled.number, f"{'-' * 80}\nmanyhands run: ended by {signalled.number.name}\n"
+            said = "\n".join(
+                [f"manyhands run: ended by {signalled.number.name}, when the ranks were here:", *signalled.positions]
+            )
+            return 128 + signalled.number, f"{'-' * 80}\n{said}\n"
     if any(output.is_broken for output in outputs):
         # Nobody reads any more, as in `manyhands run ... | head`: end as other programs do.
         return 128 + signal.SIGPIPE, ""
@@ -137,21 +142,22 @@ def _variables(rank: int, size: int, ranks_per_host: int) -> dict[str, str]:
 class _SignalledError(BaseException):
     """A signal has come that ends the run."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, positions: list[str]) -> None:
         super().__init__(number)
         self.number: signal.Signals = signal.Signals(number)
-
-
-def _raise_signal(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)  # a second one does not wait for anything
-    raise _SignalledError(number)
+        self.positions = positions
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise `_SignalledError`, unless they are ignored, as under nohup."""
+def _signals(where: Callable[[], list[str]]) -> Iterator[None]:
+    """Let SIGINT and SIGTERM raise `_SignalledError` with where the ranks are, unless they are ignored, as under nohup."""
+
+    def raise_signal(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one does not wait for anything
+        raise _SignalledError(number, where())
+
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, _raise_signal) for number in numbers}
+    before = {number: signal.signal(number, raise_signal) for number in numbers}
     try:
         yield
     finally:

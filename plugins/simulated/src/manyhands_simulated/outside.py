@@ -15,8 +15,10 @@ import selectors
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 
+import manyhands.api
 from manyhands_simulated.task import ENDED, OUTSIDE, Task
 
 __all__ = ["FORSAKEN_S", "LOOK_S", "Outside"]
@@ -33,6 +35,11 @@ _ASYNCIO = os.path.join(os.path.dirname(str(selectors.__file__)), "asyncio", "")
 _FUTURES = os.path.dirname(str(concurrent.futures.__file__)) + os.sep  # noqa: PTH120 - compared with names of files
 _WAITING_ROOMS = (str(threading.__file__), str(queue.__file__), _FUTURES, "<frozen importlib._bootstrap>")
 
+_IDLE_S, _IDLE_SHARE = 2.0, 0.1
+"""After how long a thread counts as waiting that does nearly nothing, such as look again and again and sleep in between; and how much of the
+time that is."""
+_OURS = tuple(str(Path(file).parent) + os.sep for file in (str(manyhands.api.__file__), __file__))
+_LIBRARY, _SITE = str(Path(str(threading.__file__)).parent) + os.sep, "-packages" + os.sep
 _BIRTH_S = 0.001
 """How long a thread that was just started may take to be seen."""
 
@@ -53,6 +60,7 @@ class Outside:
         self._gone: dict[int, Task] = {}
         self._seen: tuple[object, ...] = ()
         self._looks = 0
+        self._since: tuple[int, float, float] = (-1, 0.0, 0.0)
         self._before = _threads()
         self._idle_since: float | None = None
         self._gave_up = False
@@ -70,7 +78,7 @@ class Outside:
             if task is None:
                 task = Task(-1, 0, _nothing)
                 task.started = task.is_foreign = True
-                task.ident = ident
+                task.ident, task.native_id = ident, threading.get_native_id()
             task.is_leaving = False
             self._returned.append(task)
         return task
@@ -89,30 +97,47 @@ class Outside:
         self.expect_help()
         return returned
 
-    def has_gone(self, task: Task) -> bool:
-        """Tell whether the thread with the baton waits for something outside, or is no more; asked again and again."""
+    def has_gone(self, task: Task, switches: int) -> bool:
+        """Tell whether the thread with the baton waits for something outside, or is no more; asked again and again.
+
+        ``switches`` is how often the baton was passed on.
+        """
         frame = sys._current_frames().get(task.ident)
-        if frame is None:
+        used = _used(task)
+        if frame is None or used is None:
             if task.is_foreign:
                 task.state = ENDED
             return task.is_foreign
-        seen = (task, *_look(task.ident, frame))
-        self._looks = self._looks + 1 if seen == self._seen else 0
+        busy, sleeps = used
+        seen = (task, frame.f_code, frame.f_lasti, busy)
+        self._looks = self._looks + 1 if sleeps and seen == self._seen else 0
         self._seen = seen
-        if self._looks < _LOOKS or not (task.is_foreign or _waits(frame)):
+        waits = self._looks >= _LOOKS and (task.is_foreign or _waits(frame))
+        if not waits and not self._idles(switches, busy):
             return False
-        self._looks, self._seen = 0, ()
+        self._looks, self._seen, self._since = 0, (), (-1, 0.0, 0.0)
         with self._lock:
-            # It may go on at any moment. From here on it asks first, so that one more look tells whether it still waits.
+            # It may go on at any moment. From here on it asks first, so that one more look tells whether it has not.
             task.is_leaving = True
             frame = sys._current_frames().get(task.ident)
-            task.is_leaving = frame is not None and (task, *_look(task.ident, frame)) == seen
+            if waits:
+                task.is_leaving = frame is not None and (task, frame.f_code, frame.f_lasti) == seen[:3] and _used(task) == used
+            else:
+                task.is_leaving = not _is_in_call(frame)
             if not task.is_leaving:
                 return False
             task.state = OUTSIDE
             self._gone[task.ident] = task
         self._idle_since = None
         return True
+
+    def _idles(self, switches: int, busy: float) -> bool:
+        """Tell whether the thread with the baton has done next to nothing for a while."""
+        now = time.monotonic()
+        if switches != self._since[0]:
+            self._since = (switches, now, busy)
+        _, begin, before = self._since
+        return sys.platform == "linux" and now - begin > _IDLE_S and busy - before < _IDLE_SHARE * (now - begin)
 
     def expect_help(self) -> None:
         """Wait once more for help from outside: something has happened."""
@@ -160,10 +185,34 @@ def _threads() -> set[int | None]:
     return {thread.ident for thread in threading.enumerate()} | sys._current_frames().keys()
 
 
-def _look(ident: int, frame: FrameType) -> tuple[object, ...]:
-    """Return what stays the same while a thread waits."""
-    busy = time.clock_gettime(time.pthread_getcpuclockid(ident)) if hasattr(time, "pthread_getcpuclockid") else 0.0
-    return frame.f_code, frame.f_lasti, busy
+def _used(task: Task) -> tuple[float, bool] | None:
+    """Return for how many seconds a thread has had a processor or been kept waiting for one, and whether it wants none now.
+
+    None where the thread is no more. A thread that is kept waiting does nothing either, but it is not it that waits.
+    """
+    if sys.platform != "linux":
+        return 0.0, True
+    folder = Path(f"/proc/self/task/{task.native_id}")
+    try:
+        state, *counts = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    try:
+        busy, kept_waiting, _ = (folder / "schedstat").read_bytes().split()
+    except OSError:  # the kernel does not say, and all that is left are ticks
+        return float(counts[10]) + float(counts[11]), state == b"S"
+    return (int(busy) + int(kept_waiting)) / 1e9, state == b"S"
+
+
+def _is_in_call(frame: FrameType | None) -> bool:
+    """Tell whether a thread is in a call of ours, or no more."""
+    while (
+        frame is not None
+        and frame.f_code.co_filename.startswith((_LIBRARY, "<frozen "))
+        and _SITE not in frame.f_code.co_filename
+    ):
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_filename.startswith(_OURS)
 
 
 def _waits(frame: FrameType) -> bool:

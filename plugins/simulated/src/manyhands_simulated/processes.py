@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TextIO
 
+from manyhands_simulated.modules import Modules
+
 __all__ = ["Processes"]
 
 Streams = tuple[TextIO, TextIO]
@@ -18,22 +20,23 @@ Streams = tuple[TextIO, TextIO]
 class _Process:
     """What one rank has for itself, while it does not run."""
 
-    __slots__ = ("argv", "environ", "main", "stderr", "stdout", "variables")
+    __slots__ = ("argv", "environ", "main", "modules", "stderr", "stdout", "variables")
 
     def __init__(
         self, argv: list[str], main: ModuleType, streams: Streams, environ: dict[str, Any], variables: Mapping[str, str]
     ) -> None:
         self.argv = argv
         self.main = main
+        self.modules: dict[str, tuple[Any, Any]] = {}
         self.stdout, self.stderr = streams
         self.environ = environ
         self.variables = variables
 
 
 class Processes:
-    """Gives each rank arguments, a main module, output streams and environment variables of its own.
+    """Gives each rank arguments, a main module, modules of the program, output streams and environment variables of its own.
 
-    All else is one for all ranks: the modules that they import, with what those hold, the working directory, open files.
+    All else is one for all ranks: the modules that are installed, with what those hold, the working directory, open files.
 
     Parameters
     ----------
@@ -41,6 +44,8 @@ class Processes:
         The arguments that every rank begins with.
     variables
         Returns those variables of a rank that are not the same for all of them.
+    folder
+        Where the modules of the program lie.
     streams
         Returns the standard output and the standard error that a rank begins with.
 
@@ -50,8 +55,11 @@ class Processes:
         The one that runs; None before the first one does.
     """
 
-    def __init__(self, argv: list[str], variables: Callable[[int], Mapping[str, str]], streams: Callable[[], Streams]) -> None:
+    def __init__(
+        self, argv: list[str], folder: str, variables: Callable[[int], Mapping[str, str]], streams: Callable[[], Streams]
+    ) -> None:
         self._argv = argv
+        self._modules = Modules(folder)
         self._variables = variables
         self._streams = streams
         self._processes: dict[int, _Process] = {}
@@ -64,9 +72,12 @@ class Processes:
         argv, path, stdout, stderr, main = sys.argv, sys.path, sys.stdout, sys.stderr, sys.modules["__main__"]
         folders, environ, variables = list(path), vars(os.environ), dict(os.environ)
         self._main, self._environ = main, environ
+        sys.meta_path.insert(0, self._modules)
         try:
             yield
         finally:
+            sys.meta_path.remove(self._modules)
+            self._modules.take()
             sys.argv, sys.path, sys.stdout, sys.stderr, sys.modules["__main__"] = argv, path, stdout, stderr, main
             path[:] = folders
             os.environ.__dict__ = environ
@@ -79,11 +90,14 @@ class Processes:
         if rank < 0:
             return  # a thread that the program has started itself: nobody knows for which rank
         before = self._shown
+        taken = self._modules.take()
         if before is not None:
+            before.modules = taken
             before.argv, before.stdout, before.stderr, before.main = sys.argv, sys.stdout, sys.stderr, sys.modules["__main__"]
         now = self._processes.get(rank) or self._begin(rank)
         self.rank, self._shown = rank, now
         sys.argv, sys.stdout, sys.stderr, sys.modules["__main__"] = now.argv, now.stdout, now.stderr, now.main
+        self._modules.give(now.modules)
         # The object stays, which any module may hold; what is in it is the rank's.
         os.environ.__dict__ = now.environ
         for name, value in now.variables.items():

@@ -96,7 +96,7 @@ class World:
         Parameters
         ----------
         function, args, kwargs
-            The program of a rank, and what it takes besides its group.
+            The program of a rank, and what it takes besides its group; hand over what has one of the names below in a ``lambda``.
         seed
             An integer, 0 or more. By default what ``--manyhands-seed`` says, and 0 without it.
         network, faults, timeout_s, config
@@ -188,8 +188,14 @@ def _bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     def bound(group: Group) -> Any:
         return function(group, *args, **kwargs)
 
-    bound.__name__ = f"{getattr(function, '__name__', 'function')}(group, ...)"
+    given = [*map(_brief, args), *(f"{key}={_brief(value)}" for key, value in kwargs.items())]
+    bound.__name__ = f"lambda group: {getattr(function, '__name__', 'function')}(group, {', '.join(given)})"
     return bound
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 and "\n" not in text else "..."
 
 
 def _sooner(seed: int, seeds: Iterable[int]) -> Iterable[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from manyhands.api import CommError, DeadlockError, Group, Network, ThreadWorld, UsageError, init
@@ -28,7 +30,8 @@ class Run(Generic[T]):
     Attributes
     ----------
     results
-        What each rank returned, in the order of ranks; None for those that did not.
+        What the function returned on each rank, in the order of ranks, also where the group could not be left well after that; None for ranks
+        on which it did not return.
     errors
         What ranks raised, by rank.
     cause
@@ -102,7 +105,6 @@ class Simulation:
             except Stopped:
                 raise
             except BaseException as error:  # noqa: BLE001 - raised again where all ranks are waited for
-                results.pop(rank, None)
                 errors[rank] = error
 
         try:
@@ -124,7 +126,8 @@ class Simulation:
         trace = self.runtime.trace
         error.add_note(f"raised on rank {rank} of {trace.world_size}, in a simulated world of seed {trace.seed}")
         if getattr(error, "rank", None) is None:
-            error.rank = rank  # type: ignore[attr-defined]
+            with suppress(AttributeError, TypeError):  # its class may allow no such thing
+                error.rank = rank  # type: ignore[attr-defined]
         return error
 
 
@@ -158,7 +161,7 @@ def run(
     faults
         What goes wrong, and when.
     config
-        The content of a ``manyhands.toml``; files of the working directory are not read.
+        The content of a ``manyhands.toml``; files of the working directory are not read. Seed, network and faults are arguments instead.
     timeout_s
         Virtual seconds that an operation may last.
     check
@@ -174,7 +177,7 @@ def run(
     Raises
     ------
     UsageError, InvalidWorldSizeError, ConfigError
-        The arguments describe no world.
+        The arguments describe no world, or the function is a coroutine's or a generator's.
     DeadlockError
         No rank could go on. The text says where each of them is.
     Exception
@@ -182,14 +185,41 @@ def run(
         `AbortedError`. The exception has the attributes ``rank`` and ``run``, and a note that names rank and seed.
     """
     __tracebackhide__ = True
+    config = _checked(config or {})
     simulation = Simulation(world_size, seed=seed, network=network, faults=faults, keep_messages=keep_messages)
 
-    def body(_: int) -> T:
-        with init("simulated", config=config or {}, timeout_s=timeout_s) as group:
-            return function(group)
+    returned: dict[int, Any] = {}  # also by ranks that could not leave well after that
 
-    done = simulation.execute(body)
+    def body(rank: int) -> None:
+        with init("simulated", config=config, timeout_s=timeout_s) as group:
+            result = function(group)
+            if inspect.iscoroutine(result) or inspect.isgenerator(result):
+                result.close()
+                name = getattr(function, "__name__", "the function")
+                raise UsageError(
+                    f"{name} returned a {type(result).__name__}, none of whose lines has run: give a function that runs it, such as "
+                    "lambda group: asyncio.run(main(group))"
+                )
+            returned[rank] = result
+
+    done: Run[Any] = simulation.execute(body)
+    done.results = [returned.get(rank) for rank in range(world_size)]
     if check and done.cause is not None:
-        done.cause.run = done  # type: ignore[attr-defined]
+        with suppress(AttributeError, TypeError):
+            done.cause.run = done  # type: ignore[attr-defined]
         raise done.cause
     return done
+
+
+def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Refuse what is for `manyhands run`, and would change nothing here."""
+    backend = config.get("backend", "simulated")
+    if backend not in ("simulated", "auto"):
+        raise UsageError(f"config has backend = {backend!r}, and the ranks of this run are simulated: leave it out")
+    backends = config.get("backends", {})
+    own = backends.get("simulated", {}) if isinstance(backends, Mapping) else {}
+    for key in ("seed", "network", "faults", "trace"):
+        if isinstance(own, Mapping) and key in own:
+            instead = "Run.trace_json() returns the trace" if key == "trace" else f"give it as {key}="
+            raise UsageError(f"config has backends.simulated.{key} = {own[key]!r}, which is for `manyhands run`: {instead}")
+    return config

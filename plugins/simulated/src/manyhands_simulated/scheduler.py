@@ -26,9 +26,9 @@ from manyhands_simulated.task import BLOCKED, DEAD, ENDED, OUTSIDE, READY, RUNNI
 
 __all__ = ["Scheduler"]
 
-_EAGER, _FRUITLESS, _NAP_S = 100, 2500, 0.001
+_EAGER, _NAP_S, _FRUITLESS_S = 100, 0.001, 1.0
 """How often those that ask again and again whether something has ended may ask in vain, while nothing else can happen, before they take
-naps, and before they count as waiting; and how long a nap lasts on the computer's clock."""
+naps, and how long one lasts; and after how long, on the computer's clock, they count as waiting."""
 _PATIENCE_S = 2.0
 """How long, on the computer's clock, a thread may take to end once the run is over."""
 _STACKS_BYTES = 1 << 30
@@ -87,8 +87,10 @@ class Scheduler:
         self._standing: set[int] = set()
         self._asking: list[Task] = []
         self._news = 0
+        self._switches = 0
         self._heard = 0
         self._fruitless = 0
+        self._fruitless_since = 0.0
         self._outside = Outside()
         self._bell = threading.Event()
         self._is_over = False
@@ -118,11 +120,22 @@ class Scheduler:
             raise Stopped if self._outside.is_ours else AbortedError("the run of this simulated world is over")
 
     def belong(self, task: Task, rank: int) -> None:
-        """Take note whose thread one is that came from outside."""
+        """Take note whose thread one is that came from outside; refuse a rank's own thread that uses another rank's group.
+
+        Raises
+        ------
+        UsageError
+            It does.
+        """
         if task.rank < 0:
             task.rank = rank
             task.number = self._numbers[rank]
             self._numbers[rank] += 1
+        elif task.rank != rank and not task.is_foreign:
+            raise UsageError(
+                f"rank {task.rank} uses the group of rank {rank}: what a module, or a function around the program, holds is the same for all "
+                "ranks of a simulated world; hand the group over as an argument"
+            )
 
     def spawn(self, rank: int, action: Callable[[], None]) -> Task:
         """Add a thread to a rank; it runs when its turn comes."""
@@ -182,7 +195,6 @@ class Scheduler:
         """Let another task run first, if the seed says so."""
         task = self.current()
         if self._ready or task.rank in self._standing:
-            self._news += 1
             self._queue_up(task)
 
     def _queue_up(self, task: Task) -> None:
@@ -287,6 +299,7 @@ class Scheduler:
             self._bell.set()
         else:
             self._running = following
+            self._switches += 1
             following.state = RUNNING
             if following.rank not in (self._shown, -1):
                 self._shown = following.rank
@@ -316,7 +329,7 @@ class Scheduler:
 
     def _live(self, task: Task) -> None:
         """Be the thread of a task."""
-        task.ident = threading.get_ident()
+        task.ident, task.native_id = threading.get_ident(), threading.get_native_id()
         _home.scheduler = self
         self._outside.ours.add(task.ident)
         try:
@@ -364,9 +377,11 @@ class Scheduler:
         if self._heard != self._news:
             self._heard = self._news
             self._fruitless = 0
-        elif self._events or self._fruitless > _FRUITLESS:
+        elif self._events or (self._fruitless > 1 and time.monotonic() - self._fruitless_since > _FRUITLESS_S):
             return False
         else:
+            if not self._fruitless:
+                self._fruitless_since = time.monotonic()
             self._fruitless += 1
             if self._fruitless > _EAGER:
                 time.sleep(_NAP_S)  # an event loop may have something else to wait for
@@ -445,7 +460,7 @@ class Scheduler:
                 self.crash, self._is_over = self.on_forsaken(), True
             elif self._outside.is_time_to_go_on():
                 self._pass_on(None)
-        elif task.ident and self._outside.has_gone(task):
+        elif task.ident and self._outside.has_gone(task, self._switches):
             if task.state is ENDED:
                 self._tasks.pop(task, None)
             self._running = None

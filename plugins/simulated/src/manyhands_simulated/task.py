@@ -36,6 +36,8 @@ class Task:
         When it gives up waiting.
     ends_job
         Whether that ends the whole job.
+    ident, native_id
+        The names that Python and the system have for its thread.
     where
         The line of the program for which it works; empty where its own stack tells.
     is_foreign
@@ -66,6 +68,7 @@ class Task:
         "ident",
         "is_foreign",
         "is_leaving",
+        "native_id",
         "number",
         "over",
         "rank",
@@ -90,6 +93,7 @@ class Task:
         self.error: BaseException | None = None
         self.heard: int = -1
         self.ident: int = 0
+        self.native_id: int = 0
         self.started: bool = False
         self.is_foreign: bool = False
         self.is_leaving: bool = False

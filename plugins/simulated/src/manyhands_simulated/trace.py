@@ -10,13 +10,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from manyhands.api import UsageError
-from manyhands_simulated.trace_events import COLLECTIVES, CallEvent, MarkEvent, MessageEvent, many, show_ranks
+from manyhands_simulated.trace_events import OPERATIONS, CallEvent, MarkEvent, MessageEvent, many, show_ranks
 
 __all__ = ["CallEvent", "MarkEvent", "MessageEvent", "Trace"]
 
-_OPERATIONS = COLLECTIVES | frozenset(
-    "send recv sendrecv send_object recv_object broadcast_object all_gather_object gather_object scatter_object compute sleep".split()
-)
 _LISTED = 20
 """How many calls the text of a failed assertion lists, at most."""
 
@@ -337,9 +334,11 @@ class Trace:
     def _check_operation(self, operation: str) -> None:
         """Refuse a name that nothing has: an assertion about it would hold for the wrong reason."""
         __tracebackhide__ = True
-        if operation in _OPERATIONS or operation.startswith("exchange"):
+        if not isinstance(operation, str):
+            raise UsageError(f"an operation is named by a text, such as 'all_reduce', and {operation!r} was given")
+        if operation.partition(" ")[0] in OPERATIONS:
             return
-        names = _OPERATIONS | {call.operation for call in self.calls}
+        names = OPERATIONS | {call.operation for call in self.calls}
         if operation not in names:
             close = difflib.get_close_matches(operation, sorted(names), 1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(names))}"

@@ -8,10 +8,14 @@ from typing import NamedTuple
 
 from manyhands.api import Collective
 
-__all__ = ["COLLECTIVES", "CallEvent", "MarkEvent", "MessageEvent", "begins_with", "many", "show_ranks"]
+__all__ = ["COLLECTIVES", "OPERATIONS", "CallEvent", "MarkEvent", "MessageEvent", "begins_with", "many", "show_ranks"]
 
 COLLECTIVES: frozenset[str] = frozenset(each.value for each in Collective)
 """The operations that all ranks of a group call together; most exist for objects as well."""
+OPERATIONS: frozenset[str] = COLLECTIVES | frozenset(
+    "send recv sendrecv send_object recv_object broadcast_object all_gather_object gather_object scatter_object split exchange compute sleep".split()
+)
+"""All operations whose names are known beforehand."""
 
 
 @dataclass(slots=True)

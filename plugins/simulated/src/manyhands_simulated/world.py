@@ -128,6 +128,11 @@ class SimulatedRuntime(Runtime):
         """Let something else happen, if anything can."""
         self.scheduler.poll()
 
+    def enter(self, rank: int) -> None:
+        """Take note for which rank a thread from outside makes a call; refuse a rank's own thread that makes one for another rank."""
+        if not self.scheduler.is_stopping:  # then the group is closed, and says so itself
+            self.scheduler.belong(self.scheduler.current(), rank)
+
     def on_behalf(self, action: Callable[[], None]) -> Callable[[], None]:
         """Return the action, to be traced to the line that makes the call now."""
         where = self.where()
@@ -215,7 +220,10 @@ class SimulatedRuntime(Runtime):
         task = self.scheduler.current()
         with self._noted(task, operation, f"{operation}({seconds:g} s)"):
             self.scheduler.end_if_killed()
-            self.scheduler.block(timer=self.scheduler.now + lasting)
+            if lasting > 0:
+                self.scheduler.block(timer=self.scheduler.now + lasting)
+            else:  # whoever sleeps for no time mostly does so again and again, until something has happened
+                self.scheduler.poll()
 
     def _noted(self, task: Task, operation: str, what: str) -> _Noted:
         event = self.trace.call(task.rank, operation, what, self.scheduler.now, place=self.where(), background=task.number)
@@ -343,7 +351,7 @@ class _Recorder(FlightRecorder):
     def start(self, channel: int, sequence: int, call: object, nbytes: int = 0) -> Record:
         runtime, scheduler = self._runtime, self._runtime.scheduler
         task = scheduler.current()
-        scheduler.belong(task, self._rank)
+        runtime.enter(self._rank)
         record = super().start(channel, sequence, call, nbytes)
         record.where = runtime.where()
         task.doing = record
