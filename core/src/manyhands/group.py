@@ -18,6 +18,7 @@ from manyhands.checks import is_success
 from manyhands.coalescing import CoalescingCalls
 from manyhands.dividing import DividingCalls
 from manyhands.dtypes import Op, check_dtype
+from manyhands.errors import UsageError
 from manyhands.job import Job
 from manyhands.members import Members, ranks_per_host
 from manyhands.object_calls import ObjectCalls
@@ -131,13 +132,23 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
         UsageError
             ``seconds`` is no finite number of at least 0.
         """
-        self._job.runtime.compute(duration(seconds))
+        seconds = duration(seconds)
+        self._job.runtime.enter(self._job.rank)
+        self._job.runtime.compute(seconds)
 
     def mark(self, label: str) -> None:
         """Note in the trace of a simulated world that this rank has come to a point of its program, such as ``"step 7"``.
 
         Everywhere else it does nothing.
+
+        Raises
+        ------
+        UsageError
+            ``label`` is no text.
         """
+        if not isinstance(label, str):
+            raise UsageError(f"a mark is a text, and {label!r} was given")
+        self._job.runtime.enter(self._job.rank)
         self._job.runtime.mark(label)
 
     @property

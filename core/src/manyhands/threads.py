@@ -115,13 +115,20 @@ class ThreadWorld:
         for number in range(len(self._hubs) or 1):
             self.hub(number).lost(rank, reason)
 
-    def has_met(self) -> bool:
-        """Tell whether all ranks have come to the group that they made last."""
-        return bool(self._hubs) and self.hub(max(self._hubs)).is_complete()
+    def has_met(self, rank: int) -> bool:
+        """Tell whether all ranks have come to the group that a rank made last."""
+        hub = self._last_hub(rank)
+        return hub is not None and hub.is_complete()
 
     def has_left(self, rank: int) -> bool:
         """Tell whether a rank has closed the group that it made last."""
-        return bool(self._hubs) and self.hub(max(self._hubs)).has_left(rank)
+        hub = self._last_hub(rank)
+        return hub is not None and hub.has_left(rank)
+
+    def _last_hub(self, rank: int) -> LocalHub | None:
+        return next(
+            (self._hubs[number] for number in sorted(self._hubs, reverse=True) if self._hubs[number].has_come(rank)), None
+        )
 
     def hub(self, number: int) -> LocalHub:
         """Return the hub of the ``number``-th group that the ranks make; for core."""
@@ -199,7 +206,11 @@ def sleep(seconds: float) -> None:
     """
     seconds = duration(seconds)
     member = _current.get()
-    (COMPUTER if member is None else member.world.runtime).sleep(seconds)
+    if member is None:
+        COMPUTER.sleep(seconds)
+        return
+    member.world.runtime.enter(member.rank)
+    member.world.runtime.sleep(seconds)
 
 
 def duration(seconds: float) -> float:

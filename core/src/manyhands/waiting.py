@@ -60,7 +60,7 @@ class Waiter:
             try:
                 self._transport.wait(transfers, limit)
             except TimeoutError:
-                if self.deadline.passed():
+                if self.on_stall is None or self.deadline.passed():
                     raise Overdue(peers()) from None
                 self._stalled(patience, transfers, peers)
             else:
@@ -80,6 +80,6 @@ class Waiter:
             self._moved = moved
             patience.at = now + _FIRST_STALL_S
             return
-        if self.on_stall is not None:
-            self.on_stall(peers())
+        assert self.on_stall is not None
+        self.on_stall(peers())
         patience.at = now + _NEXT_STALL_S

@@ -107,6 +107,7 @@ class Steps:
         "_dtype",
         "_lent",
         "_long",
+        "_long_sends",
         "_order",
         "_plan",
         "_shape",
@@ -126,6 +127,7 @@ class Steps:
         self._order = in_order(plan)
         self._long = _is_long(plan, min((len(box.outgoing[0]) for box in boxes.values()), default=0))
         self.has_long: bool = any(self._long)
+        self._long_sends = self._followers_of_long_sends()
         # Who waits for its own send before it takes what comes, could wait for ever: its peer may do the same.
         self._lent = {
             index: reduction
@@ -189,14 +191,16 @@ class Steps:
         lanes = self._plan.lanes
         if all(self._plan.tasks[index].lane >= 0 and lanes[self._plan.tasks[index].lane].is_send for index in indices):
             return []
-        for lane, is_long in zip(lanes, self._long, strict=True):
-            if not is_long or not lane.is_send:
-                continue
-            long_ones = [step for step in lane.steps if not self._is_empty(step)]
-            for number, step in enumerate(long_ones, start=1):
-                if not self._followers(step).isdisjoint(indices):
-                    counts[lane.peer] = number
+        for peer, followers in self._long_sends:
+            for number, after in enumerate(followers, start=1):
+                if not after.isdisjoint(indices):
+                    counts[peer] = number
         return list(counts.items())
+
+    def _followers_of_long_sends(self) -> list[tuple[int, list[set[int]]]]:
+        """Return for each peer what comes after the long messages to it, one after the other."""
+        lanes = [lane for lane, is_long in zip(self._plan.lanes, self._long, strict=True) if is_long and lane.is_send]
+        return [(lane.peer, [self._followers(step) for step in lane.steps if not self._is_empty(step)]) for lane in lanes]
 
     def _followers(self, send: int) -> set[int]:
         """Return the steps that come after a send, directly or through other sends, which do not wait for it."""

@@ -391,6 +391,10 @@ class LocalHub:
             else:
                 self._membership.fail(Verdict("lost", f"rank {rank} was lost before the ranks had met: {reason}", rank))
 
+    def has_come(self, rank: int) -> bool:
+        """Tell whether a rank has come."""
+        return rank in self._controls
+
     def has_left(self, rank: int) -> bool:
         """Tell whether a rank has closed its group."""
         return self._membership.has_left(rank)

@@ -106,7 +106,7 @@ def _alone(runtime: SimulatedRuntime, rank: int, task: Task, tasks: list[Task]) 
         return ""
     where = runtime.where_is(task)
     at = f" at {where}" if where else ""
-    if not runtime.world.has_met():
+    if not runtime.world.has_met(rank):
         return f"in init{at}, waiting for all ranks"
     if any(other.doing for other in tasks):
         return f"waiting{at or ' in close'} for calls in the background"
@@ -222,6 +222,8 @@ def _end(rank: int, runtime: SimulatedRuntime, tasks: list[Task]) -> str:
         return "has ended"
     if runtime.world.has_left(rank):
         return "has left the group"
+    if not runtime.world.has_met(rank):
+        return "is in init"
     record = next((task.doing for task in tasks if task.doing is not None), None)
     return "is in no call" if record is None else f"is in {_words(record)}"
 

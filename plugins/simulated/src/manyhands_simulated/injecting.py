@@ -162,7 +162,7 @@ class Injector:
 
     # Words between a rank and the store
 
-    def carry(self, source: int, dest: int, word: Callable[[], None]) -> None:
+    def carry(self, dest: int, word: Callable[[], None]) -> None:
         """Bring word from a rank to the store (-1), or back: at once, unless who should hear it stands still, or is no more."""
         if self._runtime.scheduler.stands(dest):
             self._held_words.setdefault(dest, []).append(word)

@@ -38,6 +38,8 @@ _WAITING_ROOMS = (str(threading.__file__), str(queue.__file__), _FUTURES, "<froz
 _IDLE_S, _IDLE_SHARE = 2.0, 0.1
 """After how long a thread counts as waiting that does nearly nothing, such as look again and again and sleep in between; and how much of the
 time that is."""
+_BUSY_SHARE = 0.3
+"""How much of the time the process computes, at least, where it counts as doing something for those that wait."""
 _OURS = tuple(str(Path(file).parent) + os.sep for file in (str(manyhands.api.__file__), __file__))
 _LIBRARY, _SITE = str(Path(str(threading.__file__)).parent) + os.sep, "-packages" + os.sep
 _BIRTH_S = 0.001
@@ -63,6 +65,8 @@ class Outside:
         self._since: tuple[int, float, float] = (-1, 0.0, 0.0)
         self._before = _threads()
         self._idle_since: float | None = None
+        self._asked = 0.0
+        self._busy = 0.0
         self._gave_up = False
 
     @property
@@ -75,7 +79,7 @@ class Outside:
         ident = threading.get_ident()
         with self._lock:
             task = self._gone.pop(ident, None)
-            if task is None:
+            if task is None or task.native_id != threading.get_native_id():  # one that has ended had the same name
                 task = Task(-1, 0, _nothing)
                 task.started = task.is_foreign = True
                 task.ident, task.native_id = ident, threading.get_native_id()
@@ -158,9 +162,12 @@ class Outside:
             return True
         if not self.may_help():
             return True
-        now = time.monotonic()
+        now, busy = time.monotonic(), time.process_time()
         if self._idle_since is None:
-            self._idle_since = now
+            self._idle_since = self._asked = now
+            self._busy = busy
+        elif busy - self._busy > _BUSY_SHARE * (now - self._asked) and now - self._asked < FORSAKEN_S:
+            self._idle_since = now  # somebody computes
         self._gave_up = now - self._idle_since > _HELP_S
         return self._gave_up
 
@@ -177,7 +184,20 @@ class Outside:
 
     def _are_there(self) -> bool:
         """Tell whether there are threads that were not there before the run, and are not the scheduler's."""
-        return bool(self._gone) or not _threads() <= self.ours | self._before
+        threads = _threads()
+        with self._lock:
+            natives = {thread.ident: thread.native_id for thread in threading.enumerate()}
+            for ident, task in list(self._gone.items()):
+                if (
+                    ident not in threads or natives.get(ident, task.native_id) != task.native_id
+                ):  # another one may have its name by now
+                    self._gone.pop(ident).state = ENDED
+            helpers = any(task.state is OUTSIDE for task in self._gone.values())
+            return helpers or not threads <= self.ours | self._before | self._gone.keys()
+
+    def holds(self, task: Task) -> bool:
+        """Tell whether a thread is outside."""
+        return self._gone.get(task.ident) is task
 
 
 def _threads() -> set[int | None]:
@@ -200,7 +220,7 @@ def _used(task: Task) -> tuple[float, bool] | None:
     try:
         busy, kept_waiting, _ = (folder / "schedstat").read_bytes().split()
     except OSError:  # the kernel does not say, and all that is left are ticks
-        return float(counts[10]) + float(counts[11]), state == b"S"
+        return (int(counts[10]) + int(counts[11])) / os.sysconf("SC_CLK_TCK"), state == b"S"
     return (int(busy) + int(kept_waiting)) / 1e9, state == b"S"
 
 

@@ -203,7 +203,8 @@ def run(
             returned[rank] = result
 
     done: Run[Any] = simulation.execute(body)
-    done.results = [returned.get(rank) for rank in range(world_size)]
+    killed = simulation.runtime.faults.killed
+    done.results = [None if rank in killed else returned.get(rank) for rank in range(world_size)]
     if check and done.cause is not None:
         with suppress(AttributeError, TypeError):
             done.cause.run = done  # type: ignore[attr-defined]

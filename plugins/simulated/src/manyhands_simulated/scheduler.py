@@ -263,7 +263,7 @@ class Scheduler:
 
     def tasks(self) -> Iterator[Task]:
         """Yield the tasks that are not over, those of a rank in the order in which they began."""
-        return iter(list(self._tasks))
+        return iter([task for task in self._tasks if task.state is not ENDED])
 
     # The run
 
@@ -353,6 +353,8 @@ class Scheduler:
         while True:
             for returning in self._outside.returned():
                 self._tasks[returning] = None
+                if returning.state is DEAD:
+                    continue  # its rank was killed while it was outside, and it waits for the baton until the end of the run
                 returning.state = READY
                 self._ready.append(returning)
                 self._news += 1
@@ -367,9 +369,9 @@ class Scheduler:
             elif not any(task.state is BLOCKED and task.rank not in self._standing for task in self._tasks):
                 self._is_over = not self._is_rank_outside()
                 return None
-            elif self._outside.may_help():
+            elif self._may_be_helped():
                 return None
-            elif not ((self.may_wait() or self._is_rank_outside() or self._is_somebody_impatient()) and self._expire(math.inf)):
+            elif not ((self.may_wait() or self._is_somebody_impatient()) and self._expire(math.inf)):
                 self._resolve()
 
     def _may_ask(self) -> bool:
@@ -399,6 +401,14 @@ class Scheduler:
         """Tell whether a thread of a rank does something that is not of this world."""
         return any(task.state is OUTSIDE and not task.is_foreign for task in self._tasks)
 
+    def _may_be_helped(self) -> bool:
+        """Tell whether threads outside may yet do something for those that wait, so that these must not give up.
+
+        While a thread of a rank is outside, only those give up that go on all the same; the others would end the job, although nobody
+        knows how long it takes on the virtual clock what that rank does.
+        """
+        return self._outside.may_help() or (self._is_rank_outside() and not self._is_somebody_impatient())
+
     def _is_somebody_impatient(self) -> bool:
         """Tell whether the first to give up goes on all the same, so that it may yet help the others."""
         waiting = [(task.deadline, task.ends_job) for task in self._tasks if task.state is BLOCKED]
@@ -425,7 +435,7 @@ class Scheduler:
         """Let the clock go on to what happens next, be it an event or that tasks give up; not while those may yet be helped."""
         moment = self._events[0][0]
         if self._earliest <= moment and self._due(moment):
-            return not self._outside.may_help() and self._expire(moment)
+            return not self._may_be_helped() and self._expire(moment)
         self.now = moment
         while self._events and self._events[0][0] == moment:
             heapq.heappop(self._events)[2]()
@@ -478,10 +488,12 @@ class Scheduler:
         """End all threads that are left, one after the other."""
         self._stopping = True
         self._running = None
+        until = time.monotonic() + _PATIENCE_S
         for task in list(self._tasks):
             if task.started and not task.is_foreign:
                 task.give_baton()
-                task.over.wait(_PATIENCE_S)
+                # Those outside may be there for good, and are waited for together.
+                task.over.wait(max(0.0, until - time.monotonic()) if self._outside.holds(task) else _PATIENCE_S)
         self._outside.close()
 
 

@@ -19,7 +19,7 @@ from manyhands_simulated.flight import Flights
 from manyhands_simulated.injecting import Injector
 from manyhands_simulated.outside import FORSAKEN_S
 from manyhands_simulated.scheduler import Scheduler
-from manyhands_simulated.task import BLOCKED, OUTSIDE, Task
+from manyhands_simulated.task import BLOCKED, DEAD, OUTSIDE, Task
 from manyhands_simulated.trace import CallEvent, Trace
 
 __all__ = ["SHARED", "SimulatedRuntime"]
@@ -102,7 +102,8 @@ class SimulatedRuntime(Runtime):
 
     def compute(self, seconds: float) -> None:
         """Let virtual time pass, more of it on a rank that is slow."""
-        self._pass_time("compute", seconds, seconds * self.faults.factor(self.scheduler.current().rank))
+        factor = self.faults.factor(self.scheduler.current().rank)
+        self._pass_time("compute", seconds, seconds * factor)
 
     def mark(self, label: str) -> None:
         """Note a mark of the program in the trace."""
@@ -131,7 +132,11 @@ class SimulatedRuntime(Runtime):
     def enter(self, rank: int) -> None:
         """Take note for which rank a thread from outside makes a call; refuse a rank's own thread that makes one for another rank."""
         if not self.scheduler.is_stopping:  # then the group is closed, and says so itself
-            self.scheduler.belong(self.scheduler.current(), rank)
+            task = self.scheduler.current()
+            self.scheduler.belong(task, rank)
+            if rank in self.faults.killed:  # a thread of the program's own, which nobody knew to be this rank's
+                task.state = DEAD
+                self.scheduler.end_if_killed()
 
     def on_behalf(self, action: Callable[[], None]) -> Callable[[], None]:
         """Return the action, to be traced to the line that makes the call now."""
@@ -150,7 +155,7 @@ class SimulatedRuntime(Runtime):
     def carry(self, source: int, dest: int, action: Callable[[], None]) -> None:
         """Bring word to or from the store, as faults allow."""
         if not self.scheduler.is_stopping:
-            self.faults.carry(source, dest, action)
+            self.faults.carry(dest, action)
 
     def recorder(self, rank: int) -> FlightRecorder:
         """Return what records a rank's calls, in the trace as well."""
@@ -222,6 +227,8 @@ class SimulatedRuntime(Runtime):
             self.scheduler.end_if_killed()
             if lasting > 0:
                 self.scheduler.block(timer=self.scheduler.now + lasting)
+            elif operation == "compute":
+                self.scheduler.give_way()
             else:  # whoever sleeps for no time mostly does so again and again, until something has happened
                 self.scheduler.poll()
 
@@ -280,8 +287,8 @@ class _Place:
         self._woken = False
 
     def wait(self, timeout_s: float | None) -> bool:
+        self._task = self._scheduler.current()  # first: who comes from outside waits here
         until = math.inf if timeout_s is None else self._scheduler.now + timeout_s
-        self._task = self._scheduler.current()
         try:
             while not self._woken and self._scheduler.block(until, ends_job=False):
                 pass
