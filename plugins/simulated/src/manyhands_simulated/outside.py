@@ -68,6 +68,7 @@ class Outside:
         self._asked = 0.0
         self._busy = 0.0
         self._gave_up = False
+        self._expected = False
 
     @property
     def is_ours(self) -> bool:
@@ -131,6 +132,7 @@ class Outside:
             if not task.is_leaving:
                 return False
             task.state = OUTSIDE
+            task.comes_back = not waits or _sleeps(frame)
             self._gone[task.ident] = task
         self._idle_since = None
         return True
@@ -155,6 +157,21 @@ class Outside:
             return True
         time.sleep(_BIRTH_S)
         return self._are_there()
+
+    def comes_back(self) -> bool:
+        """Tell whether a rank is outside that will come back, as far as can be told: it sleeps, or the program has threads of its own.
+
+        Otherwise it waits for something that another rank is to do.
+        """
+        with self._lock:
+            ranks = [task for task in self._gone.values() if task.state is OUTSIDE and not task.is_foreign]
+        expected = any(task.comes_back for task in ranks) or (bool(ranks) and not _threads() <= self.ours | self._before)
+        if self._expected and not expected:  # whom it waited for has just ended, and it may be on its way
+            self.expect_help()
+            self._expected = False
+            return True
+        self._expected = expected
+        return expected
 
     def is_time_to_go_on(self) -> bool:
         """Tell whether somebody has come back, or has not for so long that nobody will, or nobody is left; asked again and again."""
@@ -201,8 +218,13 @@ class Outside:
 
 
 def _threads() -> set[int | None]:
-    """Return the identifiers of all threads, also of those that `threading` does not know."""
-    return {thread.ident for thread in threading.enumerate()} | sys._current_frames().keys()
+    """Return the identifiers of all threads, also of those that `threading` does not know; but not of those that serve our sockets.
+
+    Where the simulated backend is composed with others, ranks ask these again and again, and wait for none of their threads.
+    """
+    known = threading.enumerate()
+    ours = {thread.ident for thread in known if thread.name.startswith("manyhands-")}
+    return ({thread.ident for thread in known} | sys._current_frames().keys()) - ours
 
 
 def _used(task: Task) -> tuple[float, bool] | None:
@@ -241,6 +263,12 @@ def _waits(frame: FrameType) -> bool:
     if file == selectors.__file__:
         return frame.f_back is not None and frame.f_back.f_code.co_filename.startswith(_ASYNCIO)
     return file.startswith(_WAITING_ROOMS) or _takes_lock(frame)
+
+
+def _sleeps(frame: FrameType | None) -> bool:
+    """Tell whether a thread that waits in an event loop has something to do there later."""
+    timeout = frame.f_locals.get("timeout") if frame is not None and frame.f_code.co_filename == selectors.__file__ else None
+    return isinstance(timeout, int | float) and timeout > 0
 
 
 def _takes_lock(frame: FrameType) -> bool:

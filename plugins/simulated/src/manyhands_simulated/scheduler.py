@@ -16,7 +16,7 @@ import math
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -77,6 +77,7 @@ class Scheduler:
         size = max(_SMALLEST_STACK, min(_LARGEST_STACK, _STACKS_BYTES // world_size))
         self._stack_bytes = size // 4096 * 4096
         self._tasks: dict[Task, None] = {}
+        self._threads: deque[threading.Thread] = deque()
         self._numbers: Counter[int] = Counter()
         self._ready: list[Task] = []
         self._events: list[Event] = []
@@ -319,6 +320,9 @@ class Scheduler:
         task.started = True
         name = f"rank-{task.rank}" if task.number == 0 else f"rank-{task.rank}-{task.number}"
         thread = threading.Thread(target=self._live, args=(task,), name=name, daemon=True)
+        while self._threads and not self._threads[0].is_alive():
+            self._threads.popleft()
+        self._threads.append(thread)
         # The size holds for all threads that begin: those of the program, and of other runs, are to have their own.
         with _starting:
             before = threading.stack_size(self._stack_bytes)
@@ -371,7 +375,7 @@ class Scheduler:
                 return None
             elif self._may_be_helped():
                 return None
-            elif not ((self.may_wait() or self._is_somebody_impatient()) and self._expire(math.inf)):
+            elif not ((self.may_wait() or self._is_rank_outside() or self._is_somebody_impatient()) and self._expire(math.inf)):
                 self._resolve()
 
     def _may_ask(self) -> bool:
@@ -404,10 +408,10 @@ class Scheduler:
     def _may_be_helped(self) -> bool:
         """Tell whether threads outside may yet do something for those that wait, so that these must not give up.
 
-        While a thread of a rank is outside, only those give up that go on all the same; the others would end the job, although nobody
-        knows how long it takes on the virtual clock what that rank does.
+        While a rank is outside that will come back, only those give up that go on all the same; the others would end the job, although
+        nobody knows how long it takes on the virtual clock what that rank does.
         """
-        return self._outside.may_help() or (self._is_rank_outside() and not self._is_somebody_impatient())
+        return self._outside.may_help() or (self._outside.comes_back() and not self._is_somebody_impatient())
 
     def _is_somebody_impatient(self) -> bool:
         """Tell whether the first to give up goes on all the same, so that it may yet help the others."""
@@ -470,6 +474,8 @@ class Scheduler:
                 self.crash, self._is_over = self.on_forsaken(), True
             elif self._outside.is_time_to_go_on():
                 self._pass_on(None)
+                if self._running is None:
+                    self._bell.clear()  # nobody could go on: look again later, not at once
         elif task.ident and self._outside.has_gone(task, self._switches):
             if task.state is ENDED:
                 self._tasks.pop(task, None)
@@ -495,6 +501,10 @@ class Scheduler:
                 # Those outside may be there for good, and are waited for together.
                 task.over.wait(max(0.0, until - time.monotonic()) if self._outside.holds(task) else _PATIENCE_S)
         self._outside.close()
+        stuck = {task.ident for task in self._tasks}
+        for thread in self._threads:
+            if thread.ident is not None and thread.ident not in stuck:
+                thread.join(_PATIENCE_S)  # it has nothing left to do, and what it holds goes with it
 
 
 def _nothing() -> None:

@@ -44,6 +44,8 @@ class Task:
         Whether the program started the thread itself.
     is_leaving
         Whether it is about to count as outside, so that it has to ask before it goes on.
+    comes_back
+        Whether, while it is outside, it will go on without anybody's doing: it sleeps.
     heard
         How much had happened when it last asked whether something has ended.
     doing
@@ -60,6 +62,7 @@ class Task:
         "action",
         "alarms",
         "awaits",
+        "comes_back",
         "deadline",
         "doing",
         "ends_job",
@@ -97,6 +100,7 @@ class Task:
         self.started: bool = False
         self.is_foreign: bool = False
         self.is_leaving: bool = False
+        self.comes_back: bool = False
         self.over: threading.Event = threading.Event()
         self._baton = threading.Lock()
         self._baton.acquire()
