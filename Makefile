@@ -27,7 +27,7 @@ test: venv-dev
 test-peers:
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
-	.venv-peers/bin/python -m pytest -m peers plugins/gloo/tests plugins/mpi/tests tests/test_bench_backends.py $(PYTEST_ARGS)
+	.venv-peers/bin/python -m pytest -m peers plugins/gloo/tests plugins/mpi/tests tests/test_bench_backends.py core/tests/test_libraries_real.py $(PYTEST_ARGS)
 	.venv-peers-mpich/bin/python -m pytest -m peers plugins/mpi/tests $(PYTEST_ARGS)
 
 check: venv-dev
@@ -36,7 +36,9 @@ check: venv-dev
 	$(BIN)/mypy
 	$(PYRIGHT) --verifytypes manyhands --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_gloo --ignoreexternal
+	$(PYRIGHT) --verifytypes manyhands_hybrid --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_mpi --ignoreexternal
+	$(PYRIGHT) --verifytypes manyhands_nccl --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_shm --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_simulated --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_tcp --ignoreexternal

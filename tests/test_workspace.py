@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 MAX_LINES = 600
-PROJECTS = ["core", "plugins/gloo", "plugins/mpi", "plugins/shm", "plugins/simulated", "plugins/tcp"]
+PROJECTS = [
+    "core",
+    "plugins/gloo",
+    "plugins/hybrid",
+    "plugins/mpi",
+    "plugins/nccl",
+    "plugins/shm",
+    "plugins/simulated",
+    "plugins/tcp",
+]
 
 
 def table(path: Path) -> dict[str, object]:

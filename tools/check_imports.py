@@ -19,8 +19,9 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "_version checks errors error_file deadline partition members",
-        "backend dtypes low_precision waiting wire",
+        "backend device dtypes low_precision waiting wire",
         "schedule algorithms",
+        "libraries",
         "arrays hookspecs observe simulation drawing objects",
         "arguments plugins provenance",
         "config point_to_point select",
@@ -29,10 +30,11 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "job threads work",
         "choosing failures",
         "collectives shortcuts",
+        "devices taking",
         "peers",
         "operations",
         "calls",
-        "async_calls coalescing dividing object_calls",
+        "async_calls coalescing dividing local_calls object_calls",
         "group joining",
         "mesh",
         "api",
@@ -49,7 +51,7 @@ NARROW: dict[str, frozenset[str]] = {
 
 # Packages that only one room may import, and packages that no module may import at its top.
 ONLY_IN: dict[str, str] = {"typer": "cli", "rich": "cli"}
-NEVER_AT_TOP: frozenset[str] = frozenset({"cupy", "matplotlib", "mpi4py", "torch", "rich"})
+NEVER_AT_TOP: frozenset[str] = frozenset({"cupy", "jax", "matplotlib", "mpi4py", "torch", "rich"})
 
 # All that a plugin may import of core.
 PLUGINS_MAY_IMPORT = "manyhands.api"

@@ -85,6 +85,52 @@ def test_doctor_tells_people_what_to_type(plugins: PluginFactory, manyhands: Run
     assert "auto takes no backend" in lines
 
 
+DIAGNOSED = """
+from manyhands.backend import BackendSpec
+from manyhands.hookspecs import hookimpl
+
+@hookimpl
+def manyhands_register_backends():
+    return BackendSpec(name={name!r}, summary="a backend for tests", factory="os:getcwd", diagnose={diagnose})
+
+def found():
+    return [("driver", "13.0"), ("GPUs", 2)]
+
+def broken():
+    raise RuntimeError("the driver is upset")
+"""
+
+
+def test_doctor_tells_what_backends_find_out_themselves(plugins: PluginFactory, manyhands: Run) -> None:
+    plugins("alpha", DIAGNOSED.format(name="alpha", diagnose="__name__ + ':found'"))
+    plugins("beta", DIAGNOSED.format(name="beta", diagnose="__name__ + ':broken'"))
+    plugins("gamma", DIAGNOSED.format(name="gamma", diagnose="'no_such_module:found'"))
+    plugins("delta", DIAGNOSED.format(name="delta", diagnose="'found'"))
+    plugins.backend("silent")
+    names = "alpha,beta,gamma,delta,silent"
+
+    as_json, as_text = manyhands("doctor", "--json", plugins=names), manyhands("doctor", plugins=names)
+
+    assert (as_json.returncode, as_text.returncode) == (0, 0), as_json.stderr + as_text.stderr
+    diagnoses = json.loads(as_json.stdout)["diagnoses"]
+    assert list(diagnoses) == ["alpha", "beta", "delta", "gamma"]
+    assert diagnoses["alpha"] == [{"what": "driver", "value": "13.0"}, {"what": "GPUs", "value": "2"}]
+    assert diagnoses["beta"] == [{"what": "diagnosis", "value": "failed: RuntimeError: the driver is upset"}]
+    assert "No module named 'no_such_module'" in diagnoses["gamma"][0]["value"]
+    assert "it must have the form 'module:function'" in diagnoses["delta"][0]["value"]
+    lines = as_text.stdout.splitlines()
+    start = lines.index("alpha:")
+    assert lines[start : start + 6] == [
+        "alpha:",
+        "  driver  13.0",
+        "  GPUs    2",
+        "",
+        "beta:",
+        "  diagnosis  failed: RuntimeError: the driver is upset",
+    ]
+    assert "silent:" not in lines
+
+
 def test_config_show_prints_each_value_and_its_origin(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
     plugins.backend("alpha")
     plugins("broken", "raise RuntimeError('oh')")

@@ -79,6 +79,7 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
         "backend": "MANYHANDS_BACKEND",
         "timeout_s": "argument",
         "gpu_fallback": str(file),
+        "gpu_check": "default",
         "algorithms": "default",
         "selection": "default",
         "reproducible": "default",
@@ -156,7 +157,7 @@ def test_config_must_be_a_path_or_a_mapping(read: Load) -> None:
             "timeout",
             3,
             (
-                "timeout = 3: this key is unknown; did you mean 'timeout_s'? Valid here: backend, timeout_s, gpu_fallback, "
+                "timeout = 3: this key is unknown; did you mean 'timeout_s'? Valid here: backend, timeout_s, gpu_fallback, gpu_check, "
                 "algorithms, selection, reproducible, ranks_per_host, plugins, rendezvous, backends"
             ),
         ),

@@ -95,6 +95,7 @@ def test_the_digest_differs_where_any_field_differs(field):
         "algorithm": "ring/2",
         "part": "the counts",
         "reproducible": True,
+        "device": "cuda",
     }
     changed = replace(SIGNATURE, **{field: other[field]})
     assert changed.digest != SIGNATURE.digest

@@ -42,6 +42,7 @@ from manyhands.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from manyhands.algorithms.registry import Algorithm
+    from manyhands.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
     from manyhands.group import Group
     from manyhands.joining import init
     from manyhands.mesh import DeviceMesh
@@ -78,6 +79,11 @@ __all__ = [
     "Damaged",
     "Deadline",
     "DeadlockError",
+    "DeviceCall",
+    "DeviceChannel",
+    "DeviceEvent",
+    "DeviceFailure",
+    "DeviceMeeting",
     "DeviceMesh",
     "FlightRecorder",
     "Group",
@@ -85,6 +91,7 @@ __all__ = [
     "InternalError",
     "Jitter",
     "JitterSource",
+    "Launch",
     "LaunchRequest",
     "LinkLost",
     "Mailbox",
@@ -121,6 +128,9 @@ __all__ = [
 # colon stands the name at home, where it is another one.
 _HOMES = {
     "Algorithm": "manyhands.algorithms.registry",
+    **dict.fromkeys(
+        ("DeviceCall", "DeviceChannel", "DeviceEvent", "DeviceFailure", "DeviceMeeting", "Launch"), "manyhands.device"
+    ),
     "DeviceMesh": "manyhands.mesh",
     "Group": "manyhands.group",
     "Jitter": "manyhands.simulation.jitter",

@@ -7,11 +7,10 @@ import operator
 from collections.abc import Sequence
 from typing import SupportsIndex
 
-import numpy.typing as npt
-
-from manyhands.arrays import Array, contiguous, to_array
+from manyhands.arrays import Array
 from manyhands.checks import whole
 from manyhands.errors import InvalidRankError, SelfSendError, SizeMismatchError, UsageError
+from manyhands.libraries import DeviceArray
 from manyhands.members import Members
 from manyhands.wire import MAX_DIMENSIONS
 
@@ -105,7 +104,9 @@ class Arguments:
             )
         return (each,) * self._world_size
 
-    def blocks(self, source: Array, counts: Sequence[int] | None, operation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def blocks(
+        self, source: Array | DeviceArray, counts: Sequence[int] | None, operation: str
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the rows and the elements of each rank's part of axis 0.
 
         Raises
@@ -119,7 +120,7 @@ class Arguments:
         row = math.prod(source.shape[1:])
         return per_rank, tuple(n * row for n in per_rank)
 
-    def own_rows(self, source: Array, counts: Sequence[int] | None) -> tuple[int, ...]:
+    def own_rows(self, source: Array | DeviceArray, counts: Sequence[int] | None) -> tuple[int, ...]:
         """Return how many rows each rank gives, of which ``source`` is this rank's.
 
         Raises
@@ -136,22 +137,18 @@ class Arguments:
             )
         return per_rank
 
-    def message(self, given: npt.ArrayLike) -> Array:
-        """Return an array that can be sent to one rank.
+    def check_dimensions(self, array: Array | DeviceArray) -> None:
+        """Refuse an array that cannot be described to another rank.
 
         Raises
         ------
-        DTypeError, LayoutError, UnsupportedError
-            As `to_array`.
         SizeMismatchError
             It has too many dimensions.
         """
-        array = contiguous(to_array(given))
         if array.ndim > MAX_DIMENSIONS:
             raise SizeMismatchError(
                 f"an array of {array.ndim} dimensions cannot be sent: reshape it to at most {MAX_DIMENSIONS}", rank=self._rank
             )
-        return array
 
 
 def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:

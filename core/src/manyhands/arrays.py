@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from manyhands.dtypes import check_dtype
 from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
+from manyhands.libraries import WAYS_OUT, DeviceArray, library_of
+from manyhands.libraries.shared import refuse_overlap
 from manyhands.low_precision import divide as divide_low
 
 __all__ = [
@@ -41,7 +43,8 @@ def to_array(value: npt.ArrayLike) -> Array:
     Parameters
     ----------
     value
-        A NumPy array of any shape, a scalar, or anything that NumPy reads: the buffer protocol, ``__array__``, CPU DLPack.
+        A NumPy array of any shape, a scalar, anything that NumPy reads (the buffer protocol, ``__array__``), or an array in host memory of
+        torch, JAX or another library that speaks DLPack.
 
     Raises
     ------
@@ -59,18 +62,17 @@ def to_array(value: npt.ArrayLike) -> Array:
 
 
 def _foreign_array(value: Any) -> Array:
-    if hasattr(value, "__cuda_array_interface__") and not isinstance(value, np.ndarray):
-        raise UnsupportedError(
-            f"a {type(value).__name__} on a GPU cannot be sent by this backend, which moves host memory: choose a backend that "
-            "serves GPUs (`manyhands doctor` lists them), or copy the array to the host first, with cupy.asnumpy(x) or x.cpu()"
-        )
+    library = library_of(value)
+    if library is not None:
+        array = library.read(value)
+        if isinstance(array, DeviceArray):
+            raise UnsupportedError(f"a {type(value).__name__} on a GPU cannot be moved here, only host memory can: {WAYS_OUT}")
+        return array
     if _is_masked(value) and np.ma.is_masked(value):
         raise LayoutError(
             "a masked array cannot be sent: its mask would be lost; use x.filled(value), or send data and mask apart"
         )
     try:
-        if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
-            return np.asarray(np.from_dlpack(value))
         return np.asarray(value)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise LayoutError(f"{type(value).__name__} cannot be read as an array: {error}") from error
@@ -109,20 +111,8 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         raise SizeMismatchError(f"out= has shape {out.shape}, and the result has {shape}")
     if not out.flags.writeable:
         raise LayoutError("out= is read-only")
-    if not out.flags.c_contiguous and _overlaps_itself(out):
-        raise LayoutError(
-            "elements of out= share memory with each other (a broadcast or sliding view): give an array of its own"
-        )
-
-
-def _overlaps_itself(array: Array) -> bool:
-    """Tell whether two elements may share memory; never False where they do."""
-    extent = array.itemsize
-    for stride, count in sorted((abs(stride), count) for stride, count in zip(array.strides, array.shape, strict=True)):
-        if count > 1 and stride < extent:
-            return True
-        extent += stride * (count - 1)
-    return False
+    if not out.flags.c_contiguous:
+        refuse_overlap(out.shape, out.strides, out.itemsize)
 
 
 def placed(

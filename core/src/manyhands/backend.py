@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from manyhands.deadline import Deadline
+    from manyhands.device import DeviceChannel, DeviceMeeting
+    from manyhands.runtime import Runtime
     from manyhands.schedule.steps import Collective
 
 __all__ = [
@@ -238,14 +240,51 @@ class Transport(ABC):
 
 
 class Backend(ABC):
-    """A way of moving bytes between the ranks of a job; made by the factory that a `BackendSpec` names."""
+    """A way of moving bytes between the ranks of a job; made by the factory that a `BackendSpec` names.
+
+    Attributes
+    ----------
+    memory
+        Which memory it moves, alike on all ranks: ``"cpu"``, by transports, and ``"cuda"``, by device channels.
+    """
+
+    memory: frozenset[str] = frozenset({"cpu"})
+
+    @property
+    def message_memory(self) -> frozenset[str]:
+        """Which memory it moves by sends and receives; by default all that it moves."""
+        return self.memory
 
     @abstractmethod
     def open_transport(self, channel: int) -> Transport:
         """Return a transport whose messages never mix with those of another channel.
 
-        Channels are numbered by core, alike on all ranks; opening one needs no message.
+        Channels are numbered by core, alike on all ranks, even ones for collectives and odd ones for sends and receives; opening one
+        needs no message. Raises `UnsupportedError` where the backend moves no host memory.
         """
+
+    def open_barrier(self, channel: int) -> Transport | None:
+        """Return the transport of a group's barriers, where they go another way than its other collectives; None where they do not.
+
+        ``channel`` is that of the group's collectives, whose transport core opens as well; a barrier and another one never run at once.
+        """
+        return None
+
+    def open_device(self, channel: int, meeting: DeviceMeeting) -> DeviceChannel:
+        """Return what moves the device memory of a group, for a backend that does so.
+
+        Raises
+        ------
+        DeviceFailure
+            The library does not come up.
+        TimeoutError
+            The deadline passed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} moves no device memory")
+
+    def part(self, name: str) -> Backend | None:
+        """Return the backend of a name that this one is composed of; None where it is not."""
+        return None
 
     def allocate(self, nbytes: int) -> memoryview | None:
         """Return memory that peers read in place, so that messages from it need no copy on the way; None where there is no such.
@@ -285,6 +324,10 @@ class Bootstrap(ABC):
         Until when the backend must be ready.
     shared
         Where ranks that are threads of one process find each other; None where ranks are processes.
+    hosts
+        For each rank a number that it shares with the ranks of its host.
+    runtime
+        What this rank runs on; where it is simulated, ``deadline`` and those of transports are points on its clock.
     """
 
     rank: int
@@ -293,6 +336,35 @@ class Bootstrap(ABC):
     host: str
     deadline: Deadline
     shared: dict[str, Any] | None
+    hosts: tuple[int, ...]
+    runtime: Runtime
+
+    @abstractmethod
+    def describe(self, name: str) -> BackendSpec:
+        """Return what another plugin says of its backend; raises as `part`."""
+
+    @abstractmethod
+    def part(self, name: str, ranks: Sequence[int] | None = None) -> Backend:
+        """Return a backend of another plugin, made with its own config; whoever asks must close it.
+
+        All of its ranks must call it, for the same names in the same order. Its transports count ranks as its own bootstrap does.
+
+        Parameters
+        ----------
+        name
+            The name of the backend.
+        ranks
+            The ranks that it is for, in their order, this one among them; in it they are numbered from 0. By default all of this bootstrap.
+
+        Raises
+        ------
+        BackendUnavailableError
+            It is not installed, or cannot run here; with the command that installs it. Also what its factory raises.
+        UnknownBackendError
+            There is no backend of that name.
+        ConfigError
+            Its table is wrong, or it is a backend that this one is a part of.
+        """
 
     @abstractmethod
     def exchange(self, name: str, card: bytes) -> list[bytes]:
@@ -366,6 +438,9 @@ class BackendSpec:
     selection
         ``"package:file"``, the table of algorithms that fits this backend, in the package's folder; it comes before the one of manyhands,
         and the config's ``selection`` before both.
+    diagnose
+        ``"module:function"`` returning facts for ``manyhands doctor``, as (what, value) pairs: versions, devices, links. It may import what the
+        backend needs, and says in words what is missing.
     launcher
         ``"module:function"`` taking a `LaunchRequest` and returning an exit code, for a backend whose ranks are not
         processes started by ``manyhands run``.
@@ -384,6 +459,7 @@ class BackendSpec:
     auto_priority: int | None = None
     one_host: bool = False
     selection: str | None = None
+    diagnose: str | None = None
     launcher: str | None = None
     api_version: int = API_VERSION
 

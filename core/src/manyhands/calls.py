@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from manyhands.arrays import Array
 from manyhands.deadline import Deadline
+from manyhands.devices.actions import DeviceAction
+from manyhands.devices.shortcuts import DeviceShortcut
+from manyhands.devices.watch import DeviceWatch
+from manyhands.devices.work import DeviceWork
 from manyhands.errors import CommError, DeadlineError
 from manyhands.failures import check_usable
 from manyhands.job import Job
 from manyhands.lanes import Lane
 from manyhands.members import Members
 from manyhands.operations import Operations
+from manyhands.shortcuts import Shortcut
 from manyhands.work import Work
 
 __all__ = ["Calls"]
@@ -44,6 +49,7 @@ class Calls:
         self._lane = operations.collectives.lane
         self._callbacks = Lane(job.runtime)
         self._shortcuts = operations.collectives.shortcuts
+        self._on_devices = operations.devices.shortcuts
 
     def _begin(self, timeout_s: float | None) -> Deadline:
         """Begin a call; return until when it may last."""
@@ -78,24 +84,33 @@ class Calls:
         finally:
             self._lane.give()
 
-    def _quickly(self, kind: tuple[object, ...], array: object, out: object, timeout_s: float | None) -> Array | None:
+    def _quickly(self, kind: tuple[object, ...], array: Any, out: Any, timeout_s: float | None) -> Array | None:
         """Make a call the short way, if one of its kind, dtype and shape was made before; None where it must go the long way."""
-        if timeout_s is not None or type(array) is not np.ndarray:
+        if timeout_s is not None:
             return None
+        shortcut: Shortcut | DeviceShortcut | None
         try:
-            shortcut = self._shortcuts.get((kind, array.dtype, array.shape))
-        except TypeError:  # an argument that cannot be a key, and cannot be right
+            if type(array) is np.ndarray:
+                shortcut = self._shortcuts.get((kind, array.dtype, array.shape))
+            elif self._on_devices:
+                shortcut = self._on_devices.get((kind, type(array), array.dtype, array.shape))
+            else:
+                return None
+        except (TypeError, AttributeError):  # an argument that cannot be a key, and cannot be right; no array
             return None
         if shortcut is None:
             return None
         try:
-            return shortcut.run(array, out, self._timeout_s)
+            result: Array | None = shortcut.run(array, out, self._timeout_s)
+            return result
         except CommError:
             self._saw()
             raise
 
     def _between(self, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
         """Run a call in this thread that takes turns with those in the same direction only."""
+        if isinstance(action, DeviceAction):  # a device does one thing after the other
+            return cast("T", self._now("a message", action, timeout_s))
         deadline = self._begin(timeout_s)
         try:
             return action(deadline)
@@ -107,11 +122,38 @@ class Calls:
         """Run a call in the background when its turn comes; its time begins then, since those before it have their own."""
         seconds = self._begin(timeout_s).timeout_s
         self._check_open()
+        if isinstance(action, DeviceAction):
+            return cast("Work[T]", self._beside(what, action, seconds))
         work: Work[T] = Work(what, self._callbacks, self._saw)
         runtime = self._job.runtime
         run = runtime.on_behalf(lambda: work.run(lambda: action(Deadline(seconds, runtime.now))))
         (lane or self._lane).submit(run)
         return work
+
+    def _beside(self, what: str, action: DeviceAction, timeout_s: float) -> Work[Any]:
+        """Enqueue a call beside the caller's stream, in this thread if its turn is now."""
+        if action.is_copy:
+            copied: Work[Any] = Work(what, self._callbacks, self._saw)
+            copied.run(lambda: action(Deadline(timeout_s)))
+            return copied
+        action.begin()
+        work: DeviceWork[Any] = DeviceWork(what, self._callbacks, self._saw, self._job, DeviceWatch.of(self._job))
+
+        def run() -> None:
+            work.launch(lambda: action.launch(Deadline(timeout_s)))
+
+        self._in_turn(run)
+        return work
+
+    def _in_turn(self, run: Callable[[], None]) -> None:
+        """Run what does not wait: in this thread if its turn is now, else in the background when that comes."""
+        if not self._lane.take_if_free():
+            self._lane.submit(run)
+            return
+        try:
+            run()
+        finally:
+            self._lane.give()
 
     def _saw(self) -> None:
         """Take note that the program has seen how the job failed; a failure in a handle that was dropped has not been seen."""
@@ -135,7 +177,7 @@ class Calls:
                 idle = False
             else:
                 lane.give()
-        return idle
+        return self._operations.devices.finish(deadline) and idle
 
     def _when_idle(self, then: Callable[[], None]) -> None:
         """Call ``then`` when the last call that is in flight has ended: mostly now. It must be known that no other one will come."""

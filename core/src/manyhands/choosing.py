@@ -93,16 +93,16 @@ def _rank(cards: list[_Card]) -> tuple[list[str], list[tuple[str, str]]]:
 def _try(job: Job, spec: BackendSpec, resolved: Resolved, plugins: PluginManager, deadline: Deadline) -> str:
     """Start a backend on all ranks, or on none; return what was in the way, alike on all ranks."""
     # Loaded before anyone starts: who cannot load it must not leave the others waiting inside.
-    problem, factory = "", None
+    problem = ""
     try:
-        factory = plugins.load_factory(spec)
+        plugins.load_factory(spec)
     except BackendUnavailableError as error:
         problem = str(error)
     problem = _first_problem(job, f"backend {spec.name}: load", problem, deadline)
-    if problem or factory is None:
+    if problem:
         return problem
     try:
-        job.start_backend(factory, resolved.backend_config(spec.name), None, deadline)
+        job.start_backend(spec, resolved, plugins, None, deadline)
     except BackendUnavailableError as error:
         problem = str(error)
     problem = _first_problem(job, f"backend {spec.name}: start", problem, deadline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -11,15 +11,22 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from manyhands.arrays import Array, check_out, to_array
+from manyhands.arrays import Array, check_out, handed_over
 from manyhands.calls import Calls
 from manyhands.checks import said
 from manyhands.collectives import Call
 from manyhands.deadline import Deadline
+from manyhands.devices.actions import DeviceAction, launch_together, together
+from manyhands.devices.watch import DeviceWatch
+from manyhands.devices.work import DeviceWork, Underway
 from manyhands.dtypes import Op, Reduction, resolve_op
 from manyhands.errors import UsageError
+from manyhands.job import Job
 from manyhands.lanes import Lane
+from manyhands.libraries import DeviceArray
+from manyhands.operations import Operations
 from manyhands.schedule.steps import Collective
+from manyhands.taking import Give
 from manyhands.work import Work
 
 __all__ = ["Batch", "CoalescingCalls"]
@@ -31,18 +38,33 @@ _Key = tuple[np.dtype[Any], Reduction, bool]
 """What the all_reduces of one message have in common."""
 
 
-class _BatchWork(Work[Array]):
-    """The handle of one all_reduce of a batch: nothing to wait for until the batch has been issued."""
+_NAME = "all_reduce of a batch"
 
-    __slots__ = ("_issued",)
 
-    def __init__(self, lane: Lane, on_failure_seen: Callable[[], None]) -> None:
-        super().__init__("all_reduce of a batch", lane, on_failure_seen)
-        self._issued = False
+class _Issued:
+    """What handles of a batch have in common: there is nothing to wait for until the batch has been issued."""
+
+    __slots__ = ()
 
     def issue(self) -> None:
         """Allow waiting."""
-        self._issued = True
+        object.__setattr__(self, "_is_issued", True)
+
+    def _check_issued(self) -> None:
+        if not getattr(self, "_is_issued", False):
+            raise UsageError(
+                "this all_reduce is sent when the block of coalesce() ends, and waiting inside the block would never end"
+            )
+
+
+class _BatchWork(_Issued, Work[Array]):
+    """The handle of one all_reduce of a batch."""
+
+    __slots__ = ("_is_issued",)
+
+    def __init__(self, lane: Lane, on_failure_seen: Callable[[], None]) -> None:
+        super().__init__(_NAME, lane, on_failure_seen)
+        self._is_issued = False
 
     def __await__(self) -> Generator[Any, None, Array]:
         self._check_issued()
@@ -52,11 +74,20 @@ class _BatchWork(Work[Array]):
         self._check_issued()
         return super()._wait(deadline)
 
-    def _check_issued(self) -> None:
-        if not self._issued:
-            raise UsageError(
-                "this all_reduce is sent when the block of coalesce() ends, and waiting inside the block would never end"
-            )
+
+class _DeviceBatchWork(_Issued, DeviceWork[Array]):
+    """The handle of one all_reduce of a batch, of an array on a GPU."""
+
+    __slots__ = ("_is_issued",)
+
+    def __init__(self, lane: Lane, on_failure_seen: Callable[[], None], job: Job) -> None:
+        super().__init__(_NAME, lane, on_failure_seen, job, DeviceWatch.of(job))
+        self._is_issued = False
+
+    def wait(self, timeout_s: float | None = None) -> Array:
+        """Wait as `DeviceWork.wait`."""
+        self._check_issued()
+        return super().wait(timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +96,16 @@ class _Entry:
 
     source: Array
     out: Array | None
+    give: Give | None
     work: _BatchWork
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceEntry:
+    """One all_reduce of a batch, of an array on a GPU."""
+
+    action: DeviceAction
+    work: _DeviceBatchWork
 
 
 class Batch:
@@ -75,27 +115,32 @@ class Batch:
     ----------
     issue
         Carries out the prepared all_reduces: the end of the block calls it once.
-    lane
-        Where callbacks of the works run.
-    on_failure_seen
-        What a work calls when it raises what failed.
+    operations
+        The calls of the group.
+    job, lane, on_failure_seen
+        What works need.
     reproducible
         Whether reductions are reproducible where a call does not say.
     """
 
     def __init__(
         self,
-        issue: Callable[[list[_Message]], None],
+        issue: Callable[[list[_Message], list[_DeviceEntry]], None],
+        operations: Operations,
+        job: Job,
         lane: Lane,
         on_failure_seen: Callable[[], None],
         *,
         reproducible: bool,
     ) -> None:
         self._issue = issue
+        self._operations = operations
+        self._job = job
         self._lane = lane
         self._on_failure_seen = on_failure_seen
         self._reproducible = reproducible
         self._entries: dict[_Key, list[_Entry]] = {}
+        self._on_devices: list[_DeviceEntry] = []
         self._state = "new"
 
     def __enter__(self) -> Self:
@@ -106,14 +151,15 @@ class Batch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._state = "ended"
-        entries = [entry for group in self._entries.values() for entry in group]
-        for entry in entries:
-            entry.work.issue()
+        works: list[_BatchWork | _DeviceBatchWork] = [entry.work for group in self._entries.values() for entry in group]
+        works += [entry.work for entry in self._on_devices]
+        for work in works:
+            work.issue()
         try:
-            if error is None and entries:
-                self._issue(self._messages())
+            if error is None and works:
+                self._issue(self._messages(), self._on_devices)
         except BaseException as failure:
-            _end_all(entries, failure)
+            _end_all(works, failure)
             raise
         finally:
             if error is not None:
@@ -121,8 +167,8 @@ class Batch:
                     f"this all_reduce was not sent: the block of coalesce() was left by {type(error).__name__}: {said(error)}"
                 )
                 cause.__cause__ = error
-                _end_all(entries, cause)
-            self._entries = {}
+                _end_all(works, cause)
+            self._entries, self._on_devices = {}, []
 
     def all_reduce(
         self, array: npt.ArrayLike, op: Op = "sum", *, out: Array | None = None, reproducible: bool | None = None
@@ -150,13 +196,20 @@ class Batch:
         """
         if self._state != "open":
             raise UsageError("a batch takes calls only inside its block: with group.coalesce() as batch: ...")
-        source = to_array(array)
+        source, target, give = self._operations.take("all_reduce", array, out)
+        if isinstance(source, DeviceArray):
+            action = self._operations.all_reduce(array, op, out, reproducible)
+            assert isinstance(action, DeviceAction)
+            later = _DeviceBatchWork(self._lane, self._on_failure_seen, self._job)
+            self._on_devices.append(_DeviceEntry(action, later))
+            return later
+        assert not isinstance(target, DeviceArray)
         reduction = resolve_op(op, source.dtype)
-        if out is not None:
-            check_out(out, source.shape, source.dtype)
+        if target is not None:
+            check_out(target, source.shape, source.dtype)
         key = (source.dtype, reduction, self._reproducible if reproducible is None else bool(reproducible))
         work = _BatchWork(self._lane, self._on_failure_seen)
-        self._entries.setdefault(key, []).append(_Entry(source, out, work))
+        self._entries.setdefault(key, []).append(_Entry(source, target, give, work))
         return work
 
     def _messages(self) -> list[_Message]:
@@ -197,12 +250,10 @@ class _Message:
         for entry in self.entries:
             end = start + entry.source.size
             result = self.memory[start:end].reshape(entry.source.shape)
-            if entry.out is None:
-                # A copy: whoever keeps one small result must not keep the whole batch.
-                entry.work.run(result.copy)
-            else:
-                entry.out[...] = result
-                entry.work.run(lambda out=entry.out: out)  # type: ignore[misc]
+            # A copy: whoever keeps one small result must not keep the whole batch.
+            placed = handed_over(result, entry.out) if entry.out is not None else result.copy()
+            give = entry.give
+            entry.work.run((lambda placed=placed: placed) if give is None else lambda give=give, placed=placed: give(placed))  # type: ignore[misc]
             start = end
 
 
@@ -251,18 +302,44 @@ class CoalescingCalls(Calls):
         self._begin(timeout_s)
         self._check_open()
 
-        def issue(messages: list[_Message]) -> None:
+        def issue(messages: list[_Message], on_devices: list[_DeviceEntry]) -> None:
             def action(deadline: Deadline) -> None:
                 for message in messages:
                     self._operations.collectives.run(message.call, message.memory, message.memory, deadline)
                     message.finish()
 
-            if wait:
+            if on_devices:
+                self._issue_on_devices(on_devices, timeout_s, wait=wait)
+            if messages and wait:
                 self._now("coalesce", action, timeout_s)
-            else:
+            elif messages:
                 self._later("coalesce", lambda deadline: _or_end(messages, action, deadline), timeout_s)
 
-        return Batch(issue, self._callbacks, self._saw, reproducible=self._reproducible)
+        return Batch(issue, self._operations, self._job, self._callbacks, self._saw, reproducible=self._reproducible)
+
+    def _issue_on_devices(self, entries: list[_DeviceEntry], timeout_s: float | None, *, wait: bool) -> None:
+        """Enqueue all_reduces as one, on the caller's stream or beside it."""
+        actions = [entry.action for entry in entries]
+        if wait or actions[0].is_copy:
+            self._now("coalesce", lambda deadline: together(actions, deadline), timeout_s)
+            for entry in entries:
+                entry.work.run(entry.action.collect)
+            return
+        for each in actions:
+            each.begin()
+        seconds = self._begin(timeout_s).timeout_s
+        underways: list[Underway[Any]] = []
+
+        def launch(number: int) -> Underway[Any]:
+            if not number:
+                underways.extend(launch_together(actions, Deadline(seconds)))
+            return underways[number]
+
+        def run() -> None:
+            for number, entry in enumerate(entries):
+                entry.work.launch(lambda number=number: launch(number))  # type: ignore[misc]
+
+        self._in_turn(run)
 
 
 def _or_end(messages: list[_Message], action: Callable[[Deadline], None], deadline: Deadline) -> None:
@@ -270,19 +347,19 @@ def _or_end(messages: list[_Message], action: Callable[[Deadline], None], deadli
     try:
         action(deadline)
     except BaseException as error:
-        _end_all([entry for message in messages for entry in message.entries], error)
+        _end_all([entry.work for message in messages for entry in message.entries], error)
         raise
 
 
-def _end_all(entries: list[_Entry], error: BaseException) -> None:
+def _end_all(works: Sequence[_BatchWork | _DeviceBatchWork], error: BaseException) -> None:
     """End all works that have not ended with an error."""
 
     def fail() -> Array:
         raise error
 
-    for entry in entries:
-        if not entry.work.done():
-            entry.work.run(fail)
+    for work in works:
+        if not work.done():
+            work.run(fail)
 
 
 def _shapes(shapes: list[tuple[int, ...]]) -> str:

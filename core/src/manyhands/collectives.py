@@ -87,6 +87,7 @@ class _Prepared:
     """A call made ready once and run many times; ``way`` is missing where the engine must do it, or before the first run."""
 
     signature: CallSignature
+    engine: Engine
     plan: Plan
     carrier: str
     nbytes: int
@@ -129,6 +130,7 @@ class Collectives:
         self.sequence: int = 0
         self.shortcuts: dict[Hashable, Shortcut] = {}
         self._engine: Engine | None = None
+        self._barrier: Engine | None = None
         self._prepared: dict[Call, _Prepared] = {}
 
     def run(self, call: Call, source: Array, target: Array, deadline: Deadline) -> None:
@@ -163,13 +165,14 @@ class Collectives:
             recorder.finish(record)
 
     def close(self) -> None:
-        """Give back the transport; no call may follow."""
-        if self._engine is not None:
-            self._engine.transport.close()
+        """Give back the transports; no call may follow."""
+        for engine in (self._engine, self._barrier):
+            if engine is not None:
+                engine.transport.close()
 
     def _run(self, prepared: _Prepared, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
         signature, sequence = prepared.signature, record.sequence
-        engine = self._engine or self._start_engine()
+        engine = prepared.engine
         stall = None if self._job.runtime.is_simulated else partial(self.stalled, record, signature)
 
         def action() -> None:
@@ -232,16 +235,9 @@ class Collectives:
     def shorten(self, key: Hashable, call: Call, shape: tuple[int, ...]) -> None:
         """Let the next call of this kind, which was just made with a result of ``shape``, take the short way, if it has one."""
         prepared = self._prepared.get(call)
-        engine = self._engine
-        if (
-            prepared is None
-            or prepared.way is None
-            or engine is None
-            or key in self.shortcuts
-            or self._job.runtime.is_simulated
-        ):
+        if prepared is None or prepared.way is None or key in self.shortcuts or self._job.runtime.is_simulated:
             return
-        way = prepared.way
+        way, engine = prepared.way, prepared.engine
         if call.collective in _VECTOR and isinstance(way, Express):
             boxes = engine.mailboxes(prepared.plan.peers)
             assert boxes is not None
@@ -261,9 +257,13 @@ class Collectives:
         )
         self.shortcuts[key] = Shortcut(self, self._job, self._members, self._plugins, engine.transport, kind)
 
-    def _start_engine(self) -> Engine:
-        self._engine = Engine(self._job.open_transport(self._channel))
-        return self._engine
+    def _engine_of(self, collective: Collective) -> Engine:
+        """Return what runs a collective; barriers have one of their own where the backend sends them another way."""
+        if self._engine is None:
+            self._engine = Engine(self._job.open_transport(self._channel))
+            transport = self._job.open_barrier(self._channel)
+            self._barrier = None if transport is None else Engine(transport)
+        return self._barrier or self._engine if collective is Collective.BARRIER else self._engine
 
     def stalled(self, record: Record, signature: CallSignature, peers: list[int]) -> None:
         """Tell the store that a call waits for ``peers``."""
@@ -305,6 +305,7 @@ class Collectives:
             count=int(np.prod(call.shape, dtype=np.int64)),
         )
         input_offsets, output_offsets = _offsets(call, schedule, choice.segments, elements, rank)
+        engine = self._engine_of(call.collective)
         plan = compile_plan(
             schedule,
             signature,
@@ -314,7 +315,7 @@ class Collectives:
             call.dtype.itemsize,
             reduction,
             members.ranks,
-            streams=(self._engine or self._start_engine()).transport.streams,
+            streams=engine.transport.streams,
         )
         op = reduction.name if reduction else None
         is_even = len(set(call.counts)) <= 1 and not uneven
@@ -326,9 +327,8 @@ class Collectives:
         native = self._plugins.native_collective(request) if asked else None
         carrier = choice.algorithm.name if native is None else self._job.backend_name
         divisor = size if native is None and reduction is not None and reduction.is_mean else 1
-        prepared = _Prepared(
-            signature, plan, carrier, nbytes, choice.algorithm.in_order, divisor, elements if call.collective in _VECTOR else -1
-        )
+        vector = elements if call.collective in _VECTOR else -1
+        prepared = _Prepared(signature, engine, plan, carrier, nbytes, choice.algorithm.in_order, divisor, vector)
         if native is not None and self._job.backend is not None:
             prepared.way = Native(native, self._job.backend, call.root)
         while len(self._prepared) >= _MAX_PLANS:

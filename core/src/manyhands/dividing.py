@@ -11,13 +11,12 @@ import msgspec
 
 from manyhands.arguments import integer
 from manyhands.calls import Calls
-from manyhands.checks import said
 from manyhands.deadline import Deadline
-from manyhands.errors import DeadlineError, ManyHandsError, UsageError
+from manyhands.errors import UsageError
+from manyhands.failures import meet
 from manyhands.job import Job
 from manyhands.members import Members
 from manyhands.operations import Operations
-from manyhands.rendezvous.messages import Report
 
 __all__ = ["DividingCalls"]
 
@@ -34,7 +33,7 @@ class DividingCalls(Calls, ABC, Generic[G]):
         self._subgroups: dict[tuple[int, ...], int] = {}
 
     @abstractmethod
-    def _child(self, number: int, ranks: tuple[int, ...]) -> G:
+    def _child(self, number: int, ranks: tuple[int, ...], deadline: Deadline) -> G:
         """Return the group of these ranks of the world."""
 
     def split(self, color: int | None, key: int | None = None, *, timeout_s: float | None = None) -> G | None:
@@ -76,7 +75,7 @@ class DividingCalls(Calls, ABC, Generic[G]):
             return None
         chosen = sorted((order, rank) for rank, (other, order) in enumerate(wishes) if other == color)
         place = sorted({other for other, _ in wishes if other is not None}).index(color)
-        return self._child(number + place, tuple(self._members.ranks[rank] for _, rank in chosen))
+        return self._child(number + place, tuple(self._members.ranks[rank] for _, rank in chosen), deadline)
 
     def subgroup(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> G | None:
         """Make a group of these ranks, in this order. All of them must call it; to the others it is free to do so.
@@ -114,19 +113,12 @@ class DividingCalls(Calls, ABC, Generic[G]):
         name = f"subgroup {list(chosen)} #{count} of group {self._members.number}"
         members = tuple(self._members.ranks[rank] for rank in chosen)
         _, number = self._meet(name, b"", members, deadline)
-        return self._child(number, members)
+        return self._child(number, members, deadline)
 
     def _meet(self, name: str, card: bytes, members: tuple[int, ...], deadline: Deadline) -> tuple[list[bytes], int]:
         """Trade cards with the members of a group to be; return them, and a number that no other group has."""
         try:
-            return self._job.control.exchange(name, card, deadline, members, self._members.channel)
-        except BaseException as error:
+            return meet(self._job, self._members, name, card, members, deadline)
+        except BaseException:
             self._saw()
-            if isinstance(error, DeadlineError) and not self._job.control.failed:
-                report = Report("deadline", str(error), None, name, self._members.channel, -1, list(members))
-                raise self._job.fail(report) from None
-            if not isinstance(error, ManyHandsError):
-                # The others may get a group with this rank in it, which does not know of it.
-                text = f"rank {self._job.rank} broke off {name} with {type(error).__name__}: {said(error)}"
-                self._job.fail(Report("aborted", text, self._job.rank, name, members=list(members)))
             raise

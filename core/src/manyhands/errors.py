@@ -50,6 +50,7 @@ __all__ = [
     "DeadlineError",
     "DeadlockError",
     "DuplicatePluginError",
+    "GpuFallbackWarning",
     "InternalError",
     "InvalidRankError",
     "InvalidWorldSizeError",
@@ -229,3 +230,7 @@ class ProtocolError(CommError):
 
 class InternalError(ManyHandsError):
     """A bug in manyhands; please report it with the message."""
+
+
+class GpuFallbackWarning(UserWarning):
+    """An array on a GPU goes through the host's memory, as ``gpu_fallback = "host"`` allows; one for each such call."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from manyhands.backend import Damaged, HeaderMismatch, LinkLost
 from manyhands.checks import said
 from manyhands.deadline import Deadline
-from manyhands.errors import ClosedError, ManyHandsError
+from manyhands.errors import ClosedError, DeadlineError, ManyHandsError
 from manyhands.job import Job
 from manyhands.members import Members
 from manyhands.rendezvous.messages import Report
 from manyhands.waiting import Overdue
 from manyhands.wire import CallSignature, parse_header
 
-__all__ = ["check_usable", "guarded"]
+__all__ = ["check_usable", "guarded", "meet"]
 
 
 def check_usable(job: Job, group: int) -> None:
@@ -85,6 +85,35 @@ def guarded(
         first_cause(
             "aborted", f"rank {job.rank} broke off {operation} #{sequence} with {type(error).__name__}: {said(error)}", job.rank
         )
+        raise
+
+
+def meet(
+    job: Job,
+    members: Members,
+    name: str,
+    card: bytes,
+    ranks: Sequence[int],
+    deadline: Deadline,
+    call: tuple[CallSignature, int] | None = None,
+) -> tuple[list[bytes], int]:
+    """Trade cards with some ranks of the world, as `Control.exchange`; a rank that does not come ends the job.
+
+    Raises
+    ------
+    CommError
+        The first cause, alike on all ranks.
+    """
+    try:
+        return job.control.exchange(name, card, deadline, ranks, members.channel, call)
+    except BaseException as error:
+        if isinstance(error, DeadlineError) and not job.control.failed:
+            report = Report("deadline", str(error), None, name, members.channel, -1 if call is None else call[1], list(ranks))
+            raise job.fail(report) from None
+        if not isinstance(error, ManyHandsError):
+            # The others may go on with this rank, which does not know of it.
+            text = f"rank {job.rank} broke off {name} with {type(error).__name__}: {said(error)}"
+            job.fail(Report("aborted", text, job.rank, name, members=list(ranks)))
         raise
 
 

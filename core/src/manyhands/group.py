@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, SupportsIndex
+from typing import Self
 
-import numpy as np
 import numpy.typing as npt
 
-from manyhands.arguments import extents
-from manyhands.arrays import NOTHING, Array, aligned_empty
+from manyhands.arrays import NOTHING, Array
 from manyhands.async_calls import AsyncCalls
 from manyhands.checks import is_success
 from manyhands.coalescing import CoalescingCalls
+from manyhands.config import Settings
+from manyhands.deadline import Deadline
+from manyhands.device import DeviceChannel
+from manyhands.devices.calls import open_channel
 from manyhands.dividing import DividingCalls
-from manyhands.dtypes import Op, check_dtype
-from manyhands.errors import UsageError
+from manyhands.dtypes import Op
 from manyhands.job import Job
+from manyhands.local_calls import LocalCalls
 from manyhands.members import Members, ranks_per_host
 from manyhands.object_calls import ObjectCalls
 from manyhands.operations import Operations
 from manyhands.plugins import PluginManager
 from manyhands.select import Selector
-from manyhands.threads import duration
 
 __all__ = ["Group"]
 
 
-class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
+class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls["Group"]):
     """The ranks that communicate together. Made by `manyhands.init`; a context manager that closes itself.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the
@@ -63,17 +63,24 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
     """
 
     def __init__(
-        self, job: Job, members: Members, plugins: PluginManager, selector: Selector, timeout_s: float, *, reproducible: bool
+        self,
+        job: Job,
+        members: Members,
+        plugins: PluginManager,
+        selector: Selector,
+        channel: DeviceChannel | None,
+        settings: Settings,
     ) -> None:
-        operations = Operations(job, members, plugins, selector, reproducible=reproducible)
-        super().__init__(job, members, operations, timeout_s)
+        operations = Operations(job, members, plugins, selector, channel, settings)
+        super().__init__(job, members, operations, settings.timeout_s)
         self.rank: int = members.rank
         self.world_size: int = members.size
         self.ranks: tuple[int, ...] = members.ranks
         self.backend_name: str = job.backend_name
         self._plugins = plugins
         self._selector = selector
-        self._reproducible = reproducible
+        self._settings = settings
+        self._reproducible = settings.reproducible
         self._closing = threading.Lock()
         job.drains.append(self._drain)
 
@@ -117,85 +124,17 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, DividingCalls["Group"]):
             self._job.drains.remove(self._drain)
             self._when_idle(lambda: self._job.control.leave_group(self._members.number, self.ranks, self._operations.close))
 
-    def compute(self, seconds: float) -> None:
-        """Declare that the program computes here for so long, so that a simulated world lets its time pass.
-
-        Everywhere else it does nothing: there, computing takes the time that it takes.
-
-        Parameters
-        ----------
-        seconds
-            Seconds of the simulated clock; a rank that a fault plan slows down takes longer.
-
-        Raises
-        ------
-        UsageError
-            ``seconds`` is no finite number of at least 0.
-        """
-        seconds = duration(seconds)
-        self._job.runtime.enter(self._job.rank)
-        self._job.runtime.compute(seconds)
-
-    def mark(self, label: str) -> None:
-        """Note in the trace of a simulated world that this rank has come to a point of its program, such as ``"step 7"``.
-
-        Everywhere else it does nothing.
-
-        Raises
-        ------
-        UsageError
-            ``label`` is no text.
-        """
-        if not isinstance(label, str):
-            raise UsageError(f"a mark is a text, and {label!r} was given")
-        self._job.runtime.enter(self._job.rank)
-        self._job.runtime.mark(label)
-
     @property
     def _is_closed(self) -> bool:
         return self._job.closed or self._members.number in self._job.left
 
-    def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike = np.float64) -> Array:
-        """Return an array in memory that the other ranks of this host can read in place, where the backend has such.
-
-        Messages from it need no copy on the way, so that collectives on large arrays of this kind are faster; both the input and
-        ``out=`` gain. Every call on other arrays works as well, and on backends without such memory this is a plain array that is aligned
-        to 64 bytes. No other rank takes part.
-
-        Parameters
-        ----------
-        shape, dtype
-            As for `numpy.empty`.
-
-        Returns
-        -------
-        ndarray
-            C-contiguous, of undefined content. Its memory is given back when no array refers to it any more.
-
-        Raises
-        ------
-        SizeMismatchError
-            An extent is negative, or no integer.
-        MemoryError
-            The backend's share of such memory is used up.
-        """
-        self._check_open()
-        dtype = np.dtype(dtype)
-        check_dtype(dtype)
-        shape = extents(shape)
-        nbytes = math.prod(shape) * dtype.itemsize
-        backend = self._job.backend
-        shared = backend.allocate(nbytes) if backend is not None and nbytes > 0 else None
-        # Not np.ndarray(..., shared): that would hold what the memoryview is of, and not the memoryview.
-        memory = aligned_empty(nbytes) if shared is None else np.frombuffer(shared, np.uint8)
-        return memory.view(dtype).reshape(shape)
-
     # Groups of some of the ranks: `split` and `subgroup`
 
-    def _child(self, number: int, ranks: tuple[int, ...]) -> Group:
+    def _child(self, number: int, ranks: tuple[int, ...], deadline: Deadline) -> Group:
         hosts = [self._job.hosts[rank] for rank in ranks]
         members = Members(number, ranks, ranks.index(self._job.rank), ranks_per_host(hosts))
-        return Group(self._job, members, self._plugins, self._selector, self._timeout_s, reproducible=self._reproducible)
+        channel = open_channel(self._job, members, deadline)
+        return Group(self._job, members, self._plugins, self._selector, channel, self._settings)
 
     # Collectives
 

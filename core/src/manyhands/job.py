@@ -13,12 +13,24 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from manyhands.backend import Backend, BackendConfig, Bootstrap, LinkLost, Transfer, Transport
+from manyhands.backend import Backend, BackendConfig, BackendSpec, Bootstrap, LinkLost, Transfer, Transport
 from manyhands.checks import is_success, said
+from manyhands.config import Resolved
 from manyhands.deadline import Deadline
-from manyhands.errors import AuthenticationError, InternalError, ManyHandsError, RendezvousError
+from manyhands.errors import (
+    AuthenticationError,
+    BackendUnavailableError,
+    ConfigError,
+    InternalError,
+    ManyHandsError,
+    RendezvousError,
+    UnknownBackendError,
+)
+from manyhands.plugins import PluginManager
+from manyhands.plugins.installed import install_hint
 from manyhands.rendezvous.control import Control, SocketControl, make_join
 from manyhands.rendezvous.forking import close_after_fork, forget_after_fork
 from manyhands.rendezvous.loop import Loop
@@ -28,9 +40,11 @@ from manyhands.rendezvous.store import Store
 from manyhands.runtime import COMPUTER, Runtime
 
 if TYPE_CHECKING:
+    from manyhands.device import DeviceChannel
+    from manyhands.devices.watch import DeviceWatch
     from manyhands.threads import ThreadRank
 
-__all__ = ["Job", "Meeting"]
+__all__ = ["Job", "Meeting", "runnable"]
 
 _log = logging.getLogger("manyhands")
 
@@ -95,6 +109,28 @@ def guarded_bind(address: Address, has_secret: bool, deadline: Deadline | None =
     )
 
 
+def runnable(name: str, resolved: Resolved, plugins: PluginManager) -> BackendSpec:
+    """Describe a backend that is asked for by its name.
+
+    Raises
+    ------
+    BackendUnavailableError
+        It cannot run here; the message says what to type.
+    PluginError
+        There is none of that name, or it cannot be described.
+    ConfigError
+        Its table does not fit.
+    """
+    spec = plugins.describe(name)
+    reason = plugins.available(name)
+    if reason is not None:
+        raise BackendUnavailableError(
+            f"backend {name!r} cannot run here: {reason}" + (f"; try: {spec.install}" if spec.install else "")
+        )
+    resolved.backend_config(name)
+    return spec
+
+
 class Job:
     """What a rank holds while it belongs to a job.
 
@@ -118,6 +154,10 @@ class Job:
         What waits for the calls that a group of this job has in flight, one for each open group; each tells whether there were none.
     hosts
         For each rank a number that it shares with the ranks of its host.
+    device_watch
+        What looks after calls on devices, once there were any.
+    device_channels
+        What moves the device memory of the groups that are open.
     """
 
     def __init__(self, rank: int, world_size: int, backend_name: str) -> None:
@@ -137,6 +177,8 @@ class Job:
         self._secure = True
         self.left: set[int] = set()
         self.told: bool = False
+        self.device_watch: DeviceWatch | None = None
+        self.device_channels: list[DeviceChannel] = []
         self._released = False
 
     @classmethod
@@ -189,19 +231,20 @@ class Job:
         return self._loop
 
     def start_backend(
-        self,
-        factory: Callable[[Bootstrap], Backend],
-        config: BackendConfig,
-        shared: dict[str, Any] | None,
-        deadline: Deadline,
+        self, spec: BackendSpec, resolved: Resolved, plugins: PluginManager, shared: dict[str, Any] | None, deadline: Deadline
     ) -> None:
         """Make the backend; all ranks do so together."""
-        self.backend = factory(_JobBootstrap(self, config, shared, deadline))
+        maker = _Maker(self, resolved, plugins, shared, deadline)
+        self.backend = maker.make(spec, (spec.name,), tuple(range(self.world_size)))
         self.control.on_failure(self.backend.abort)
 
     def open_transport(self, channel: int) -> Transport:
         """Return the backend's transport for a channel."""
-        return _NoTransport() if self.backend is None else self.backend.open_transport(channel)
+        return _NoTransport() if self.backend is None or self.world_size == 1 else self.backend.open_transport(channel)
+
+    def open_barrier(self, channel: int) -> Transport | None:
+        """Return the backend's transport for the barriers of a channel, where that is another one."""
+        return None if self.backend is None or self.world_size == 1 else self.backend.open_barrier(channel)
 
     def fail(self, report: Report) -> ManyHandsError:
         """Report a failure that this rank found, and return the first cause that all ranks agree on, to be raised."""
@@ -290,6 +333,11 @@ class Job:
         """Give everything back, in the order that lets the last messages out."""
         self._released = True
         atexit.unregister(self._at_exit)
+        if self.device_watch is not None:
+            self.device_watch.close()
+        if hasattr(self, "control") and not self.control.failed:
+            for channel in list(self.device_channels):
+                channel.close()
         self._release_backend()
         if self._store is not None:
             self._store.drain(1.0)
@@ -333,20 +381,73 @@ class Job:
             raise LinkLost(peer, f"{show_address(address)}: {error.strerror or error}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes the backend of a job, and those that it is composed of."""
+
+    job: Job
+    resolved: Resolved
+    plugins: PluginManager
+    shared: dict[str, Any] | None
+    deadline: Deadline
+
+    def make(self, spec: BackendSpec, names: tuple[str, ...], ranks: tuple[int, ...]) -> Backend:
+        """Make a backend for some ranks; ``names`` are those of the backends that it is a part of, and its own."""
+        return self.plugins.load_factory(spec)(_JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks))
+
+    def find(self, name: str, within: tuple[str, ...]) -> BackendSpec:
+        """Describe the backend that is to be a part of others."""
+        if name in within:
+            circle = " -> ".join(map(repr, [*within, name]))
+            raise ConfigError(f"{circle}: a backend cannot be a part of itself", key=f"backends.{within[-1]}", value=name)
+        try:
+            return runnable(name, self.resolved, self.plugins)
+        except UnknownBackendError as error:
+            if install_hint(name) and name not in self.plugins.installed_names():
+                raise BackendUnavailableError(
+                    f"the backend {within[-1]!r} is to be composed of {name!r}, and {error}"
+                ) from None
+            raise
+
+
 class _JobBootstrap(Bootstrap):
     """What a backend's factory gets from a job."""
 
-    def __init__(self, job: Job, config: BackendConfig, shared: dict[str, Any] | None, deadline: Deadline) -> None:
-        self._job = job
-        self.rank = job.rank
-        self.world_size = job.world_size
+    def __init__(self, maker: _Maker, config: BackendConfig, names: tuple[str, ...], ranks: tuple[int, ...]) -> None:
+        self._maker = maker
+        self._job = job = maker.job
+        self._names = names
+        self._ranks = ranks
+        self.rank = ranks.index(job.rank)
+        self.world_size = len(ranks)
         self.config = config
         self.host = job.control.host
-        self.deadline = deadline
-        self.shared = shared
+        self.deadline = maker.deadline
+        self.shared = maker.shared
+        self.hosts = tuple(job.hosts[rank] for rank in ranks)
+        self.runtime = job.runtime
+
+    def describe(self, name: str) -> BackendSpec:
+        return self._maker.find(name, self._names)
+
+    def part(self, name: str, ranks: Sequence[int] | None = None) -> Backend:
+        spec = self.describe(name)
+        chosen = self._ranks if ranks is None else tuple(self._ranks[rank] for rank in ranks)
+        try:
+            return self._maker.make(spec, (*self._names, name), chosen)
+        except Exception as error:
+            if len(chosen) < self._job.world_size:
+                error.add_note(f"{name!r} numbers from 0 the ranks that it is for: {', '.join(map(str, chosen))}")
+            raise
 
     def exchange(self, name: str, card: bytes) -> list[bytes]:
-        return self._job.control.exchange(name, card, self.deadline)[0]
+        # Each part has exchanges of its own, whatever it calls them, and so have the ranks of each host.
+        whose = [*self._names[1:], name]
+        members = None
+        if len(self._ranks) < self._job.world_size:
+            whose.insert(-1, f"from rank {self._ranks[0]} on")
+            members = self._ranks
+        return self._job.control.exchange(", ".join(whose), card, self.deadline, members)[0]
 
     def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
         return self._job.listen(host, accept)

@@ -13,17 +13,16 @@ from manyhands.checks import whole
 from manyhands.choosing import start_best
 from manyhands.config import Resolved, load, make_selector
 from manyhands.deadline import Deadline
+from manyhands.devices.calls import open_channel
 from manyhands.error_file import install as install_error_file
 from manyhands.errors import (
-    BackendUnavailableError,
     ConfigError,
     InvalidRankError,
     InvalidWorldSizeError,
     RendezvousError,
-    UnsupportedError,
 )
 from manyhands.group import Group
-from manyhands.job import Job, Meeting
+from manyhands.job import Job, Meeting, runnable
 from manyhands.members import Members, ranks_per_host
 from manyhands.plugins import PluginManager, get_plugin_manager
 from manyhands.rendezvous.environment import LaunchEnvironment, discover, parse_address
@@ -88,11 +87,6 @@ def init(
     given = {key: value for key, value in arguments.items() if value is not None}
     resolved = load(config, arguments=given)
     settings = resolved.settings
-    if settings.gpu_fallback == "host":
-        raise UnsupportedError(
-            'gpu_fallback = "host" is not served by this version of manyhands: leave it at "error", and copy GPU arrays to the host '
-            "yourself, with cupy.asnumpy(x) or x.cpu()"
-        )
     plugins.switch(settings.plugins)
     selector = make_selector(resolved, plugins)
     choices = _choices(resolved, selector)
@@ -102,12 +96,15 @@ def init(
         job = _among_threads(member, resolved, plugins, choices, deadline)
     else:
         job = _among_processes(rank, world_size, resolved, plugins, choices, deadline)
-    if settings.ranks_per_host is not None:
-        job.hosts = tuple(rank // settings.ranks_per_host for rank in range(job.world_size))
     if job.backend is not None:
         selector = make_selector(resolved, plugins, plugins.describe(job.backend_name))
     members = Members(0, tuple(range(job.world_size)), job.rank, ranks_per_host(job.hosts))
-    return Group(job, members, plugins, selector, settings.timeout_s, reproducible=settings.reproducible)
+    try:
+        channel = open_channel(job, members, deadline)
+    except BaseException as error:
+        job.abort(error)
+        raise
+    return Group(job, members, plugins, selector, channel, settings)
 
 
 def _choices(resolved: Resolved, selector: Selector) -> str:
@@ -125,7 +122,8 @@ def _among_threads(member: ThreadRank, resolved: Resolved, plugins: PluginManage
         name = member.world.backend
     spec = plugins.describe(name)
     job = Job.among_threads(member, name, choices, deadline)
-    if job.world_size > 1:
+    _place(job, resolved)
+    if job.world_size > 1 or _moves_alone(spec):
         _start_backend(job, spec, resolved, plugins, deadline, member.world.shared)
     return job
 
@@ -137,13 +135,9 @@ def _among_processes(
     rank, world_size = _who(rank, world_size, launch)
     install_error_file(rank)
     if world_size == 1:
-        name = _choose_alone(resolved, plugins)
-        if name != _NO_BACKEND:  # it carries nothing in a world of one, and is held to be right all the same
-            resolved.backend_config(name)
-        world = ThreadWorld(1, name)
-        return Job.among_threads(ThreadRank(world, 0), name, choices, deadline)
+        return _alone(resolved, plugins, choices, deadline)
     name = resolved.settings.backend
-    spec = None if name == "auto" else _named(name, resolved, plugins)
+    spec = None if name == "auto" else runnable(name, resolved, plugins)
     if spec is None:
         plugins.candidates()  # without any, there is no need to meet
     inherited = os.environ.get("MANYHANDS_RENDEZVOUS_FD") if rank == 0 else None
@@ -157,6 +151,7 @@ def _among_processes(
         int(inherited) if inherited is not None else None,
     )
     job = Job.meet(meeting, deadline)
+    _place(job, resolved)
     if spec is not None:
         _start_backend(job, spec, resolved, plugins, deadline, None)
         return job
@@ -168,26 +163,41 @@ def _among_processes(
     return job
 
 
-def _named(name: str, resolved: Resolved, plugins: PluginManager) -> BackendSpec:
-    """Describe the backend that the config names; refuse it where it cannot run."""
-    spec = plugins.describe(name)
-    reason = plugins.available(name)
-    if reason is not None:
-        raise BackendUnavailableError(
-            f"backend {name!r} cannot run here: {reason}" + (f"; try: {spec.install}" if spec.install else "")
-        )
-    resolved.backend_config(name)
-    return spec
-
-
 def _start_backend(
     job: Job, spec: BackendSpec, resolved: Resolved, plugins: PluginManager, deadline: Deadline, shared: dict[str, Any] | None
 ) -> None:
     try:
-        job.start_backend(plugins.load_factory(spec), resolved.backend_config(spec.name), shared, deadline)
+        job.start_backend(spec, resolved, plugins, shared, deadline)
     except BaseException as error:
         job.abort(error)
         raise
+
+
+def _place(job: Job, resolved: Resolved) -> None:
+    """Let a job know of the hosts what its backend may ask: as the config says, where it says so."""
+    count = resolved.settings.ranks_per_host
+    if count is not None:
+        job.hosts = tuple(rank // count for rank in range(job.world_size))
+
+
+def _alone(resolved: Resolved, plugins: PluginManager, choices: str, deadline: Deadline) -> Job:
+    """Come into a world of one, where a backend has something to do on GPUs alone."""
+    name = _choose_alone(resolved, plugins)
+    spec = None if name == _NO_BACKEND else plugins.describe(name)
+    if spec is not None and _moves_alone(spec):
+        runnable(name, resolved, plugins)
+    elif spec is not None:  # it carries nothing, and is held to be right all the same
+        resolved.backend_config(name)
+    job = Job.among_threads(ThreadRank(ThreadWorld(1, name), 0), name, choices, deadline)
+    _place(job, resolved)
+    if spec is not None and _moves_alone(spec):
+        _start_backend(job, spec, resolved, plugins, deadline, None)
+    return job
+
+
+def _moves_alone(spec: BackendSpec) -> bool:
+    """Tell whether a backend is needed in a world of one: calls on GPU arrays are launched on their device, whoever takes part."""
+    return "cuda" in spec.devices
 
 
 def _choose_alone(resolved: Resolved, plugins: PluginManager) -> str:

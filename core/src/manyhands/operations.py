@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from manyhands.arguments import Arguments
-from manyhands.arrays import NOTHING, Array, check_out, contiguous, handed_over, placed, to_array
+from manyhands.arrays import NOTHING, Array, check_out, contiguous, handed_over, placed
 from manyhands.checks import said
 from manyhands.collectives import Call, Collectives
+from manyhands.config import Settings
 from manyhands.deadline import Deadline
+from manyhands.device import DeviceChannel
+from manyhands.devices.actions import DeviceAction, check_device_out, collective, message
+from manyhands.devices.calls import Devices
 from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resolve_op
 from manyhands.errors import LayoutError, ManyHandsError, SizeMismatchError, UsageError
+from manyhands.failures import check_usable, meet
 from manyhands.job import Job
+from manyhands.libraries import DeviceArray, device_library, device_number
 from manyhands.members import Members
 from manyhands.peers import Peers
 from manyhands.plugins import PluginManager
 from manyhands.rendezvous.messages import Report
 from manyhands.schedule.steps import Collective
 from manyhands.select import Selector
-from manyhands.wire import MAX_DIMENSIONS
+from manyhands.taking import Give, Memory, Taking
+from manyhands.wire import MAX_DIMENSIONS, CallSignature
 
 __all__ = ["Action", "Operations"]
 
-Action = Callable[[Deadline], Array]
+Action = Callable[[Deadline], Any]
 """What runs when a call's turn comes, and gives its result."""
 
+_HOST = frozenset({"cpu"})
 _INT64 = np.dtype(np.int64)
 _MAY_ALIAS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST})
 """Where input and output may be the very same memory; schedules are proved for that as well."""
@@ -43,22 +52,45 @@ class Operations:
         Where the group lives, and who belongs to it.
     plugins, selector
         Who may offer native collectives, and who chooses algorithms.
-    reproducible
-        Whether reductions are reproducible where a call does not say.
+    channel
+        What moves the group's device memory; None where the backend moves none.
+    settings
+        The config.
     """
 
-    def __init__(self, job: Job, members: Members, plugins: PluginManager, selector: Selector, *, reproducible: bool) -> None:
+    def __init__(
+        self,
+        job: Job,
+        members: Members,
+        plugins: PluginManager,
+        selector: Selector,
+        channel: DeviceChannel | None,
+        settings: Settings,
+    ) -> None:
         self.arguments: Arguments = Arguments(members)
         self.collectives: Collectives = Collectives(job, members, plugins, selector)
         self.peers: Peers = Peers(job, members)
         self._job = job
         self._members = members
         self._rank = members.rank
-        self._reproducible = reproducible
+        self.devices: Devices = Devices(job, members, plugins, self.collectives, channel, always=settings.gpu_check == "always")
+        memory = _HOST if job.backend is None else job.backend.memory
+        messages = memory if job.backend is None else job.backend.message_memory
+        # A world of one copies.
+        alone = members.size == 1 and job.backend is None
+        self._moves_host = "cpu" in memory
+        self.take: Taking = Taking(serves_devices=alone or "cuda" in memory, fallback=settings.gpu_fallback)
+        routed = " here (backends.hybrid.routes.p2p; without it, arrays on GPUs go with their collectives)"
+        self._take_message = Taking(
+            serves_devices=alone or "cuda" in messages,
+            fallback=settings.gpu_fallback,
+            why=routed if "cuda" in memory - messages else "",
+        )
+        self._reproducible = settings.reproducible
 
     def all_reduce(self, array: npt.ArrayLike, op: Op, out: Array | None, reproducible: bool | None) -> Action:
         """Prepare `Group.all_reduce`."""
-        source = to_array(array)
+        source, target, give = self.take("all_reduce", array, out)
         call = Call(
             Collective.ALL_REDUCE,
             source.dtype,
@@ -66,13 +98,13 @@ class Operations:
             reduction=resolve_op(op, source.dtype),
             reproducible=self._fixed(reproducible),
         )
-        action = self._into(call, source, source.shape, out)
+        action = self._into(call, source, source.shape, target, give)
         return self._shortened(("all_reduce", op, reproducible), array, call, source.shape, action)
 
     def reduce(self, array: npt.ArrayLike, op: Op, root: int, out: Array | None, reproducible: bool | None) -> Action:
         """Prepare `Group.reduce`."""
-        source = to_array(array)
         root = self.arguments.rank(root, "root")
+        source, target, give = self.take("reduce", array, out)
         call = Call(
             Collective.REDUCE,
             source.dtype,
@@ -81,65 +113,88 @@ class Operations:
             root=root,
             reproducible=self._fixed(reproducible),
         )
-        action = self._into(call, source, source.shape, out) if self._rank == root else self._nowhere(call, source)
+        action = self._into(call, source, source.shape, target, give) if self._rank == root else self._nowhere(call, source)
         return self._shortened(("reduce", op, reproducible, root, int), array, call, source.shape, action)
 
     def broadcast(self, array: npt.ArrayLike, root: int, out: Array | None) -> Action:
         """Prepare `Group.broadcast`."""
-        source = to_array(array)
+        source, target, give = self.take("broadcast", array, out)
         call = Call(Collective.BROADCAST, source.dtype, source.shape, root=self.arguments.rank(root, "root"))
-        action = self._into(call, source if self._rank == call.root else np.empty(0, source.dtype), source.shape, out)
+        sent = source if self._rank == call.root or isinstance(source, DeviceArray) else np.empty(0, source.dtype)
+        action = self._into(call, sent, source.shape, target, give)
         return self._shortened(("broadcast", call.root, int), array, call, source.shape, action)
 
     def all_gather(self, array: npt.ArrayLike, counts: Sequence[int] | None, out: Array | None) -> Action:
         """Prepare `Group.all_gather`."""
-        source, call, shape = self._gathering(Collective.ALL_GATHER, array, counts, -1)
-        action = self._into(call, source, shape, out)
+        source, target, give = self.take("all_gather", array, out)
+        source, call, shape = self._gathering(Collective.ALL_GATHER, source, counts, -1)
+        action = self._into(call, source, shape, target, give)
         return action if counts is not None else self._shortened(("all_gather",), array, call, shape, action)
 
     def gather(self, array: npt.ArrayLike, root: int, counts: Sequence[int] | None, out: Array | None) -> Action:
         """Prepare `Group.gather`."""
         root = self.arguments.rank(root, "root")
-        source, call, shape = self._gathering(Collective.GATHER, array, counts, root)
-        return self._into(call, source, shape, out) if self._rank == root else self._nowhere(call, source)
+        source, target, give = self.take("gather", array, out)
+        source, call, shape = self._gathering(Collective.GATHER, source, counts, root)
+        return self._into(call, source, shape, target, give) if self._rank == root else self._nowhere(call, source)
 
     def scatter(self, array: npt.ArrayLike | None, root: int, counts: Sequence[int] | None, out: Array | None) -> Action:
         """Prepare `Group.scatter`: the root's dtype and shape travel first."""
         root = self.arguments.rank(root, "root")
-        source = NOTHING
-        description = np.zeros(2 + MAX_DIMENSIONS, _INT64)
+        source: Memory = NOTHING
+        description = np.zeros(3 + MAX_DIMENSIONS, _INT64)
         if self._rank == root:
             if array is None:
                 raise LayoutError("scatter needs an array on the root, and None was given")
-            source = self.arguments.message(array)
+            source, target, give = self.take("scatter", array, out)
+            self.arguments.check_dimensions(source)
             self.arguments.blocks(source, counts, "scatter")
-            description[:2] = dtype_code(source.dtype), source.ndim
-            description[2 : 2 + source.ndim] = source.shape
+            where = device_number(source.library) if isinstance(source, DeviceArray) else 0
+            description[:3] = where, dtype_code(source.dtype), source.ndim
+            description[3 : 3 + source.ndim] = source.shape
+        else:
+            target, give = self.take.receiving("scatter", out)
         uneven = None if counts is None else self.arguments.counts(counts)
         about = Call(
             Collective.BROADCAST, _INT64, description.shape, root=root, uneven=uneven, operation="scatter", part="shape"
         )
 
-        def action(deadline: Deadline) -> Array:
-            self.collectives.run(about, description if self._rank == root else np.empty(0, _INT64), description, deadline)
+        def action(deadline: Deadline) -> Any:
+            if self._moves_host:
+                sent = description if self._rank == root else np.empty(0, _INT64)
+                self.collectives.run(about, sent, description, deadline)
+            else:
+                cards = self._trade("scatter", description.tobytes() if self._rank == root else b"", deadline)
+                description[:] = np.frombuffer(cards[root], _INT64)
             return self._rest("scatter", lambda: hand_out(deadline))
 
-        def hand_out(deadline: Deadline) -> Array:
-            dtype = dtype_from_code(int(description[0]))
-            shape = tuple(int(n) for n in description[2 : 2 + int(description[1])])
+        def hand_out(deadline: Deadline) -> Any:
+            dtype = dtype_from_code(int(description[1]))
+            shape = tuple(int(n) for n in description[3 : 3 + int(description[2])])
             if dtype is None:
                 raise self._give_up("the root scatters an array whose dtype needs ml_dtypes: pip install ml_dtypes")
             per_rank = self.arguments.divide(shape[0], uneven)
             part_shape = (per_rank[self._rank], *shape[1:])
-            if out is not None:
-                try:
-                    check_out(out, part_shape, dtype)
-                except UsageError as error:
-                    raise self._give_up(f"rank {self._rank} cannot take its part of scatter: {error}") from error
+            try:
+                self._check_out(target, part_shape, dtype)
+            except UsageError as error:
+                raise self._give_up(f"rank {self._rank} cannot take its part of scatter: {error}") from error
             row = math.prod(shape[1:])
             sizes = tuple(n * row for n in per_rank)
             call = Call(Collective.SCATTER, dtype, shape, counts=sizes, root=root, uneven=tuple(per_rank))
-            return self._into(call, source if self._rank == root else np.empty(0, dtype), part_shape, out)(deadline)
+            memory = source
+            if self._rank != root:
+                memory = np.empty(0, dtype)
+                if description[0]:
+                    if self.devices.channel is None or (target is not None and not isinstance(target, DeviceArray)):
+                        raise self._give_up(f"rank {self._rank} cannot take its part of scatter: the root's array is on a GPU")
+                    library = device_library(int(description[0])) if target is None else target.library
+                    memory = library.empty((0,), dtype, self.devices.channel.device)
+                elif isinstance(target, DeviceArray):
+                    raise self._give_up(
+                        f"rank {self._rank} cannot take its part of scatter: out= is on a GPU, and the root's array is not"
+                    )
+            return self._into(call, memory, part_shape, target, give)(deadline)
 
         return action
 
@@ -147,7 +202,7 @@ class Operations:
         self, array: npt.ArrayLike, op: Op, counts: Sequence[int] | None, out: Array | None, reproducible: bool | None
     ) -> Action:
         """Prepare `Group.reduce_scatter`."""
-        source = to_array(array)
+        source, target, give = self.take("reduce_scatter", array, out)
         per_rank, sizes = self.arguments.blocks(source, counts, "reduce_scatter")
         call = Call(
             Collective.REDUCE_SCATTER,
@@ -159,7 +214,7 @@ class Operations:
             reproducible=self._fixed(reproducible),
         )
         shape = (per_rank[self._rank], *source.shape[1:])
-        action = self._into(call, source, shape, out)
+        action = self._into(call, source, shape, target, give)
         return (
             action if counts is not None else self._shortened(("reduce_scatter", op, reproducible), array, call, shape, action)
         )
@@ -172,36 +227,33 @@ class Operations:
         out: Array | None,
     ) -> Action:
         """Prepare `Group.all_to_all`: where counts are given they travel first, so that every rank knows what it gets."""
-        source = to_array(array)
+        source, target, give = self.take("all_to_all", array, out)
         if receive_counts is not None and send_counts is None:
             raise SizeMismatchError("all_to_all was given receive_counts without send_counts: give send_counts on all ranks")
         per_rank, sizes = self.arguments.blocks(source, send_counts, "all_to_all")
         if send_counts is None:
             call = Call(Collective.ALL_TO_ALL, source.dtype, source.shape, counts=sizes, receive_counts=sizes)
-            return self._shortened(("all_to_all",), array, call, source.shape, self._into(call, source, source.shape, out))
+            action = self._into(call, source, source.shape, target, give)
+            return self._shortened(("all_to_all",), array, call, source.shape, action)
         expected = None if receive_counts is None else self.arguments.counts(receive_counts)
-        source = contiguous(source)
-        ones = (1,) * self._members.size
-        about = Call(Collective.ALL_TO_ALL, _INT64, (), counts=ones, receive_counts=ones, operation="all_to_all", part="counts")
+        source = source.library.contiguous(source) if isinstance(source, DeviceArray) else contiguous(source)
         row = math.prod(source.shape[1:])
 
-        def action(deadline: Deadline) -> Array:
-            incoming = np.empty(self._members.size, _INT64)
-            self.collectives.run(about, np.array(per_rank, _INT64), incoming, deadline)
+        def trade(deadline: Deadline) -> Any:
+            incoming = self._trade_counts(per_rank, deadline)
             return self._rest("all_to_all", lambda: exchange(incoming, deadline))
 
-        def exchange(incoming: Array, deadline: Deadline) -> Array:
+        def exchange(incoming: Array, deadline: Deadline) -> Any:
             received = tuple(incoming.tolist())
             if expected is not None and received != expected:
                 raise self._give_up(
                     f"in all_to_all rank {self._rank} expects receive_counts={list(expected)}, and the others send it {list(received)}"
                 )
             shape = (sum(received), *source.shape[1:])
-            if out is not None:
-                try:
-                    check_out(out, shape, source.dtype)
-                except UsageError as error:
-                    raise self._give_up(f"rank {self._rank} cannot take what all_to_all brings: {error}") from error
+            try:
+                self._check_out(target, shape, source.dtype)
+            except UsageError as error:
+                raise self._give_up(f"rank {self._rank} cannot take what all_to_all brings: {error}") from error
             # Axis 0 differs from rank to rank, so that only the rest of the shape can be compared.
             call = Call(
                 Collective.ALL_TO_ALL,
@@ -211,12 +263,19 @@ class Operations:
                 receive_counts=tuple(n * row for n in received),
                 uneven=(),
             )
-            return self._into(call, source, shape, out)(deadline)
+            return self._into(call, source, shape, target, give)(deadline)
 
-        return action
+        return trade
 
     def barrier(self) -> Action:
         """Prepare `Group.barrier`."""
+        if not self._moves_host:
+
+            def meet_all(deadline: Deadline) -> Array:
+                self._trade("barrier", b"", deadline)
+                return NOTHING
+
+            return meet_all
         call = Call(Collective.BARRIER, NOTHING.dtype, NOTHING.shape)
         return self._shortened(("barrier",), NOTHING, call, NOTHING.shape, self._nowhere(call, NOTHING))
 
@@ -224,33 +283,56 @@ class Operations:
 
     def send(self, array: npt.ArrayLike, dest: int, *, has_turn: bool = False) -> Action:
         """Prepare `Group.send`."""
-        source = self.arguments.message(array)
-        peer = self._members.ranks[self.arguments.peer(dest, "dest")]
-        return lambda deadline: self.peers.exchange(source, peer, None, None, deadline, has_turn=has_turn)
+        number = self.arguments.peer(dest, "dest")
+        source, _, _ = self._take_message("send", array)
+        if isinstance(source, DeviceArray):
+            return message(self.devices, (source, number), None, None)
+        self.arguments.check_dimensions(source)
+        outgoing = contiguous(source)
+        return lambda deadline: self.peers.exchange(
+            outgoing, self._members.ranks[number], None, None, deadline, has_turn=has_turn
+        )
 
     def recv(self, source: int, out: Array | None, *, has_turn: bool = False) -> Action:
         """Prepare `Group.recv`."""
-        return self._receive(None, None, source, out, has_turn=has_turn)
+        target, give = self._take_message.receiving("recv", out)
+        return self._receive(None, None, source, target, give, has_turn=has_turn)
 
     def sendrecv(self, array: npt.ArrayLike, dest: int, source: int, out: Array | None) -> Action:
         """Prepare `Group.sendrecv`."""
-        outgoing = self.arguments.message(array)
-        return self._receive(outgoing, self.arguments.peer(dest, "dest"), source, out, has_turn=False)
+        outgoing, target, give = self._take_message("sendrecv", array, out)
+        self.arguments.check_dimensions(outgoing)
+        if isinstance(outgoing, DeviceArray) and target is None:
+            raise LayoutError("sendrecv of an array on a GPU needs out=: nothing else tells where the other array is to go")
+        return self._receive(outgoing, self.arguments.peer(dest, "dest"), source, target, give, has_turn=False)
 
-    def _receive(self, outgoing: Array | None, dest: int | None, source: int, out: Array | None, *, has_turn: bool) -> Action:
+    def _receive(
+        self, outgoing: Memory | None, dest: int | None, source: int, out: Memory | None, give: Give | None, *, has_turn: bool
+    ) -> Action:
         ranks = self._members.ranks
+        number = self.arguments.peer(source, "source")
+        if isinstance(out, DeviceArray):
+            sent = (outgoing, dest) if isinstance(outgoing, DeviceArray) and dest is not None else None
+            return message(self.devices, sent, (out, number), give)
+        assert not isinstance(outgoing, DeviceArray)
         to = None if dest is None else ranks[dest]
-        origin = ranks[self.arguments.peer(source, "source")]
+        sending = None if outgoing is None else contiguous(outgoing)
         if out is not None:
             check_out(out, getattr(out, "shape", ()), getattr(out, "dtype", _INT64))
             check_dtype(out.dtype)
-            if outgoing is not None and np.may_share_memory(outgoing, out):
-                outgoing = outgoing.copy()
+            if sending is not None and np.may_share_memory(sending, out):
+                sending = sending.copy()
         target = out if out is None or out.flags.c_contiguous else np.empty(out.shape, out.dtype)
-        return lambda deadline: handed_over(self.peers.exchange(outgoing, to, origin, target, deadline, has_turn=has_turn), out)
+
+        def action(deadline: Deadline) -> Any:
+            result = self.peers.exchange(sending, to, ranks[number], target, deadline, has_turn=has_turn)
+            return handed_over(result, out) if give is None else give(handed_over(result, out))
+
+        return action
 
     def close(self) -> None:
         """Give back the transports; no call may follow."""
+        self.devices.close()
         self.collectives.close()
         self.peers.close()
 
@@ -259,18 +341,25 @@ class Operations:
     def _fixed(self, reproducible: bool | None) -> bool:
         return self._reproducible if reproducible is None else bool(reproducible)
 
-    def _into(self, call: Call, source: Array, shape: tuple[int, ...], out: Array | None) -> Action:
+    def _into(self, call: Call, source: Memory, shape: tuple[int, ...], out: Memory | None, give: Give | None) -> Action:
         """Prepare a call whose result this rank gets."""
-        memory, target = placed(source, shape, call.dtype, out, may_alias=call.collective in _MAY_ALIAS)
+        may_alias = call.collective in _MAY_ALIAS
+        if isinstance(source, DeviceArray):
+            assert out is None or isinstance(out, DeviceArray)
+            return collective(self.devices, call, source, shape, out, give, may_alias=may_alias)
+        assert not isinstance(out, DeviceArray)
+        memory, target = placed(source, shape, call.dtype, out, may_alias=may_alias)
 
-        def action(deadline: Deadline) -> Array:
+        def action(deadline: Deadline) -> Any:
             self.collectives.run(call, memory, target, deadline)
             return handed_over(target, out)
 
-        return action
+        return action if give is None else lambda deadline: give(action(deadline))
 
-    def _nowhere(self, call: Call, source: Array) -> Action:
+    def _nowhere(self, call: Call, source: Memory) -> Action:
         """Prepare a call whose result this rank does not get."""
+        if isinstance(source, DeviceArray):
+            return collective(self.devices, call, source, None, None, None, may_alias=False)
         memory, nothing = contiguous(source), np.empty(0, call.dtype)
 
         def action(deadline: Deadline) -> Array:
@@ -279,15 +368,51 @@ class Operations:
 
         return action
 
+    def _check_out(self, out: Memory | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        if isinstance(out, DeviceArray):
+            check_device_out(out, shape, dtype)
+        elif out is not None:
+            check_out(out, shape, dtype)
+
+    def _trade(self, what: str, card: bytes, deadline: Deadline) -> list[bytes]:
+        """Trade cards with all members through the store, for a backend that moves no host memory."""
+        check_usable(self._job, self._members.number)
+        collectives, members = self.collectives, self._members
+        sequence = collectives.sequence
+        signature = CallSignature(what, part="meeting")
+        name = f"{what} #{sequence} of group {members.number}"
+        cards, _ = meet(self._job, members, name, card, members.ranks, deadline, (signature, sequence))
+        collectives.sequence = self._job.control.progress.calls[members.channel] = sequence + 1
+        return cards
+
+    def _trade_counts(self, per_rank: tuple[int, ...], deadline: Deadline) -> Array:
+        """Tell every rank how many rows it gets from this one; return how many this one gets from each."""
+        mine = np.array(per_rank, _INT64)
+        if not self._moves_host:
+            cards = self._trade("all_to_all", mine.tobytes(), deadline)
+            return np.array([np.frombuffer(card, _INT64)[self._rank] for card in cards], _INT64)
+        ones = (1,) * self._members.size
+        about = Call(Collective.ALL_TO_ALL, _INT64, (), counts=ones, receive_counts=ones, operation="all_to_all", part="counts")
+        incoming = np.empty(self._members.size, _INT64)
+        self.collectives.run(about, mine, incoming, deadline)
+        return incoming
+
     def _shortened(
         self, kind: tuple[object, ...], array: npt.ArrayLike, call: Call, shape: tuple[int, ...], action: Action
     ) -> Action:
         """Prepare a call with a result of ``shape``, after which others of its kind take the short way."""
+        if isinstance(action, DeviceAction):
+            name: Any = array
+            library, in_place = action.library, call.collective in _MAY_ALIAS
+            if action.takes and library.is_stream_ordered:
+                place = (kind, type(array), name.dtype, name.shape)
+                action.then = lambda: self.devices.shorten(place, call, shape, library, in_place=in_place)
+            return action
         if type(array) is not np.ndarray:
             return action
         key = (kind, array.dtype, array.shape)
 
-        def then(deadline: Deadline) -> Array:
+        def then(deadline: Deadline) -> Any:
             result = action(deadline)
             self.collectives.shorten(key, call, shape)
             return result
@@ -295,10 +420,9 @@ class Operations:
         return then
 
     def _gathering(
-        self, collective: Collective, array: npt.ArrayLike, counts: Sequence[int] | None, root: int
-    ) -> tuple[Array, Call, tuple[int, ...]]:
+        self, collective: Collective, source: Memory, counts: Sequence[int] | None, root: int
+    ) -> tuple[Memory, Call, tuple[int, ...]]:
         """Return what all_gather and gather have in common: the input, the call, and the shape of the result."""
-        source = to_array(array)
         if source.ndim == 0:
             source = source.reshape(1)
         per_rank, rest = self.arguments.own_rows(source, counts), source.shape[1:]

@@ -60,6 +60,8 @@ class CallSignature:
         Which part of the operation it is, where that takes several calls: what travels ahead of the data.
     reproducible
         Whether the order of reduction was asked to be fixed.
+    device
+        Where the arrays live, ``"cuda"``; empty for the host's memory.
     """
 
     operation: str
@@ -73,6 +75,7 @@ class CallSignature:
     count: int = 0
     part: str = ""
     reproducible: bool = False
+    device: str = ""
 
     @cached_property
     def digest(self) -> bytes:
@@ -87,6 +90,7 @@ class CallSignature:
             self.algorithm,
             self.part,
             self.reproducible,
+            self.device,
         )
         return hashlib.blake2b(repr(fields).encode(), digest_size=8).digest()
 
@@ -99,7 +103,8 @@ class CallSignature:
         """Return the call in words, such as ``all_reduce(float32[2, 3], op="sum")``."""
         parts = []
         if self.dtype:
-            parts.append(f"{dtype_name(self.dtype)}{list(self.shape)}")
+            where = f" on {self.device}" if self.device else ""
+            parts.append(f"{dtype_name(self.dtype)}{list(self.shape)}{where}")
         if self.op:
             parts.append(f'op="{self.op}"')
         if self.root >= 0:

@@ -104,6 +104,13 @@ class Work(Generic[T]):
             raise error.with_traceback(self._trace)
         return self._result
 
+    def synchronize(self, timeout_s: float | None = None) -> T:
+        """Wait on the host until the call is done, and return its result.
+
+        That is what `wait` does, except for arrays on GPUs: there `wait` makes the caller's current stream wait, and the host goes on.
+        """
+        return self.wait(timeout_s)
+
     def done(self) -> bool:
         """Tell whether the call has ended, well or badly. Never blocks."""
         if not self._ended:

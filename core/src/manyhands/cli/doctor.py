@@ -16,6 +16,8 @@ from manyhands.config import load
 from manyhands.errors import ConfigError, PluginError
 from manyhands.plugins import PluginManager, get_plugin_manager
 from manyhands.plugins.installed import install_hint
+from manyhands.plugins.loading import load as load_function
+from manyhands.plugins.loading import named
 from manyhands.provenance import find_file
 
 __all__ = ["doctor"]
@@ -35,12 +37,13 @@ class _Finding:
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List every installed backend: can it run here, and if not, why and what to type."""
+    """List every installed backend: can it run here, and if not, why and what to type; with the libraries and devices that it finds."""
     manager = get_plugin_manager()
     file, config_error = _config_file()
     findings = _examine(manager)
     chosen, passed_over = manager.weigh()
     apart, _ = manager.weigh(one_host=False)
+    diagnoses = _diagnose(manager)
     extensions = _extensions(manager)
     versions = _versions()
     if as_json:
@@ -51,6 +54,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
                     "backend": chosen,
                     "backend_on_several_hosts": apart,
                     "passed_over": [{"name": name, "reason": reason} for name, reason in passed_over],
+                },
+                "diagnoses": {
+                    name: [{"what": what, "value": value} for what, value in facts] for name, facts in diagnoses.items()
                 },
                 "extensions": extensions,
                 "config": {"file": file, "error": config_error},
@@ -64,6 +70,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         print(f"config error: {config_error}")
     print()
     _print_findings(findings)
+    _print_diagnoses(diagnoses)
     print()
     where = " for ranks of one host" if apart != chosen else ""
     print(f"auto takes {chosen or 'no backend'}{where}")
@@ -114,6 +121,21 @@ def _examine(manager: PluginManager) -> list[_Finding]:
     return findings
 
 
+def _diagnose(manager: PluginManager) -> dict[str, list[tuple[str, str]]]:
+    """Return what backends tell of what they need; a diagnosis that fails is a fact of its own."""
+    diagnoses = {}
+    for description in manager.describe_all():
+        spec = description.spec
+        if spec is None or spec.diagnose is None:
+            continue
+        try:
+            found = load_function(spec, spec.diagnose, "diagnosis")()
+            diagnoses[spec.name] = [(str(what), str(value)) for what, value in found]
+        except Exception as error:  # noqa: BLE001 - it asks libraries that may raise anything
+            diagnoses[spec.name] = [("diagnosis", f"failed: {named(error)}")]
+    return diagnoses
+
+
 def _as_dict(finding: _Finding) -> dict[str, Any]:
     return {name: getattr(finding, name) for name in finding.__slots__}
 
@@ -145,3 +167,11 @@ def _print_findings(findings: list[_Finding]) -> None:
             print(f"\n{finding.name} cannot run: {finding.reason}")
             if finding.install:
                 print(f"  try: {finding.install}")
+
+
+def _print_diagnoses(diagnoses: dict[str, list[tuple[str, str]]]) -> None:
+    for name, facts in diagnoses.items():
+        print(f"\n{name}:")
+        width = max((len(what) for what, _ in facts), default=0)
+        for what, value in facts:
+            print(f"  {what.ljust(width)}  {' '.join(value.split())}")  # libraries may say why in several lines

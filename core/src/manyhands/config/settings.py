@@ -75,7 +75,11 @@ class Settings(_Model):
     timeout_s: Seconds = Field(default=60.0, description="Seconds that any one operation may last.")
     gpu_fallback: Literal["error", "host"] = Field(
         default="error",
-        description="What to do with GPU arrays on a backend without GPU support: refuse, or copy them through host memory (not served yet, and refused by init).",
+        description="What to do with GPU arrays on a backend without GPU support: refuse, or copy them through host memory, with a warning for each call.",
+    )
+    gpu_check: Literal["kinds", "always"] = Field(
+        default="kinds",
+        description="Before which calls on GPUs all ranks compare what they are about to do: the first of each kind, or every one.",
     )
     algorithms: dict[str, str] = Field(
         default_factory=dict, description="The algorithm of each collective, instead of the one that is chosen by size."

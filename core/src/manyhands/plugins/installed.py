@@ -26,7 +26,7 @@ BACKEND_GROUP: Final[str] = "manyhands"
 EXTENSION_GROUP: Final[str] = "manyhands.extensions"
 """The entry-point group of everything else: algorithms, observers, native collectives."""
 
-_FIRST_PARTY: Final[tuple[str, ...]] = ("gloo", "mpi", "shm", "simulated", "tcp")
+_FIRST_PARTY: Final[tuple[str, ...]] = ("gloo", "hybrid", "mpi", "nccl", "shm", "simulated", "tcp")
 """The backends that the extras of the distribution ``manyhands`` install."""
 
 _OFF: Final[frozenset[str]] = frozenset({"", "0", "false", "no", "off"})

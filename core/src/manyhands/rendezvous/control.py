@@ -22,6 +22,7 @@ from manyhands.rendezvous.membership import Membership, error_from
 from manyhands.rendezvous.messages import (
     MAX_CARD_BYTES,
     Cards,
+    Checkpoint,
     Disbanded,
     Exchange,
     Farewell,
@@ -44,6 +45,7 @@ from manyhands.rendezvous.messages import (
 from manyhands.rendezvous.network import Address, FrameConnection, dial, show_address
 from manyhands.rendezvous.recorder import FlightRecorder, Record
 from manyhands.runtime import COMPUTER, Runtime
+from manyhands.wire import CallSignature
 
 __all__ = ["CONTROL_HELLO", "Control", "LocalControl", "LocalHub", "SocketControl", "make_join"]
 
@@ -134,7 +136,13 @@ class Control(ABC):
         return self._welcome
 
     def exchange(
-        self, name: str, card: bytes, deadline: Deadline, members: Sequence[int] | None = None, channel: int = 0
+        self,
+        name: str,
+        card: bytes,
+        deadline: Deadline,
+        members: Sequence[int] | None = None,
+        channel: int = 0,
+        call: tuple[CallSignature, int] | None = None,
     ) -> tuple[list[bytes], int]:
         """Give this rank's card; return those of all members in their order, and the first of as many unused numbers.
 
@@ -150,6 +158,8 @@ class Control(ABC):
             The ranks that take part, in the same order on all of them; all ranks by default.
         channel
             The channel of the group that they belong to.
+        call
+            The call and its number, where the ranks meet because of one: members that are in other calls there are told apart at once.
 
         Raises
         ------
@@ -161,7 +171,13 @@ class Control(ABC):
         if len(card) > MAX_CARD_BYTES:
             raise InternalError(f"a card of {len(card)} bytes, and {MAX_CARD_BYTES} are allowed")
         ranks = list(range(self.world_size) if members is None else members)
-        record = self.recorder.start(channel, -1, f"the exchange {name!r} of init" if members is None else name)
+        what, digest, sequence = name, b"", -1
+        if call is None:
+            record = self.recorder.start(channel, -1, f"the exchange {name!r} of init" if members is None else name)
+        else:
+            signature, sequence = call
+            what, digest = signature.operation, signature.digest
+            record = self.recorder.start(channel, sequence, signature)
         record.members = ranks
         try:
             self._post(Exchange(name, card, ranks))
@@ -170,7 +186,7 @@ class Control(ABC):
             while not self._wait(lambda: name in self._cards, deadline, patience):
                 if deadline.passed():
                     raise DeadlineError(f"not all ranks came to {name} within {deadline.timeout_s:g} s", rank=self.rank)
-                self.stalled(record, Wait(channel, -1, name, b"", others, [], ranks, name))
+                self.stalled(record, Wait(channel, sequence, what, digest, others, [], ranks, name))
         finally:
             self.recorder.finish(record)
         cards = self._cards.pop(name)
@@ -194,6 +210,14 @@ class Control(ABC):
         )
         self._disbanding[number] = disbanded
         self._post(LeaveGroup(number, list(members), mine))
+
+    def waits_in_background(self, wait: Wait) -> None:
+        """Tell the store what this rank's device waits for, while none of its threads need do so."""
+        self._post(Stalled(wait, [wait], self._come_so_far(), False))
+
+    def checkpoint(self, group: int, count: int, digest: bytes, members: Sequence[int]) -> None:
+        """Tell the store which calls on devices this rank has made; it compares them with those of the other members."""
+        self._post(Checkpoint(group, count, digest, list(members)))
 
     def stalled(self, record: Record, wait: Wait) -> None:
         """Tell the store that this rank waits in a call."""

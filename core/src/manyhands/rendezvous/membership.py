@@ -34,6 +34,7 @@ from manyhands.errors import (
 )
 from manyhands.rendezvous.messages import (
     Cards,
+    Checkpoint,
     Disbanded,
     Exchange,
     Farewell,
@@ -148,6 +149,7 @@ class Membership:
         self._numbers = 1
         self._leaving: dict[int, dict[int, Progress]] = {}
         self._disbanded: set[int] = set()
+        self._checkpoints: dict[tuple[int, int], dict[int, bytes]] = {}
         self._stalls: dict[int, Stalled] = {}
         self._waits: dict[tuple[int, int], Wait] = {}
         self._inquest: _Inquest | None = None
@@ -225,6 +227,8 @@ class Membership:
                 self._say_farewell()
             case LeaveGroup(group, members, progress):
                 self._leave_group(rank, group, members, progress)
+            case Checkpoint():
+                self._compare(rank, message)
             case Join():
                 self._decide(Verdict("protocol", f"rank {rank} joined twice", peer=rank))
 
@@ -285,6 +289,20 @@ class Membership:
             who = f"{show_ranks(meeting.cards)} {'waits' if len(meeting.cards) == 1 else 'wait'}"
             text = f"rank {absent[0]} has closed its group, and {who} for it in {name}: {_ORDER}"
             self._open_inquest(min(meeting.cards), Report("mismatch", text, absent[0], members=meeting.members))
+
+    def _compare(self, rank: int, message: Checkpoint) -> None:
+        place = message.group, message.count
+        digests = self._checkpoints.setdefault(place, {})
+        digests[rank] = message.digest
+        other = next((each for each, digest in digests.items() if digest != message.digest), None)
+        if other is not None:
+            text = (
+                f"ranks {min(rank, other)} and {max(rank, other)} did not make the same calls on their GPUs: the first {message.count} of group "
+                f'{message.group} differ, and what they computed is not to be trusted. gpu_check = "always" finds the first that does. {_ORDER}'
+            )
+            self._open_inquest(rank, Report("mismatch", text, other, members=message.members))
+        elif len(digests) == len(message.members):
+            del self._checkpoints[place]
 
     def _leave_group(self, rank: int, group: int, members: list[int], progress: Progress) -> None:
         left = self._leaving.setdefault(group, {})

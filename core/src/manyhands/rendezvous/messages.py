@@ -148,6 +148,15 @@ class Cards(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class Checkpoint(msgspec.Struct, frozen=True, tag=True):
+    """What a rank has called on devices so far, in short: members of a group must have the same digest after as many calls."""
+
+    group: int
+    count: int
+    digest: bytes
+    members: list[int]
+
+
 class Disbanded(msgspec.Struct, frozen=True, tag=True):
     """All members have finished with a group."""
 
@@ -176,7 +185,7 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
     """All ranks have left."""
 
 
-FromRank = Join | Exchange | Stalled | Report | Testimony | Leave | LeaveGroup
+FromRank = Join | Exchange | Stalled | Report | Testimony | Leave | LeaveGroup | Checkpoint
 FromStore = Welcome | Cards | Disbanded | Question | Verdict | Farewell
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,0 +1,474 @@
+"""The calls of a group on the memory of GPUs: agreed by all ranks before the first of a kind, and enqueued without waiting from then on.
+
+A launch returns at once, and a kernel that waits for a rank that made another call would spin for ever. So no rank launches a kind of call
+that it has not made before until the store has brought together what all ranks are about to launch. Kinds that are known by then cost
+nothing further: what has been launched is summed up in a digest, which the store compares every `_CHECKED` calls and at the end, and a
+call that does not finish on the device is told to the store as any other that waits (`watch`).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from manyhands.collectives import Call, Collectives
+from manyhands.deadline import Deadline
+from manyhands.device import DeviceCall, DeviceChannel, DeviceFailure, DeviceMeeting, Launch
+from manyhands.devices.shortcuts import DeviceShortcut
+from manyhands.devices.watch import DeviceWatch, Launched
+from manyhands.dtypes import dtype_code, dtype_name
+from manyhands.errors import ManyHandsError
+from manyhands.failures import check_usable, meet
+from manyhands.job import Job
+from manyhands.lanes import Lane
+from manyhands.members import Members
+from manyhands.observe import OperationEvent
+from manyhands.plugins import PluginManager
+from manyhands.rendezvous.messages import Report
+from manyhands.schedule.steps import Collective
+from manyhands.wire import CallSignature
+
+if TYPE_CHECKING:
+    from manyhands.libraries import DeviceArray, Library
+
+__all__ = ["Devices", "Prepared", "open_channel"]
+
+_MAX_KINDS = 512
+_CHECKED = 64
+"""After how many calls the ranks compare what they have called."""
+_DEVICE = "cuda"
+_NAP_S = 0.00005
+_OF_THIS_THREAD = 2
+"""The handle of the default stream that each thread has for itself, where a program was started so: another thread means another stream."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A kind of call that all ranks have agreed on: what launches it, and its number in the digest."""
+
+    signature: CallSignature
+    launch: Launch
+    number: int
+    nbytes: int
+
+
+class Devices:
+    """The calls of one group on devices; whoever makes one has a turn of the group's collectives.
+
+    Parameters
+    ----------
+    job, members
+        Where the group lives, and who belongs to it.
+    plugins
+        Who may observe.
+    collectives
+        The group's collectives, among which these calls are counted.
+    channel
+        What performs them; None where the backend moves no device memory.
+    always
+        Whether the ranks agree on every call before it is launched, and not on the first of each kind alone.
+
+    Attributes
+    ----------
+    channel
+        As above, until it is closed.
+    shortcuts
+        Kinds of calls that were made before, and need not be looked up again.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        members: Members,
+        plugins: PluginManager,
+        collectives: Collectives,
+        channel: DeviceChannel | None,
+        *,
+        always: bool,
+    ) -> None:
+        self._job = job
+        self._members = members
+        self._plugins = plugins
+        self._collectives = collectives
+        self._always = always
+        self.channel: DeviceChannel | None = channel
+        self.shortcuts: dict[tuple[object, ...], DeviceShortcut] = {}
+        self._library = "" if channel is None else channel.library
+        self._watch: DeviceWatch | None = None if channel is None else DeviceWatch.of(job)
+        self._kinds: dict[Hashable, Prepared] = {}
+        self._last: Launched | None = None
+        self._digest = 0
+        self._count = 0
+        self._messages: dict[tuple[int, int], int] = {}
+
+    def run(
+        self, call: Call, source: DeviceArray | None, target: DeviceArray | None, stream: int, keep: Any, deadline: Deadline
+    ) -> None:
+        """Enqueue a collective.
+
+        Parameters
+        ----------
+        call
+            What to do.
+        source, target
+            C-contiguous arrays on this rank's device; None where it holds none.
+        stream
+            The handle of the stream.
+        keep
+            What keeps the stream alive.
+        deadline
+            Until when the ranks must have agreed, where they have to, and for how long the call may last on the device.
+
+        Raises
+        ------
+        CommError
+            The first cause, alike on all ranks; the group is revoked.
+        UnsupportedError
+            The backend does not do that, on any rank; nothing was launched.
+        """
+        check_usable(self._job, self._members.number)
+        prepared = self._kinds.get(call)
+        if prepared is None or self._always:
+            prepared = self._agree(call, _signature(call), partial(self._prepare, call), self._members.ranks, deadline)
+        self.launch(prepared, _address(source), _address(target), stream, keep, deadline.timeout_s)
+
+    def exchange(
+        self,
+        outgoing: tuple[DeviceArray, int] | None,
+        incoming: tuple[DeviceArray, int] | None,
+        stream: int,
+        keep: Any,
+        deadline: Deadline,
+    ) -> None:
+        """Enqueue a send, a receive, or both at once.
+
+        Parameters
+        ----------
+        outgoing, incoming
+            A C-contiguous array and the rank of the group that it goes to, or comes from.
+        stream, keep, deadline
+            As for `run`.
+
+        Raises
+        ------
+        CommError, UnsupportedError
+            As `run`.
+        """
+        check_usable(self._job, self._members.number)
+        rank = self._members.rank
+        flows = [(rank, outgoing[1], outgoing[0])] if outgoing is not None else []
+        flows += [(incoming[1], rank, incoming[0])] if incoming is not None else []
+        # In one order everywhere, so that no circle of ranks can wait for each other here.
+        prepared = {(a, b): self._message(a, b, array, deadline) for a, b, array in sorted(flows, key=lambda flow: flow[:2])}
+        chosen = [(prepared[a, b], array.pointer) for a, b, array in flows]
+        if len(chosen) == 1:
+            self.launch(chosen[0][0], chosen[0][1], chosen[0][1], stream, keep, deadline.timeout_s, is_collective=False)
+            return
+        channel = self.channel
+        assert channel is not None
+
+        def launch(_source: int, _target: int, stream: int) -> None:
+            with channel.together():
+                for each, pointer in chosen:
+                    each.launch(pointer, pointer, stream)
+
+        first = chosen[0][0]
+        both = Prepared(first.signature, launch, 0, first.nbytes)
+        self.launch(both, 0, 0, stream, keep, deadline.timeout_s, is_collective=False)
+
+    def launch(
+        self,
+        prepared: Prepared,
+        source: int,
+        target: int,
+        stream: int,
+        keep: Any,
+        timeout_s: float,
+        *,
+        is_collective: bool = True,
+    ) -> None:
+        """Enqueue a call that all ranks have agreed on."""
+        launch = self._launch_observed if self._plugins.observed else self._launch
+        launch(prepared, source, target, stream, keep, timeout_s, is_collective=is_collective)
+
+    def _launch(
+        self, prepared: Prepared, source: int, target: int, stream: int, keep: Any, timeout_s: float, *, is_collective: bool
+    ) -> None:
+        control, channel = self._job.control, self._members.channel
+        started = time.monotonic()
+        if is_collective:
+            collectives = self._collectives
+            sequence = collectives.sequence
+            collectives.sequence = control.progress.calls[channel] = sequence + 1
+            self._digest = hash((self._digest, prepared.number))
+            self._count = count = self._count + 1
+        else:
+            sequence, count = -1, 0
+        try:
+            prepared.launch(source, target, stream)
+        except DeviceFailure as failure:
+            self._failed(failure, f"{prepared.signature.operation} #{sequence}")
+        control.recorder.note(channel, sequence, prepared.signature, started)
+        watch = self._watch
+        assert watch is not None
+        event = None
+        if stream == _OF_THIS_THREAD:
+            assert self.channel is not None
+            event = None if self.channel.is_capturing(stream) else self.channel.record(stream)
+        self._last = last = Launched(stream, keep, prepared.signature, sequence, started, timeout_s, event)
+        watch.launched(self, last)
+        if count and not count % _CHECKED:
+            self.checkpoint()
+
+    def synchronize(self, deadline: Deadline) -> bool:
+        """Wait on the host until the device has done all that was launched; tell whether it has."""
+        channel, last = self.channel, self._last
+        if channel is None or last is None or channel.is_capturing(last.stream):
+            return True
+        try:
+            end = last.event or channel.record(last.stream)
+            while not end.done():
+                if self._job.control.failed:
+                    return True
+                if deadline.passed():
+                    return False
+                time.sleep(_NAP_S)
+        except DeviceFailure as failure:
+            self.report(failure, "waiting for the GPU")
+        return True
+
+    def finish(self, deadline: Deadline) -> bool:
+        """Wait until all is done, and compare once more what the ranks have called; tell whether nothing was left to wait for."""
+        last = self._last
+        if last is None or self._job.control.failed:
+            return True
+        if self.synchronize(deadline):
+            self._last = None
+            self.checkpoint()
+        return False
+
+    def checkpoint(self) -> None:
+        """Let the store compare what this rank has called with what the others have."""
+        if self._count and not self._job.control.failed:
+            digest = (self._digest & (1 << 64) - 1).to_bytes(8, "little")
+            self._job.control.checkpoint(self._members.number, self._count, digest, self._members.ranks)
+
+    def follow(self, has_ended: Callable[[], bool]) -> None:
+        """Ask ``has_ended``, and keep what it refers to, until it says so."""
+        assert self._watch is not None
+        self._watch.follow(has_ended)
+
+    @property
+    def lane(self) -> Lane:
+        """Where callers take turns."""
+        return self._collectives.lane
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether calls may be made; where not, `run` says why."""
+        job = self._job
+        return not (job.closed or job.control.verdict or self._members.number in job.left)
+
+    def shorten(self, key: tuple[object, ...], call: Call, shape: tuple[int, ...], library: Library, *, in_place: bool) -> None:
+        """Let the next call of this kind, which was just made with a result of ``shape``, take the short way."""
+        prepared = self._kinds.get(call)
+        if prepared is None or self._always or key in self.shortcuts or not library.is_stream_ordered:
+            return
+        while len(self.shortcuts) >= _MAX_KINDS:
+            del self.shortcuts[next(iter(self.shortcuts))]
+        self.shortcuts[key] = DeviceShortcut(self, prepared, library, shape, call.dtype, in_place=in_place)
+
+    @property
+    def members(self) -> Members:
+        """The ranks of the group."""
+        return self._members
+
+    def close(self) -> None:
+        """Give back the channel; no call may follow."""
+        if self._watch is not None:
+            self._watch.forget(self)
+        channel, self.channel = self.channel, None
+        if channel is None or channel not in self._job.device_channels:
+            return
+        self._job.device_channels.remove(channel)
+        # This may be the thread that carries the control connection, and libraries take their time.
+        try:
+            threading.Thread(target=channel.close, name="manyhands-gpus-close", daemon=True).start()
+        except RuntimeError:  # the interpreter is ending
+            channel.close()
+
+    # The first of a kind
+
+    def _agree(
+        self,
+        key: Hashable,
+        signature: CallSignature,
+        prepare: Callable[[CallSignature], Prepared],
+        ranks: Sequence[int],
+        deadline: Deadline,
+    ) -> Prepared:
+        sequence = self._collectives.sequence
+        # With what was called before, so that whatever is launched from here on follows from the same calls on all ranks.
+        card = signature.digest + (self._digest & (1 << 64) - 1).to_bytes(8, "little")
+        name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"
+        cards, _ = meet(self._job, self._members, name, card, ranks, deadline, (signature, sequence))
+        other = next((rank for rank, theirs in zip(ranks, cards, strict=True) if theirs != card), None)
+        if other is not None:
+            text = (
+                f"the ranks did not make the same call on their GPUs at #{sequence}, and none was launched: every rank must make the same calls "
+                "in the same order, with the same shape, dtype, op and root:"
+            )
+            report = Report("mismatch", text, other, signature.operation, self._members.channel, sequence, list(ranks))
+            raise self._job.fail(report)
+        prepared = self._kinds.get(key) or prepare(signature)
+        while len(self._kinds) >= _MAX_KINDS:
+            del self._kinds[next(iter(self._kinds))]
+        self._kinds[key] = prepared
+        return prepared
+
+    def _prepare(self, call: Call, signature: CallSignature) -> Prepared:
+        assert self.channel is not None
+        device_call = _device_call(call, self._members.rank)
+        launch = self.channel.prepare(device_call)
+        number = int.from_bytes(signature.digest, "little")
+        return Prepared(signature, launch, number, device_call.elements * call.dtype.itemsize)
+
+    def _message(self, source: int, dest: int, array: DeviceArray, deadline: Deadline) -> Prepared:
+        """Return what sends or receives one message; the two ranks agree on the first of a kind."""
+        key = (source, dest, array.dtype, array.size)
+        number = self._messages[source, dest] = self._messages.get((source, dest), 0) + 1
+        prepared = self._kinds.get(key)
+        if prepared is not None and not self._always:
+            return prepared
+        ranks = self._members.ranks
+        signature = CallSignature("send", dtype_code(array.dtype), (array.size,), count=array.size, device=_DEVICE)
+        name = f"message #{number} from rank {ranks[source]} to rank {ranks[dest]} of group {self._members.number} on GPUs"
+        members = (ranks[source], ranks[dest])
+        cards, _ = meet(self._job, self._members, name, signature.describe().encode(), members, deadline)
+        if cards[0] != cards[1]:
+            text = (
+                f"{name}: rank {members[0]} sends {cards[0].decode()[5:-1]}, and rank {members[1]} receives {cards[1].decode()[5:-1]}: give an "
+                "array of the same dtype and number of elements to out="
+            )
+            raise self._job.fail(Report("mismatch", text, members[0], "send", members=list(members)))
+        if prepared is None:
+            channel = self.channel
+            assert channel is not None
+            make = channel.prepare_send if source == self._members.rank else channel.prepare_recv
+            peer = dest if source == self._members.rank else source
+            prepared = Prepared(signature, make(array.dtype, array.size, peer), 0, array.nbytes)
+            while len(self._kinds) >= _MAX_KINDS:
+                del self._kinds[next(iter(self._kinds))]
+            self._kinds[key] = prepared
+        return prepared
+
+    # What goes wrong
+
+    def _failed(self, failure: DeviceFailure, what: str) -> NoReturn:
+        raise self.report(failure, what) from failure
+
+    def report(self, failure: DeviceFailure, what: str) -> ManyHandsError:
+        """Tell all ranks that the library failed; return the first cause that they agree on."""
+        job = self._job
+        text = f"rank {job.rank} lost its GPUs in {what}: {failure.reason}"
+        kind = "lost" if failure.is_remote else "aborted"
+        return job.fail(Report(kind, text, job.rank, members=list(self._members.ranks)))
+
+    def _launch_observed(
+        self, prepared: Prepared, source: int, target: int, stream: int, keep: Any, timeout_s: float, *, is_collective: bool
+    ) -> None:
+        """Launch as `launch`, and tell observers when the launch, not the work on the device, begins and ends."""
+        signature = prepared.signature
+        event = OperationEvent(
+            group=str(self._members.number),
+            rank=self._members.rank,
+            operation=signature.operation,
+            sequence=self._collectives.sequence if is_collective else -1,
+            algorithm=self._library,
+            nbytes=prepared.nbytes,
+            dtype=dtype_name(signature.dtype),
+            started_ns=time.monotonic_ns(),
+        )
+        self._plugins.notify_started(event)
+        error: BaseException | None = None
+        try:
+            self._launch(prepared, source, target, stream, keep, timeout_s, is_collective=is_collective)
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            self._plugins.notify_finished(replace(event, finished_ns=time.monotonic_ns(), error=error))
+
+
+def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChannel | None:
+    """Open what moves the device memory of a group that is being made; None where the backend moves none. All members do so together.
+
+    Raises
+    ------
+    CommError
+        It did not come up, on some rank; alike on all ranks.
+    """
+    backend = job.backend
+    if backend is None or _DEVICE not in backend.memory:
+        return None
+
+    def exchange(name: str, card: bytes) -> list[bytes]:
+        return meet(job, members, f"{name} for the GPUs of group {members.number}", card, members.ranks, deadline)[0]
+
+    ranks = list(members.ranks)
+    try:
+        channel = backend.open_device(members.channel, DeviceMeeting(members.ranks, members.rank, exchange, deadline))
+    except DeviceFailure as failure:
+        kind = "lost" if failure.is_remote else "aborted"
+        text = f"rank {job.rank} cannot open the GPUs of group {members.number}: {failure.reason}"
+        raise job.fail(Report(kind, text, job.rank, members=ranks)) from failure
+    except TimeoutError as error:
+        text = f"the GPUs of group {members.number} were not ready within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
+        raise job.fail(Report("deadline", text, None, "init", members.channel, -1, ranks)) from None
+    job.device_channels.append(channel)
+    return channel
+
+
+def _address(array: DeviceArray | None) -> int:
+    return 0 if array is None else array.pointer
+
+
+def _elements(call: Call, rank: int) -> int:
+    if call.collective in (Collective.ALL_GATHER, Collective.GATHER):
+        return call.counts[rank]
+    return sum(call.counts) if call.counts else math.prod(call.shape)
+
+
+def _device_call(call: Call, rank: int) -> DeviceCall:
+    return DeviceCall(
+        call.collective,
+        call.dtype,
+        _elements(call, rank),
+        call.counts,
+        call.receive_counts,
+        None if call.reduction is None else call.reduction.name,
+        call.root,
+        call.reproducible,
+    )
+
+
+def _signature(call: Call) -> CallSignature:
+    reduction = call.reduction
+    return CallSignature(
+        operation=call.operation or call.collective.value,
+        part=call.part,
+        dtype=dtype_code(call.dtype),
+        shape=call.shape,
+        op=reduction.name if reduction else "",
+        op_code=reduction.code if reduction else 0,
+        root=call.root,
+        counts=call.uneven,
+        reproducible=call.reproducible,
+        count=math.prod(call.shape),
+        device=_DEVICE,
+    )

@@ -1,0 +1,211 @@
+"""Looks after what was launched on devices: deadlines, failures, waits that others should know of, and works that others wait for.
+
+A launch costs no event. This thread records one behind the last launch of a group, on the stream that it went to, asks now and then whether
+it has been reached, and does so again until nothing new was launched.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from manyhands.device import DeviceChannel, DeviceEvent, DeviceFailure
+from manyhands.errors import ManyHandsError
+from manyhands.members import Members
+from manyhands.rendezvous.messages import Report, Wait
+from manyhands.wire import CallSignature
+
+if TYPE_CHECKING:
+    from manyhands.job import Job
+
+__all__ = ["DeviceWatch", "Launched", "Watched"]
+
+_LOOK_S, _SOON_S = 0.05, 0.0005
+"""How often to look at what runs, and where somebody waits for this thread to say that it has ended."""
+_FIRST_STALL_S, _NEXT_STALL_S = 0.4, 0.5
+
+
+class Launched(NamedTuple):
+    """A call that was enqueued: where, what, when, and how many seconds it may take.
+
+    ``event`` stands behind it where only the thread that enqueued it could record that.
+    """
+
+    stream: int
+    keep: Any
+    signature: CallSignature
+    sequence: int
+    started: float
+    timeout_s: float
+    event: DeviceEvent | None = None
+
+
+class Watched(Protocol):
+    """Whose launches are looked after: the calls of a group on devices."""
+
+    @property
+    def channel(self) -> DeviceChannel | None:
+        """What performs them."""
+
+    @property
+    def members(self) -> Members:
+        """The ranks of the group."""
+
+    def report(self, failure: DeviceFailure, what: str) -> ManyHandsError:
+        """Tell all ranks that the library failed."""
+
+
+class _Group:
+    """What is known of one group's launches."""
+
+    __slots__ = ("event", "last", "mark", "next_stall")
+
+    def __init__(self) -> None:
+        self.last: Launched | None = None
+        self.mark: Launched | None = None
+        self.event: DeviceEvent | None = None
+        self.next_stall = 0.0
+
+
+class DeviceWatch:
+    """The thread that looks after the launches of a rank.
+
+    Parameters
+    ----------
+    job
+        Whose.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._groups: dict[Watched, _Group] = {}
+        self._works: list[Callable[[], bool]] = []
+        self._urgent = 0
+        self._bell = threading.Event()
+        self._idle = True
+        self._over = False
+        self._lock = threading.Lock()
+        self._known: weakref.WeakSet[DeviceChannel] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def of(cls, job: Job) -> DeviceWatch:
+        """Return the watch of a job, which is made when it is first needed."""
+        if job.device_watch is None:
+            job.device_watch = cls(job)
+        return job.device_watch
+
+    def launched(self, group: Watched, call: Launched) -> None:
+        """Look after a call that was enqueued."""
+        known = self._groups.get(group)
+        if known is None:
+            known = self._groups[group] = _Group()
+        known.last = call
+        if self._idle:
+            self._wake()
+
+    def follow(self, has_ended: Callable[[], bool]) -> None:
+        """Ask ``has_ended`` now and then until it says so: it keeps arrays alive, and tells those who wait."""
+        with self._lock:
+            self._works.append(has_ended)
+        if self._idle:
+            self._wake()
+
+    def hurry(self, change: int) -> None:
+        """Take note that somebody waits for this thread to see the end of a work, or no longer does."""
+        with self._lock:
+            self._urgent += change
+        self._wake()
+
+    def forget(self, group: Watched) -> None:
+        """Look after a group no more."""
+        self._groups.pop(group, None)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over = True
+        self._bell.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(2.0)
+
+    def _wake(self) -> None:
+        self._idle = False
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None and not self._over:  # type: ignore[redundant-expr] # another thread may have made it
+                    self._thread = threading.Thread(target=self._run, name=f"manyhands-gpus-{self._job.rank}", daemon=True)
+                    self._thread.start()
+        self._bell.set()
+
+    def _run(self) -> None:
+        while True:
+            busy = self._look()
+            if not busy:
+                self._idle = True
+                busy = self._look()  # what was launched since the last look found the thread awake
+            self._idle = not busy
+            if self._over:
+                return
+            self._bell.wait((_SOON_S if self._urgent else _LOOK_S) if busy else None)
+            self._bell.clear()
+
+    def _look(self) -> bool:
+        """Look at everything; tell whether anything is still to come."""
+        with self._lock:
+            works, self._works = self._works, []
+        left = [work for work in works if not work()]
+        with self._lock:
+            self._works[:0] = left
+        if self._job.control.failed or self._job.closed:
+            self._groups.clear()
+            return bool(left)
+        examined = [self._examine(group, known) for group, known in list(self._groups.items())]
+        return any(examined) or bool(left)
+
+    def _examine(self, group: Watched, known: _Group) -> bool:
+        """Look at the launches of one group; tell whether any are still to come."""
+        channel, last = group.channel, known.last
+        if channel is None or last is None:
+            return False
+        try:
+            failure = channel.failure()
+            if failure is not None:
+                raise failure
+            if known.event is None:
+                if channel.is_capturing(last.stream):
+                    return True  # it runs when the graph does
+                if last.event is None and channel not in self._known:
+                    self._known.add(channel)
+                    channel.watch()
+                known.mark, known.event = last, last.event or channel.record(last.stream)
+                known.next_stall = last.started + _FIRST_STALL_S
+            if not known.event.done():
+                return self._wait(group, known)
+        except DeviceFailure as failed:
+            group.report(failed, f"{last.signature.operation} #{last.sequence}")
+            return False
+        known.event = None
+        if known.last is known.mark:
+            known.last = known.mark = None
+            return known.last is not None
+        return True
+
+    def _wait(self, group: Watched, known: _Group) -> bool:
+        """Tell the store of a call that is not done; end the job when its time is up."""
+        call, now, members = known.mark, time.monotonic(), group.members
+        assert call is not None
+        name = call.signature.operation
+        if now - call.started > call.timeout_s:
+            text = f"{name} #{call.sequence} did not finish on the GPUs within {call.timeout_s:g} s"
+            sequence = call.sequence if call.sequence >= 0 else None
+            self._job.fail(Report("deadline", text, None, name, members.channel, sequence, list(members.ranks)))
+            return False
+        if now >= known.next_stall and call.sequence >= 0:
+            known.next_stall = now + _NEXT_STALL_S
+            others = [rank for rank in members.ranks if rank != self._job.rank]
+            wait = Wait(members.channel, call.sequence, name, call.signature.digest, others, [], list(members.ranks))
+            self._job.control.waits_in_background(wait)
+        return True

@@ -1,0 +1,152 @@
+"""The handle of a call on devices that runs beside the program's stream."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from manyhands.deadline import Deadline
+from manyhands.device import DeviceEvent
+from manyhands.devices.watch import DeviceWatch
+from manyhands.errors import DeadlineError
+from manyhands.job import Job
+from manyhands.lanes import Lane
+from manyhands.work import Work
+
+__all__ = ["DeviceWork", "Underway"]
+
+T = TypeVar("T")
+
+_NAP_S = 0.00005
+
+
+class Underway(Generic[T]):
+    """A call that was enqueued.
+
+    Attributes
+    ----------
+    end
+        The point at which it is done.
+    hold
+        Makes the caller's current stream wait for that.
+    collect
+        Gives the result, to whoever's stream waits, or after the end.
+    """
+
+    __slots__ = ("collect", "end", "hold")
+
+    def __init__(self, end: DeviceEvent, hold: Callable[[], None], collect: Callable[[], T]) -> None:
+        self.end: DeviceEvent = end
+        self.hold: Callable[[], None] = hold
+        self.collect: Callable[[], T] = collect
+
+
+class DeviceWork(Work[T]):
+    """A `Work` that is enqueued first, and ends when the device has come to its end.
+
+    Parameters
+    ----------
+    what, lane, on_failure_seen
+        As for `Work`.
+    job, watch
+        Where the call belongs, and who sees its end.
+    """
+
+    __slots__ = ("_ending", "_is_urgent", "_job", "_launched", "_underway", "_watch")
+
+    def __init__(self, what: str, lane: Lane, on_failure_seen: Callable[[], None], job: Job, watch: DeviceWatch) -> None:
+        super().__init__(what, lane, on_failure_seen)
+        self._job = job
+        self._watch = watch
+        self._launched = threading.Event()
+        self._ending = threading.Lock()
+        self._underway: Underway[T] | None = None
+        self._is_urgent = False
+
+    def launch(self, action: Callable[[], Underway[T]]) -> None:
+        """Enqueue the call; for core."""
+        try:
+            self._underway = action()
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+            self._fail(error)
+        else:
+            self._watch.follow(self._look)
+        self._launched.set()
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Make the caller's current stream wait for the call; return the result, which that stream may use from there on.
+
+        The host waits only until the call has been enqueued, behind those before it. Other parameters and errors are those of
+        `Work.wait`.
+        """
+        deadline = None if timeout_s is None else Deadline(timeout_s)
+        self._check_process()
+        if not self._launched.wait(None if deadline is None else deadline.remaining()):
+            raise DeadlineError(f"{self._what} was not enqueued within {timeout_s:g} s; it goes on", operation=self._what)
+        underway = self._underway
+        if underway is None or self._look():
+            return super().wait()
+        underway.hold()
+        return underway.collect()
+
+    def synchronize(self, timeout_s: float | None = None) -> T:
+        """Wait on the host until the device has done the call; return the result. Parameters and errors are those of `Work.wait`."""
+        deadline = None if timeout_s is None else Deadline(timeout_s)
+        self.wait(timeout_s)
+        while not self._look():
+            if deadline is not None and deadline.passed():
+                raise DeadlineError(
+                    f"{self._what} was not done within {timeout_s:g} s of waiting; it goes on", operation=self._what
+                )
+            time.sleep(_NAP_S)
+        return super().wait()
+
+    def done(self) -> bool:
+        """Tell whether the device has done the call, or it has failed. Never blocks."""
+        return self._look()
+
+    def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
+        """Call ``callback(work)`` once the device has done the call, or it has failed, as `Work.add_done_callback`."""
+        super().add_done_callback(callback)
+        self._hurry()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait in a coroutine until the device has done the call."""
+        self._hurry()
+        return super().__await__()
+
+    def _hurry(self) -> None:
+        """Let the watch look soon, and often."""
+        with self._lock:
+            first = not self._is_urgent and not self._ended
+            self._is_urgent = self._is_urgent or first
+        if first:
+            self._watch.hurry(1)
+
+    def _look(self) -> bool:
+        """Look whether the device has come to the end; tell whether there is nothing more to see."""
+        if self._ended or self._underway is None:
+            return self._ended
+        if self._underway.end.done():
+            self.run(self._underway.collect)
+        elif self._job.control.failed:
+            self._fail(self._job.error())
+        return self._ended
+
+    def _fail(self, error: BaseException) -> None:
+        def fail() -> T:
+            raise error
+
+        self.run(fail)
+
+    def run(self, action: Callable[[], T]) -> None:
+        """End the call, once, whoever sees its end first; for core."""
+        with self._ending:
+            if self._ended:
+                return
+            super().run(action)
+        self._launched.set()  # it may have ended in another way
+        if self._is_urgent:
+            self._watch.hurry(-1)

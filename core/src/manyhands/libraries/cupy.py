@@ -1,0 +1,103 @@
+"""Arrays of CuPy."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from manyhands.dtypes import check_dtype
+from manyhands.libraries.library import Array, DeviceArray, Library
+from manyhands.libraries.shared import refuse_overlap
+
+__all__ = ["CuPyLibrary", "on_device"]
+
+_HERE: AbstractContextManager[None] = nullcontext()
+
+
+class CuPyLibrary(Library):
+    """CuPy. The current stream is the one of CuPy: a thread has one for each device."""
+
+    name = "CuPy"
+    is_stream_ordered = True
+
+    def read(self, value: Any) -> Array | DeviceArray:
+        """Return where the array is. CuPy's own calls are queued on the current stream, so that there is nothing to wait for."""
+        check_dtype(value.dtype)
+        data = value.data
+        return DeviceArray(
+            value, self, data.ptr, value.shape, value.dtype, data.device_id, is_contiguous=value.flags.c_contiguous
+        )
+
+    def write(self, value: Any) -> Array | DeviceArray:
+        """Return where the array is; its elements must not share memory."""
+        if not value.flags.c_contiguous:
+            refuse_overlap(value.shape, value.strides, value.itemsize)
+        return self.read(value)
+
+    def give(self, result: Array, like: Any) -> Any:
+        """Return a copy on the device of ``like``: CuPy has no arrays in host memory."""
+        return self.give_device(self.to_device(result, like.data.device_id), like)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> DeviceArray:
+        """Return memory of CuPy's pool, allocated for the current stream."""
+        cupy = sys.modules["cupy"]
+        with on_device(device):
+            return self._device_array(cupy.empty(shape, dtype))
+
+    def address(self, value: Any, device: int) -> int:
+        """Return the address of an array."""
+        data = value.data
+        return data.ptr if value.flags.c_contiguous and data.device_id == device else 0
+
+    def give_device(self, result: DeviceArray, like: Any) -> Any:
+        """Return the array that holds the memory."""
+        owner = result.owner
+        return owner if owner.shape == result.shape else owner.reshape(result.shape)
+
+    def stream(self, device: int) -> tuple[int, Any]:
+        """Return CuPy's current stream on a device in this thread; the legacy default stream has the handle 0."""
+        stream = sys.modules["cupy"].cuda.get_current_stream(device)
+        return stream.ptr, stream
+
+    def contiguous(self, array: DeviceArray) -> DeviceArray:
+        """Return a copy in C order, made by a kernel of CuPy's."""
+        if array.is_contiguous:
+            return array
+        with on_device(array.device):
+            return self._device_array(sys.modules["cupy"].ascontiguousarray(array.owner))
+
+    def copy(self, target: DeviceArray, source: DeviceArray) -> None:
+        """Copy on the device."""
+        with on_device(target.device):
+            sys.modules["cupy"].copyto(target.owner, source.owner.reshape(target.owner.shape))
+
+    def to_host(self, array: DeviceArray) -> Array:
+        """Return a copy in memory of CuPy's pinned pool; the host waits for the current stream."""
+        if not array.size:
+            return np.empty(array.shape, array.dtype)
+        cupy = sys.modules["cupy"]
+        pinned = cupy.cuda.alloc_pinned_memory(array.nbytes)
+        host = np.frombuffer(pinned, np.uint8, array.nbytes).view(array.dtype).reshape(array.shape)
+        # `get` copies on the current stream of the current device, wherever the array is.
+        with on_device(array.device):
+            array.owner.reshape(array.shape).get(out=host)
+        return host
+
+    def to_device(self, result: Array, device: int) -> DeviceArray:
+        """Return a copy; CuPy has read the host memory, into pinned memory of its own, when this returns."""
+        with on_device(device):
+            return self._device_array(sys.modules["cupy"].asarray(result, order="C"))
+
+    def _device_array(self, array: Any) -> DeviceArray:
+        data = array.data
+        return DeviceArray(array, self, data.ptr, array.shape, array.dtype, data.device_id, is_contiguous=True)
+
+
+def on_device(device: int) -> AbstractContextManager[Any]:
+    """Return a block in which a device is the current one."""
+    cuda = sys.modules["cupy"].cuda
+    found: AbstractContextManager[Any] = _HERE if cuda.runtime.getDevice() == device else cuda.Device(device)
+    return found

@@ -1,0 +1,166 @@
+"""What a call must know of a library of arrays: where an array's memory is, and how to make a result of the same kind."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Array", "DeviceArray", "Library"]
+
+Array = npt.NDArray[Any]
+
+
+class DeviceArray:
+    """The memory of an array on a CUDA device, as the array's library tells it.
+
+    Attributes
+    ----------
+    owner
+        The array, which keeps the memory alive.
+    library
+        Whose it is.
+    pointer
+        The address of its first element.
+    shape, dtype
+        As for a NumPy array.
+    device
+        The number of the device.
+    is_contiguous
+        Whether it is C-contiguous.
+    """
+
+    __slots__ = ("device", "dtype", "is_contiguous", "library", "owner", "pointer", "shape")
+
+    def __init__(
+        self,
+        owner: Any,
+        library: Library,
+        pointer: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        device: int,
+        *,
+        is_contiguous: bool,
+    ) -> None:
+        self.owner: Any = owner
+        self.library: Library = library
+        self.pointer: int = pointer
+        self.shape: tuple[int, ...] = shape
+        self.dtype: np.dtype[Any] = dtype
+        self.device: int = device
+        self.is_contiguous: bool = is_contiguous
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of all elements."""
+        return self.size * self.dtype.itemsize
+
+    def reshape(self, *shape: int) -> DeviceArray:
+        """Return the same memory with another shape of as many elements; it must be contiguous."""
+        return DeviceArray(
+            self.owner, self.library, self.pointer, shape, self.dtype, self.device, is_contiguous=self.is_contiguous
+        )
+
+
+class Library(ABC):
+    """A library of arrays. None is ever imported here: whoever has an array has imported its library.
+
+    Attributes
+    ----------
+    name
+        What people call it.
+    is_stream_ordered
+        Whether memory of an array that is no longer needed is used again behind what its current stream has queued. Otherwise an array must be
+        kept until the device is done with it.
+    """
+
+    name: str
+    is_stream_ordered: bool = False
+
+    @abstractmethod
+    def read(self, value: Any) -> Array | DeviceArray:
+        """Return the memory of an array, without a copy: a NumPy view, maybe read-only, where it is the host's.
+
+        Where another stream than the current one still writes to it, the current stream is made to wait.
+
+        Raises
+        ------
+        DTypeError
+            Its dtype cannot travel.
+        LayoutError
+            It is no plain array of numbers in one piece of memory: sparse, quantized, on a device that is none of CUDA's, or lazy.
+        """
+
+    @abstractmethod
+    def write(self, value: Any) -> Array | DeviceArray:
+        """Return the memory of an array that a result is to be written to, as `read`.
+
+        Raises
+        ------
+        LayoutError
+            It cannot be written to, such as any array of JAX.
+        """
+
+    @abstractmethod
+    def give(self, result: Array, like: Any) -> Any:
+        """Return a result in host memory as an array of this library, without a copy where the library allows that.
+
+        ``like`` is the array that was given to the call.
+        """
+
+    # Device memory. A library that has none need not define these.
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> DeviceArray:
+        """Return new, C-contiguous memory of a device, allocated for the library's current stream there."""
+        raise NotImplementedError
+
+    def address(self, value: Any, device: int) -> int:
+        """Return the address of an array that is C-contiguous and on a device, quickly; 0 where it is not, or that takes a longer look."""
+        return 0
+
+    def fresh(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> tuple[int, Any]:
+        """Return the address of new memory as by `empty`, and the array that is to be given back; for libraries with `address`."""
+        array = self.empty(shape, dtype, device)
+        return array.pointer, array.owner
+
+    def give_device(self, result: DeviceArray, like: Any) -> Any:
+        """Return a result in memory that `empty` returned, to which the current stream will have written, as an array of this library."""
+        raise NotImplementedError
+
+    def stream(self, device: int) -> tuple[int, Any]:
+        """Return the handle of the library's current stream on a device, and an object that keeps the stream alive."""
+        raise NotImplementedError
+
+    def synchronize(self, device: int) -> None:
+        """Wait on the host until the current stream of a device has done all that it was given."""
+        self.stream(device)[1].synchronize()
+
+    def contiguous(self, array: DeviceArray) -> DeviceArray:
+        """Return a C-contiguous copy, made on the current stream; the array itself where it is contiguous."""
+        raise NotImplementedError
+
+    def copy(self, target: DeviceArray, source: DeviceArray) -> None:
+        """Copy a C-contiguous array into one of the same shape and dtype, in any layout, on the current stream."""
+        raise NotImplementedError
+
+    def to_host(self, array: DeviceArray) -> Array:
+        """Return a copy in the host's memory, pinned where the library can, once all that is queued on the current stream is done."""
+        raise NotImplementedError
+
+    def to_device(self, result: Array, device: int) -> DeviceArray:
+        """Return a copy of a host array on a device, made on the current stream."""
+        raise NotImplementedError
