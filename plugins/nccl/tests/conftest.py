@@ -1,0 +1,176 @@
+"""GPUs and an NCCL that are made of threads, and ranks on them, without a job around them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_gpu import fake_cupy
+from fake_gpu.fake_nccl import FakeNccl
+from worlds import must, on_threads
+
+from manyhands.api import Backend, Bootstrap, Deadline, DeviceMeeting, Launch
+from manyhands_nccl.backend import NcclBackend, create
+from manyhands_nccl.channel import NcclChannel
+from manyhands_nccl.plugin import NcclConfig
+
+
+class Exchange:
+    """Where ranks that are threads trade cards."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._cards: dict[str, dict[int, bytes]] = {}
+        self._changed = threading.Condition()
+
+    def __call__(self, rank: int, name: str, card: bytes) -> list[bytes]:
+        assert len(card) <= 1 << 16
+        with self._changed:
+            cards = self._cards.setdefault(name, {})
+            assert rank not in cards, f"{name!r} twice"
+            cards[rank] = card
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: len(cards) == self.size, 20)
+        return [cards[each] for each in range(self.size)]
+
+
+class ThreadBootstrap(Bootstrap):
+    """A bootstrap of a rank whose peers are threads of this process."""
+
+    def __init__(self, rank: int, exchange: Exchange, hosts: tuple[int, ...], config: NcclConfig) -> None:
+        self.rank = rank
+        self.world_size = exchange.size
+        self.config = config
+        self.host = "127.0.0.1"
+        self.deadline = Deadline(20)
+        self.shared = {}
+        self.hosts = hosts
+        self._exchange = exchange
+
+    def exchange(self, name: str, card: bytes) -> list[bytes]:
+        return self._exchange(self.rank, name, card)
+
+    def part(self, name: str) -> Backend:
+        raise AssertionError("nccl has no parts")
+
+    def describe(self, *_: Any) -> Any:
+        raise AssertionError("nccl has no parts")
+
+    def listen(self, host: str, accept: Callable[..., None]) -> tuple[str, int]:
+        raise AssertionError("NCCL needs no sockets of ours")
+
+    def dial(self, peer: int, address: tuple[str, int], hello: bytes, deadline: Deadline) -> Any:
+        raise AssertionError("NCCL needs no sockets of ours")
+
+
+class OnGpu:
+    """An array on the current GPU, also of dtypes that CuPy does not have."""
+
+    def __init__(self, array: Any, dtype: Any) -> None:
+        self.array = array
+        self.pointer: int = array.data.ptr
+        self.dtype = np.dtype(dtype)
+
+    @classmethod
+    def copy_of(cls, array: Any) -> OnGpu:
+        array = np.ascontiguousarray(array)
+        return cls(fake_cupy.asarray(array.reshape(-1).view(np.uint8)), array.dtype)
+
+    @classmethod
+    def empty(cls, count: int, dtype: Any) -> OnGpu:
+        return cls(fake_cupy.empty(count * np.dtype(dtype).itemsize, np.uint8), dtype)
+
+    def get(self) -> Any:
+        """Return a copy on the host, once the current stream is done."""
+        return fake_cupy.asnumpy(self.array).view(self.dtype)
+
+
+class Rank:
+    """A rank with an open channel, in a thread of its own, on a GPU of its own."""
+
+    def __init__(self, number: int, size: int, backend: NcclBackend, channel: NcclChannel) -> None:
+        self.number = number
+        self.size = size
+        self.backend = backend
+        self.channel = channel
+
+    def run(self, launch: Launch, source: OnGpu | None = None, target: OnGpu | None = None, stream: int = 0) -> None:
+        """Launch on arrays; None stands for no memory."""
+        launch(0 if source is None else source.pointer, 0 if target is None else target.pointer, stream)
+
+    def put(self, array: Any) -> OnGpu:
+        """Return a copy on the GPU, made on the current stream."""
+        return OnGpu.copy_of(array)
+
+    def empty(self, count: int, dtype: Any) -> OnGpu:
+        """Return memory that nobody has written."""
+        return OnGpu.empty(count, dtype)
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
+    """A machine with four GPUs, and NCCL on it."""
+    fake = FakeNccl()
+    fake.install(monkeypatch)
+    fake_cupy.install(monkeypatch, 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
+    yield fake
+    fake.release()
+    fake_cupy.shut_down()
+    assert fake.crimes == []
+
+
+Start = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def start(nccl: FakeNccl) -> Start:
+    """Make the backend of each rank: ``start(world_size, hosts=None, configs=None)``; return each, or what it raised."""
+
+    def run(world_size: int, hosts: tuple[int, ...] | None = None, configs: list[dict[str, Any]] | None = None) -> list[Any]:
+        exchange = Exchange(world_size)
+        hosts, configs = hosts or (0,) * world_size, configs or [{}] * world_size
+        return on_threads(
+            lambda rank: create(ThreadBootstrap(rank, exchange, hosts, NcclConfig(**configs[rank]))),
+            world_size,
+        )
+
+    return run
+
+
+World = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def outcomes(start: Start) -> World:
+    """Call ``body(rank)`` on each rank of a world with an open channel; return what each returned, or raised."""
+
+    def run(body: Callable[[Rank], Any], world_size: int, *, timeout_s: float = 20, **options: Any) -> list[Any]:
+        backends = must(start(world_size, **options))
+        exchange = Exchange(world_size)
+
+        def enter(number: int) -> Any:
+            backend = backends[number]
+            fake_cupy.cuda.Device(backend.device).use()
+            meeting = DeviceMeeting(
+                range(world_size), number, lambda name, card: exchange(number, name, card), Deadline(timeout_s)
+            )
+            channel = backend.open_device(0, meeting)
+            try:
+                return body(Rank(number, world_size, backend, channel))
+            finally:
+                channel.close()
+
+        return on_threads(enter, world_size)
+
+    return run
+
+
+@pytest.fixture
+def world(outcomes: World) -> World:
+    """Call ``body(rank)`` on each rank of a world with an open channel; return the results."""
+    return lambda body, world_size, **options: must(outcomes(body, world_size, **options))

@@ -1,0 +1,459 @@
+"""What fails, hangs or is aborted, and that it ends in bounded time."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from fake_gpu import fake_cuda, fake_cupy
+from worlds import must, on_threads
+
+from manyhands.api import Collective, Deadline, DeviceCall, DeviceFailure, DeviceMeeting
+from manyhands_nccl import _nccl, plugin
+from manyhands_nccl._cuda import load as load_cuda
+
+F4 = np.dtype("f4")
+SUM = DeviceCall(Collective.ALL_REDUCE, F4, 4, op="sum")
+ABORTED = "NCCL 2.32.3: the communicator cannot be used any more: the job was aborted"
+
+
+def ones(rank):
+    return rank.put(np.full(4, rank.number + 1, "f4"))
+
+
+def ends():
+    """The threads that end communicators."""
+    return [thread for thread in threading.enumerate() if thread.name == "manyhands nccl end"]
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Let the limits be short that nobody should wait for in a test."""
+    monkeypatch.setattr(_nccl, "_END_S", 0.2)
+    monkeypatch.setattr(_nccl, "_FINALIZE_S", 0.1)
+    monkeypatch.setattr(_nccl, "_LOCK_S", 0.1)
+
+
+def test_an_abort_ends_a_kernel_that_waits_for_a_rank(world, nccl):
+    launched = threading.Barrier(2)
+
+    def body(rank):
+        array, launch = ones(rank), rank.channel.prepare(SUM)
+        rank.run(launch, array, array)
+        if rank.number == 0:
+            rank.run(launch, array, array)  # rank 1 never makes this call
+        launched.wait(20)
+        rank.backend.abort()
+        rank.backend.abort()
+        fake_cuda.stream_synchronize(0)
+        with pytest.raises(DeviceFailure) as caught:
+            rank.run(launch, array, array)
+        return str(caught.value), rank.channel.failure()
+
+    assert world(body, 2) == [(ABORTED, None)] * 2
+    assert nccl.names().count("comm_abort") == 2
+    assert nccl.open_communicators() == 0
+
+
+def test_an_abort_ends_a_launch_that_still_connects(world, nccl):
+    nccl.hanging.add("connect")
+
+    def body(rank):
+        array, launch = ones(rank), rank.channel.prepare(SUM)
+        timer = threading.Timer(0.05, rank.backend.abort)
+        timer.start()
+        with pytest.raises(DeviceFailure) as caught:
+            rank.run(launch, array, array)
+        timer.join()
+        return str(caught.value)
+
+    assert world(body, 2) == ["NCCL 2.32.3: the communicator was aborted: the job was aborted"] * 2
+
+
+def test_a_launch_that_others_never_make_ends_by_the_jobs_timeout(world, nccl):
+    nccl.hanging.add("connect")
+
+    def body(rank):
+        array = ones(rank)
+        rank.channel._communicator._patience_s = 0.05
+        with pytest.raises(DeviceFailure) as caught:
+            rank.run(rank.channel.prepare(SUM), array, array)
+        assert caught.value is rank.channel.failure()
+        return str(caught.value), caught.value.is_remote
+
+    words = "NCCL 2.32.3: a call was not launched within 0.05 s: another rank did not make it, or cannot be reached"
+    assert world(body, 2) == [(words, True)] * 2
+
+
+def opening(start, nccl, timeout_s, meanwhile=lambda backend: None):
+    backends = must(start(2))
+    unique_id = b"\0" + bytes(nccl.get_unique_id())
+
+    def enter(number):
+        meanwhile(backends[number])
+        meeting = DeviceMeeting([0, 1], number, lambda name, card: [unique_id, b""], Deadline(timeout_s))
+        return backends[number].open_device(0, meeting)
+
+    return on_threads(enter, 2)
+
+
+def join_ends():
+    for thread in filter(threading.Thread.is_alive, ends()):
+        thread.join(20)
+
+
+def test_a_communicator_that_never_comes_up_ends_by_the_deadline(start, nccl):
+    nccl.hanging.add("comm_init")
+    for outcome in opening(start, nccl, 0.05):
+        assert isinstance(outcome, TimeoutError)
+        assert str(outcome) == "NCCL 2.32.3 is still in progress after 0.05 s"
+    join_ends()
+    assert (nccl.names().count("comm_abort"), nccl.open_communicators()) == (2, 0)
+
+
+def test_an_abort_ends_a_communicator_that_comes_up(start, nccl):
+    nccl.hanging.add("comm_init")
+    timers = []
+
+    def meanwhile(backend):
+        timers.append(threading.Timer(0.05, backend.abort))
+        timers[-1].start()
+
+    for outcome in opening(start, nccl, 20, meanwhile):
+        assert isinstance(outcome, DeviceFailure)
+        assert str(outcome) == "NCCL 2.32.3: the communicator was aborted: the job was aborted"
+    for timer in timers:
+        timer.join(20)
+    join_ends()
+    assert nccl.open_communicators() == 0
+
+
+def test_nothing_comes_up_after_an_abort(start, nccl):
+    for outcome in opening(start, nccl, 20, lambda backend: backend.abort()):
+        assert isinstance(outcome, DeviceFailure)
+        assert str(outcome) == "NCCL 2.32.3: the job was aborted"
+    assert "comm_init_rank_config" not in nccl.names()
+
+
+def test_a_failure_of_nccl_to_come_up_is_told(start, nccl):
+    nccl.refuse("comm_init_rank_config", 2)
+    outcomes = opening(start, nccl, 0.2)
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["DeviceFailure", "TimeoutError"]
+    failure = next(outcome for outcome in outcomes if isinstance(outcome, DeviceFailure))
+    assert str(failure) == "NCCL 2.32.3: SystemError (2): unhandled system error (run with NCCL_DEBUG=INFO for details)"
+    join_ends()
+
+
+def test_all_ranks_learn_that_the_first_cannot_make_an_id(outcomes, nccl):
+    nccl.refuse("get_unique_id", 2)
+    found = outcomes(lambda rank: None, 3)
+    words = "NCCL 2.32.3: SystemError (2): unhandled system error (run with NCCL_DEBUG=INFO for details)"
+    assert [(type(each), str(each), each.is_remote) for each in found] == [
+        (DeviceFailure, words, rank != 0) for rank in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "is_remote"),
+    [
+        (6, "NCCL 2.32.3: remote process exited or there was a network error", True),
+        (1, "NCCL 2.32.3: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", False),
+    ],
+)
+def test_an_asynchronous_error_is_found_by_whoever_looks(world, nccl, status, said, is_remote):
+    together = threading.Barrier(2)
+
+    def body(rank):
+        array, launch = ones(rank), rank.channel.prepare(SUM)
+        rank.run(launch, array, array)
+        fake_cuda.stream_synchronize(0)
+        before = rank.channel.failure()
+        together.wait(20)
+        if rank.number == 1:
+            nccl.fail(1, status)
+        together.wait(20)
+        found = rank.channel.failure()
+        together.wait(20)
+        rank.backend.abort()
+        return before, found and (found.reason, found.is_remote)
+
+    assert world(body, 2) == [(None, None), (None, (said, is_remote))]
+
+
+def test_a_launch_raises_an_asynchronous_error(world, nccl):
+    def body(rank):
+        array, launch = ones(rank), rank.channel.prepare(SUM)
+        rank.run(launch, array, array)
+        fake_cuda.stream_synchronize(0)
+        nccl.fail(0, 6)
+        with pytest.raises(DeviceFailure, match="RemoteError") as caught:
+            rank.run(launch, array, array)
+        rank.backend.abort()
+        return caught.value.is_remote, rank.channel.failure() is caught.value
+
+    assert world(body, 1) == [(True, True)]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_call_that_nccl_refuses_is_a_failure_and_the_next_one_may_work(world, nccl, grouped):
+    def body(rank):
+        array, launch = ones(rank), rank.channel.prepare(SUM)
+        rank.run(launch, array, array)
+
+        def launch_again():
+            if not grouped:
+                return rank.run(launch, array, array)
+            with rank.channel.together():
+                rank.run(launch, array, array)
+            return None
+
+        nccl.refuse("all_reduce", 3)
+        with pytest.raises(DeviceFailure) as caught:
+            launch_again()
+        launch_again()
+        return str(caught.value), rank.channel.failure() is caught.value, array.get().tolist()
+
+    words = "NCCL 2.32.3: InternalError (3): internal error - please report this issue to the NCCL developers"
+    assert world(body, 1) == [(words, True, [1.0] * 4)]
+
+
+def test_an_uneven_call_that_fails_half_way_closes_its_group(world, nccl):
+    def body(rank):
+        source, target, array = rank.put(np.ones(3, "f4")), rank.empty(3, F4), ones(rank)
+        call = DeviceCall(Collective.ALL_TO_ALL, F4, 3, counts=(3,), receive_counts=(3,))
+        launch = rank.channel.prepare(call)
+        nccl.refuse("recv", 4)
+        with pytest.raises(DeviceFailure, match="InvalidArgument"):
+            rank.run(launch, source, target)
+        rank.run(launch, source, target)
+        rank.run(rank.channel.prepare(SUM), array, array)
+        return target.get().tolist(), array.get().tolist()
+
+    assert world(body, 1) == [([1.0] * 3, [1.0] * 4)]
+
+
+def test_only_the_thread_that_launches_looks_at_what_is_in_progress(world, nccl):
+    nccl.hanging.add("connect")
+
+    def body(rank):
+        nccl.pollers.clear()
+        array, launch, settling = ones(rank), rank.channel.prepare(SUM), threading.Event()
+        look = nccl.comm_get_async_error
+        looks = []
+
+        def looking(comm):
+            looks.append(threading.current_thread().name)
+            if len(looks) == 5:
+                settling.set()
+            return look(comm)
+
+        nccl.comm_get_async_error = looking
+
+        def watch():
+            assert settling.wait(20)
+            assert rank.channel.failure() is None
+            nccl.hanging.clear()
+
+        watcher = threading.Thread(target=watch, name="watcher")
+        watcher.start()
+        rank.run(rank.channel.prepare(SUM), array, array)
+        watcher.join()
+        del nccl.comm_get_async_error
+        return launch is not None, array.get().tolist()
+
+    assert world(body, 1) == [(True, [1.0] * 4)]
+    assert "watcher" not in nccl.pollers
+
+
+def test_an_abort_that_hangs_in_nccl_is_left_alone_and_said(world, nccl, short, monkeypatch):
+    nccl.hanging.add("comm_abort")
+    said, words = threading.Event(), []
+
+    def warning(text, *values):
+        words.append(text % values)
+        said.set()
+
+    monkeypatch.setattr(_nccl._log, "warning", warning)
+
+    def body(rank):
+        rank.backend.abort()
+        rank.channel.close()  # comes back
+        return nccl.open_communicators()
+
+    assert world(body, 1) == [1]
+    assert said.wait(20)
+    nccl.release()
+    join_ends()
+    assert words == ["NCCL 2.32.3: ending a communicator hangs, and is left alone"]
+
+
+def test_a_process_that_exits_waits_for_what_ends(world, nccl):
+    nccl.hanging.add("comm_abort")
+
+    def body(rank):
+        rank.backend.abort()
+        threading.Timer(0.05, nccl.release).start()
+        plugin._finish()
+        return nccl.open_communicators()
+
+    assert world(body, 1) == [0]
+
+
+def test_a_process_that_exits_leaves_an_abort_alone_that_hangs(world, nccl, short):
+    nccl.hanging.add("comm_abort")
+
+    def body(rank):
+        rank.backend.abort()
+        plugin._finish()  # comes back
+        return nccl.open_communicators()
+
+    assert world(body, 1) == [1]
+    nccl.release()
+    join_ends()
+
+
+def test_an_interpreter_that_refuses_threads_can_end(world, nccl, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    def body(rank):
+        with monkeypatch.context() as patch:
+            patch.setattr(_nccl.threading.Thread, "start", refuse)
+            rank.backend.abort()
+            rank.channel.close()
+
+    world(body, 1)
+    assert nccl.open_communicators() == 1
+
+
+def test_a_communicator_that_cannot_be_closed_well_is_aborted(world, nccl, short, caplog):
+    nccl.hanging.add("comm_finalize")
+    world(lambda rank: None, 2)
+    join_ends()
+    assert nccl.names().count("comm_abort") == 2
+    assert nccl.open_communicators() == 0
+    assert {message.partition(": NCCL 2.32.3 is")[0] for message in caplog.messages} == {
+        "NCCL 2.32.3: closing a communicator failed, so that it is aborted"
+    }
+
+
+def test_an_abort_ends_the_closing_of_a_communicator(world, nccl):
+    nccl.hanging.add("comm_finalize")
+
+    def body(rank):
+        threading.Timer(0.05, rank.backend.abort).start()
+        rank.channel.close()
+
+    world(body, 2)
+    assert nccl.names().count("comm_abort") == 2
+
+
+@pytest.mark.parametrize("version", [23203, 22800])
+def test_an_abort_frees_a_launch_that_is_stuck_in_a_full_queue(world, nccl, short, version):
+    nccl.version = version
+    kernel = threading.Barrier(2)
+
+    def body(rank):
+        array, launch = ones(rank), rank.channel.prepare(SUM)
+        rank.run(launch, array, array)
+        fake_cuda.stream_synchronize(0)
+        kernel.wait(20)
+        nccl.hanging.add("all_reduce")
+        stuck = threading.Thread(target=rank.run, args=(launch, array, array))
+        stuck.start()
+        rank.backend.abort()
+        if version < 22900:
+            join_ends()
+            nccl.release()
+        stuck.join(20)
+        return stuck.is_alive()
+
+    assert world(body, 2) == [False] * 2
+    revoked, aborted = nccl.names().count("comm_revoke"), nccl.names().count("comm_abort")
+    if version < 22900:  # there is no other way, and no other thread to be asked
+        assert (revoked, aborted) == (0, 2)
+        nccl.crimes.clear()
+    else:
+        assert revoked == aborted == 2
+
+
+def test_the_survivors_shrink_a_communicator(world, nccl):
+    dead = threading.Barrier(3)
+
+    def body(rank):
+        array, launch = ones(rank), rank.channel.prepare(SUM)
+        rank.run(launch, array, array)
+        fake_cuda.stream_synchronize(0)
+        dead.wait(20)
+        if rank.number == 1:
+            rank.backend.abort()
+            return None
+        rank.run(launch, array, array)  # hangs until the communicator is shrunk
+        parent = rank.channel._communicator
+        nccl.fail(rank.number, 6)
+        child = parent.shrink([1], Deadline(20))
+        other = ones(rank)
+        library = parent.library
+
+        def enqueue(source, target, stream):
+            library.all_reduce(source, target, 4, 7, 0, child.handle, stream)
+
+        child.guard(enqueue)(other.pointer, other.pointer, 0)
+        result = other.get().tolist()
+        parent.abort("it was shrunk")
+        child.close()
+        return result
+
+    assert world(body, 3) == [[4.0] * 4, None, [4.0] * 4]
+    assert [call for call in nccl.calls if call[0] == "comm_shrink"] == [("comm_shrink", (1,), 1)] * 2
+    assert nccl.open_communicators() == 0
+
+
+def test_an_older_nccl_cannot_shrink_and_says_so(world, nccl):
+    nccl.version = 22602
+
+    def body(rank):
+        with pytest.raises(DeviceFailure) as caught:
+            rank.channel._communicator.shrink([], Deadline(20))
+        return str(caught.value)
+
+    assert world(body, 1) == ["NCCL 2.26.2 cannot shrink a communicator, which NCCL can from 2.27 on"]
+
+
+def test_a_device_that_has_failed_is_a_failure_of_events(world):
+    def body(rank):
+        event = rank.channel.record(0)
+        fake_cupy.enqueue(0, lambda: fake_cuda.view(1, 1))  # an illegal address
+        with pytest.raises(fake_cupy.CUDARuntimeError):
+            fake_cuda.stream_synchronize(0)
+        found = []
+        for call in (event.done, lambda: rank.channel.record(0)):
+            with pytest.raises(DeviceFailure) as caught:
+                call()
+            found.append(str(caught.value))
+        fake_cupy.forgive()
+        return found
+
+    words = "CUDA: cudaErrorIllegalAddress: an illegal memory access was encountered"
+    assert world(body, 1) == [[words, words]]
+
+
+def test_an_unknown_stream_is_a_failure(world):
+    def body(rank):
+        for call in (lambda: rank.channel.record(12345), lambda: rank.channel.is_capturing(12345)):
+            with pytest.raises(DeviceFailure, match="CUDA: cudaErrorInvalidResourceHandle"):
+                call()
+
+    world(body, 1)
+
+
+def test_a_helper_leaves_the_device_that_a_thread_had(nccl):
+    cuda = load_cuda()
+    fake_cuda.set_device(1)
+    with pytest.raises(DeviceFailure, match="cudaErrorInvalidDevice"), cuda.on(9):
+        raise AssertionError
+    with cuda.on(2):
+        assert fake_cuda.get_device() == 2
+    assert fake_cuda.get_device() == 1
+    fake_cuda.set_device(0)

@@ -1,0 +1,138 @@
+"""The plugin as others see it: its description, its probe, and what doctor tells."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from fake_gpu import fake_cupy
+from pydantic import ValidationError
+
+from manyhands.api import BackendUnavailableError
+from manyhands_nccl import _cuda, _nccl, plugin
+from manyhands_nccl.diagnosis import diagnose
+from manyhands_nccl.plugin import NcclConfig, manyhands_register_backends
+
+
+def without(monkeypatch, *packages):
+    """Let some packages be not installed."""
+    for name in [*packages, *(f"{package}.{rest}" for package in packages for rest in ("cuda", "bindings", "bindings.nccl"))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    find = plugin.find_spec
+    monkeypatch.setattr(plugin, "find_spec", lambda name: None if name in packages else find(name))
+
+
+def test_the_description_is_light():
+    program = (
+        "import sys, manyhands_nccl.plugin as p; p.manyhands_register_backends(); p.probe(); "
+        "print([m for m in ('numpy', 'cupy', 'nccl', 'manyhands_nccl._nccl') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_description_says_what_the_backend_is():
+    spec = manyhands_register_backends()
+    assert (spec.name, spec.devices, spec.capabilities, spec.auto_priority) == ("nccl", ("cuda",), frozenset(), None)
+    assert spec.install == "pip install manyhands[nccl], or manyhands[nccl-cuda13] for CUDA 13"
+
+
+@pytest.mark.parametrize("table", [{"device": -1}, {"max_ctas": 0}, {"max_ctas": 65}, {"check": "kinds"}])
+def test_a_wrong_config_is_refused(table):
+    with pytest.raises(ValidationError):
+        NcclConfig(**table)
+
+
+def test_the_probe_names_what_is_missing(monkeypatch):
+    monkeypatch.setattr(plugin, "_DRIVER", "libc.so.6")
+    with monkeypatch.context() as patch:
+        without(patch, "cupy", "nccl")
+        assert plugin.probe() == "CuPy is not installed"
+    monkeypatch.setattr(plugin, "_is_missing", lambda package: package == "nccl")
+    assert plugin.probe() == "nccl4py, NVIDIA's binding of NCCL, is not installed"
+    monkeypatch.setattr(plugin, "_is_missing", lambda package: False)
+    assert plugin.probe() is None
+    monkeypatch.setattr(plugin, "_DRIVER", "libno_such_driver.so.1")
+    assert plugin.probe() == "there is no driver of NVIDIA's on this host: libno_such_driver.so.1 cannot be loaded"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert plugin.probe() == "NCCL needs Linux, and this is darwin"
+
+
+def test_the_probe_sees_what_is_there(nccl, monkeypatch):
+    monkeypatch.setattr(plugin, "_DRIVER", "libc.so.6")
+    assert plugin.probe() is None
+
+
+def test_a_missing_library_is_refused_in_words(monkeypatch):
+    without(monkeypatch, "cupy", "nccl")
+    with pytest.raises(BackendUnavailableError, match=r"^nccl4py cannot be imported \(.*\): pip install manyhands\[nccl\]"):
+        _nccl.load()
+    with pytest.raises(BackendUnavailableError, match=r"^CuPy cannot be imported \(.*\): pip install manyhands\[nccl\]"):
+        _cuda.load()
+
+
+def test_a_binding_that_lacks_something_is_refused_in_words(nccl, monkeypatch):
+    monkeypatch.delattr(type(nccl), "comm_shrink")
+    monkeypatch.delattr(type(nccl), "send")
+    with pytest.raises(BackendUnavailableError) as caught:
+        _nccl.load()
+    assert str(caught.value) == "nccl4py 2.32.3 has no send, comm_shrink in nccl.bindings.nccl: pip install 'nccl4py>=0.6,<0.7'"
+
+
+def test_a_library_that_cannot_be_loaded_is_refused_in_words(nccl, monkeypatch):
+    def fail():
+        raise RuntimeError("libnccl.so.2: no such file")
+
+    monkeypatch.setattr(nccl, "get_version", fail)
+    with pytest.raises(BackendUnavailableError) as caught:
+        _nccl.load()
+    assert str(caught.value) == (
+        "NCCL's library cannot be loaded (libnccl.so.2: no such file): pip install manyhands[nccl], or manyhands[nccl-cuda13] for CUDA 13"
+    )
+
+
+def test_doctor_tells_what_is_missing_where_there_is_nothing(monkeypatch):
+    without(monkeypatch, "cupy", "nccl")
+    facts = diagnose()
+    assert facts[0] == ("nccl", "cannot run here: CuPy is not installed")
+    assert [what for what, _ in facts] == ["nccl", "CuPy", "nccl4py", "NCCL", "CUDA", "GPUs"]
+    found = dict(facts)
+    assert found["NCCL"].startswith("not to be found out: nccl4py cannot be imported (")
+    assert found["CUDA"] == found["GPUs"]
+    assert found["GPUs"].startswith("not to be found out: CuPy cannot be imported (")
+
+
+def test_doctor_tells_of_versions_gpus_and_their_links(nccl, monkeypatch):
+    monkeypatch.setattr(plugin, "_DRIVER", "libc.so.6")
+    monkeypatch.setattr(fake_cupy.cuda.runtime, "deviceCanAccessPeer", lambda device, peer: {device, peer} <= {0, 1, 2})
+    facts = diagnose()
+    assert facts[0] == ("nccl", "nothing speaks against it")
+    assert facts[3:] == [
+        ("NCCL", "2.32.3, /fake/libnccl.so.2"),
+        ("CUDA of the driver", "13.0"),
+        ("CUDA runtime", "12.9"),
+        ("GPUs", "4"),
+        *((f"GPU {n}", f"Fake GPU, 16 GiB, compute capability 9.0, PCI bus id 0000:0{n + 1}:00") for n in range(4)),
+        ("GPU 0 reaches", "1, 2"),
+        ("GPU 1 reaches", "0, 2"),
+        ("GPU 2 reaches", "0, 1"),
+        ("GPU 3 reaches", "no other GPU directly"),
+        ("GPU links", "whether they are NVLink is not known here: nvidia-smi topo -m shows it"),
+    ]
+
+
+def test_doctor_goes_on_after_a_step_that_fails(nccl, monkeypatch):
+    describe = fake_cupy.cuda.runtime.getDeviceProperties
+
+    def properties(device):
+        if device == 1:
+            raise fake_cupy.CUDARuntimeError(719)
+        return describe(device)
+
+    monkeypatch.setattr(fake_cupy.cuda.runtime, "getDeviceProperties", properties)
+    monkeypatch.setattr(fake_cupy.cuda.runtime, "driverGetVersion", lambda: 0)
+    found = dict(diagnose())
+    assert found["CUDA of the driver"] == "no driver is loaded"
+    assert found["GPU 1"] == "not to be found out: CUDA: cudaErrorLaunchFailure: unspecified launch failure"
+    assert found["GPU 2"].startswith("Fake GPU, ")

@@ -1,0 +1,1 @@
+"""GPUs that are made of threads and NumPy memory, for tests."""

@@ -1,0 +1,544 @@
+"""Calls on GPUs through groups: on fakes of CUDA, CuPy and NCCL, whose streams run late wherever nothing makes them wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from device_worlds import HYBRID, gpu_world, gpus
+from fake_gpu import fake_cupy as cupy
+from fake_gpu.fake_nccl import FakeNccl
+from worlds import must
+
+import manyhands as mh
+from manyhands.api import Group
+
+__all__ = ["gpus"]
+
+NCCL = {"backend": "nccl"}
+BACKENDS = pytest.mark.parametrize("config", [NCCL, HYBRID], ids=["nccl", "hybrid"])
+
+
+def ranks(program: Any, world_size: int, **options: Any) -> list[Any]:
+    return must(gpu_world(program, world_size, **options))
+
+
+def mine(group: Group, shape: Any = 5, dtype: Any = np.float32) -> Any:
+    return cupy.full(shape, group.rank + 1, dtype)
+
+
+@BACKENDS
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_collectives_give_arrays_of_cupy(gpus: FakeNccl, config: Any, size: int) -> None:
+    def program(group: Group) -> None:
+        total = size * (size + 1) / 2
+        for again in range(3):  # the first time, and when the kind is known
+            x = mine(group)
+            y = group.all_reduce(x)
+            assert type(y) is cupy.ndarray
+            assert y is not x
+            assert y.get().tolist() == [total] * 5
+            assert x.get().tolist() == [group.rank + 1.0] * 5
+            assert group.all_reduce(x, "mean").get().tolist() == [total / size] * 5
+            reduced = group.reduce(mine(group, (2, 2)), "max", root=size - 1)
+            assert (None if reduced is None else reduced.get().tolist()) == (
+                [[size] * 2] * 2 if group.rank == size - 1 else None
+            )
+            assert group.broadcast(mine(group), root=size - 1).get().tolist() == [size] * 5
+            assert group.all_gather(mine(group, 2)).get().tolist() == [rank + 1 for rank in range(size) for _ in range(2)]
+            gathered = group.gather(mine(group, 1, np.int64), root=0)
+            assert (None if gathered is None else gathered.get().tolist()) == (
+                list(range(1, size + 1)) if group.rank == 0 else None
+            )
+            parts = cupy.arange(2 * size, dtype=np.float32) if group.rank == 0 else None
+            assert group.scatter(parts, root=0).get().tolist() == [2 * group.rank, 2 * group.rank + 1]
+            assert group.reduce_scatter(mine(group, 2 * size)).get().tolist() == [total] * 2
+            swapped = group.all_to_all(cupy.asarray(np.arange(size, dtype=np.int32) + 10 * group.rank))
+            assert swapped.get().tolist() == [10 * rank + group.rank for rank in range(size)]
+            counts = list(range(1, size + 1))
+            uneven = group.all_gather(mine(group, group.rank + 1), counts=counts)
+            assert uneven.get().tolist() == [rank + 1 for rank in range(size) for _ in range(rank + 1)]
+            sent = cupy.asarray(np.full(sum(counts), group.rank, np.float64))
+            got = group.all_to_all(sent, send_counts=counts)
+            assert got.get().tolist() == [rank for rank in range(size) for _ in range(group.rank + 1)]
+            group.barrier()
+            assert again >= 0
+
+    ranks(program, size, config=config)
+
+
+@BACKENDS
+def test_results_go_into_out_in_any_layout(gpus: FakeNccl, config: Any) -> None:
+    def program(group: Group) -> None:
+        out = cupy.zeros((3, 4), np.float32)
+        assert group.all_reduce(mine(group, (3, 4)), out=out) is out
+        assert out.get().tolist() == [[3.0] * 4] * 3
+        x = mine(group, (3, 4))
+        assert group.all_reduce(x, out=x) is x
+        assert x.get().tolist() == [[3.0] * 4] * 3
+        turned = cupy.zeros((4, 3), np.float32).T
+        data = np.arange(12, dtype=np.float32).reshape(3, 4)
+        assert group.all_reduce(cupy.asarray(np.ascontiguousarray(data.T)).T, out=turned) is turned
+        assert turned.get().tolist() == (2 * data).tolist()
+        for wrong, error in [
+            (cupy.zeros((3, 4)), mh.DTypeError),
+            (cupy.zeros((4, 3), np.float32), mh.SizeMismatchError),
+            (np.zeros((3, 4), np.float32), mh.LayoutError),
+        ]:
+            with pytest.raises(error):
+                group.all_reduce(mine(group, (3, 4)), out=wrong)
+        with pytest.raises(mh.LayoutError, match="out= is on a GPU"):
+            group.all_reduce(np.ones((3, 4), np.float32), out=out)
+
+    ranks(program, 2, config=config)
+
+
+def test_a_call_waits_for_what_the_callers_stream_has_queued_and_the_stream_for_it(gpus: FakeNccl) -> None:
+    def program(group: Group) -> list[float]:
+        with cupy.cuda.Stream(non_blocking=True):
+            x = cupy.zeros(4, np.float32)
+            for _ in range(20):
+                x = x + group.rank + 1
+                group.all_reduce(x, out=x)
+                x = x / 2
+            return x.get().tolist()
+
+    expected = 0.0
+    for _ in range(20):
+        expected = (2 * expected + 3) / 2
+    assert ranks(program, 2) == [[np.float32(expected)] * 4] * 2
+
+
+def test_calls_launch_no_event_and_do_not_wait_on_the_host(gpus: FakeNccl) -> None:
+    reached = threading.Event()
+
+    def program(group: Group) -> list[float]:
+        x = mine(group)
+        group.all_reduce(x, out=x)
+        x.get()
+        group.barrier()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            if group.rank == 1:
+                with cupy.held(stream.ptr):
+                    group.all_reduce(x, out=x)
+                    reached.wait(20)
+            else:
+                for _ in range(1):
+                    group.all_reduce(x, out=x)  # returns although rank 1's device does nothing
+                reached.set()
+            return x.get().tolist()
+
+    assert ranks(program, 2) == [[6.0] * 5] * 2
+
+
+def test_work_beside_the_stream(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            x = mine(group, 100)
+            works = [group.all_reduce_async(x * (step + 1)) for step in range(5)]
+            results = [work.wait() * 1 for work in works]
+            assert [result.get().tolist() for result in results] == [[3.0 * (step + 1)] * 100 for step in range(5)]
+            assert all(work.done() for work in works)
+            called: list[Any] = []
+            done = threading.Event()
+            work = group.all_reduce_async(x)
+            work.add_done_callback(lambda each: (called.append(each.wait().get().tolist()), done.set()))
+            assert work.synchronize().get().tolist() == [3.0] * 100
+            assert done.wait(20)
+            assert called == [[3.0] * 100]
+
+            async def main() -> Any:
+                return await group.all_reduce_async(x, "max")
+
+            assert asyncio.run(main()).get().tolist() == [2.0] * 100
+            out = cupy.zeros((100, 2), np.float32)[:, 0]
+            with pytest.raises(mh.LayoutError, match="C-contiguous"):
+                group.all_reduce_async(x, out=out)
+            group.synchronize()
+
+    ranks(program, 2)
+
+
+def test_a_work_waits_for_what_the_stream_had_queued_when_it_was_made(gpus: FakeNccl) -> None:
+    def program(group: Group) -> list[float]:
+        stream = cupy.cuda.Stream(non_blocking=True)
+        x = mine(group)
+        x.get()
+        with stream:
+            with cupy.held(stream.ptr):
+                x += 10  # late
+                work = group.all_reduce_async(x)
+                assert not work.done()
+            y = work.wait()
+            return y.get().tolist()
+
+    assert ranks(program, 2) == [[23.0] * 5] * 2
+
+
+@BACKENDS
+def test_messages(gpus: FakeNccl, config: Any) -> None:
+    def program(group: Group) -> None:
+        right, left = (group.rank + 1) % 3, (group.rank - 1) % 3
+        for _ in range(3):
+            got = group.sendrecv(mine(group), right, left, out=cupy.zeros(5, np.float32))
+            assert got.get().tolist() == [left + 1.0] * 5
+        if group.rank == 0:
+            group.send(mine(group, (2, 2)), 2)
+        if group.rank == 2:
+            out = cupy.zeros(4, np.float32).reshape(2, 2)
+            assert group.recv(0, out=out) is out
+            assert out.get().tolist() == [[1.0] * 2] * 2
+        with pytest.raises(mh.LayoutError, match="needs out="):
+            group.sendrecv(mine(group), right, left)
+        if group.rank == 1:
+            assert group.recv_async(2, out=cupy.zeros(5, np.float32)).wait().get().tolist() == [3.0] * 5
+        if group.rank == 2:
+            group.send_async(mine(group), 1).synchronize()
+        group.barrier()
+
+    ranks(program, 3, config=config)
+
+
+@BACKENDS
+def test_groups_of_some_of_the_ranks(gpus: FakeNccl, config: Any) -> None:
+    def program(group: Group) -> None:
+        with group.split(group.rank % 2) as half:
+            assert half.all_reduce(mine(group)).get().tolist() == [4.0 if group.rank % 2 == 0 else 6.0] * 5
+        assert group.all_reduce(mine(group)).get().tolist() == [10.0] * 5
+
+    ranks(program, 4, config=config)
+
+
+def test_batches(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        arrays = [mine(group, (n, 2)) for n in range(1, 4)]
+        host = np.ones(3)
+        for _ in range(2):
+            with group.coalesce() as batch:
+                works = [batch.all_reduce(array, out=array if number == 1 else None) for number, array in enumerate(arrays)]
+                other = batch.all_reduce(host)
+            assert [work.wait().get().tolist() for work in works[::2]] == [[[3.0] * 2] * n for n in (1, 3)]
+            assert works[1].wait() is arrays[1]
+            assert other.wait().tolist() == [2.0] * 3
+            assert arrays[1].get().tolist() == [[3.0] * 2] * 2
+            arrays[1] = mine(group, (2, 2))
+
+    ranks(program, 2)
+    assert gpus.names().count("all_reduce") == 12
+
+
+# What is refused, and what does not fit together.
+
+
+def test_host_arrays_and_objects_need_another_route(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        with pytest.raises(mh.UnsupportedError, match='backend = "hybrid"'):
+            group.all_reduce(np.ones(3))
+        with pytest.raises(mh.UnsupportedError, match='backend = "hybrid"'):
+            group.broadcast_object("x")
+        with pytest.raises(mh.UnsupportedError, match="reproducible"):
+            group.all_reduce(mine(group), reproducible=True)
+        with pytest.raises(mh.UnsupportedError, match="int16"):
+            group.all_reduce(mine(group, 3, np.int16))
+        assert group.all_reduce(mine(group)).get().tolist() == [3.0] * 5
+
+    ranks(program, 2, config=NCCL)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda group: group.all_reduce(mine(group, 6)),
+        lambda group: group.all_reduce(mine(group, 5, np.float64)),
+        lambda group: group.all_reduce(mine(group), "max"),
+        lambda group: group.broadcast(mine(group), 0),
+        lambda group: group.broadcast(mine(group), 1),
+        lambda group: group.barrier(),
+    ],
+)
+def test_a_mismatch_is_found_before_anything_is_launched(gpus: FakeNccl, config: Any, other: Any) -> None:
+    def program(group: Group) -> None:
+        group.all_reduce(mine(group, 2))
+        if group.rank == 1:
+            other(group)
+        else:
+            group.all_reduce(mine(group))
+
+    outcomes = gpu_world(program, 3, config=config)
+    assert [type(outcome) for outcome in outcomes] in ([mh.CollectiveMismatchError] * 3, [mh.DeadlockError] * 3)
+    assert len({str(outcome) for outcome in outcomes}) == 1
+    text = str(outcomes[0])
+    assert 'all_reduce(float32[5] on cuda, op="sum") #1' in text
+    assert [line.split(":")[0].strip() for line in text.splitlines()[1:]] == ["ranks 0, 2", "rank 1"]
+    assert gpus.names().count("all_reduce") == 3
+
+
+def test_known_kinds_in_another_order_are_found_while_they_wait(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        x = mine(group)
+        group.all_reduce(x)
+        group.reduce(x, root=0)
+        group.synchronize()
+        if group.rank == 1:
+            group.all_reduce(x)
+            group.synchronize(timeout_s=20)
+        else:
+            group.reduce(x, root=0)
+            group.synchronize(timeout_s=20)
+
+    gpus.hanging.add("all_reduce")
+    gpus.hanging.clear()
+    outcomes = gpu_world(program, 2)
+    assert all(isinstance(outcome, mh.CollectiveMismatchError) for outcome in outcomes), outcomes
+    assert len({str(outcome) for outcome in outcomes}) == 1
+
+
+def test_known_kinds_in_another_order_that_end_are_found_when_the_ranks_compare(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        shapes = [(2, 3), (3, 2)]  # alike for NCCL
+        for shape in shapes:
+            group.all_reduce(mine(group, shape))
+        for shape in shapes if group.rank == 0 else shapes[::-1]:
+            group.all_reduce(mine(group, shape))
+
+    outcomes = gpu_world(program, 2)
+    assert all(isinstance(outcome, mh.CollectiveMismatchError) for outcome in outcomes), outcomes
+    assert 'gpu_check = "always"' in str(outcomes[0])
+
+
+def test_every_call_is_compared_before_its_launch_if_that_is_asked_for(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        x = mine(group)
+        for op in ("max", "min"):
+            group.all_reduce(x, op)
+        for op in ("max", "min") if group.rank == 0 else ("min", "max"):
+            group.all_reduce(x, op)
+
+    outcomes = gpu_world(program, 2, config={**HYBRID, "gpu_check": "always"})
+    assert all(isinstance(outcome, mh.CollectiveMismatchError) for outcome in outcomes), outcomes
+    assert gpus.names().count("all_reduce") == 4
+    assert 'op="max") #2' in str(outcomes[0])
+
+
+def test_a_call_on_the_host_and_one_on_a_gpu_are_a_mismatch(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        group.all_reduce(mine(group) if group.rank else np.ones(5, np.float32))
+
+    outcomes = gpu_world(program, 2)
+    assert all(isinstance(outcome, mh.CollectiveMismatchError) for outcome in outcomes), outcomes
+
+
+# What fails.
+
+
+def test_a_rank_that_does_not_come_is_named_at_the_deadline(gpus: FakeNccl) -> None:
+    over = threading.Event()
+
+    def program(group: Group) -> None:
+        x = mine(group)
+        group.all_reduce(x)
+        if group.rank == 1:
+            over.wait(20)
+            group.all_reduce(x)
+            return
+        try:
+            group.all_reduce(x, timeout_s=0.5)
+            group.synchronize()
+        finally:
+            over.set()
+
+    outcomes = gpu_world(program, 2)
+    assert isinstance(outcomes[0], mh.DeadlineError), outcomes
+    assert "rank 1 did not come" in str(outcomes[0])
+    assert str(outcomes[0]) == str(outcomes[1])
+
+
+def test_a_rank_that_raises_ends_what_others_wait_for_on_their_gpus(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        x = mine(group)
+        group.all_reduce(x)
+        if group.rank == 1:
+            raise KeyError("mine")
+        work = group.all_reduce_async(x)
+        work.synchronize()
+
+    outcomes = gpu_world(program, 3)
+    assert isinstance(outcomes[1], KeyError)
+    assert all(isinstance(outcomes[rank], mh.AbortedError) for rank in (0, 2)), outcomes
+
+
+def test_an_asynchronous_error_of_the_library_is_told_to_all_ranks(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        x = mine(group)
+        group.all_reduce(x)
+        group.synchronize()
+        group.barrier()
+        if group.rank == 1:
+            gpus.fail(1, 2)
+        group.all_reduce(x)
+        for _ in range(2000):
+            group.all_reduce(x)
+            group.synchronize()
+
+    outcomes = gpu_world(program, 2)
+    assert all(isinstance(outcome, mh.AbortedError) for outcome in outcomes), outcomes
+    assert "rank 1 lost its GPUs" in str(outcomes[0])
+
+
+def test_capture_of_a_graph(gpus: FakeNccl) -> None:
+    def program(group: Group) -> list[float]:
+        x = mine(group)
+        group.all_reduce(x, out=x)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        x = mine(group)
+        x.get()
+        with stream:
+            cupy.begin_capture(stream)
+            group.all_reduce(x, out=x)
+            graph = cupy.end_capture(stream)
+            for _ in range(3):
+                graph.launch(stream)
+            return x.get().tolist()
+
+    assert ranks(program, 2) == [[12.0] * 5] * 2
+
+
+# Through the host.
+
+
+@pytest.mark.parametrize("source", ["config", "variable"])
+def test_arrays_go_through_the_host_where_that_is_allowed(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    config: dict[str, Any] = {"backend": "tcp"}
+    if source == "config":
+        config["gpu_fallback"] = "host"
+    else:
+        monkeypatch.setenv("MANYHANDS_GPU_FALLBACK", "host")
+
+    def program(group: Group) -> None:
+        x = mine(group)
+        with pytest.warns(
+            mh.GpuFallbackWarning, match=r"^all_reduce: 20 bytes of a ndarray on a GPU go through the host"
+        ) as seen:
+            y = group.all_reduce(x)
+        assert len(seen) == 1
+        assert seen[0].filename == __file__
+        assert y.get().tolist() == [3.0] * 5
+        with pytest.warns(mh.GpuFallbackWarning):
+            assert group.all_reduce(x, out=x) is x
+        assert x.get().tolist() == [3.0] * 5
+        if group.rank == 0:
+            with pytest.warns(mh.GpuFallbackWarning, match="^send"):
+                group.send(x + 1, 1)
+        else:
+            out = cupy.zeros(5, np.float32)
+            with pytest.warns(mh.GpuFallbackWarning, match="^recv"):
+                assert group.recv(0, out=out) is out
+            assert out.get().tolist() == [4.0] * 5
+
+    ranks(program, 2, config=config)
+
+
+def test_arrays_on_gpus_are_refused_by_backends_of_the_host(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        with pytest.raises(
+            mh.UnsupportedError, match=r'all_reduce was given a ndarray on a GPU.*"nccl".*gpu_fallback = "host"'
+        ):
+            group.all_reduce(mine(group))
+
+    ranks(program, 2, config={"backend": "tcp"})
+
+
+def test_messages_with_a_route_of_their_own_go_through_the_host(gpus: FakeNccl) -> None:
+    routes = {"cpu": "tcp", "cuda": "nccl", "barrier": "tcp", "p2p": "tcp"}
+    config = {**HYBRID, "backends": {"hybrid": {"routes": routes}}}
+
+    def program(group: Group) -> None:
+        assert group.all_reduce(mine(group)).get().tolist() == [3.0] * 5
+        with pytest.raises(mh.UnsupportedError, match=r"send was given a ndarray on a GPU.*routes\.p2p"):
+            group.send(mine(group), 1 - group.rank)
+        if group.rank == 0:
+            group.send(np.ones(3), 1)
+        else:
+            assert group.recv(0).tolist() == [1.0] * 3
+        assert group.backend("nccl") is not None
+        assert group.backend("tcp") is not None
+        assert group.backend("shm") is None
+
+    ranks(program, 2, config=config)
+
+
+class Other:
+    """An array of some other library: CUDA's array interface alone."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+
+def test_arrays_of_other_libraries_are_kept_until_the_gpu_is_done(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        result = group.all_reduce(Other(mine(group)))
+        assert type(result) is cupy.ndarray
+        assert result.get().tolist() == [3.0] * 5
+        work = group.all_reduce_async(Other(mine(group)))
+        assert work.wait().get().tolist() == [3.0] * 5
+
+    ranks(program, 2)
+
+
+def test_arrays_on_another_device_than_the_groups_are_refused(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        with (
+            cupy.cuda.Device(3),
+            pytest.raises(mh.LayoutError, match=rf"is on device 3, and this rank's group uses device {group.rank}"),
+        ):
+            group.all_reduce(cupy.zeros(3, np.float32))
+
+    ranks(program, 2)
+
+
+def test_a_world_of_one_needs_no_gpu_library_of_its_own(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        x = mine(group, (2, 2))
+        y = group.all_reduce(x, "mean")
+        assert y is not x
+        assert y.get().tolist() == [[1.0] * 2] * 2
+        assert group.all_reduce(x, out=x) is x
+        assert group.all_gather_async(x).wait().get().tolist() == [[1.0] * 2] * 2
+        group.synchronize()
+
+    ranks(program, 1, config={"backend": "tcp"})
+    assert "all_reduce" not in gpus.names()
+
+
+def test_calls_of_known_kinds_cost_the_store_nothing(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyhands.rendezvous.control import Control
+
+    asked: list[str] = []
+    exchange = Control.exchange
+
+    def counted(self: Control, name: str, *args: Any) -> Any:
+        asked.append(name)
+        return exchange(self, name, *args)
+
+    monkeypatch.setattr(Control, "exchange", counted)
+
+    def program(group: Group) -> None:
+        x, y = mine(group), cupy.zeros(5, np.float32)
+        group.all_reduce(x, out=y)
+        group.barrier()
+        before = len(asked)
+        for _ in range(100):
+            group.all_reduce(x, out=y)
+            group.all_reduce_async(x, out=y).wait()
+        assert len(asked) == before
+        y.get()
+        group.barrier()
+
+    ranks(program, 2)
