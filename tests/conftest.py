@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import must, thread_world
+from worlds import HYBRIDS, must, thread_world
 
 from manyhands.api import Group
 
@@ -50,7 +50,7 @@ class World:
         return must(self.outcomes(function, world_size, timeout_s=timeout_s))
 
 
-_ALSO_OVER_SHM = frozenset(
+_OVER_ALL = frozenset(
     f"test_group_{topic}" for topic in ("async", "collectives", "point_to_point", "shortcuts", "split", "threads")
 )
 """What a backend can get wrong. The rest is core's own, and is the same over all of them."""
@@ -59,7 +59,7 @@ _ALSO_OVER_SHM = frozenset(
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test that asks for a world over each backend in turn."""
     if "world" in metafunc.fixturenames:
-        more = ["shm"] if metafunc.module.__name__.rpartition(".")[2] in _ALSO_OVER_SHM else []
+        more = ["shm", *HYBRIDS] if metafunc.module.__name__.rpartition(".")[2] in _OVER_ALL else []
         metafunc.parametrize("world", ["simulated", "tcp", *more], indirect=True)
 
 

@@ -14,10 +14,15 @@ import manyhands as mh
 from manyhands.api import CommError, Group, ThreadWorld
 from manyhands_simulated.running import Simulation
 
-__all__ = ["free_port", "must", "on_threads", "over_sockets", "thread_world"]
+__all__ = ["HYBRIDS", "free_port", "must", "on_threads", "over_sockets", "thread_world"]
 
 _PATIENCE_S = 40.0
 """How long a rank may take: more than any timeout of a test, so that only a hang ends by it."""
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "hybrid": {"routes": {"intra": "shm", "inter": "tcp"}},
+    "hybrid-simulated": {"routes": {"intra": "simulated", "inter": "tcp"}},
+}
+"""Worlds over backends that are composed, on pretended hosts of two ranks each; the second is a simulated one."""
 _FIRST_PORT, _PORTS, _WORKERS = 12_000, 20_000, 20
 
 
@@ -70,15 +75,19 @@ def thread_world(
     config: Mapping[str, Any] | None = None,
 ) -> list[Any]:
     """Run ``program`` on ranks that are threads; return what each returned or raised."""
-    if backend == "simulated":
-        # As the other backends, which carry small messages that nobody receives yet.
-        config = {"backends": {"simulated": {"eager_bytes": 65536}}, **(config or {})}
+    # As the other backends, which carry small messages that nobody receives yet.
+    tables: dict[str, Any] = {"simulated": {"eager_bytes": 65536}} if backend.endswith("simulated") else {}
+    if backend in HYBRIDS:
+        config = {"backend": "hybrid", "ranks_per_host": 2, **(config or {})}
+        # Who waits in a simulated world gives the processor to the rank that it waits for.
+        tables |= {"hybrid": HYBRIDS[backend], "tcp": {"spin_us": 0 if backend.endswith("simulated") else 200}}
+    config = {"backends": tables, **(config or {})}
 
     def body(_: int) -> Any:
-        with mh.init(config=config or {}, timeout_s=timeout_s) as group:
+        with mh.init(config=config, timeout_s=timeout_s) as group:
             return program(group)
 
-    if backend == "simulated":
+    if backend.endswith("simulated"):
         done = Simulation(world_size).execute(body)
         return [done.errors.get(rank, done.results[rank]) for rank in range(world_size)]
     world = ThreadWorld(world_size, backend)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from worlds import must, on_threads
 
-from manyhands.api import Bootstrap, Deadline
+from manyhands.api import Backend, BackendSpec, Bootstrap, Deadline
 from manyhands_shm.backend import ShmBackend
 from manyhands_shm.plugin import ShmConfig
 
@@ -28,6 +28,12 @@ class ThreadBootstrap(Bootstrap):
         self.shared = None
         self._cards = cards
         self._together = together
+
+    def describe(self, name: str) -> BackendSpec:
+        raise AssertionError("shared memory is composed of nothing")
+
+    def part(self, name: str, ranks: Sequence[int] | None = None) -> Backend:
+        raise AssertionError("shared memory is composed of nothing")
 
     def exchange(self, name: str, card: bytes) -> list[bytes]:
         assert len(card) <= 1 << 16

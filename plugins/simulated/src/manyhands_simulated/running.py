@@ -162,6 +162,7 @@ def run(
         What goes wrong, and when.
     config
         The content of a ``manyhands.toml``; files of the working directory are not read. Seed, network and faults are arguments instead.
+        ``backend`` may be ``"hybrid"``, with the simulated one among its routes.
     timeout_s
         Virtual seconds that an operation may last.
     check
@@ -191,7 +192,7 @@ def run(
     returned: dict[int, Any] = {}  # also by ranks that could not leave well after that
 
     def body(rank: int) -> None:
-        with init("simulated", config=config, timeout_s=timeout_s) as group:
+        with init(_backend(config), config=config, timeout_s=timeout_s) as group:
             result = function(group)
             if inspect.iscoroutine(result) or inspect.isgenerator(result):
                 result.close()
@@ -212,11 +213,20 @@ def run(
     return done
 
 
+def _backend(config: Mapping[str, Any]) -> str:
+    """Return which backend a config asks for: the simulated one, unless that is a part of another."""
+    backend = config.get("backend", "auto")
+    return "simulated" if backend == "auto" else str(backend)
+
+
 def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Refuse what is for `manyhands run`, and would change nothing here."""
-    backend = config.get("backend", "simulated")
-    if backend not in ("simulated", "auto"):
-        raise UsageError(f"config has backend = {backend!r}, and the ranks of this run are simulated: leave it out")
+    backend = _backend(config)
+    if backend != "simulated" and not (backend == "hybrid" and _is_composed(config)):
+        raise UsageError(
+            f"config has backend = {backend!r}, and the ranks of this run are simulated: leave it out, or compose it with 'simulated', as "
+            'backend = "hybrid" with routes = { cpu = "simulated", p2p = "tcp" }'
+        )
     backends = config.get("backends", {})
     own = backends.get("simulated", {}) if isinstance(backends, Mapping) else {}
     for key in ("seed", "network", "faults", "trace"):
@@ -224,3 +234,11 @@ def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
             instead = "Run.trace_json() returns the trace" if key == "trace" else f"give it as {key}="
             raise UsageError(f"config has backends.simulated.{key} = {own[key]!r}, which is for `manyhands run`: {instead}")
     return config
+
+
+def _is_composed(config: Mapping[str, Any]) -> bool:
+    """Tell whether the hybrid backend of a config has a simulated part."""
+    table: Any = config
+    for key in ("backends", "hybrid", "routes"):
+        table = table.get(key) if isinstance(table, Mapping) else None
+    return isinstance(table, Mapping) and "simulated" in table.values()

@@ -1,0 +1,83 @@
+"""A transport of this computer in a simulated world: it waits for a moment at a time, and lets the other ranks run in between.
+
+Of the ranks of a simulated world one runs at a time, until it waits for something of that world. What it waits for on a socket is none of
+that, and comes from a rank that may have to run first. While it waits, virtual time passes as the computer's does, so that deadlines hold.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+from manyhands.api import Deadline, Runtime, Sink, Transfer, Transport
+
+__all__ = ["PollingTransport"]
+
+_GLANCE_S, _GLANCES = 20e-6, 100
+"""How often a rank that waits only looks, and for how long it lets others run in between; nearly always that is all that it takes."""
+_NO_TIME_S = 1e-9
+_SLICE_S = 1e-3
+"""For how long it waits then: whatever is still missing may take the computer's time. Nobody else runs meanwhile."""
+_FIRST_CONNECT_S, _LONGEST_CONNECT_S = 0.05, 0.5
+"""To connect takes several messages, and begins anew with each try."""
+
+
+class PollingTransport(Transport):
+    """A transport that others than simulated ranks could use.
+
+    Parameters
+    ----------
+    transport
+        What moves the bytes, on the computer's clock.
+    runtime
+        The simulated world.
+    """
+
+    def __init__(self, transport: Transport, runtime: Runtime) -> None:
+        self._transport = transport
+        self._runtime = runtime
+        self.streams: bool = transport.streams
+
+    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
+        """Connect, again and again."""
+        slices = (min(_FIRST_CONNECT_S * 2**number, _LONGEST_CONNECT_S) for number in itertools.count())
+        self._poll(lambda limit: self._transport.connect(peers, limit), deadline, slices)
+
+    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to send."""
+        return self._transport.send(peer, header, payload)
+
+    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to receive."""
+        return self._transport.recv(peer, header, payload)
+
+    def consume(self, peer: int, header: bytes, nbytes: int, sink: Sink) -> Transfer:
+        """Start to receive in parts."""
+        return self._transport.consume(peer, header, nbytes, sink)
+
+    def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+        """Wait, again and again. There are no mailboxes, which would wait by themselves."""
+        slices = itertools.chain(itertools.repeat(0.0, _GLANCES), itertools.repeat(_SLICE_S))
+        self._poll(lambda limit: self._transport.wait(transfers, limit), deadline, slices)
+
+    def close(self) -> None:
+        """Close the transport."""
+        self._transport.close()
+
+    def _poll(self, attempt: Callable[[Deadline], None], deadline: Deadline, slices: Iterable[float]) -> None:
+        self._nap(0.0)  # who is to send can mostly do so at once
+        for seconds in slices:
+            try:
+                attempt(Deadline(seconds or _NO_TIME_S))
+            except TimeoutError:
+                if deadline.passed():
+                    raise
+                self._nap(max(seconds, _GLANCE_S))
+            else:
+                return
+
+    def _nap(self, seconds: float) -> None:
+        """Let the others run, and virtual time pass. It is no `Runtime.sleep`, which is a call of the program."""
+        place = self._runtime.place(for_good=False)
+        self._runtime.call_later(seconds, place.wake)
+        place.wait(None)

@@ -1,0 +1,130 @@
+"""The table of routes: what it may hold, and what is refused, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from worlds import must, thread_world
+
+import manyhands as mh
+from manyhands.api import BackendUnavailableError, ConfigError
+from manyhands.config import load
+
+
+def config(**routes: Any) -> dict[str, Any]:
+    return {"backend": "hybrid", "backends": {"hybrid": {"routes": routes}}}
+
+
+@pytest.mark.parametrize(
+    ("routes", "said"),
+    [
+        ({}, 'expected at least one route, such as { cpu = "tcp", cuda = "nccl" }'),
+        ({"cpu": "tcp", "intra": "shm", "inter": "tcp"}, "cpu is one way for all ranks, intra and inter are two"),
+        ({"cpu": "tcp", "inter": "tcp"}, "cpu is one way for all ranks, intra and inter are two"),
+        ({"intra": "shm"}, "intra stands alone: expected inter as well, or cpu instead of both"),
+        ({"inter": "tcp", "cuda": "nccl"}, "inter stands alone: expected intra as well"),
+        ({"barrier": "tcp"}, "barrier is for some calls in host memory: expected a route for all others"),
+        ({"cuda": "nccl", "p2p": "tcp"}, "p2p is for some calls in host memory: expected a route for all others"),
+        ({"cpu": "hybrid"}, "hybrid cannot be a part of itself"),
+        ({"cpu": "tcp", "p2p": "auto"}, 'expected the name of a backend, such as "tcp"'),
+        ({"cpu": ""}, 'expected the name of a backend, such as "tcp"'),
+        ({"cpu": 1}, "should be a valid string"),
+        ({"cpu": "tcp", "barier": "tcp"}, "did you mean 'backends.hybrid.routes.barrier'? Valid here: cpu, cuda, barrier, p2p"),
+    ],
+)
+def test_routes_that_make_no_sense_are_refused_in_words(routes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(config(**routes), environ={}).backend_config("hybrid")
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("config argument: backends.hybrid.routes")
+
+
+def test_without_a_table_of_routes_there_is_nothing_to_compose() -> None:
+    with pytest.raises(ConfigError, match=r"backends\.hybrid\.routes is missing"):
+        load({"backend": "hybrid"}, environ={}).backend_config("hybrid")
+
+
+def test_routes_may_stand_in_variables() -> None:
+    variables = {"MANYHANDS_BACKENDS__HYBRID__ROUTES__INTRA": "shm", "MANYHANDS_BACKENDS__HYBRID__ROUTES__INTER": "tcp"}
+    found: Any = load({}, environ=variables).backend_config("hybrid")
+    assert (found.routes.intra, found.routes.inter, found.routes.cpu) == ("shm", "tcp", None)
+
+
+def never(group: mh.Group) -> None:
+    raise AssertionError
+
+
+def test_a_name_that_nobody_has_is_unknown_and_the_nearest_is_told() -> None:
+    for outcome in thread_world(never, 2, "hybrid", config=config(cpu="tpc")):
+        assert isinstance(outcome, mh.UnknownBackendError)
+    assert "there is no backend 'tpc'" in str(outcome)
+    assert "did you mean 'tcp'?" in str(outcome)
+
+
+def test_a_part_that_is_not_installed_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyhands.plugins import manager
+
+    everything = manager.installed
+    monkeypatch.setattr(manager, "installed", lambda group: tuple(each for each in everything(group) if each.name != "shm"))
+    for outcome in thread_world(never, 2, "hybrid", config=config(cpu="tcp", p2p="shm")):
+        assert isinstance(outcome, BackendUnavailableError)
+    assert "the backend 'hybrid' is to be composed of 'shm'" in str(outcome)
+    assert str(outcome).endswith("install it with: pip install 'manyhands[shm]'")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_part_that_cannot_run_is_named_with_its_command(register: Callable[..., str], world_size: int) -> None:
+    broken = register(never, devices=("cuda",), probe=lambda: "there is no GPU", install="pip install manyhands[star]")
+    outcomes = thread_world(never, world_size, "hybrid", config=config(cpu="tcp", cuda=broken))
+    assert {type(outcome) for outcome in outcomes} == {BackendUnavailableError}
+    assert str(outcomes[0]) == f"backend {broken!r} cannot run here: there is no GPU; try: pip install manyhands[star]"
+
+
+def test_a_part_s_own_table_is_checked() -> None:
+    tables = {"hybrid": {"routes": {"cpu": "tcp"}}, "tcp": {"spin_us": -1}}
+    for outcome in thread_world(never, 2, "hybrid", config={"backend": "hybrid", "backends": tables}):
+        assert isinstance(outcome, ConfigError)
+        assert "backends.tcp.spin_us = -1" in str(outcome)
+
+
+def test_a_part_s_own_table_counts(counting: Callable[[str], str]) -> None:
+    name = counting("cpu")
+    seen = []
+
+    def program(group: mh.Group) -> None:
+        seen.append(group.backend(name)._config.spin_us)
+
+    tables = {"hybrid": {"routes": {"cpu": name}}, name: {"spin_us": 7}}
+    must(thread_world(program, 2, "hybrid", config={"backend": "hybrid", "backends": tables}))
+    assert seen == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("routes", "said"),
+    [
+        ({"cpu": "gpu"}, "routes.cpu is 'gpu', which moves no arrays in host memory"),
+        ({"intra": "a", "inter": "gpu"}, "routes.inter is 'gpu', which moves no arrays in host memory"),
+        ({"cpu": "a", "barrier": "gpu", "cuda": "gpu"}, "routes.barrier is 'gpu', which moves no arrays in host memory"),
+        ({"cpu": "a", "cuda": "a"}, "routes.cuda is 'a', which moves no arrays on GPUs"),
+    ],
+)
+def test_a_part_that_cannot_serve_its_route_is_refused_before_any_is_made(
+    bootstrap: Callable[..., Any], routes: dict[str, str], said: str
+) -> None:
+    from manyhands_hybrid.backend import HybridBackend
+
+    given = bootstrap(**routes)
+    with pytest.raises(ConfigError) as caught:
+        HybridBackend(given)
+    assert said in str(caught.value)
+    assert given.log == []
+
+
+def test_a_backend_that_is_composed_of_itself_by_way_of_another_is_refused(register: Callable[..., str]) -> None:
+    names: list[str] = []
+    names.append(register(lambda bootstrap: bootstrap.part(names[0])))
+    for outcome in thread_world(never, 2, "hybrid", config=config(cpu=names[0])):
+        assert isinstance(outcome, ConfigError)
+        assert str(outcome) == f"'hybrid' -> {names[0]!r} -> {names[0]!r}: a backend cannot be a part of itself"
