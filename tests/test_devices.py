@@ -214,6 +214,35 @@ def test_groups_of_some_of_the_ranks(gpus: FakeNccl, config: Any) -> None:
     ranks(program, 4, config=config)
 
 
+def test_calls_beside_the_stream_whose_ranks_first_tell_each_other_something(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        stream = cupy.cuda.Stream(non_blocking=True)
+        x = cupy.asarray(np.full(3, 10.0 * group.rank))
+        x.get()
+        with stream:
+            x = x + 1  # late
+            counts = [1, 2] if group.rank == 0 else [2, 1]
+            swapped = group.all_to_all_async(x, send_counts=counts).wait()
+            assert swapped.get().tolist() == ([1.0, 11.0, 11.0] if group.rank == 0 else [1.0, 1.0, 11.0])
+            parts = x[:2] if group.rank == 0 else None
+            assert group.scatter_async(parts, root=0).wait().get().tolist() == [1.0]
+            assert group.scatter_async(np.arange(2) if group.rank == 0 else None, root=0).wait().tolist() == [group.rank]
+
+    ranks(program, 2)
+
+
+def test_counts_that_only_one_rank_has_had_before(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        for counts in ([[1, 2], [1, 2]], [[1, 2], [2, 1]], [[2, 1], [2, 1]]):
+            mine = counts[group.rank]
+            got = group.all_to_all(cupy.asarray(np.arange(3.0)), send_counts=mine)
+            first = [0.0, 1.0, 2.0]
+            expected = [first[: each[0]] if group.rank == 0 else first[each[0] :] for each in counts]
+            assert got.get().tolist() == [value for part in expected for value in part]
+
+    ranks(program, 2)
+
+
 def test_batches(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
         arrays = [mine(group, (n, 2)) for n in range(1, 4)]

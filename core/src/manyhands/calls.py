@@ -19,7 +19,7 @@ from manyhands.failures import check_usable
 from manyhands.job import Job
 from manyhands.lanes import Lane
 from manyhands.members import Members
-from manyhands.operations import Operations
+from manyhands.operations import Operations, Traded
 from manyhands.shortcuts import Shortcut
 from manyhands.work import Work
 
@@ -124,6 +124,8 @@ class Calls:
         self._check_open()
         if isinstance(action, DeviceAction):
             return cast("Work[T]", self._beside(what, action, seconds))
+        if isinstance(action, Traded):
+            return cast("Work[T]", self._trade_then_beside(what, action, seconds))
         work: Work[T] = Work(what, self._callbacks, self._saw)
         runtime = self._job.runtime
         run = runtime.on_behalf(lambda: work.run(lambda: action(Deadline(seconds, runtime.now))))
@@ -143,6 +145,21 @@ class Calls:
             work.launch(lambda: action.launch(Deadline(timeout_s)))
 
         self._in_turn(run)
+        return work
+
+    def _trade_then_beside(self, what: str, action: Traded, timeout_s: float) -> Work[Any]:
+        """Likewise, for a call whose ranks first tell each other something: that is waited for, and the rest follows in the same turn."""
+        work: DeviceWork[Any] = DeviceWork(what, self._callbacks, self._saw, self._job, DeviceWatch.of(self._job))
+
+        def run(deadline: Deadline) -> None:
+            rest = action.trade(deadline)
+            if isinstance(rest, DeviceAction) and not rest.is_copy:
+                rest.begin()
+                work.launch(lambda: rest.launch(deadline))
+            else:
+                work.run(lambda: rest(deadline))
+
+        self._now(what, run, timeout_s)
         return work
 
     def _in_turn(self, run: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,9 @@ from manyhands.select import Selector
 from manyhands.taking import Give, Memory, Taking
 from manyhands.wire import MAX_DIMENSIONS, CallSignature
 
-__all__ = ["Action", "Operations"]
+__all__ = ["Action", "Operations", "Traded"]
+
+T = TypeVar("T")
 
 Action = Callable[[Deadline], Any]
 """What runs when a call's turn comes, and gives its result."""
@@ -41,6 +43,23 @@ _HOST = frozenset({"cpu"})
 _INT64 = np.dtype(np.int64)
 _MAY_ALIAS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST})
 """Where input and output may be the very same memory; schedules are proved for that as well."""
+
+
+class Traded:
+    """A call on devices whose ranks first tell each other, on the host, what they are about to do.
+
+    Attributes
+    ----------
+    trade
+        ``trade(deadline)`` does so, and returns the rest.
+    """
+
+    def __init__(self, trade: Callable[[Deadline], Action]) -> None:
+        self.trade = trade
+
+    def __call__(self, deadline: Deadline) -> Any:
+        """Make the call, on the caller's stream."""
+        return self.trade(deadline)(deadline)
 
 
 class Operations:
@@ -159,16 +178,16 @@ class Operations:
             Collective.BROADCAST, _INT64, description.shape, root=root, uneven=uneven, operation="scatter", part="shape"
         )
 
-        def action(deadline: Deadline) -> Any:
+        def trade(deadline: Deadline) -> Action:
             if self._moves_host:
                 sent = description if self._rank == root else np.empty(0, _INT64)
                 self.collectives.run(about, sent, description, deadline)
             else:
                 cards = self._trade("scatter", description.tobytes() if self._rank == root else b"", deadline)
                 description[:] = np.frombuffer(cards[root], _INT64)
-            return self._rest("scatter", lambda: hand_out(deadline))
+            return self._rest("scatter", hand_out)
 
-        def hand_out(deadline: Deadline) -> Any:
+        def hand_out() -> Action:
             dtype = dtype_from_code(int(description[1]))
             shape = tuple(int(n) for n in description[3 : 3 + int(description[2])])
             if dtype is None:
@@ -194,9 +213,9 @@ class Operations:
                     raise self._give_up(
                         f"rank {self._rank} cannot take its part of scatter: out= is on a GPU, and the root's array is not"
                     )
-            return self._into(call, memory, part_shape, target, give)(deadline)
+            return self._into(call, memory, part_shape, target, give, is_agreed=True)
 
-        return action
+        return self._in_two_steps("scatter", trade, is_on_device=self.devices.channel is not None)
 
     def reduce_scatter(
         self, array: npt.ArrayLike, op: Op, counts: Sequence[int] | None, out: Array | None, reproducible: bool | None
@@ -239,11 +258,11 @@ class Operations:
         source = source.library.contiguous(source) if isinstance(source, DeviceArray) else contiguous(source)
         row = math.prod(source.shape[1:])
 
-        def trade(deadline: Deadline) -> Any:
-            incoming = self._trade_counts(per_rank, deadline)
-            return self._rest("all_to_all", lambda: exchange(incoming, deadline))
+        def trade(deadline: Deadline) -> Action:
+            incoming = self._trade_counts(per_rank, source, deadline)
+            return self._rest("all_to_all", lambda: exchange(incoming))
 
-        def exchange(incoming: Array, deadline: Deadline) -> Any:
+        def exchange(incoming: Array) -> Action:
             received = tuple(incoming.tolist())
             if expected is not None and received != expected:
                 raise self._give_up(
@@ -263,9 +282,9 @@ class Operations:
                 receive_counts=tuple(n * row for n in received),
                 uneven=(),
             )
-            return self._into(call, source, shape, target, give)(deadline)
+            return self._into(call, source, shape, target, give, is_agreed=True)
 
-        return trade
+        return self._in_two_steps("all_to_all", trade, is_on_device=isinstance(source, DeviceArray))
 
     def barrier(self) -> Action:
         """Prepare `Group.barrier`."""
@@ -341,12 +360,21 @@ class Operations:
     def _fixed(self, reproducible: bool | None) -> bool:
         return self._reproducible if reproducible is None else bool(reproducible)
 
-    def _into(self, call: Call, source: Memory, shape: tuple[int, ...], out: Memory | None, give: Give | None) -> Action:
+    def _into(
+        self,
+        call: Call,
+        source: Memory,
+        shape: tuple[int, ...],
+        out: Memory | None,
+        give: Give | None,
+        *,
+        is_agreed: bool = False,
+    ) -> Action:
         """Prepare a call whose result this rank gets."""
         may_alias = call.collective in _MAY_ALIAS
         if isinstance(source, DeviceArray):
             assert out is None or isinstance(out, DeviceArray)
-            return collective(self.devices, call, source, shape, out, give, may_alias=may_alias)
+            return collective(self.devices, call, source, shape, out, give, may_alias=may_alias, is_agreed=is_agreed)
         assert not isinstance(out, DeviceArray)
         memory, target = placed(source, shape, call.dtype, out, may_alias=may_alias)
 
@@ -385,12 +413,17 @@ class Operations:
         collectives.sequence = self._job.control.progress.calls[members.channel] = sequence + 1
         return cards
 
-    def _trade_counts(self, per_rank: tuple[int, ...], deadline: Deadline) -> Array:
+    def _trade_counts(self, per_rank: tuple[int, ...], source: Memory, deadline: Deadline) -> Array:
         """Tell every rank how many rows it gets from this one; return how many this one gets from each."""
         mine = np.array(per_rank, _INT64)
-        if not self._moves_host:
-            cards = self._trade("all_to_all", mine.tobytes(), deadline)
-            return np.array([np.frombuffer(card, _INT64)[self._rank] for card in cards], _INT64)
+        if isinstance(source, DeviceArray):
+            rows = f"{source.dtype} rows of shape {list(source.shape[1:])}".encode()
+            cards = self._trade("all_to_all", mine.tobytes() + rows, deadline)
+            other = next((rank for rank, card in enumerate(cards) if card[mine.nbytes :] != rows), None)
+            if other is not None:
+                theirs = cards[other][mine.nbytes :].decode()
+                raise self._give_up(f"in all_to_all rank {self._rank} has {rows.decode()}, and rank {other} has {theirs}")
+            return np.array([np.frombuffer(card, _INT64, len(per_rank))[self._rank] for card in cards], _INT64)
         ones = (1,) * self._members.size
         about = Call(Collective.ALL_TO_ALL, _INT64, (), counts=ones, receive_counts=ones, operation="all_to_all", part="counts")
         incoming = np.empty(self._members.size, _INT64)
@@ -437,7 +470,16 @@ class Operations:
         )
         return source, call, (sum(per_rank), *rest)
 
-    def _rest(self, what: str, rest: Callable[[], Array]) -> Array:
+    def _in_two_steps(self, what: str, trade: Callable[[Deadline], Action], *, is_on_device: bool) -> Action:
+        """Prepare a call whose ranks first tell each other what they are about to do."""
+
+        def action(deadline: Deadline) -> Any:
+            rest = trade(deadline)
+            return self._rest(what, lambda: rest(deadline))
+
+        return Traded(trade) if is_on_device else action
+
+    def _rest(self, what: str, rest: Callable[[], T]) -> T:
         """Do the second part of a call, for which the other ranks wait: whatever goes wrong here, they must learn of it."""
         try:
             return rest()

@@ -205,8 +205,9 @@ def collective(
     give: Give | None,
     *,
     may_alias: bool,
+    is_agreed: bool = False,
 ) -> DeviceAction:
-    """Prepare a collective whose result has ``shape``, None where this rank gets none.
+    """Prepare a collective whose result has ``shape``, None where this rank gets none; ``is_agreed`` is that of `Devices.run`.
 
     Raises
     ------
@@ -218,7 +219,7 @@ def collective(
     _check_device(devices, source)
     array = source.library.contiguous(source)
     if shape is None:
-        return DeviceAction(devices, _enqueue(devices, call, array, None), [array], None, None, give)
+        return DeviceAction(devices, _enqueue(devices, call, array, None, is_agreed=is_agreed), [array], None, None, give)
     target, late = out, None
     if out is not None:
         check_device_out(out, shape, call.dtype)
@@ -231,7 +232,7 @@ def collective(
     if target is None:
         target = source.library.empty(shape, call.dtype, source.device)
     arrays = [array] if out is None else [array, out]
-    return DeviceAction(devices, _enqueue(devices, call, array, target), arrays, target, late, give)
+    return DeviceAction(devices, _enqueue(devices, call, array, target, is_agreed=is_agreed), arrays, target, late, give)
 
 
 def message(
@@ -257,10 +258,12 @@ def message(
     return DeviceAction(devices, enqueue, arrays, target, late, give)
 
 
-def _enqueue(devices: Devices, call: Call, source: DeviceArray, target: DeviceArray | None) -> Enqueue | None:
+def _enqueue(
+    devices: Devices, call: Call, source: DeviceArray, target: DeviceArray | None, *, is_agreed: bool
+) -> Enqueue | None:
     if devices.channel is None:
         return None
-    return lambda stream, keep, deadline: devices.run(call, source, target, stream, keep, deadline)
+    return lambda stream, keep, deadline: devices.run(call, source, target, stream, keep, deadline, is_agreed=is_agreed)
 
 
 def _check_device(devices: Devices, array: DeviceArray) -> None:

@@ -101,13 +101,22 @@ class Devices:
         self._library = "" if channel is None else channel.library
         self._watch: DeviceWatch | None = None if channel is None else DeviceWatch.of(job)
         self._kinds: dict[Hashable, Prepared] = {}
+        self._traded: dict[Call, Prepared] = {}
         self._last: Launched | None = None
         self._digest = 0
         self._count = 0
-        self._messages: dict[tuple[int, int], int] = {}
+        self._flows: dict[tuple[int, int], _Flow] = {}
 
     def run(
-        self, call: Call, source: DeviceArray | None, target: DeviceArray | None, stream: int, keep: Any, deadline: Deadline
+        self,
+        call: Call,
+        source: DeviceArray | None,
+        target: DeviceArray | None,
+        stream: int,
+        keep: Any,
+        deadline: Deadline,
+        *,
+        is_agreed: bool = False,
     ) -> None:
         """Enqueue a collective.
 
@@ -123,6 +132,9 @@ class Devices:
             What keeps the stream alive.
         deadline
             Until when the ranks must have agreed, where they have to, and for how long the call may last on the device.
+        is_agreed
+            Whether the ranks have just told each other what they are about to do: each may have a part of its own in it, so that what is known
+            to one may be new to another.
 
         Raises
         ------
@@ -132,8 +144,11 @@ class Devices:
             The backend does not do that, on any rank; nothing was launched.
         """
         check_usable(self._job, self._members.number)
-        prepared = self._kinds.get(call)
-        if prepared is None or self._always:
+        prepared = self._traded.get(call) if is_agreed else self._kinds.get(call)
+        if prepared is None and is_agreed:
+            prepared = self._prepare(call, _signature(call))
+            _remember(self._traded, call, prepared)
+        elif prepared is None or (self._always and not is_agreed):
             prepared = self._agree(call, _signature(call), partial(self._prepare, call), self._members.ranks, deadline)
         self.launch(prepared, _address(source), _address(target), stream, keep, deadline.timeout_s)
 
@@ -279,9 +294,7 @@ class Devices:
         prepared = self._kinds.get(call)
         if prepared is None or self._always or key in self.shortcuts or not library.is_stream_ordered:
             return
-        while len(self.shortcuts) >= _MAX_KINDS:
-            del self.shortcuts[next(iter(self.shortcuts))]
-        self.shortcuts[key] = DeviceShortcut(self, prepared, library, shape, call.dtype, in_place=in_place)
+        _remember(self.shortcuts, key, DeviceShortcut(self, prepared, library, shape, call.dtype, in_place=in_place))
 
     @property
     def members(self) -> Members:
@@ -326,9 +339,7 @@ class Devices:
             report = Report("mismatch", text, other, signature.operation, self._members.channel, sequence, list(ranks))
             raise self._job.fail(report)
         prepared = self._kinds.get(key) or prepare(signature)
-        while len(self._kinds) >= _MAX_KINDS:
-            del self._kinds[next(iter(self._kinds))]
-        self._kinds[key] = prepared
+        _remember(self._kinds, key, prepared)
         return prepared
 
     def _prepare(self, call: Call, signature: CallSignature) -> Prepared:
@@ -340,14 +351,15 @@ class Devices:
 
     def _message(self, source: int, dest: int, array: DeviceArray, deadline: Deadline) -> Prepared:
         """Return what sends or receives one message; the two ranks agree on the first of a kind."""
-        key = (source, dest, array.dtype, array.size)
-        number = self._messages[source, dest] = self._messages.get((source, dest), 0) + 1
-        prepared = self._kinds.get(key)
+        flow = self._flows.setdefault((source, dest), _Flow())
+        flow.count += 1
+        key = array.dtype, array.size
+        prepared = flow.kinds.get(key)
         if prepared is not None and not self._always:
             return prepared
         ranks = self._members.ranks
         signature = CallSignature("send", dtype_code(array.dtype), (array.size,), count=array.size, device=_DEVICE)
-        name = f"message #{number} from rank {ranks[source]} to rank {ranks[dest]} of group {self._members.number} on GPUs"
+        name = f"message #{flow.count} from rank {ranks[source]} to rank {ranks[dest]} of group {self._members.number} on GPUs"
         members = (ranks[source], ranks[dest])
         cards, _ = meet(self._job, self._members, name, signature.describe().encode(), members, deadline)
         if cards[0] != cards[1]:
@@ -362,9 +374,7 @@ class Devices:
             make = channel.prepare_send if source == self._members.rank else channel.prepare_recv
             peer = dest if source == self._members.rank else source
             prepared = Prepared(signature, make(array.dtype, array.size, peer), 0, array.nbytes)
-            while len(self._kinds) >= _MAX_KINDS:
-                del self._kinds[next(iter(self._kinds))]
-            self._kinds[key] = prepared
+            _remember(flow.kinds, key, prepared)
         return prepared
 
     # What goes wrong
@@ -403,6 +413,23 @@ class Devices:
             raise
         finally:
             self._plugins.notify_finished(replace(event, finished_ns=time.monotonic_ns(), error=error))
+
+
+class _Flow:
+    """What has been sent from one rank to another: how many messages, and of which kinds. Both ranks know the same, whatever else they do."""
+
+    __slots__ = ("count", "kinds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.kinds: dict[Hashable, Prepared] = {}
+
+
+def _remember(known: dict[Any, Any], key: Hashable, value: object) -> None:
+    """Keep a value, and as many before it as there is room for: alike on all ranks that remember the same in the same order."""
+    while len(known) >= _MAX_KINDS:
+        del known[next(iter(known))]
+    known[key] = value
 
 
 def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChannel | None:

@@ -61,11 +61,12 @@ class Watched(Protocol):
 class _Group:
     """What is known of one group's launches."""
 
-    __slots__ = ("event", "last", "mark", "next_stall")
+    __slots__ = ("done", "event", "last", "mark", "next_stall")
 
     def __init__(self) -> None:
         self.last: Launched | None = None
         self.mark: Launched | None = None
+        self.done: Launched | None = None
         self.event: DeviceEvent | None = None
         self.next_stall = 0.0
 
@@ -168,7 +169,7 @@ class DeviceWatch:
     def _examine(self, group: Watched, known: _Group) -> bool:
         """Look at the launches of one group; tell whether any are still to come."""
         channel, last = group.channel, known.last
-        if channel is None or last is None:
+        if channel is None or last is None or (last is known.done and known.event is None):
             return False
         try:
             failure = channel.failure()
@@ -187,11 +188,8 @@ class DeviceWatch:
         except DeviceFailure as failed:
             group.report(failed, f"{last.signature.operation} #{last.sequence}")
             return False
-        known.event = None
-        if known.last is known.mark:
-            known.last = known.mark = None
-            return known.last is not None
-        return True
+        known.event, known.done = None, known.mark
+        return known.last is not known.done
 
     def _wait(self, group: Watched, known: _Group) -> bool:
         """Tell the store of a call that is not done; end the job when its time is up."""
