@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from manyhands.collectives import Call, Collectives
 from manyhands.deadline import Deadline
-from manyhands.device import DeviceCall, DeviceChannel, DeviceFailure, DeviceMeeting, Launch
+from manyhands.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
 from manyhands.devices.shortcuts import DeviceShortcut
 from manyhands.devices.watch import DeviceWatch, Launched
 from manyhands.dtypes import dtype_code, dtype_name
@@ -43,6 +43,7 @@ _CHECKED = 64
 """After how many calls the ranks compare what they have called."""
 _DEVICE = "cuda"
 _NAP_S = 0.00005
+_now = time.monotonic
 _OF_THIS_THREAD = 2
 """The handle of the default stream that each thread has for itself, where a program was started so: another thread means another stream."""
 
@@ -77,6 +78,8 @@ class Devices:
     ----------
     channel
         As above, until it is closed.
+    last
+        What was launched last, where it may still be on its way.
     shortcuts
         Kinds of calls that were made before, and need not be looked up again.
     """
@@ -100,9 +103,14 @@ class Devices:
         self.shortcuts: dict[tuple[object, ...], DeviceShortcut] = {}
         self._library = "" if channel is None else channel.library
         self._watch: DeviceWatch | None = None if channel is None else DeviceWatch.of(job)
+        if self._watch is not None:
+            self._watch.add(self)
         self._kinds: dict[Hashable, Prepared] = {}
         self._traded: dict[Call, Prepared] = {}
-        self._last: Launched | None = None
+        self.last: Launched | None = None
+        self._number = members.channel
+        self._calls = job.control.progress.calls
+        self._recorder = job.control.recorder
         self._digest = 0
         self._count = 0
         self._flows: dict[tuple[int, int], _Flow] = {}
@@ -208,41 +216,50 @@ class Devices:
         is_collective: bool = True,
     ) -> None:
         """Enqueue a call that all ranks have agreed on."""
-        launch = self._launch_observed if self._plugins.observed else self._launch
-        launch(prepared, source, target, stream, keep, timeout_s, is_collective=is_collective)
+        if self._plugins.observed:
+            self._launch_observed(prepared, source, target, stream, keep, timeout_s, is_collective=is_collective)
+        else:
+            self._launch(prepared, source, target, stream, keep, timeout_s, is_collective)
 
+    # All that every call costs, beside `DeviceShortcut` and the launch itself.
     def _launch(
-        self, prepared: Prepared, source: int, target: int, stream: int, keep: Any, timeout_s: float, *, is_collective: bool
+        self,
+        prepared: Prepared,
+        source: int,
+        target: int,
+        stream: int,
+        keep: Any,
+        timeout_s: float,
+        is_collective: bool,
     ) -> None:
-        control, channel = self._job.control, self._members.channel
-        started = time.monotonic()
+        signature, started = prepared.signature, _now()
+        sequence, count = -1, 0
         if is_collective:
             collectives = self._collectives
             sequence = collectives.sequence
-            collectives.sequence = control.progress.calls[channel] = sequence + 1
+            collectives.sequence = self._calls[self._number] = sequence + 1
             self._digest = hash((self._digest, prepared.number))
             self._count = count = self._count + 1
-        else:
-            sequence, count = -1, 0
         try:
             prepared.launch(source, target, stream)
         except DeviceFailure as failure:
-            self._failed(failure, f"{prepared.signature.operation} #{sequence}")
-        control.recorder.note(channel, sequence, prepared.signature, started)
+            self._failed(failure, f"{signature.operation} #{sequence}")
+        self._recorder.note(self._number, sequence, signature, started)
+        event = self._recorded(stream) if stream == _OF_THIS_THREAD else None
+        self.last = Launched(stream, keep, signature, sequence, started, timeout_s, event)
         watch = self._watch
-        assert watch is not None
-        event = None
-        if stream == _OF_THIS_THREAD:
-            assert self.channel is not None
-            event = None if self.channel.is_capturing(stream) else self.channel.record(stream)
-        self._last = last = Launched(stream, keep, prepared.signature, sequence, started, timeout_s, event)
-        watch.launched(self, last)
+        if watch is not None and watch.is_idle:
+            watch.wake()
         if count and not count % _CHECKED:
             self.checkpoint()
 
+    def _recorded(self, stream: int) -> DeviceEvent | None:
+        channel = self.channel
+        return None if channel is None or channel.is_capturing(stream) else channel.record(stream)
+
     def synchronize(self, deadline: Deadline) -> bool:
         """Wait on the host until the device has done all that was launched; tell whether it has."""
-        channel, last = self.channel, self._last
+        channel, last = self.channel, self.last
         if channel is None or last is None or channel.is_capturing(last.stream):
             return True
         try:
@@ -259,11 +276,11 @@ class Devices:
 
     def finish(self, deadline: Deadline) -> bool:
         """Wait until all is done, and compare once more what the ranks have called; tell whether nothing was left to wait for."""
-        last = self._last
+        last = self.last
         if last is None or self._job.control.failed:
             return True
         if self.synchronize(deadline):
-            self._last = None
+            self.last = None
             self.checkpoint()
         return False
 
@@ -407,7 +424,7 @@ class Devices:
         self._plugins.notify_started(event)
         error: BaseException | None = None
         try:
-            self._launch(prepared, source, target, stream, keep, timeout_s, is_collective=is_collective)
+            self._launch(prepared, source, target, stream, keep, timeout_s, is_collective)
         except BaseException as caught:
             error = caught
             raise

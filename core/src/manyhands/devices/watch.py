@@ -51,6 +51,10 @@ class Watched(Protocol):
         """What performs them."""
 
     @property
+    def last(self) -> Launched | None:
+        """What was launched last; None where nothing is on its way."""
+
+    @property
     def members(self) -> Members:
         """The ranks of the group."""
 
@@ -61,10 +65,9 @@ class Watched(Protocol):
 class _Group:
     """What is known of one group's launches."""
 
-    __slots__ = ("done", "event", "last", "mark", "next_stall")
+    __slots__ = ("done", "event", "mark", "next_stall")
 
     def __init__(self) -> None:
-        self.last: Launched | None = None
         self.mark: Launched | None = None
         self.done: Launched | None = None
         self.event: DeviceEvent | None = None
@@ -78,6 +81,11 @@ class DeviceWatch:
     ----------
     job
         Whose.
+
+    Attributes
+    ----------
+    is_idle
+        Whether the thread has found nothing to look after, so that it must be woken.
     """
 
     def __init__(self, job: Job) -> None:
@@ -86,7 +94,7 @@ class DeviceWatch:
         self._works: list[Callable[[], bool]] = []
         self._urgent = 0
         self._bell = threading.Event()
-        self._idle = True
+        self.is_idle: bool = True
         self._over = False
         self._lock = threading.Lock()
         self._known: weakref.WeakSet[DeviceChannel] = weakref.WeakSet()
@@ -99,27 +107,22 @@ class DeviceWatch:
             job.device_watch = cls(job)
         return job.device_watch
 
-    def launched(self, group: Watched, call: Launched) -> None:
-        """Look after a call that was enqueued."""
-        known = self._groups.get(group)
-        if known is None:
-            known = self._groups[group] = _Group()
-        known.last = call
-        if self._idle:
-            self._wake()
+    def add(self, group: Watched) -> None:
+        """Look after a group, from when it first launches something."""
+        self._groups[group] = _Group()
 
     def follow(self, has_ended: Callable[[], bool]) -> None:
         """Ask ``has_ended`` now and then until it says so: it keeps arrays alive, and tells those who wait."""
         with self._lock:
             self._works.append(has_ended)
-        if self._idle:
-            self._wake()
+        if self.is_idle:
+            self.wake()
 
     def hurry(self, change: int) -> None:
         """Take note that somebody waits for this thread to see the end of a work, or no longer does."""
         with self._lock:
             self._urgent += change
-        self._wake()
+        self.wake()
 
     def forget(self, group: Watched) -> None:
         """Look after a group no more."""
@@ -132,8 +135,9 @@ class DeviceWatch:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2.0)
 
-    def _wake(self) -> None:
-        self._idle = False
+    def wake(self) -> None:
+        """Look again: something was launched, or is waited for."""
+        self.is_idle = False
         if self._thread is None:
             with self._lock:
                 if self._thread is None and not self._over:  # type: ignore[redundant-expr] # another thread may have made it
@@ -145,9 +149,9 @@ class DeviceWatch:
         while True:
             busy = self._look()
             if not busy:
-                self._idle = True
+                self.is_idle = True
                 busy = self._look()  # what was launched since the last look found the thread awake
-            self._idle = not busy
+            self.is_idle = not busy
             if self._over:
                 return
             self._bell.wait((_SOON_S if self._urgent else _LOOK_S) if busy else None)
@@ -168,7 +172,7 @@ class DeviceWatch:
 
     def _examine(self, group: Watched, known: _Group) -> bool:
         """Look at the launches of one group; tell whether any are still to come."""
-        channel, last = group.channel, known.last
+        channel, last = group.channel, group.last
         if channel is None or last is None or (last is known.done and known.event is None):
             return False
         try:
@@ -189,7 +193,7 @@ class DeviceWatch:
             group.report(failed, f"{last.signature.operation} #{last.sequence}")
             return False
         known.event, known.done = None, known.mark
-        return known.last is not known.done
+        return group.last is not known.done
 
     def _wait(self, group: Watched, known: _Group) -> bool:
         """Tell the store of a call that is not done; end the job when its time is up."""
