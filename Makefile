@@ -1,19 +1,25 @@
-# make demo | test | test-peers | check | prove | bench-startup | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-peers | test-gpu | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
 # where packages are, so that .venv comes first there.
 PYRIGHT := PATH="$(CURDIR)/$(BIN):$$PATH" PYRIGHT_PYTHON_GLOBAL_NODE=0 PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright
+# CUDA=13 for a driver of CUDA 13: the wheels of the two have files of the same names, so that each has its environment.
+CUDA ?= 12
+GPU_SUFFIX := $(if $(filter 13,$(CUDA)),-cuda13)
+GPU_VENV := .venv-gpu$(GPU_SUFFIX)
 
-.PHONY: help demo test test-peers check prove bench-startup clean venv venv-dev
+.PHONY: help demo test test-peers test-gpu check prove bench-startup bench-gpu clean venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
 	@echo "make test           run all tests"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH) and torch, in environments of their own"
+	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
 	@echo "make check          lint, formatting, types, and the rules of the repository"
 	@echo "make prove          prove every algorithm for all worlds up to 33 and every root (ten minutes)"
 	@echo "make bench-startup  what it costs to import and to start manyhands, next to MPI and torch; installs those in environments of their own"
+	@echo "make bench-gpu      what a call on a GPU costs, next to NCCL's raw binding, cupyx and torch; CUDA=13 for CUDA 13"
 	@echo "make venv-dev       make .venv with all distributions, and with the tools that develop them"
 	@echo "make clean          remove the environments and what the tools leave behind"
 
@@ -29,6 +35,9 @@ test-peers:
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
 	.venv-peers/bin/python -m pytest -m peers plugins/gloo/tests plugins/mpi/tests tests/test_bench_backends.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py $(PYTEST_ARGS)
 	.venv-peers-mpich/bin/python -m pytest -m peers plugins/mpi/tests $(PYTEST_ARGS)
+
+test-gpu: venv-gpu
+	$(GPU_VENV)/bin/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
 
 check: venv-dev
 	$(BIN)/ruff check .
@@ -53,6 +62,12 @@ bench-startup: venv
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
 	$(BIN)/python benchmarks/startup.py
 
+bench-gpu: venv-gpu
+	$(GPU_VENV)/bin/python benchmarks/gpu.py --json docs/measured/gpu.json $(BENCH_ARGS)
+
+venv-gpu:
+	@$(PYTHON) tools/make_venv.py requirements-gpu$(GPU_SUFFIX).txt $(GPU_VENV)
+
 venv:
 	@$(PYTHON) tools/make_venv.py requirements.txt
 
@@ -60,5 +75,5 @@ venv-dev:
 	@$(PYTHON) tools/make_venv.py requirements-dev.txt
 
 clean:
-	rm -rf .venv .venv-peers .venv-peers-mpich .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .venv-peers-mpich .venv-gpu .venv-gpu-cuda13 .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -316,20 +316,20 @@ def test_ranks_that_have_called_the_same_on_their_devices_hear_nothing_of_it() -
     job = Job()
     for count, digest in [(64, b"one"), (128, b"two")]:
         for rank in (2, 0, 1):
-            job.store.handle(rank, Checkpoint(0, count, digest, ALL))
+            job.store.handle(rank, Checkpoint("calls of group 0", count, digest, ALL))
     assert job.store.verdict is None
     assert all(not heard for heard in job.verdicts())
 
 
 def test_ranks_that_have_called_something_else_on_their_devices_are_told_so() -> None:
     job = Job()
-    job.store.handle(2, Checkpoint(7, 64, b"one", ALL))
-    job.store.handle(2, Checkpoint(7, 128, b"two", ALL))
-    job.store.handle(0, Checkpoint(7, 64, b"one", ALL))
-    job.store.handle(0, Checkpoint(7, 128, b"other", ALL))
+    job.store.handle(2, Checkpoint("calls of group 7", 64, b"one", ALL))
+    job.store.handle(2, Checkpoint("calls of group 7", 128, b"two", ALL))
+    job.store.handle(0, Checkpoint("calls of group 7", 64, b"one", ALL))
+    job.store.handle(0, Checkpoint("calls of group 7", 128, b"other", ALL))
     for rank in ALL:
         job.answer(rank, f"in call {rank}", entered=False)
     verdict = job.the_verdict()
     assert (verdict.kind, verdict.peer) == ("mismatch", 2)
-    assert verdict.text.startswith("ranks 0 and 2 did not make the same calls on their GPUs: the first 128 of group 7 differ")
+    assert verdict.text.startswith("ranks 0 and 2 did not do the same on their GPUs: the first 128 calls of group 7 differ")
     assert verdict.text.splitlines()[1:] == ["  rank 0: in call 0", "  rank 1: in call 1", "  rank 2: in call 2"]

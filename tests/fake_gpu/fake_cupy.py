@@ -179,6 +179,8 @@ class ndarray:  # noqa: N801
     def __imul__(self, other: Any) -> Self: return self._updated(np.multiply, other)
     def __truediv__(self, other: Any) -> ndarray: return self._computed(np.true_divide, self, other)
     def __itruediv__(self, other: Any) -> Self: return self._updated(np.true_divide, other)
+    def __matmul__(self, other: Any) -> ndarray: return self._computed(np.matmul, self, other)
+    def __gt__(self, other: Any) -> ndarray: return self._computed(np.greater, self, other)
     def __neg__(self) -> ndarray: return self._computed(np.negative, self)
     def __eq__(self, other: object) -> Any: return self._computed(np.equal, self, other)
     def __ne__(self, other: object) -> Any: return self._computed(np.not_equal, self, other)

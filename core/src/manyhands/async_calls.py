@@ -9,6 +9,7 @@ import numpy.typing as npt
 from manyhands.arrays import Array
 from manyhands.calls import Calls
 from manyhands.deadline import Deadline
+from manyhands.devices.actions import DeviceAction
 from manyhands.dtypes import Op
 from manyhands.operations import Action
 from manyhands.work import Work
@@ -141,6 +142,9 @@ class AsyncCalls(Calls):
 
 
 def _without_result(action: Action) -> Callable[[Deadline], None]:
+    if isinstance(action, DeviceAction):
+        return action  # it has no result where this rank gets none, and must be known for what it is
+
     def run(deadline: Deadline) -> None:
         action(deadline)
 

@@ -139,32 +139,37 @@ class Calls:
             copied.run(lambda: action(Deadline(timeout_s)))
             return copied
         action.begin()
-        work: DeviceWork[Any] = DeviceWork(what, self._callbacks, self._saw, self._job, DeviceWatch.of(self._job))
-
-        def run() -> None:
-            work.launch(lambda: action.launch(Deadline(timeout_s)))
-
-        self._in_turn(run)
+        work = self._device_work(what)
+        self._in_turn(lambda: work.launch(lambda: action.launch(Deadline(timeout_s))), waits=not action.is_known)
         return work
 
     def _trade_then_beside(self, what: str, action: Traded, timeout_s: float) -> Work[Any]:
-        """Likewise, for a call whose ranks first tell each other something: that is waited for, and the rest follows in the same turn."""
-        work: DeviceWork[Any] = DeviceWork(what, self._callbacks, self._saw, self._job, DeviceWatch.of(self._job))
+        """Likewise, for a call whose ranks first tell each other something."""
+        action.begin()
+        work = self._device_work(what)
 
-        def run(deadline: Deadline) -> None:
-            rest = action.trade(deadline)
+        def run() -> None:
+            deadline = Deadline(timeout_s)
+            try:
+                rest = action.trade(deadline)
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+                work.fail(error)
+                return
             if isinstance(rest, DeviceAction) and not rest.is_copy:
-                rest.begin()
+                rest.start = action.start
                 work.launch(lambda: rest.launch(deadline))
             else:
                 work.run(lambda: rest(deadline))
 
-        self._now(what, run, timeout_s)
+        self._in_turn(run, waits=True)
         return work
 
-    def _in_turn(self, run: Callable[[], None]) -> None:
-        """Run what does not wait: in this thread if its turn is now, else in the background when that comes."""
-        if not self._lane.take_if_free():
+    def _device_work(self, what: str) -> DeviceWork[Any]:
+        return DeviceWork(what, self._callbacks, self._saw, self._job, DeviceWatch.of(self._job))
+
+    def _in_turn(self, run: Callable[[], None], *, waits: bool) -> None:
+        """Run something in this thread if its turn is now and it does not wait, else in the background when its turn comes."""
+        if waits or not self._lane.take_if_free():
             self._lane.submit(run)
             return
         try:

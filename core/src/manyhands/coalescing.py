@@ -18,7 +18,7 @@ from manyhands.collectives import Call
 from manyhands.deadline import Deadline
 from manyhands.devices.actions import DeviceAction, launch_together, together
 from manyhands.devices.watch import DeviceWatch
-from manyhands.devices.work import DeviceWork, Underway
+from manyhands.devices.work import DeviceWork
 from manyhands.dtypes import Op, Reduction, resolve_op
 from manyhands.errors import UsageError
 from manyhands.job import Job
@@ -88,6 +88,10 @@ class _DeviceBatchWork(_Issued, DeviceWork[Array]):
         """Wait as `DeviceWork.wait`."""
         self._check_issued()
         return super().wait(timeout_s)
+
+    def __await__(self) -> Generator[Any, None, Array]:
+        self._check_issued()
+        return super().__await__()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,8 @@ class Batch:
         Parameters
         ----------
         array
-            Any shape and dtype, alike on all ranks; read when the block ends.
+            Any shape and dtype, alike on all ranks; read when the block ends, but where it is on a GPU and not contiguous, or goes through
+            the host, now.
         op, out, reproducible
             As for `Group.all_reduce`.
 
@@ -328,18 +333,18 @@ class CoalescingCalls(Calls):
         for each in actions:
             each.begin()
         seconds = self._begin(timeout_s).timeout_s
-        underways: list[Underway[Any]] = []
-
-        def launch(number: int) -> Underway[Any]:
-            if not number:
-                underways.extend(launch_together(actions, Deadline(seconds)))
-            return underways[number]
 
         def run() -> None:
-            for number, entry in enumerate(entries):
-                entry.work.launch(lambda number=number: launch(number))  # type: ignore[misc]
+            try:
+                underways = launch_together(actions, Deadline(seconds))
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the results
+                for entry in entries:
+                    entry.work.fail(error)
+                return
+            for entry, underway in zip(entries, underways, strict=True):
+                entry.work.launch(lambda underway=underway: underway)  # type: ignore[misc]
 
-        self._in_turn(run)
+        self._in_turn(run, waits=not all(each.is_known for each in actions))
 
 
 def _or_end(messages: list[_Message], action: Callable[[Deadline], None], deadline: Deadline) -> None:

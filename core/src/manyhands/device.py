@@ -26,12 +26,15 @@ class DeviceFailure(Exception):
         What the library says.
     is_remote
         Whether it blames another rank, or the way to it.
+    is_passing
+        Whether nothing is broken, and the same may be asked again later: a stream is being captured.
     """
 
-    def __init__(self, reason: str, *, is_remote: bool = False) -> None:
+    def __init__(self, reason: str, *, is_remote: bool = False, is_passing: bool = False) -> None:
         super().__init__(reason)
         self.reason: str = reason
         self.is_remote: bool = is_remote
+        self.is_passing: bool = is_passing
 
 
 Launch = Callable[[int, int, int], None]

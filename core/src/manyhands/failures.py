@@ -96,6 +96,8 @@ def meet(
     ranks: Sequence[int],
     deadline: Deadline,
     call: tuple[CallSignature, int] | None = None,
+    *,
+    is_given: bool = False,
 ) -> tuple[list[bytes], int]:
     """Trade cards with some ranks of the world, as `Control.exchange`; a rank that does not come ends the job.
 
@@ -105,7 +107,7 @@ def meet(
         The first cause, alike on all ranks.
     """
     try:
-        return job.control.exchange(name, card, deadline, ranks, members.channel, call)
+        return job.control.exchange(name, card, deadline, ranks, members.channel, call, is_given=is_given)
     except BaseException as error:
         if isinstance(error, DeadlineError) and not job.control.failed:
             report = Report("deadline", str(error), None, name, members.channel, -1 if call is None else call[1], list(ranks))

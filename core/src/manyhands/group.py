@@ -19,6 +19,7 @@ from manyhands.device import DeviceChannel
 from manyhands.devices.calls import open_channel
 from manyhands.dividing import DividingCalls
 from manyhands.dtypes import Op
+from manyhands.errors import CommError
 from manyhands.job import Job
 from manyhands.local_calls import LocalCalls
 from manyhands.members import Members, ranks_per_host
@@ -133,7 +134,11 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
     def _child(self, number: int, ranks: tuple[int, ...], deadline: Deadline) -> Group:
         hosts = [self._job.hosts[rank] for rank in ranks]
         members = Members(number, ranks, ranks.index(self._job.rank), ranks_per_host(hosts))
-        channel = open_channel(self._job, members, deadline)
+        try:
+            channel = open_channel(self._job, members, deadline)
+        except CommError:
+            self._saw()
+            raise
         return Group(self._job, members, self._plugins, self._selector, channel, self._settings)
 
     # Collectives

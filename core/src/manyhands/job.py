@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -335,10 +336,15 @@ class Job:
         atexit.unregister(self._at_exit)
         if self.device_watch is not None:
             self.device_watch.close()
-        if hasattr(self, "control") and not self.control.failed:
-            for channel in list(self.device_channels):
+        channels, has_failed = list(self.device_channels), hasattr(self, "control") and self.control.failed
+        if not has_failed:
+            for channel in channels:
                 channel.close()
         self._release_backend()
+        if has_failed and channels:
+            # What is aborted may take its time, or hang; the process need not wait for that.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=_close_all, args=(channels,), name="manyhands-gpus-close", daemon=True).start()
         if self._store is not None:
             self._store.drain(1.0)
         if hasattr(self, "control"):
@@ -454,6 +460,11 @@ class _JobBootstrap(Bootstrap):
 
     def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
         return self._job.dial(peer, address, hello, deadline)
+
+
+def _close_all(channels: list[DeviceChannel]) -> None:
+    for channel in channels:
+        channel.close()
 
 
 class _NoTransport(Transport):

@@ -19,6 +19,8 @@ from manyhands.threads import duration
 
 __all__ = ["LocalCalls"]
 
+_GRACE_S = 5.0
+
 
 class LocalCalls(Calls):
     """What a group does for one rank alone."""
@@ -97,14 +99,22 @@ class LocalCalls(Calls):
 
         What was computed is sound if this returns: a rank that was lost meanwhile, whose calls then end with anything, is raised here.
 
+        Parameters
+        ----------
+        timeout_s
+            The most seconds to wait. By default as long as the calls take, which their own deadlines bound.
+
         Raises
         ------
         DeadlineError
             The time is up; the calls go on.
         """
-        deadline = self._begin(timeout_s)
+        devices = self._operations.devices
+        # By default as long as the calls take, which their own deadlines bound: these tell who did not come.
+        longest = _GRACE_S + (0.0 if devices.last is None else devices.last.timeout_s)
+        deadline = self._begin(longest if timeout_s is None else timeout_s)
         self._check_open()
-        if not self._operations.devices.synchronize(deadline):
+        if not devices.synchronize(deadline):
             raise DeadlineError(f"the GPU was not done within {deadline.timeout_s:g} s; it goes on", rank=self._job.rank)
         self._check_open()
 

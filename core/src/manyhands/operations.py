@@ -15,8 +15,8 @@ from manyhands.checks import said
 from manyhands.collectives import Call, Collectives
 from manyhands.config import Settings
 from manyhands.deadline import Deadline
-from manyhands.device import DeviceChannel
-from manyhands.devices.actions import DeviceAction, check_device_out, collective, message
+from manyhands.device import DeviceChannel, DeviceEvent
+from manyhands.devices.actions import STRIDED, DeviceAction, begin, check_device_out, collective, message
 from manyhands.devices.calls import Devices
 from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resolve_op
 from manyhands.errors import LayoutError, ManyHandsError, SizeMismatchError, UsageError
@@ -48,18 +48,37 @@ _MAY_ALIAS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BRO
 class Traded:
     """A call on devices whose ranks first tell each other, on the host, what they are about to do.
 
-    Attributes
+    Parameters
     ----------
     trade
         ``trade(deadline)`` does so, and returns the rest.
+    devices
+        The group's calls on devices.
+    arrays
+        The arrays that the call is given.
+
+    Attributes
+    ----------
+    start
+        The point of the caller's stream behind which a call beside it runs.
     """
 
-    def __init__(self, trade: Callable[[Deadline], Action]) -> None:
+    def __init__(self, trade: Callable[[Deadline], Action], devices: Devices, arrays: list[DeviceArray]) -> None:
         self.trade = trade
+        self.start: DeviceEvent | None = None
+        self._devices = devices
+        self._arrays = arrays
 
     def __call__(self, deadline: Deadline) -> Any:
         """Make the call, on the caller's stream."""
         return self.trade(deadline)(deadline)
+
+    def begin(self) -> None:
+        """Note, in the caller's thread, what its stream has queued so far; raises as `DeviceAction.begin`."""
+        if not all(array.is_contiguous for array in self._arrays):
+            raise LayoutError(STRIDED)
+        if self._arrays:
+            self.start = begin(self._devices, self._arrays[0])
 
 
 class Operations:
@@ -215,7 +234,7 @@ class Operations:
                     )
             return self._into(call, memory, part_shape, target, give, is_agreed=True)
 
-        return self._in_two_steps("scatter", trade, is_on_device=self.devices.channel is not None)
+        return self._in_two_steps("scatter", trade, [source, target])
 
     def reduce_scatter(
         self, array: npt.ArrayLike, op: Op, counts: Sequence[int] | None, out: Array | None, reproducible: bool | None
@@ -284,7 +303,7 @@ class Operations:
             )
             return self._into(call, source, shape, target, give, is_agreed=True)
 
-        return self._in_two_steps("all_to_all", trade, is_on_device=isinstance(source, DeviceArray))
+        return self._in_two_steps("all_to_all", trade, [source, target])
 
     def barrier(self) -> Action:
         """Prepare `Group.barrier`."""
@@ -470,14 +489,22 @@ class Operations:
         )
         return source, call, (sum(per_rank), *rest)
 
-    def _in_two_steps(self, what: str, trade: Callable[[Deadline], Action], *, is_on_device: bool) -> Action:
+    def _in_two_steps(self, what: str, trade: Callable[[Deadline], Action], arrays: list[Memory | None]) -> Action:
         """Prepare a call whose ranks first tell each other what they are about to do."""
+        on_devices = [array for array in arrays if isinstance(array, DeviceArray)]
+        if on_devices or not self._moves_host:
+            return Traded(trade, self.devices, on_devices)
 
         def action(deadline: Deadline) -> Any:
             rest = trade(deadline)
-            return self._rest(what, lambda: rest(deadline))
+            if not isinstance(rest, DeviceAction) or rest.is_copy:
+                return self._rest(what, lambda: rest(deadline))
+            # What the root scatters turns out to be on a GPU, and this may be any thread: so its own stream does it, and the host waits.
+            underway = rest.launch(deadline)
+            self.devices.wait_for(underway.end, what, deadline)
+            return underway.collect()
 
-        return Traded(trade) if is_on_device else action
+        return action
 
     def _rest(self, what: str, rest: Callable[[], T]) -> T:
         """Do the second part of a call, for which the other ranks wait: whatever goes wrong here, they must learn of it."""

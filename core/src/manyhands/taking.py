@@ -97,6 +97,7 @@ class Taking:
         if self._serves_devices:
             return target, lambda _: out
         self.stage(operation, target.nbytes, type(out).__name__)
+        target.library.synchronize(target.device)
 
         def give(result: Array) -> Any:
             fill(target, result)
@@ -129,6 +130,10 @@ class Taking:
         self.stage(operation, source.nbytes, type(array).__name__)
         library, device = source.library, source.device
         host = library.to_host(source)
+        if target is not None:
+            target.library.synchronize(
+                target.device
+            )  # what its stream has queued comes before the result, wherever that is copied from
 
         def give(result: Array) -> Any:
             if target is None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from manyhands.collectives import Call
 from manyhands.deadline import Deadline
-from manyhands.device import DeviceChannel, DeviceEvent
+from manyhands.device import DeviceChannel, DeviceEvent, DeviceFailure
 from manyhands.devices.calls import Devices
 from manyhands.devices.work import Underway
 from manyhands.dtypes import check_dtype
-from manyhands.errors import DTypeError, LayoutError, SizeMismatchError
+from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
 from manyhands.libraries import DeviceArray, Library
 from manyhands.taking import Give
 
-__all__ = ["DeviceAction", "check_device_out", "collective", "launch_together", "message", "together"]
+__all__ = ["STRIDED", "DeviceAction", "begin", "check_device_out", "collective", "launch_together", "message", "together"]
+
+STRIDED = "out= of a call in the background must be C-contiguous where it is on a GPU: give an array of its own"
 
 Enqueue = Callable[[int, Any, Deadline], None]
 """``enqueue(stream, keep, deadline)``."""
@@ -33,8 +35,10 @@ class DeviceAction:
         The group's calls on devices.
     enqueue
         Enqueues the call on a stream; None where a copy by the library does it, in a world of one.
+    is_known
+        Tells whether the ranks have agreed on such a call before.
     arrays
-        What it works on, the input first; their libraries' current streams are the caller's.
+        What it works on, the input first; the current stream of its library is the caller's.
     target
         Where the result goes; None where this rank gets none.
     out
@@ -44,16 +48,19 @@ class DeviceAction:
 
     Attributes
     ----------
+    start
+        The point of the caller's stream behind which a call beside it runs.
     then
         What is done once the call was enqueued on the caller's stream.
     """
 
-    __slots__ = ("_arrays", "_devices", "_enqueue", "_give", "_out", "_start", "_target", "then")
+    __slots__ = ("_arrays", "_devices", "_enqueue", "_give", "_is_known", "_out", "_target", "start", "then")
 
     def __init__(
         self,
         devices: Devices,
         enqueue: Enqueue | None,
+        is_known: Callable[[], bool],
         arrays: list[DeviceArray],
         target: DeviceArray | None,
         out: DeviceArray | None,
@@ -65,7 +72,8 @@ class DeviceAction:
         self._target = target
         self._out = out
         self._give = give
-        self._start: list[DeviceEvent] = []
+        self._is_known = is_known
+        self.start: DeviceEvent | None = None
         self.then: Callable[[], None] | None = None
 
     @property
@@ -75,36 +83,45 @@ class DeviceAction:
 
     def __call__(self, deadline: Deadline) -> Any:
         """Enqueue the call on the caller's current stream; return the result, which that stream may use from there on."""
-        self.enqueue(deadline)
+        together([self], deadline)
         return self.collect()
 
-    def enqueue(self, deadline: Deadline) -> None:
-        """Enqueue the call on the caller's current stream."""
-        streams = self._streams()
-        (stream, keep), others = streams[0], streams[1:]
+    @property
+    def is_known(self) -> bool:
+        """Whether the ranks have agreed on such a call before, so that it is enqueued without waiting for them."""
+        return self._is_known()
+
+    def enqueue_on(self, stream: int, keep: Any, deadline: Deadline) -> None:
+        """Enqueue the call itself on a stream."""
         if self._enqueue is None:
             self._copy()
-            return
-        if others:  # the arrays are of different libraries, each with a current stream of its own
-            for other, _ in others:
-                self._record(other).hold(stream)
-        self._enqueue(stream, keep, deadline)
-        self._collect_into_out()
-        if others or not all(array.library.is_stream_ordered for array in self._arrays):
-            end = self._record(stream)
-            for other, _ in others:
-                end.hold(other)
-            self._keep(end)
+        else:
+            self._enqueue(stream, keep, deadline)
+
+    def follow_up(self, stream: int) -> None:
+        """Enqueue what comes after the call, where it went to the caller's current stream."""
+        if self._out is not None and self._target is not None and self._enqueue is not None:
+            self._out.library.copy(self._out, self._target)
+        # Some libraries do not know which stream uses their arrays.
+        is_ordered = self._enqueue is None or all(array.library.is_stream_ordered for array in self._arrays)
+        if not is_ordered and not self.channel.is_capturing(stream):
+            self._devices.follow(Kept(self.channel.record(stream), self._arrays))
         if self.then is not None:
             self.then()
 
     def begin(self) -> None:
-        """Note, in the caller's thread, what its streams have queued so far: a call beside them waits for that."""
+        """Note, in the caller's thread, what its stream has queued so far: a call beside it waits for that.
+
+        Raises
+        ------
+        LayoutError
+            ``out`` is not contiguous.
+        UnsupportedError
+            The stream is being captured.
+        """
         if self._out is not None:
-            raise LayoutError(
-                "out= of a call in the background must be C-contiguous where it is on a GPU: give an array of its own"
-            )
-        self._start = [self._record(stream) for stream, _ in self._streams()]
+            raise LayoutError(STRIDED)
+        self.start = begin(self._devices, self._arrays[0])
 
     def launch(self, deadline: Deadline) -> Underway[Any]:
         """Enqueue the call on the group's own stream."""
@@ -112,28 +129,13 @@ class DeviceAction:
 
     def launch_on(self, channel: DeviceChannel, deadline: Deadline) -> None:
         """Enqueue the call on the group's own stream, behind what `begin` noted."""
-        assert self._enqueue is not None
-        for start in self._start:
-            start.hold(channel.stream)
-        self._enqueue(channel.stream, None, deadline)
+        if self.start is not None:
+            self.start.hold(channel.stream)
+        self.enqueue_on(channel.stream, None, deadline)
 
     def underway(self, end: DeviceEvent) -> Underway[Any]:
         """Return the call, which is done at a point."""
-
-        def hold() -> None:
-            for stream, _ in self._streams():
-                end.hold(stream)
-
-        return Underway(end, hold, self.collect)
-
-    def _keep(self, end: DeviceEvent) -> None:
-        """Keep the arrays until a point is reached: their libraries do not know which stream uses them."""
-        arrays = self._arrays
-
-        def has_ended() -> bool:
-            return end.done() or not arrays
-
-        self._devices.follow(has_ended)
+        return Underway(end, lambda: end.hold(self.stream[0]), self.collect)
 
     @property
     def library(self) -> Library:
@@ -152,25 +154,20 @@ class DeviceAction:
         assert channel is not None
         return channel
 
-    def block(self) -> AbstractContextManager[None]:
-        """Return a block whose calls are enqueued as one."""
-        return nullcontext() if self._enqueue is None else self.channel.together()
+    @property
+    def devices(self) -> Devices:
+        """The group's calls on devices."""
+        return self._devices
 
-    def _streams(self) -> list[tuple[int, Any]]:
-        found = {array.library.name: array for array in self._arrays}
-        return list(dict(each.library.stream(each.device) for each in found.values()).items())
-
-    def _record(self, stream: int) -> DeviceEvent:
-        return self.channel.record(stream)
+    @property
+    def stream(self) -> tuple[int, Any]:
+        """The caller's current stream, and what keeps it alive."""
+        return self._arrays[0].library.stream(self._arrays[0].device)
 
     def _copy(self) -> None:
         source, target = self._arrays[0], self._out or self._target
         if target is not None and target.pointer != source.pointer:
             target.library.copy(target, source.reshape(*target.shape))
-
-    def _collect_into_out(self) -> None:
-        if self._out is not None and self._target is not None:
-            self._out.library.copy(self._out, self._target)
 
     def collect(self) -> Any:
         """Return the result, once its stream may use it."""
@@ -179,20 +176,65 @@ class DeviceAction:
         return self._target.owner if self._give is None else self._give(self._target)
 
 
+class Kept:
+    """Arrays that are kept until a device has come to a point."""
+
+    def __init__(self, end: DeviceEvent, arrays: list[DeviceArray]) -> None:
+        self._end = end
+        self._arrays = arrays
+
+    def look(self) -> bool:
+        """Tell whether the device has come there, or never will."""
+        try:
+            return self._end.done()
+        except DeviceFailure:
+            return True
+
+    def give_up(self, error: BaseException) -> None:
+        """Keep them no longer."""
+
+
+def begin(devices: Devices, array: DeviceArray) -> DeviceEvent | None:
+    """Return the point that the current stream of an array's library has come to; None in a world of one.
+
+    Raises
+    ------
+    UnsupportedError
+        The stream is being captured.
+    """
+    channel = devices.channel
+    if channel is None:
+        return None
+    stream, _ = array.library.stream(array.device)
+    with devices.reporting("a call in the background"):
+        if channel.is_capturing(stream):
+            raise UnsupportedError(
+                "a call in the background cannot become part of a CUDA graph: capture the call without _async, which is enqueued on the "
+                "stream that is captured"
+            )
+        return channel.record(stream)
+
+
 def together(actions: Sequence[DeviceAction], deadline: Deadline) -> None:
-    """Enqueue calls on the caller's current streams, as one where the streams are one."""
-    with actions[0].block():
+    """Enqueue calls on the caller's current stream, as one."""
+    devices = actions[0].devices
+    stream, keep = actions[0].stream
+    with devices.reporting("the launch of a call"):
+        with devices.batch() if len(actions) > 1 else nullcontext():
+            for action in actions:
+                action.enqueue_on(stream, keep, deadline)
         for action in actions:
-            action.enqueue(deadline)
+            action.follow_up(stream)
 
 
 def launch_together(actions: Sequence[DeviceAction], deadline: Deadline) -> list[Underway[Any]]:
     """Enqueue calls on the group's own stream, as one."""
-    channel = actions[0].channel
-    with channel.together() if len(actions) > 1 else nullcontext():
-        for action in actions:
-            action.launch_on(channel, deadline)
-    end = channel.record(channel.stream)
+    devices, channel = actions[0].devices, actions[0].channel
+    with devices.reporting("the launch of a call"):
+        with devices.batch() if len(actions) > 1 else nullcontext():
+            for action in actions:
+                action.launch_on(channel, deadline)
+        end = channel.record(channel.stream)
     return [action.underway(end) for action in actions]
 
 
@@ -219,10 +261,12 @@ def collective(
     _check_device(devices, source)
     array = source.library.contiguous(source)
     if shape is None:
-        return DeviceAction(devices, _enqueue(devices, call, array, None, is_agreed=is_agreed), [array], None, None, give)
+        enqueue = _enqueue(devices, call, array, None, is_agreed=is_agreed)
+        return DeviceAction(devices, enqueue, lambda: devices.knows(call), [array], None, None, give)
     target, late = out, None
     if out is not None:
         check_device_out(out, shape, call.dtype)
+        _check_libraries(source, out)
         if not out.is_contiguous:
             target, late = None, out
         elif _overlap(array, out) and not (may_alias and (array.pointer, array.nbytes) == (out.pointer, out.nbytes)):
@@ -232,7 +276,8 @@ def collective(
     if target is None:
         target = source.library.empty(shape, call.dtype, source.device)
     arrays = [array] if out is None else [array, out]
-    return DeviceAction(devices, _enqueue(devices, call, array, target, is_agreed=is_agreed), arrays, target, late, give)
+    enqueue = _enqueue(devices, call, array, target, is_agreed=is_agreed)
+    return DeviceAction(devices, enqueue, lambda: devices.knows(call), arrays, target, late, give)
 
 
 def message(
@@ -254,8 +299,10 @@ def message(
     def enqueue(stream: int, keep: Any, deadline: Deadline) -> None:
         devices.exchange(sent, received, stream, keep, deadline)
 
-    arrays = [flow[0] for flow in (sent, incoming) if flow is not None]
-    return DeviceAction(devices, enqueue, arrays, target, late, give)
+    if sent is not None and incoming is not None:
+        _check_libraries(sent[0], incoming[0])
+    arrays = [flow[0] for flow in (sent, received, incoming) if flow is not None]
+    return DeviceAction(devices, enqueue, lambda: devices.knows_messages(sent, received), arrays, target, late, give)
 
 
 def _enqueue(
@@ -272,6 +319,14 @@ def _check_device(devices: Devices, array: DeviceArray) -> None:
         raise LayoutError(
             f"the array is on device {array.device}, and this rank's group uses device {channel.device}: make the array there, with "
             f'cupy.cuda.Device({channel.device}) or device="cuda:{channel.device}", or set backends.nccl.device'
+        )
+
+
+def _check_libraries(source: DeviceArray, out: DeviceArray) -> None:
+    if source.library.streams != out.library.streams:
+        raise LayoutError(
+            f"out= is an array of {out.library.name}, and the array one of {source.library.name}, which queue their work on streams of their "
+            "own: give both of one library"
         )
 
 

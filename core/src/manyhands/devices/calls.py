@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,7 +21,7 @@ from manyhands.collectives import Call, Collectives
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
 from manyhands.devices.shortcuts import DeviceShortcut
-from manyhands.devices.watch import DeviceWatch, Launched
+from manyhands.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.dtypes import dtype_code, dtype_name
 from manyhands.errors import ManyHandsError
 from manyhands.failures import check_usable, meet
@@ -43,7 +44,7 @@ _CHECKED = 64
 """After how many calls the ranks compare what they have called."""
 _DEVICE = "cuda"
 _NAP_S = 0.00005
-_now = time.monotonic
+_now, _new = time.monotonic, tuple.__new__
 _OF_THIS_THREAD = 2
 """The handle of the default stream that each thread has for itself, where a program was started so: another thread means another stream."""
 
@@ -56,6 +57,7 @@ class Prepared:
     launch: Launch
     number: int
     nbytes: int
+    shortcuts: list[tuple[object, ...]] = field(default_factory=list)
 
 
 class Devices:
@@ -105,6 +107,7 @@ class Devices:
         self._watch: DeviceWatch | None = None if channel is None else DeviceWatch.of(job)
         if self._watch is not None:
             self._watch.add(self)
+        self._batched: list[Launched] | None = None
         self._kinds: dict[Hashable, Prepared] = {}
         self._traded: dict[Call, Prepared] = {}
         self.last: Launched | None = None
@@ -186,9 +189,12 @@ class Devices:
         rank = self._members.rank
         flows = [(rank, outgoing[1], outgoing[0])] if outgoing is not None else []
         flows += [(incoming[1], rank, incoming[0])] if incoming is not None else []
-        # In one order everywhere, so that no circle of ranks can wait for each other here.
-        prepared = {(a, b): self._message(a, b, array, deadline) for a, b, array in sorted(flows, key=lambda flow: flow[:2])}
-        chosen = [(prepared[a, b], array.pointer) for a, b, array in flows]
+        # Each rank says all that it is about to do before it waits for what others say: who sends first and then receives meets it.
+        meetings = [self._announce(a, b, array) for a, b, array in flows]
+        chosen = [
+            (self._message(a, b, array, meeting, deadline), array.pointer)
+            for (a, b, array), meeting in zip(flows, meetings, strict=True)
+        ]
         if len(chosen) == 1:
             self.launch(chosen[0][0], chosen[0][1], chosen[0][1], stream, keep, deadline.timeout_s, is_collective=False)
             return
@@ -243,15 +249,61 @@ class Devices:
         try:
             prepared.launch(source, target, stream)
         except DeviceFailure as failure:
-            self._failed(failure, f"{signature.operation} #{sequence}")
+            self._failed(failure, f"{signature.operation} #{sequence}" if is_collective else "a message")
         self._recorder.note(self._number, sequence, signature, started)
         event = self._recorded(stream) if stream == _OF_THIS_THREAD else None
-        self.last = Launched(stream, keep, signature, sequence, started, timeout_s, event)
-        watch = self._watch
-        if watch is not None and watch.is_idle:
-            watch.wake()
+        launched = _new(
+            Launched, (stream, keep, signature, sequence, started, timeout_s, event)
+        )  # half the time of Launched(...)
+        if self._batched is not None:
+            self._batched.append(launched)  # the device gets it at the end of the batch
+        else:
+            self.last = launched
+            watch = self._watch
+            if watch is not None and watch.is_idle:
+                watch.wake()
         if count and not count % _CHECKED:
             self.checkpoint()
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Launch the calls of a block as one, at its end."""
+        channel = self.channel
+        if channel is None:
+            yield
+            return
+        self._batched = []
+        try:
+            with channel.together():
+                yield
+        finally:
+            batched, self._batched = self._batched, None
+        if batched:
+            self.last = batched[-1]
+            if self._watch is not None:
+                self._watch.wake()
+
+    @contextmanager
+    def reporting(self, what: str) -> Iterator[None]:
+        """Tell all ranks of a failure of the library in a block, and raise the first cause."""
+        try:
+            yield
+        except DeviceFailure as failure:
+            self._failed(failure, what)
+
+    def knows(self, call: Call) -> bool:
+        """Tell whether the ranks have agreed on a collective before."""
+        return not self._always and call in self._kinds
+
+    def knows_messages(self, outgoing: tuple[DeviceArray, int] | None, incoming: tuple[DeviceArray, int] | None) -> bool:
+        """Tell whether the ranks concerned have agreed on such messages before."""
+        rank, flows = self._members.rank, []
+        if outgoing is not None:
+            flows.append(((rank, outgoing[1]), outgoing[0]))
+        if incoming is not None:
+            flows.append(((incoming[1], rank), incoming[0]))
+        known = [place in self._flows and (array.dtype, array.size) in self._flows[place].kinds for place, array in flows]
+        return not self._always and all(known)
 
     def _recorded(self, stream: int) -> DeviceEvent | None:
         channel = self.channel
@@ -260,9 +312,11 @@ class Devices:
     def synchronize(self, deadline: Deadline) -> bool:
         """Wait on the host until the device has done all that was launched; tell whether it has."""
         channel, last = self.channel, self.last
-        if channel is None or last is None or channel.is_capturing(last.stream):
+        if channel is None or last is None:
             return True
         try:
+            if channel.is_capturing(last.stream):
+                return True
             end = last.event or channel.record(last.stream)
             while not end.done():
                 if self._job.control.failed:
@@ -274,6 +328,23 @@ class Devices:
             self.report(failure, "waiting for the GPU")
         return True
 
+    def wait_for(self, end: DeviceEvent, what: str, deadline: Deadline) -> None:
+        """Wait on the host until a point is reached.
+
+        Raises
+        ------
+        CommError
+            The job failed meanwhile, or the deadline passed, which ends it.
+        """
+        with self.reporting(what):
+            while not end.done():
+                check_usable(self._job, self._members.number)
+                if deadline.passed():
+                    text = f"{what} was not done on the GPU of rank {self._job.rank} within {deadline.timeout_s:g} s"
+                    raise self._job.fail(Report("deadline", text, None, what, members=list(self._members.ranks)))
+                time.sleep(_NAP_S)
+        check_usable(self._job, self._members.number)
+
     def finish(self, deadline: Deadline) -> bool:
         """Wait until all is done, and compare once more what the ranks have called; tell whether nothing was left to wait for."""
         last = self.last
@@ -282,18 +353,27 @@ class Devices:
         if self.synchronize(deadline):
             self.last = None
             self.checkpoint()
+            for (source, dest), flow in self._flows.items():
+                self._compare_messages(source, dest, flow)
         return False
 
     def checkpoint(self) -> None:
         """Let the store compare what this rank has called with what the others have."""
         if self._count and not self._job.control.failed:
-            digest = (self._digest & (1 << 64) - 1).to_bytes(8, "little")
-            self._job.control.checkpoint(self._members.number, self._count, digest, self._members.ranks)
+            place = f"calls of group {self._members.number}"
+            self._job.control.checkpoint(place, self._count, _as_bytes(self._digest), self._members.ranks)
 
-    def follow(self, has_ended: Callable[[], bool]) -> None:
-        """Ask ``has_ended``, and keep what it refers to, until it says so."""
+    def _compare_messages(self, source: int, dest: int, flow: _Flow) -> None:
+        """Let the store compare the messages from one rank to another, as both of them know them."""
+        if not self._job.control.failed:
+            ranks = self._members.ranks
+            place = f"messages from rank {ranks[source]} to rank {ranks[dest]} of group {self._members.number}"
+            self._job.control.checkpoint(place, flow.count, _as_bytes(flow.digest), [ranks[source], ranks[dest]])
+
+    def follow(self, followed: Followed) -> None:
+        """Look after something until the device is done with it."""
         assert self._watch is not None
-        self._watch.follow(has_ended)
+        self._watch.follow(followed)
 
     @property
     def lane(self) -> Lane:
@@ -311,7 +391,8 @@ class Devices:
         prepared = self._kinds.get(call)
         if prepared is None or self._always or key in self.shortcuts or not library.is_stream_ordered:
             return
-        _remember(self.shortcuts, key, DeviceShortcut(self, prepared, library, shape, call.dtype, in_place=in_place))
+        self.shortcuts[key] = DeviceShortcut(self, prepared, library, shape, call.dtype, in_place=in_place)
+        prepared.shortcuts.append(key)
 
     @property
     def members(self) -> Members:
@@ -344,7 +425,7 @@ class Devices:
     ) -> Prepared:
         sequence = self._collectives.sequence
         # With what was called before, so that whatever is launched from here on follows from the same calls on all ranks.
-        card = signature.digest + (self._digest & (1 << 64) - 1).to_bytes(8, "little")
+        card = signature.digest + _as_bytes(self._digest)
         name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"
         cards, _ = meet(self._job, self._members, name, card, ranks, deadline, (signature, sequence))
         other = next((rank for rank, theirs in zip(ranks, cards, strict=True) if theirs != card), None)
@@ -356,7 +437,11 @@ class Devices:
             report = Report("mismatch", text, other, signature.operation, self._members.channel, sequence, list(ranks))
             raise self._job.fail(report)
         prepared = self._kinds.get(key) or prepare(signature)
-        _remember(self._kinds, key, prepared)
+        while len(self._kinds) >= _MAX_KINDS:
+            oldest = self._kinds.pop(next(iter(self._kinds)))
+            for short in oldest.shortcuts:  # what is not known any more must be agreed on by all ranks, or by none
+                self.shortcuts.pop(short, None)
+        self._kinds[key] = prepared
         return prepared
 
     def _prepare(self, call: Call, signature: CallSignature) -> Prepared:
@@ -366,32 +451,46 @@ class Devices:
         number = int.from_bytes(signature.digest, "little")
         return Prepared(signature, launch, number, device_call.elements * call.dtype.itemsize)
 
-    def _message(self, source: int, dest: int, array: DeviceArray, deadline: Deadline) -> Prepared:
-        """Return what sends or receives one message; the two ranks agree on the first of a kind."""
+    def _announce(self, source: int, dest: int, array: DeviceArray) -> tuple[str, bytes] | None:
+        """Count a message; say what it is where the two ranks have to agree on it, and return the meeting's name and this rank's card."""
         flow = self._flows.setdefault((source, dest), _Flow())
         flow.count += 1
-        key = array.dtype, array.size
-        prepared = flow.kinds.get(key)
-        if prepared is not None and not self._always:
-            return prepared
+        if (array.dtype, array.size) in flow.kinds and not self._always:
+            return None
         ranks = self._members.ranks
-        signature = CallSignature("send", dtype_code(array.dtype), (array.size,), count=array.size, device=_DEVICE)
         name = f"message #{flow.count} from rank {ranks[source]} to rank {ranks[dest]} of group {self._members.number} on GPUs"
-        members = (ranks[source], ranks[dest])
-        cards, _ = meet(self._job, self._members, name, signature.describe().encode(), members, deadline)
-        if cards[0] != cards[1]:
-            text = (
-                f"{name}: rank {members[0]} sends {cards[0].decode()[5:-1]}, and rank {members[1]} receives {cards[1].decode()[5:-1]}: give an "
-                "array of the same dtype and number of elements to out="
-            )
-            raise self._job.fail(Report("mismatch", text, members[0], "send", members=list(members)))
+        card = f"{array.dtype}[{array.size}]".encode()
+        self._job.control.give_card(name, card, [ranks[source], ranks[dest]])
+        return name, card
+
+    def _message(
+        self, source: int, dest: int, array: DeviceArray, meeting: tuple[str, bytes] | None, deadline: Deadline
+    ) -> Prepared:
+        """Return what sends or receives one message."""
+        flow, key = self._flows[source, dest], (array.dtype, array.size)
+        members = (self._members.ranks[source], self._members.ranks[dest])
+        if meeting is not None:
+            name, card = meeting
+            cards, _ = meet(self._job, self._members, name, card, members, deadline, is_given=True)
+            if cards[0] != cards[1]:
+                text = (
+                    f"{name}: rank {members[0]} sends {cards[0].decode()}, and rank {members[1]} receives {cards[1].decode()}: give an array of "
+                    "the same dtype and number of elements to out="
+                )
+                raise self._job.fail(Report("mismatch", text, members[0], "send", members=list(members)))
+        prepared = flow.kinds.get(key)
         if prepared is None:
             channel = self.channel
             assert channel is not None
             make = channel.prepare_send if source == self._members.rank else channel.prepare_recv
             peer = dest if source == self._members.rank else source
-            prepared = Prepared(signature, make(array.dtype, array.size, peer), 0, array.nbytes)
+            signature = CallSignature("send", dtype_code(array.dtype), (array.size,), count=array.size, device=_DEVICE)
+            number = int.from_bytes(signature.digest, "little")
+            prepared = Prepared(signature, make(array.dtype, array.size, peer), number, array.nbytes)
             _remember(flow.kinds, key, prepared)
+        flow.digest = hash((flow.digest, prepared.number))
+        if not flow.count % _CHECKED:
+            self._compare_messages(source, dest, flow)
         return prepared
 
     # What goes wrong
@@ -402,9 +501,12 @@ class Devices:
     def report(self, failure: DeviceFailure, what: str) -> ManyHandsError:
         """Tell all ranks that the library failed; return the first cause that they agree on."""
         job = self._job
-        text = f"rank {job.rank} lost its GPUs in {what}: {failure.reason}"
-        kind = "lost" if failure.is_remote else "aborted"
-        return job.fail(Report(kind, text, job.rank, members=list(self._members.ranks)))
+        members = list(self._members.ranks)
+        if failure.is_remote:
+            text = f"rank {job.rank} lost its way to another rank's GPU in {what}: {failure.reason}"
+            return job.fail(Report("lost", text, None, members=members))
+        text = f"rank {job.rank} lost its GPU in {what}: {failure.reason}"
+        return job.fail(Report("aborted", text, job.rank, members=members))
 
     def _launch_observed(
         self, prepared: Prepared, source: int, target: int, stream: int, keep: Any, timeout_s: float, *, is_collective: bool
@@ -435,11 +537,16 @@ class Devices:
 class _Flow:
     """What has been sent from one rank to another: how many messages, and of which kinds. Both ranks know the same, whatever else they do."""
 
-    __slots__ = ("count", "kinds")
+    __slots__ = ("count", "digest", "kinds")
 
     def __init__(self) -> None:
         self.count = 0
+        self.digest = 0
         self.kinds: dict[Hashable, Prepared] = {}
+
+
+def _as_bytes(digest: int) -> bytes:
+    return (digest & (1 << 64) - 1).to_bytes(8, "little")
 
 
 def _remember(known: dict[Any, Any], key: Hashable, value: object) -> None:
@@ -468,9 +575,9 @@ def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChanne
     try:
         channel = backend.open_device(members.channel, DeviceMeeting(members.ranks, members.rank, exchange, deadline))
     except DeviceFailure as failure:
-        kind = "lost" if failure.is_remote else "aborted"
+        kind, peer = ("lost", None) if failure.is_remote else ("aborted", job.rank)
         text = f"rank {job.rank} cannot open the GPUs of group {members.number}: {failure.reason}"
-        raise job.fail(Report(kind, text, job.rank, members=ranks)) from failure
+        raise job.fail(Report(kind, text, peer, members=ranks)) from failure
     except TimeoutError as error:
         text = f"the GPUs of group {members.number} were not ready within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
         raise job.fail(Report("deadline", text, None, "init", members.channel, -1, ranks)) from None

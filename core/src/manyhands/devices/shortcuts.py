@@ -96,4 +96,6 @@ class DeviceShortcut:
             devices.launch(self._prepared, source, target, stream, keep, timeout_s)
         finally:
             lane.give()
+        if out is not None:
+            library.wrote(out)
         return result

@@ -9,11 +9,10 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from manyhands.device import DeviceChannel, DeviceEvent, DeviceFailure
-from manyhands.errors import ManyHandsError
+from manyhands.errors import ClosedError, ManyHandsError
 from manyhands.members import Members
 from manyhands.rendezvous.messages import Report, Wait
 from manyhands.wire import CallSignature
@@ -21,7 +20,7 @@ from manyhands.wire import CallSignature
 if TYPE_CHECKING:
     from manyhands.job import Job
 
-__all__ = ["DeviceWatch", "Launched", "Watched"]
+__all__ = ["DeviceWatch", "Followed", "Launched", "Watched"]
 
 _LOOK_S, _SOON_S = 0.05, 0.0005
 """How often to look at what runs, and where somebody waits for this thread to say that it has ended."""
@@ -41,6 +40,16 @@ class Launched(NamedTuple):
     started: float
     timeout_s: float
     event: DeviceEvent | None = None
+
+
+class Followed(Protocol):
+    """What is looked after until a device is done with it."""
+
+    def look(self) -> bool:
+        """Tell whether the device is done with it; does not raise."""
+
+    def give_up(self, error: BaseException) -> None:
+        """End, since nobody will look any more."""
 
 
 class Watched(Protocol):
@@ -91,7 +100,7 @@ class DeviceWatch:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._groups: dict[Watched, _Group] = {}
-        self._works: list[Callable[[], bool]] = []
+        self._followed: list[Followed] = []
         self._urgent = 0
         self._bell = threading.Event()
         self.is_idle: bool = True
@@ -111,10 +120,10 @@ class DeviceWatch:
         """Look after a group, from when it first launches something."""
         self._groups[group] = _Group()
 
-    def follow(self, has_ended: Callable[[], bool]) -> None:
-        """Ask ``has_ended`` now and then until it says so: it keeps arrays alive, and tells those who wait."""
+    def follow(self, followed: Followed) -> None:
+        """Look after something: it keeps arrays alive, and tells those who wait."""
         with self._lock:
-            self._works.append(has_ended)
+            self._followed.append(followed)
         if self.is_idle:
             self.wake()
 
@@ -129,11 +138,16 @@ class DeviceWatch:
         self._groups.pop(group, None)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and what still waits for it to see an end."""
         self._over = True
         self._bell.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2.0)
+        with self._lock:
+            left, self._followed = self._followed, []
+        for each in left:
+            if not each.look():
+                each.give_up(ClosedError("the group was closed before its GPU was done", rank=self._job.rank))
 
     def wake(self) -> None:
         """Look again: something was launched, or is waited for."""
@@ -159,11 +173,16 @@ class DeviceWatch:
 
     def _look(self) -> bool:
         """Look at everything; tell whether anything is still to come."""
+        for group in list(self._groups):
+            channel = group.channel
+            if channel is not None and channel not in self._known:
+                self._known.add(channel)
+                channel.watch()  # before anything is asked of the device
         with self._lock:
-            works, self._works = self._works, []
-        left = [work for work in works if not work()]
+            followed, self._followed = self._followed, []
+        left = [each for each in followed if not each.look()]
         with self._lock:
-            self._works[:0] = left
+            self._followed[:0] = left
         if self._job.control.failed or self._job.closed:
             self._groups.clear()
             return bool(left)
@@ -182,14 +201,13 @@ class DeviceWatch:
             if known.event is None:
                 if channel.is_capturing(last.stream):
                     return True  # it runs when the graph does
-                if last.event is None and channel not in self._known:
-                    self._known.add(channel)
-                    channel.watch()
                 known.mark, known.event = last, last.event or channel.record(last.stream)
                 known.next_stall = last.started + _FIRST_STALL_S
             if not known.event.done():
                 return self._wait(group, known)
         except DeviceFailure as failed:
+            if failed.is_passing:
+                return True
             group.report(failed, f"{last.signature.operation} #{last.sequence}")
             return False
         known.event, known.done = None, known.mark
@@ -201,8 +219,11 @@ class DeviceWatch:
         assert call is not None
         name = call.signature.operation
         if now - call.started > call.timeout_s:
-            text = f"{name} #{call.sequence} did not finish on the GPUs within {call.timeout_s:g} s"
-            sequence = call.sequence if call.sequence >= 0 else None
+            number, sequence = (f" #{call.sequence}", call.sequence) if call.sequence >= 0 else ("", None)
+            text = (
+                f"{name}{number} was not done on the GPU of rank {self._job.rank} within {call.timeout_s:g} s, with all that the GPU had to do "
+                "before it"
+            )
             self._job.fail(Report("deadline", text, None, name, members.channel, sequence, list(members.ranks)))
             return False
         if now >= known.next_stall and call.sequence >= 0:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from manyhands.deadline import Deadline
-from manyhands.device import DeviceEvent
+from manyhands.device import DeviceEvent, DeviceFailure
 from manyhands.devices.watch import DeviceWatch
 from manyhands.errors import DeadlineError
 from manyhands.job import Job
 from manyhands.lanes import Lane
+from manyhands.rendezvous.messages import Report
 from manyhands.work import Work
 
 __all__ = ["DeviceWork", "Underway"]
@@ -70,9 +71,9 @@ class DeviceWork(Work[T]):
         try:
             self._underway = action()
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
-            self._fail(error)
+            self.fail(error)
         else:
-            self._watch.follow(self._look)
+            self._watch.follow(self)
         self._launched.set()
 
     def wait(self, timeout_s: float | None = None) -> T:
@@ -86,16 +87,20 @@ class DeviceWork(Work[T]):
         if not self._launched.wait(None if deadline is None else deadline.remaining()):
             raise DeadlineError(f"{self._what} was not enqueued within {timeout_s:g} s; it goes on", operation=self._what)
         underway = self._underway
-        if underway is None or self._look():
+        if underway is None or self.done():
             return super().wait()
-        underway.hold()
+        try:
+            underway.hold()
+        except DeviceFailure as failure:
+            self.fail(self._reported(failure))
+            return super().wait()
         return underway.collect()
 
     def synchronize(self, timeout_s: float | None = None) -> T:
         """Wait on the host until the device has done the call; return the result. Parameters and errors are those of `Work.wait`."""
         deadline = None if timeout_s is None else Deadline(timeout_s)
         self.wait(timeout_s)
-        while not self._look():
+        while not self.done():
             if deadline is not None and deadline.passed():
                 raise DeadlineError(
                     f"{self._what} was not done within {timeout_s:g} s of waiting; it goes on", operation=self._what
@@ -105,7 +110,8 @@ class DeviceWork(Work[T]):
 
     def done(self) -> bool:
         """Tell whether the device has done the call, or it has failed. Never blocks."""
-        return self._look()
+        self.look()
+        return self._ended
 
     def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
         """Call ``callback(work)`` once the device has done the call, or it has failed, as `Work.add_done_callback`."""
@@ -125,17 +131,35 @@ class DeviceWork(Work[T]):
         if first:
             self._watch.hurry(1)
 
-    def _look(self) -> bool:
-        """Look whether the device has come to the end; tell whether there is nothing more to see."""
-        if self._ended or self._underway is None:
+    def look(self) -> bool:
+        """Look whether the device has come to the end, and end the call if it has, or has failed; tell whether the device is done with it."""
+        underway = self._underway
+        if underway is None:
             return self._ended
-        if self._underway.end.done():
-            self.run(self._underway.collect)
-        elif self._job.control.failed:
-            self._fail(self._job.error())
-        return self._ended
+        try:
+            is_past = underway.end.done()
+        except DeviceFailure as failure:
+            self.fail(self._reported(failure))
+            return True
+        # In this order: what was aborted comes to its end as well, with anything in its memory, but the cause was known before that.
+        if self._job.control.failed:
+            if not self._ended:
+                self.fail(self._job.error())
+        elif is_past:
+            self.run(underway.collect)
+        return is_past
 
-    def _fail(self, error: BaseException) -> None:
+    def give_up(self, error: BaseException) -> None:
+        """End the call, since nobody looks any more."""
+        self.fail(error)
+
+    def _reported(self, failure: DeviceFailure) -> BaseException:
+        text = f"rank {self._job.rank} lost its GPU in {self._what}: {failure.reason}"
+        return self._job.fail(Report("aborted", text, self._job.rank))
+
+    def fail(self, error: BaseException) -> None:
+        """End the call with an error."""
+
         def fail() -> T:
             raise error
 

@@ -22,6 +22,7 @@ class CuPyLibrary(Library):
 
     name = "CuPy"
     is_stream_ordered = True
+    streams = "CuPy"
 
     def read(self, value: Any) -> Array | DeviceArray:
         """Return where the array is. CuPy's own calls are queued on the current stream, so that there is nothing to wait for."""
@@ -50,7 +51,13 @@ class CuPyLibrary(Library):
     def address(self, value: Any, device: int) -> int:
         """Return the address of an array."""
         data = value.data
-        return data.ptr if value.flags.c_contiguous and data.device_id == device else 0
+        if data.device_id != device:
+            return 0
+        try:
+            is_contiguous = value._c_contiguous
+        except AttributeError:  # what CuPy's arrays have is quicker than their `flags`, and promised by nobody
+            is_contiguous = value.flags.c_contiguous
+        return data.ptr if is_contiguous else 0
 
     def give_device(self, result: DeviceArray, like: Any) -> Any:
         """Return the array that holds the memory."""

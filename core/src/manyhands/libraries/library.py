@@ -86,10 +86,13 @@ class Library(ABC):
     is_stream_ordered
         Whether memory of an array that is no longer needed is used again behind what its current stream has queued. Otherwise an array must be
         kept until the device is done with it.
+    streams
+        The library whose current streams are meant.
     """
 
     name: str
     is_stream_ordered: bool = False
+    streams: str = ""
 
     @abstractmethod
     def read(self, value: Any) -> Array | DeviceArray:
@@ -131,6 +134,9 @@ class Library(ABC):
     def address(self, value: Any, device: int) -> int:
         """Return the address of an array that is C-contiguous and on a device, quickly; 0 where it is not, or that takes a longer look."""
         return 0
+
+    def wrote(self, value: Any) -> None:  # noqa: B027 - most libraries do not keep count
+        """Take note that a result was written to an array that `address` told the address of."""
 
     def fresh(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> tuple[int, Any]:
         """Return the address of new memory as by `empty`, and the array that is to be given back; for libraries with `address`."""

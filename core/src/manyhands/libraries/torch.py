@@ -26,6 +26,7 @@ class TorchLibrary(Library):
 
     name = "torch"
     is_stream_ordered = True
+    streams = "torch"
 
     def read(self, value: Any) -> Array | DeviceArray:
         """Return a view of a tensor's memory; of a copy where a conjugation or a sign is still to be applied to it.
@@ -88,6 +89,10 @@ class TorchLibrary(Library):
         if value.requires_grad or not value.is_cuda or value.device.index != device or not value.is_contiguous():
             return 0
         return 0 if value.is_conj() or value.is_neg() else value.data_ptr()
+
+    def wrote(self, value: Any) -> None:
+        """Count a change, which autograd asks for."""
+        sys.modules["torch"].autograd.graph.increment_version(value)
 
     def give_device(self, result: DeviceArray, like: Any) -> Any:
         """Return the tensor that holds the memory."""

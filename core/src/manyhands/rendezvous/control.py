@@ -143,6 +143,8 @@ class Control(ABC):
         members: Sequence[int] | None = None,
         channel: int = 0,
         call: tuple[CallSignature, int] | None = None,
+        *,
+        is_given: bool = False,
     ) -> tuple[list[bytes], int]:
         """Give this rank's card; return those of all members in their order, and the first of as many unused numbers.
 
@@ -160,6 +162,8 @@ class Control(ABC):
             The channel of the group that they belong to.
         call
             The call and its number, where the ranks meet because of one: members that are in other calls there are told apart at once.
+        is_given
+            Whether `give_card` has given the card before.
 
         Raises
         ------
@@ -180,7 +184,8 @@ class Control(ABC):
             record = self.recorder.start(channel, sequence, signature)
         record.members = ranks
         try:
-            self._post(Exchange(name, card, ranks))
+            if not is_given:
+                self.give_card(name, card, ranks)
             others = [rank for rank in ranks if rank != self.rank]
             patience = math.inf if self.runtime.is_simulated else _STALL_S
             while not self._wait(lambda: name in self._cards, deadline, patience):
@@ -211,13 +216,17 @@ class Control(ABC):
         self._disbanding[number] = disbanded
         self._post(LeaveGroup(number, list(members), mine))
 
+    def give_card(self, name: str, card: bytes, members: Sequence[int]) -> None:
+        """Give this rank's card of an `exchange` that it is going to wait for."""
+        self._post(Exchange(name, card, list(members)))
+
     def waits_in_background(self, wait: Wait) -> None:
         """Tell the store what this rank's device waits for, while none of its threads need do so."""
         self._post(Stalled(wait, [wait], self._come_so_far(), False))
 
-    def checkpoint(self, group: int, count: int, digest: bytes, members: Sequence[int]) -> None:
+    def checkpoint(self, place: str, count: int, digest: bytes, members: Sequence[int]) -> None:
         """Tell the store which calls on devices this rank has made; it compares them with those of the other members."""
-        self._post(Checkpoint(group, count, digest, list(members)))
+        self._post(Checkpoint(place, count, digest, list(members)))
 
     def stalled(self, record: Record, wait: Wait) -> None:
         """Tell the store that this rank waits in a call."""
@@ -290,7 +299,7 @@ class Control(ABC):
                 if not entered and 0 <= sequence < self.progress.calls.get(channel, 0):
                     # So long ago that it is not recorded any more: calls on GPUs are made ahead of what the GPU has done.
                     entered, text = True, f"has made it; {text}"
-                self._post(Testimony(inquest, entered, text))
+                self._post(Testimony(inquest, entered, text, self.progress.calls.get(channel, 0)))
             case Disbanded(group):
                 then = self._disbanding.pop(group, None)
                 if then is not None:

@@ -72,6 +72,8 @@ KINDS: dict[str, type[ManyHandsError]] = {
 
 _INQUEST_S = 0.4
 _SUSPICION_S = 0.5
+_NOWHERE = -2
+"""The number of no call: whoever is asked for it tells what it did last. Where ranks meet is -1."""
 _ORDER = "every rank must make the same calls, in the same order"
 
 
@@ -149,7 +151,7 @@ class Membership:
         self._numbers = 1
         self._leaving: dict[int, dict[int, Progress]] = {}
         self._disbanded: set[int] = set()
-        self._checkpoints: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._checkpoints: dict[tuple[str, int], dict[int, bytes]] = {}
         self._stalls: dict[int, Stalled] = {}
         self._waits: dict[tuple[int, int], Wait] = {}
         self._inquest: _Inquest | None = None
@@ -261,7 +263,7 @@ class Membership:
 
     def _say_farewell(self) -> None:
         # Never after a verdict: a rank that leaves as others abort must learn of that, and not that all is well.
-        if self._parted or not self.finished or self.verdict is not None:
+        if self._parted or not self.finished or self.verdict is not None or self._inquest is not None:
             return
         self._parted = True
         problem = unread(self._left)
@@ -291,14 +293,14 @@ class Membership:
             self._open_inquest(min(meeting.cards), Report("mismatch", text, absent[0], members=meeting.members))
 
     def _compare(self, rank: int, message: Checkpoint) -> None:
-        place = message.group, message.count
+        place = message.place, message.count
         digests = self._checkpoints.setdefault(place, {})
         digests[rank] = message.digest
         other = next((each for each, digest in digests.items() if digest != message.digest), None)
         if other is not None:
             text = (
-                f"ranks {min(rank, other)} and {max(rank, other)} did not make the same calls on their GPUs: the first {message.count} of group "
-                f'{message.group} differ, and what they computed is not to be trusted. gpu_check = "always" finds the first that does. {_ORDER}'
+                f"ranks {min(rank, other)} and {max(rank, other)} did not do the same on their GPUs: the first {message.count} {message.place} "
+                f'differ, and what they brought is not to be trusted. gpu_check = "always" finds the first that does. {_ORDER}'
             )
             self._open_inquest(rank, Report("mismatch", text, other, members=message.members))
         elif len(digests) == len(message.members):
@@ -391,7 +393,7 @@ class Membership:
         self._inquest = inquest = _Inquest(self._inquests, reporter, report)
         # Armed first: in one process the answers come while the questions are being asked.
         self._call_later(_INQUEST_S, lambda: self._close_inquest(inquest))
-        question = Question(inquest.number, report.channel or 0, -1 if report.sequence is None else report.sequence)
+        question = Question(inquest.number, report.channel or 0, _NOWHERE if report.sequence is None else report.sequence)
         for rank in sorted(inquest.asked(self.members)):
             if rank not in self._gone:
                 self._send(rank, question)
@@ -407,7 +409,9 @@ class Membership:
         self._inquest = None
         report = inquest.report
         silent = [rank for rank in inquest.asked(self.members) if rank not in inquest.answers]
-        absent = [rank for rank, answer in inquest.answers.items() if not answer.entered]
+        behind = min((answer.calls for answer in inquest.answers.values() if not answer.entered), default=0)
+        # Of several that did not come, those that are furthest behind are waited for by the others.
+        absent = [rank for rank, answer in inquest.answers.items() if not answer.entered and answer.calls == behind]
         stories: dict[str, list[int]] = {}
         for rank, answer in sorted(inquest.answers.items()):
             stories.setdefault(answer.text, []).append(rank)

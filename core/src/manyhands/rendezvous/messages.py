@@ -114,6 +114,7 @@ class Testimony(msgspec.Struct, frozen=True, tag=True):
     inquest: int
     entered: bool
     text: str
+    calls: int = 0
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
@@ -149,9 +150,9 @@ class Cards(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, tag=True):
-    """What a rank has called on devices so far, in short: members of a group must have the same digest after as many calls."""
+    """What a rank has called on devices so far, in short: all that share a place must have the same digest after as many calls."""
 
-    group: int
+    place: str
     count: int
     digest: bytes
     members: list[int]

@@ -15,6 +15,7 @@ from manyhands.api import BackendUnavailableError, DeviceFailure
 __all__ = ["Cuda", "Description", "load", "relax_capture"]
 
 _NOT_READY = 600  # cudaErrorNotReady
+_CAPTURE = range(900, 909)  # cudaErrorStreamCapture...
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
@@ -64,7 +65,7 @@ class Cuda:
 
     def failure(self, error: Exception) -> DeviceFailure:
         """Return what to raise for an error of the runtime."""
-        return DeviceFailure(f"CUDA: {error}")
+        return DeviceFailure(f"CUDA: {error}", is_passing=getattr(error, "status", 0) in _CAPTURE)
 
     def count(self) -> int:
         """Return the number of devices that this process sees."""

@@ -187,7 +187,7 @@ class Communicator:
         self._lock = threading.RLock()
         # Held while another thread looks for errors, so that the communicator is not freed under it. That thread does not take the
         # first lock: a launch that is stuck in a full queue must not hide the error that explains it.
-        self._looking = threading.Lock()
+        self._looking = threading.RLock()
         self._ending = threading.Lock()
         self._is_settling = False
         self._failure: DeviceFailure | None = None
@@ -359,13 +359,14 @@ class Communicator:
         yields = _YIELDS
         self._is_settling = True
         try:
-            while (state := look(handle)) == _IN_PROGRESS:
-                if self._is_aborting:
-                    raise DeviceFailure(f"{self.library.name}: the communicator was aborted: {self._ended}")
-                if deadline.passed():
-                    raise TimeoutError(f"{self.library.name} is still in progress after {deadline.timeout_s:g} s")
-                yields -= 1
-                time.sleep(0 if yields > 0 else _PAUSE_S)
+            with self._looking:  # a look completes what is in progress, which is for one thread at a time
+                while (state := look(handle)) == _IN_PROGRESS:
+                    if self._is_aborting:
+                        raise DeviceFailure(f"{self.library.name}: the communicator was aborted: {self._ended}")
+                    if deadline.passed():
+                        raise TimeoutError(f"{self.library.name} is still in progress after {deadline.timeout_s:g} s")
+                    yields -= 1
+                    time.sleep(0 if yields > 0 else _PAUSE_S)
         finally:
             self._is_settling = False
         return int(state)

@@ -100,6 +100,8 @@ class NcclChannel(DeviceChannel):
             try:
                 return bool(self._cuda.runtime.streamIsCapturing(stream))
             except RuntimeError as error:  # also CuPy's own, for a capture that has become invalid
+                if getattr(error, "status", 0) == _IMPLICIT:
+                    return True  # another stream is being captured, with which the default stream is in one order
                 raise self._cuda.failure(error) from error
 
     def failure(self) -> DeviceFailure | None:
@@ -119,6 +121,9 @@ class NcclChannel(DeviceChannel):
         self._events.close()
         with contextlib.suppress(Exception), self._cuda.on(self.device):  # a device that has failed refuses even this
             self._cuda.runtime.streamDestroy(self.stream)
+
+
+_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
 
 def _nothing(source: int, target: int, stream: int) -> None:

@@ -1,0 +1,102 @@
+"""The programs that real GPUs are tested with, on fakes of CUDA, CuPy and NCCL; and on the host, what starts them as processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gpu_programs
+import pytest
+from device_worlds import HYBRID, gpu_world, gpus
+from fake_gpu import fake_cupy as cupy
+from fake_gpu.fake_nccl import FakeNccl
+from gpu_ranks import run_ranks
+from worlds import must
+
+import manyhands as mh
+
+__all__ = ["gpus"]
+
+NCCL = {"backend": "nccl"}
+TCP = {"backend": "tcp"}
+
+
+def ranks(program: Any, size: int, *words: str, config: Any = NCCL) -> list[Any]:
+    return gpu_world(lambda group: program(group, cupy, *words), size, config=config)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "bool", "complex64", "int16"])
+def test_collectives(gpus: FakeNccl, dtype: str, size: int) -> None:
+    assert must(ranks(gpu_programs.collectives, size, dtype)) == [[]] * size
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("name", ["layouts", "refusals", "messages", "splits", "batches", "stream_order", "works", "capture"])
+def test_programs(gpus: FakeNccl, name: str, size: int) -> None:
+    must(ranks(getattr(gpu_programs, name), size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_routes(gpus: FakeNccl, size: int) -> None:
+    must(ranks(gpu_programs.routes, size, config=HYBRID))
+
+
+@pytest.mark.parametrize("config", [NCCL, HYBRID], ids=["nccl", "hybrid"])
+def test_training_ends_with_the_same_bits_on_all_ranks(gpus: FakeNccl, config: Any) -> None:
+    for size in (1, 2, 4):
+        bits = must(ranks(gpu_programs.training, size, config=config))
+        assert bits == [bits[0]] * size
+
+
+@pytest.mark.filterwarnings("ignore::manyhands.errors.GpuFallbackWarning")
+@pytest.mark.parametrize("size", [1, 2])
+def test_arrays_go_through_the_host(gpus: FakeNccl, size: int) -> None:
+    must(ranks(gpu_programs.through_the_host, size, config={**TCP, "gpu_fallback": "host"}))
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [(gpu_programs.mismatch, mh.CollectiveMismatchError), (gpu_programs.deadline, mh.DeadlineError)],
+    ids=["mismatch", "deadline"],
+)
+@pytest.mark.parametrize("config", [NCCL, HYBRID], ids=["nccl", "hybrid"])
+def test_failures(gpus: FakeNccl, config: Any, program: Any, error: type[BaseException]) -> None:
+    outcomes = ranks(program, 2, config=config)
+    assert [type(outcome) for outcome in outcomes] == [error] * 2, outcomes
+    assert len({str(outcome) for outcome in outcomes}) == 1
+
+
+def test_memory(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What communicators hold is what is not free, here."""
+    monkeypatch.setattr(
+        cupy.cuda.runtime, "memGetInfo", lambda: ((80 - gpus.open_communicators()) << 30, 80 << 30), raising=False
+    )
+    cupy.cuda.Device(0).use()
+    found = gpu_programs.memory(lambda: mh.init(config=NCCL, rank=0, world_size=1), cupy, settle_s=0.2)
+    assert found == [80 << 30] * 4
+
+
+# What starts ranks as processes, where no GPU is needed.
+
+
+def test_a_program_runs_on_ranks_that_are_processes(tmp_path: Path) -> None:
+    outcomes = run_ranks("layouts", 2, tmp_path, config=TCP, arrays="numpy")
+    assert [(outcome.code, outcome.error, outcome.output) for outcome in outcomes] == [(0, None, "")] * 2
+
+
+def test_what_a_program_returns_comes_back(tmp_path: Path) -> None:
+    outcomes = run_ranks("collectives", 2, tmp_path, config=TCP, arrays="numpy", words=["float64", "complex64"])
+    assert [(outcome.code, outcome.error, outcome.result) for outcome in outcomes] == [(0, None, [])] * 2, outcomes
+
+
+def test_what_a_program_raises_comes_back(tmp_path: Path) -> None:
+    outcomes = run_ranks("mismatch", 2, tmp_path, config=TCP, arrays="numpy")
+    assert [(outcome.code, outcome.error) for outcome in outcomes] == [(0, "CollectiveMismatchError")] * 2, outcomes
+
+
+def test_a_rank_that_is_killed_is_named_in_time(tmp_path: Path) -> None:
+    outcomes = run_ranks("killed", 2, tmp_path, config=TCP, arrays="numpy")
+    assert [outcome.code for outcome in outcomes] == [0, -9]
+    assert (outcomes[0].error, outcomes[0].peer) == ("PeerLostError", 1), outcomes[0]
+    assert outcomes[0].ended - float((tmp_path / "killed").read_text()) < 5
