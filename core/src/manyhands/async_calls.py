@@ -23,7 +23,8 @@ class AsyncCalls(Calls):
     Each takes the arguments of the call without ``_async``, checks them at once and raises what that raises for them, and returns
     a `Work` whose ``wait`` gives the result and raises the rest. Any number may be in flight. ``timeout_s`` counts from when the
     call's turn comes. The input must not be written to, and ``out`` not be touched, until the work is done; an array that is
-    not C-contiguous is copied at once.
+    not C-contiguous is copied at once. Arrays on GPUs go through a stream of the group's own, behind what the caller's current stream has queued
+    by then; the work's ``wait`` makes that stream wait, and its ``synchronize`` the host.
     """
 
     def all_reduce_async(

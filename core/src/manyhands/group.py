@@ -38,8 +38,10 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
     same ``root``; where one does not, every rank gets a `CollectiveMismatchError` that says who did what.
 
     Arrays are NumPy arrays of any numeric dtype, bool, or bfloat16 and float8 of ml_dtypes; anything that NumPy can read as one
-    (the buffer protocol, ``__array__``, CPU DLPack); or Python numbers. An array that is not C-contiguous is copied first, so that
-    elements never change places. Results are new C-contiguous arrays, or ``out``, which may be the input itself.
+    (the buffer protocol, ``__array__``); Python numbers; or arrays of CuPy, torch, JAX and others that speak DLPack or the CUDA array interface,
+    in host memory or, where the backend moves that, on GPUs. An array that is not C-contiguous is copied first, so that elements never change
+    places. Results are new C-contiguous arrays of the same library, or ``out``, which may be the input itself. On GPUs, calls are enqueued on the
+    caller's current stream, and return at once.
 
     All methods but `close` raise, besides what they list:
 
