@@ -225,3 +225,23 @@ def test_the_rank_that_is_furthest_behind_is_named(gpus: FakeNccl) -> None:
     assert isinstance(outcomes[0], mh.DeadlineError), outcomes
     assert "rank 2 did not come" in str(outcomes[0])
     assert outcomes[0].peer == 2
+
+
+def test_those_that_are_left_go_on_with_their_gpus(gpus: FakeNccl) -> None:
+    def program(group: Group) -> list[float]:
+        cupy.cuda.Device(group.rank).use()
+        x = mine(group)
+        group.all_reduce(x)
+        if group.rank == 1:
+            raise KeyError("mine")
+        with pytest.raises(mh.AbortedError):
+            group.all_reduce_async(x).synchronize()
+        with group.shrink() as left:
+            assert (left.world_size, left.rank) == (2, {0: 0, 2: 1}[group.rank])
+            assert left.barrier() is None
+            # Each rank still has the GPU that it had.
+            return left.all_reduce(mine(group)).get().tolist()
+
+    outcomes = over_sockets(program, [HYBRID] * 3)
+    assert isinstance(outcomes[1], KeyError)
+    assert [outcomes[0], outcomes[2]] == [[4.0] * 4] * 2

@@ -182,3 +182,72 @@ def test_two_groups_one_after_the_other_meet_at_the_launchers_socket(start: Star
     code, out, err = launch.finish()
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == sorted(f"[{rank}] 3.0" for rank in range(3) for _ in range(3))
+
+
+GOING_ON = """
+    group = mh.init(timeout_s=20)
+    group.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        group.barrier()
+    except mh.PeerLostError:
+        group = group.shrink()
+    time.sleep(1.5)  # longer than ranks have that are to end
+    print(f"one of {group.all_gather_object(rank)}", flush=True)
+    group.barrier()
+"""
+
+
+def test_with_keep_going_the_survivors_of_a_kill_end_well(start: Start) -> None:
+    launch = start(GOING_ON + "    group.close()\n", 3, "--keep-going")
+    code, out, err = launch.finish()
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["[0] one of [0, 2]", "[2] one of [0, 2]"]
+    assert err.splitlines()[-2:] == [
+        "manyhands run: 1 rank was lost, and all others ended well",
+        "manyhands run: rank 1: killed by SIGKILL",
+    ]
+
+
+def test_with_keep_going_a_rank_that_fails_because_of_another_is_a_failure(start: Start) -> None:
+    launch = start(
+        GOING_ON.replace(
+            "group = group.shrink()", "raise SystemExit(0) if rank == 2 else mh.PeerLostError('lost', rank=0, peer=1)"
+        ),
+        3,
+        "--keep-going",
+    )
+    code, _, err = launch.finish()
+    assert code == 137
+    assert "failed first: killed by SIGKILL" in err
+
+
+def test_with_keep_going_all_ranks_that_raise_are_told_of(start: Start) -> None:
+    launch = start(
+        """
+        group = mh.init(timeout_s=20)
+        group.barrier()
+        if rank == 1:
+            raise ValueError("no such digit: 11")
+        try:
+            group.barrier()
+        except mh.CommError:
+            group = group.shrink()
+        group.barrier()
+        group.close()
+        """,
+        3,
+        "--keep-going",
+    )
+    code, _, err = launch.finish()
+    assert code == 0, err
+    assert "manyhands run: rank 1: exit code 1\nTraceback (most recent call last):" in err
+    assert err.rstrip().endswith("ValueError: no such digit: 11")
+
+
+def test_with_keep_going_a_job_of_which_nobody_is_left_has_failed(start: Start) -> None:
+    launch = start("mh.init(timeout_s=20).barrier(); sys.exit(5)", 2, "--keep-going")
+    code, _, err = launch.finish()
+    assert code == 5
+    assert "failed first: exit code 5" in err

@@ -31,6 +31,8 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "choosing failures",
         "collectives shortcuts",
         "devices taking",
+        "forming",
+        "shrinking",
         "peers",
         "operations",
         "calls",

@@ -326,6 +326,8 @@ class Bootstrap(ABC):
         Where ranks that are threads of one process find each other; None where ranks are processes.
     hosts
         For each rank a number that it shares with the ranks of its host.
+    local_rank
+        Which of the ranks of its host this one is, counted from 0, as the job began: it stays when ranks are numbered anew.
     runtime
         What this rank runs on; where it is simulated, ``deadline`` and those of transports are points on its clock.
     """
@@ -337,6 +339,7 @@ class Bootstrap(ABC):
     deadline: Deadline
     shared: dict[str, Any] | None
     hosts: tuple[int, ...]
+    local_rank: int
     runtime: Runtime
 
     @abstractmethod

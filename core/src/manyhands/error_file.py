@@ -88,7 +88,9 @@ def read(path: Path) -> ErrorRecord | None:
 
 def _record(rank: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> ErrorRecord:
     name = kind.__qualname__ if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}.{kind.__qualname__}"
-    told = isinstance(error, AbortedError) or (isinstance(error, CommError) and error.peer not in {None, rank})
+    # Ranks may have been counted anew since: then the error knows what this rank is called by now.
+    own = rank if not isinstance(error, CommError) or error.rank is None else error.rank
+    told = isinstance(error, AbortedError) or (isinstance(error, CommError) and error.peer not in {None, own})
     text = "".join(traceback.format_exception(kind, error, trace))
     return ErrorRecord(rank, name, said(error), text[-_LONGEST_TRACEBACK:], time.time(), told)
 

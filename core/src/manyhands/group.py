@@ -13,20 +13,20 @@ from manyhands.arrays import NOTHING, Array
 from manyhands.async_calls import AsyncCalls
 from manyhands.checks import is_success
 from manyhands.coalescing import CoalescingCalls
-from manyhands.config import Settings
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel
-from manyhands.devices.calls import open_channel
+from manyhands.devices.opening import open_channel
 from manyhands.dividing import DividingCalls
 from manyhands.dtypes import Op
-from manyhands.errors import CommError
+from manyhands.errors import ClosedError, CommError, UsageError
+from manyhands.forming import Setup
 from manyhands.job import Job
 from manyhands.local_calls import LocalCalls
 from manyhands.members import Members, ranks_per_host
 from manyhands.object_calls import ObjectCalls
 from manyhands.operations import Operations
-from manyhands.plugins import PluginManager
 from manyhands.select import Selector
+from manyhands.shrinking import check_possible, shrink
 
 __all__ = ["Group"]
 
@@ -49,7 +49,7 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
         The group is closed.
     CommError
         The group's first failure, alike on every rank: `PeerLostError`, `DeadlineError`, `CollectiveMismatchError`, `AbortedError` or
-        `ProtocolError`. ``out`` is then undefined, and each later call raises the same; all ranks may make a new group.
+        `ProtocolError`. ``out`` is then undefined, and each later call raises the same; `shrink` makes a new group.
     DTypeError, LayoutError, SizeMismatchError, UsageError
         The arguments cannot be used; found before any byte moves, so that the group stays as it was.
 
@@ -69,20 +69,19 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
         self,
         job: Job,
         members: Members,
-        plugins: PluginManager,
+        setup: Setup,
         selector: Selector,
         channel: DeviceChannel | None,
-        settings: Settings,
     ) -> None:
-        operations = Operations(job, members, plugins, selector, channel, settings)
+        settings = setup.resolved.settings
+        operations = Operations(job, members, setup.plugins, selector, channel, settings)
         super().__init__(job, members, operations, settings.timeout_s)
         self.rank: int = members.rank
         self.world_size: int = members.size
         self.ranks: tuple[int, ...] = members.ranks
         self.backend_name: str = job.backend_name
-        self._plugins = plugins
+        self._setup = setup
         self._selector = selector
-        self._settings = settings
         self._reproducible = settings.reproducible
         self._closing = threading.Lock()
         job.drains.append(self._drain)
@@ -127,6 +126,55 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
             self._job.drains.remove(self._drain)
             self._when_idle(lambda: self._job.control.leave_group(self._members.number, self.ranks, self._operations.close))
 
+    def shrink(self, *, timeout_s: float | None = None) -> Group:
+        """Make a new group of the ranks that are left, after this one has failed. Every rank that is left must call it.
+
+        Ranks that died, ended, or closed the group are not waited for. The others are numbered anew from 0, in the order that they had.
+        With nobody lost, after a missed deadline say, the new group has the same ranks. This group, and those made from it, are closed,
+        also where an error is raised. To be called on the group of all ranks.
+
+        Parameters
+        ----------
+        timeout_s
+            Seconds that it may last; by default the config's ``rendezvous.timeout_s``.
+
+        Returns
+        -------
+        Group
+            To be closed, best by ``with``. Its errors name ranks as it counts them.
+
+        Raises
+        ------
+        UsageError
+            The group has not failed, or was made by `split` or `subgroup`. It stays as it was.
+        PeerLostError
+            Rank 0 is lost or has closed the group: the ranks met in its process, and cannot do so any more. Or a rank died while the
+            others met again.
+        DeadlineError
+            A rank that still runs did not call this in time; the message names it, on all ranks that did.
+        UnsupportedError
+            The ranks are threads, as in a simulated world. The group stays as it was.
+        """
+        job, settings = self._job, self._setup.resolved.settings
+        deadline = self._begin(settings.rendezvous_timeout_s if timeout_s is None else timeout_s)
+        if self._members.number:
+            raise UsageError(
+                f"shrink() was called on group {self._members.number}, made by split() or subgroup(): call it on the group of all ranks, "
+                "and divide the new one again"
+            )
+        with self._closing:
+            if job.closed:
+                raise ClosedError(
+                    "the group is closed, and cannot shrink; make another one with manyhands.init()", rank=job.rank
+                )
+            if not job.control.failed:
+                raise UsageError(
+                    "shrink() is for a group that has failed, and this one has not: go on with it, or use subgroup()"
+                )
+            check_possible(job)
+            job.retire()
+        return Group(*shrink(job, self._setup, deadline))
+
     @property
     def _is_closed(self) -> bool:
         return self._job.closed or self._members.number in self._job.left
@@ -141,7 +189,7 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
         except CommError:
             self._saw()
             raise
-        return Group(self._job, members, self._plugins, self._selector, channel, self._settings)
+        return Group(self._job, members, self._setup, self._selector, channel)
 
     # Collectives
 

@@ -27,6 +27,7 @@ from manyhands.errors import (
     ConfigError,
     InternalError,
     ManyHandsError,
+    PeerLostError,
     RendezvousError,
     UnknownBackendError,
 )
@@ -68,11 +69,24 @@ class Meeting:
     secret
         The job's secret; may be empty on loopback alone.
     inherited
-        The file descriptor of a socket that listens there already, handed over by the launcher to rank 0.
+        The file descriptor of a socket that listens there already, handed over to rank 0.
+    local_rank
+        Which of the ranks of its host this one is, where that is known from before.
+    before
+        On rank 0, the job that the ranks are left over from, and which of it they were.
     """
 
     def __init__(
-        self, rank: int, world_size: int, backend: str, choices: str, address: Address, secret: bytes, inherited: int | None
+        self,
+        rank: int,
+        world_size: int,
+        backend: str,
+        choices: str,
+        address: Address,
+        secret: bytes,
+        inherited: int | None,
+        before: tuple[Job, Sequence[int]] | None = None,
+        local_rank: int | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -81,12 +95,20 @@ class Meeting:
         self.address = address
         self.secret = secret
         self.inherited = inherited
+        self.before = before
+        self.local_rank = local_rank
 
     def listen(self, deadline: Deadline) -> socket.socket:
         """Return the socket at which rank 0 waits for the others."""
         if self.inherited is not None:
             return close_after_fork(socket.socket(fileno=os.dup(self.inherited)))
         return guarded_bind(self.address, bool(self.secret), deadline)
+
+
+def _pass_on_who_ends(old: Job, ranks: Sequence[int], store: Store) -> None:
+    """Let the store of those that are left know who ends before it comes there."""
+    if old._store is not None:
+        old._store.tell_who_ends(lambda rank, reason: store.will_not_come(ranks.index(rank), reason) if rank in ranks else None)
 
 
 def guarded_bind(address: Address, has_secret: bool, deadline: Deadline | None = None) -> socket.socket:
@@ -155,6 +177,8 @@ class Job:
         What waits for the calls that a group of this job has in flight, one for each open group; each tells whether there were none.
     hosts
         For each rank a number that it shares with the ranks of its host.
+    meeting
+        How its ranks met, where they are processes.
     device_watch
         What looks after calls on devices, once there were any.
     device_channels
@@ -170,6 +194,8 @@ class Job:
         self.control: Control
         self.closed: bool = False
         self.hosts: tuple[int, ...] = ()
+        self.meeting: Meeting | None = None
+        self._local_rank: int | None = None
         self.drains: list[Callable[[Deadline], bool]] = []
         self._loop: Loop | None = None
         self._store: Store | None = None
@@ -192,10 +218,14 @@ class Job:
             The ranks did not meet; nothing is left open.
         """
         job = cls(meeting.rank, meeting.world_size, meeting.backend)
+        job.meeting = meeting
+        job._local_rank = meeting.local_rank
         try:
             loop = job.loop
             if meeting.rank == 0:
-                job._store = Store(loop, meeting.listen(deadline), meeting.secret, meeting.world_size, deadline)
+                job._store = store = Store(loop, meeting.listen(deadline), meeting.secret, meeting.world_size, deadline)
+                if meeting.before is not None:
+                    _pass_on_who_ends(*meeting.before, store)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
             job.control = SocketControl(loop, join, meeting.address, meeting.secret, deadline)
             # The store ends the wait for the others, and knows who is missing: this rank's own clock should not run out first.
@@ -204,7 +234,8 @@ class Job:
             job.hosts = tuple(welcome.hosts)
             job._secure = bool(meeting.secret)
         except BaseException as error:
-            if job._store is not None and isinstance(error, RendezvousError):
+            again = meeting.before is not None and isinstance(error, PeerLostError)
+            if job._store is not None and (isinstance(error, RendezvousError) or again):
                 # Ranks that are still on their way are told why, instead of looking for a store that has gone.
                 time.sleep(_LATECOMERS_S)
             job._release()
@@ -214,15 +245,25 @@ class Job:
         return job
 
     @classmethod
-    def among_threads(cls, member: ThreadRank, backend_name: str, choices: str, deadline: Deadline) -> Job:
+    def among_threads(
+        cls, member: ThreadRank, backend_name: str, choices: str, deadline: Deadline, local_rank: int | None = None
+    ) -> Job:
         """Come into a job whose ranks are threads of this process."""
         job = cls(member.rank, member.world.world_size, backend_name)
+        job._local_rank = local_rank
         job.runtime = member.world.runtime
         control = job.control = member.next_hub().connect(member.rank, backend_name, choices)
         member.at_end(job.finish)
         welcome = control.welcome(deadline)
         job._key, job.hosts = welcome.key, tuple(welcome.hosts)
         return job
+
+    @property
+    def local_rank(self) -> int:
+        """Which of the ranks of its host this one is, counted from 0; it stays what it was when ranks are numbered anew."""
+        if self._local_rank is None:
+            self._local_rank = self.hosts[: self.rank].count(self.hosts[self.rank])
+        return self._local_rank
 
     @property
     def loop(self) -> Loop:
@@ -287,6 +328,15 @@ class Job:
                 self._release_backend()
                 self._store.when_alone(self._release)
 
+    def retire(self) -> None:
+        """Let no call begin any more after a failure, and give back what moved the bytes; the control connection stays."""
+        self.closed = True
+        self._release_backend()
+
+    def release(self) -> None:
+        """Give back what `retire` left."""
+        self._release()
+
     def abort(self, error: BaseException) -> None:
         """Leave because this rank's program failed; every other rank that waits learns so."""
         if self.closed:
@@ -324,9 +374,19 @@ class Job:
             self.control.fail(Verdict("internal", f"the background thread of rank {self.rank} failed: {error!r}", self.rank))
 
     def _release_backend(self) -> None:
+        if self.device_watch is not None:
+            self.device_watch.close()
+        channels, self.device_channels = self.device_channels, []
+        has_failed = hasattr(self, "control") and self.control.failed
+        if not has_failed:
+            _close_all(channels)
         if self.backend is not None:
             self.backend.abort()
             self.backend.close()
+        if has_failed and channels:
+            # What is aborted may take its time, or hang; the process need not wait for that.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=_close_all, args=(channels,), name="manyhands-gpus-close", daemon=True).start()
         for listener in self._listeners:
             listener.close()
 
@@ -334,17 +394,7 @@ class Job:
         """Give everything back, in the order that lets the last messages out."""
         self._released = True
         atexit.unregister(self._at_exit)
-        if self.device_watch is not None:
-            self.device_watch.close()
-        channels, has_failed = list(self.device_channels), hasattr(self, "control") and self.control.failed
-        if not has_failed:
-            for channel in channels:
-                channel.close()
         self._release_backend()
-        if has_failed and channels:
-            # What is aborted may take its time, or hang; the process need not wait for that.
-            with contextlib.suppress(RuntimeError):
-                threading.Thread(target=_close_all, args=(channels,), name="manyhands-gpus-close", daemon=True).start()
         if self._store is not None:
             self._store.drain(1.0)
         if hasattr(self, "control"):
@@ -431,6 +481,7 @@ class _JobBootstrap(Bootstrap):
         self.deadline = maker.deadline
         self.shared = maker.shared
         self.hosts = tuple(job.hosts[rank] for rank in ranks)
+        self.local_rank = job.local_rank
         self.runtime = job.runtime
 
     def describe(self, name: str) -> BackendSpec:

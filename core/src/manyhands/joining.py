@@ -8,12 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manyhands.backend import BackendSpec
 from manyhands.checks import whole
-from manyhands.choosing import start_best
 from manyhands.config import Resolved, load, make_selector
 from manyhands.deadline import Deadline
-from manyhands.devices.calls import open_channel
 from manyhands.error_file import install as install_error_file
 from manyhands.errors import (
     ConfigError,
@@ -21,17 +18,15 @@ from manyhands.errors import (
     InvalidWorldSizeError,
     RendezvousError,
 )
+from manyhands.forming import Setup, among_processes, among_threads, come_alone, finish
 from manyhands.group import Group
-from manyhands.job import Job, Meeting, runnable
-from manyhands.members import Members, ranks_per_host
-from manyhands.plugins import PluginManager, get_plugin_manager
+from manyhands.job import Job, Meeting
+from manyhands.plugins import get_plugin_manager
 from manyhands.rendezvous.environment import LaunchEnvironment, discover, parse_address
 from manyhands.select import Selector
-from manyhands.threads import ThreadRank, ThreadWorld, current_thread_rank
+from manyhands.threads import current_thread_rank
 
 __all__ = ["init"]
-
-_NO_BACKEND = "none"
 
 
 def init(
@@ -89,22 +84,14 @@ def init(
     settings = resolved.settings
     plugins.switch(settings.plugins)
     selector = make_selector(resolved, plugins)
-    choices = _choices(resolved, selector)
+    setup = Setup(resolved, plugins, _choices(resolved, selector))
     deadline = Deadline(settings.rendezvous_timeout_s, time.monotonic if member is None else member.world.runtime.now)
     if member is not None:
         _check_arguments(rank, world_size, member.rank, member.world.world_size)
-        job = _among_threads(member, resolved, plugins, choices, deadline)
+        job = among_threads(member, setup, deadline)
     else:
-        job = _among_processes(rank, world_size, resolved, plugins, choices, deadline)
-    if job.backend is not None:
-        selector = make_selector(resolved, plugins, plugins.describe(job.backend_name))
-    members = Members(0, tuple(range(job.world_size)), job.rank, ranks_per_host(job.hosts))
-    try:
-        channel = open_channel(job, members, deadline)
-    except BaseException as error:
-        job.abort(error)
-        raise
-    return Group(job, members, plugins, selector, channel, settings)
+        job = _among_processes(rank, world_size, setup, deadline)
+    return Group(*finish(job, setup, selector, deadline))
 
 
 def _choices(resolved: Resolved, selector: Selector) -> str:
@@ -117,94 +104,24 @@ def _choices(resolved: Resolved, selector: Selector) -> str:
     return ", ".join([*words, f"algorithms {selector.digest}"])
 
 
-def _among_threads(member: ThreadRank, resolved: Resolved, plugins: PluginManager, choices: str, deadline: Deadline) -> Job:
-    name = resolved.settings.backend
-    if name == "auto":
-        name = member.world.backend
-    spec = plugins.describe(name)
-    job = Job.among_threads(member, name, choices, deadline)
-    _place(job, resolved)
-    if job.world_size > 1 or _moves_alone(spec):
-        _start_backend(job, spec, resolved, plugins, deadline, member.world.shared)
-    return job
-
-
-def _among_processes(
-    rank: int | None, world_size: int | None, resolved: Resolved, plugins: PluginManager, choices: str, deadline: Deadline
-) -> Job:
+def _among_processes(rank: int | None, world_size: int | None, setup: Setup, deadline: Deadline) -> Job:
     launch = discover(os.environ)
     rank, world_size = _who(rank, world_size, launch)
     install_error_file(rank)
     if world_size == 1:
-        return _alone(resolved, plugins, choices, deadline)
-    name = resolved.settings.backend
-    spec = None if name == "auto" else runnable(name, resolved, plugins)
-    if spec is None:
-        plugins.candidates()  # without any, there is no need to meet
+        return come_alone(setup, deadline)
+    resolved = setup.resolved
     inherited = os.environ.get("MANYHANDS_RENDEZVOUS_FD") if rank == 0 else None
     meeting = Meeting(
         rank,
         world_size,
-        name,
-        choices,
+        resolved.settings.backend,
+        setup.choices,
         _address(resolved, launch, rank),
         _secret(resolved),
         int(inherited) if inherited is not None else None,
     )
-    job = Job.meet(meeting, deadline)
-    _place(job, resolved)
-    if spec is not None:
-        _start_backend(job, spec, resolved, plugins, deadline, None)
-        return job
-    try:
-        start_best(job, resolved, plugins, deadline)
-    except BaseException as error:
-        job.abort(error)
-        raise
-    return job
-
-
-def _start_backend(
-    job: Job, spec: BackendSpec, resolved: Resolved, plugins: PluginManager, deadline: Deadline, shared: dict[str, Any] | None
-) -> None:
-    try:
-        job.start_backend(spec, resolved, plugins, shared, deadline)
-    except BaseException as error:
-        job.abort(error)
-        raise
-
-
-def _place(job: Job, resolved: Resolved) -> None:
-    """Let a job know of the hosts what its backend may ask: as the config says, where it says so."""
-    count = resolved.settings.ranks_per_host
-    if count is not None:
-        job.hosts = tuple(rank // count for rank in range(job.world_size))
-
-
-def _alone(resolved: Resolved, plugins: PluginManager, choices: str, deadline: Deadline) -> Job:
-    """Come into a world of one, where a backend has something to do on GPUs alone."""
-    name = _choose_alone(resolved, plugins)
-    spec = None if name == _NO_BACKEND else plugins.describe(name)
-    if spec is not None and _moves_alone(spec):
-        runnable(name, resolved, plugins)
-    elif spec is not None:  # it carries nothing, and is held to be right all the same
-        resolved.backend_config(name)
-    job = Job.among_threads(ThreadRank(ThreadWorld(1, name), 0), name, choices, deadline)
-    _place(job, resolved)
-    if spec is not None and _moves_alone(spec):
-        _start_backend(job, spec, resolved, plugins, deadline, None)
-    return job
-
-
-def _moves_alone(spec: BackendSpec) -> bool:
-    """Tell whether a backend is needed in a world of one: calls on GPU arrays are launched on their device, whoever takes part."""
-    return "cuda" in spec.devices
-
-
-def _choose_alone(resolved: Resolved, plugins: PluginManager) -> str:
-    """Return the backend's name in a world of one, which needs none that can run."""
-    name = resolved.settings.backend
-    return (plugins.weigh()[0] or _NO_BACKEND) if name == "auto" else name
+    return among_processes(meeting, setup, deadline)
 
 
 def _check_arguments(rank: int | None, world_size: int | None, actual_rank: int, actual_size: int) -> None:

@@ -48,6 +48,7 @@ class ThreadBootstrap(Bootstrap):
         self.deadline = Deadline(20)
         self.shared = {}
         self.hosts = hosts
+        self.local_rank = hosts[:rank].count(hosts[rank])
         self._exchange = exchange
 
     def exchange(self, name: str, card: bytes) -> list[bytes]:

@@ -32,11 +32,16 @@ def run(
         ),
     ] = None,
     no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Do not begin each line of output with its rank.")] = False,
+    keep_going: Annotated[
+        bool,
+        typer.Option("--keep-going", help="Let the other ranks go on when one fails, as programs do that call Group.shrink()."),
+    ] = False,
 ) -> None:
-    """Run a script as several ranks, and end all of them when one fails.
+    """Run a script as several ranks, and end all of them when one fails, unless --keep-going says otherwise.
 
     Each rank is a process with torchrun's variables. Every line of output begins with its rank. When a rank fails, its traceback is
-    shown last, the others are ended, and the exit code is its own.
+    shown last, the others are ended, and the exit code is its own. With --keep-going the others are left alone; if all of those end
+    well that did not fail first, the exit code is 0, and the last lines say which ranks were lost.
 
     With --backend simulated the ranks live in one process, on a clock of their own: MANYHANDS_BACKENDS__SIMULATED__SEED, ..__NETWORK,
     ..__FAULTS and ..__TRACE, or the table [backends.simulated] of the configuration, say how.
@@ -46,5 +51,7 @@ def run(
     # Imported here, so that `manyhands --help` and the other commands do not pay for it.
     from manyhands.launch.starting import RunOptions, start
 
-    options = RunOptions(target, tuple(args or ()), ranks, module, backend, config, nnodes, node_rank, rendezvous, no_prefix)
+    options = RunOptions(
+        target, tuple(args or ()), ranks, module, backend, config, nnodes, node_rank, rendezvous, no_prefix, keep_going
+    )
     raise typer.Exit(start(options))

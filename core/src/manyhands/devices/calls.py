@@ -8,7 +8,6 @@ call that does not finish on the device is told to the store as any other that w
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from manyhands.collectives import Call, Collectives
 from manyhands.deadline import Deadline
-from manyhands.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
+from manyhands.device import DeviceChannel, DeviceEvent, DeviceFailure, Launch
+from manyhands.devices.kinds import DEVICE, address_of, device_call, signature_of
 from manyhands.devices.shortcuts import DeviceShortcut
 from manyhands.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.dtypes import dtype_code, dtype_name
@@ -31,18 +31,16 @@ from manyhands.members import Members
 from manyhands.observe import OperationEvent
 from manyhands.plugins import PluginManager
 from manyhands.rendezvous.messages import Report
-from manyhands.schedule.steps import Collective
 from manyhands.wire import CallSignature
 
 if TYPE_CHECKING:
     from manyhands.libraries import DeviceArray, Library
 
-__all__ = ["Devices", "Prepared", "open_channel"]
+__all__ = ["Devices", "Prepared"]
 
 _MAX_KINDS = 512
 _CHECKED = 64
 """After how many calls the ranks compare what they have called."""
-_DEVICE = "cuda"
 _NAP_S = 0.00005
 _now, _new = time.monotonic, tuple.__new__
 _OF_THIS_THREAD = 2
@@ -157,11 +155,11 @@ class Devices:
         check_usable(self._job, self._members.number)
         prepared = self._traded.get(call) if is_agreed else self._kinds.get(call)
         if prepared is None and is_agreed:
-            prepared = self._prepare(call, _signature(call))
+            prepared = self._prepare(call, signature_of(call))
             _remember(self._traded, call, prepared)
         elif prepared is None or (self._always and not is_agreed):
-            prepared = self._agree(call, _signature(call), partial(self._prepare, call), self._members.ranks, deadline)
-        self.launch(prepared, _address(source), _address(target), stream, keep, deadline.timeout_s)
+            prepared = self._agree(call, signature_of(call), partial(self._prepare, call), self._members.ranks, deadline)
+        self.launch(prepared, address_of(source), address_of(target), stream, keep, deadline.timeout_s)
 
     def exchange(
         self,
@@ -446,10 +444,10 @@ class Devices:
 
     def _prepare(self, call: Call, signature: CallSignature) -> Prepared:
         assert self.channel is not None
-        device_call = _device_call(call, self._members.rank)
-        launch = self.channel.prepare(device_call)
+        kind = device_call(call, self._members.rank)
+        launch = self.channel.prepare(kind)
         number = int.from_bytes(signature.digest, "little")
-        return Prepared(signature, launch, number, device_call.elements * call.dtype.itemsize)
+        return Prepared(signature, launch, number, kind.elements * call.dtype.itemsize)
 
     def _announce(self, source: int, dest: int, array: DeviceArray) -> tuple[str, bytes] | None:
         """Count a message; say what it is where the two ranks have to agree on it, and return the meeting's name and this rank's card."""
@@ -484,7 +482,7 @@ class Devices:
             assert channel is not None
             make = channel.prepare_send if source == self._members.rank else channel.prepare_recv
             peer = dest if source == self._members.rank else source
-            signature = CallSignature("send", dtype_code(array.dtype), (array.size,), count=array.size, device=_DEVICE)
+            signature = CallSignature("send", dtype_code(array.dtype), (array.size,), count=array.size, device=DEVICE)
             number = int.from_bytes(signature.digest, "little")
             prepared = Prepared(signature, make(array.dtype, array.size, peer), number, array.nbytes)
             _remember(flow.kinds, key, prepared)
@@ -554,72 +552,3 @@ def _remember(known: dict[Any, Any], key: Hashable, value: object) -> None:
     while len(known) >= _MAX_KINDS:
         del known[next(iter(known))]
     known[key] = value
-
-
-def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChannel | None:
-    """Open what moves the device memory of a group that is being made; None where the backend moves none. All members do so together.
-
-    Raises
-    ------
-    CommError
-        It did not come up, on some rank; alike on all ranks.
-    """
-    backend = job.backend
-    if backend is None or _DEVICE not in backend.memory:
-        return None
-
-    def exchange(name: str, card: bytes) -> list[bytes]:
-        return meet(job, members, f"{name} for the GPUs of group {members.number}", card, members.ranks, deadline)[0]
-
-    ranks = list(members.ranks)
-    try:
-        channel = backend.open_device(members.channel, DeviceMeeting(members.ranks, members.rank, exchange, deadline))
-    except DeviceFailure as failure:
-        kind, peer = ("lost", None) if failure.is_remote else ("aborted", job.rank)
-        text = f"rank {job.rank} cannot open the GPUs of group {members.number}: {failure.reason}"
-        raise job.fail(Report(kind, text, peer, members=ranks)) from failure
-    except TimeoutError as error:
-        text = f"the GPUs of group {members.number} were not ready within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
-        raise job.fail(Report("deadline", text, None, "init", members.channel, -1, ranks)) from None
-    job.device_channels.append(channel)
-    return channel
-
-
-def _address(array: DeviceArray | None) -> int:
-    return 0 if array is None else array.pointer
-
-
-def _elements(call: Call, rank: int) -> int:
-    if call.collective in (Collective.ALL_GATHER, Collective.GATHER):
-        return call.counts[rank]
-    return sum(call.counts) if call.counts else math.prod(call.shape)
-
-
-def _device_call(call: Call, rank: int) -> DeviceCall:
-    return DeviceCall(
-        call.collective,
-        call.dtype,
-        _elements(call, rank),
-        call.counts,
-        call.receive_counts,
-        None if call.reduction is None else call.reduction.name,
-        call.root,
-        call.reproducible,
-    )
-
-
-def _signature(call: Call) -> CallSignature:
-    reduction = call.reduction
-    return CallSignature(
-        operation=call.operation or call.collective.value,
-        part=call.part,
-        dtype=dtype_code(call.dtype),
-        shape=call.shape,
-        op=reduction.name if reduction else "",
-        op_code=reduction.code if reduction else 0,
-        root=call.root,
-        counts=call.uneven,
-        reproducible=call.reproducible,
-        count=math.prod(call.shape),
-        device=_DEVICE,
-    )

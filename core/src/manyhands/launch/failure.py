@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from manyhands.error_file import ErrorRecord
 
-__all__ = ["Failure", "exit_code", "primary", "report"]
+__all__ = ["Failure", "exit_code", "primary", "report", "report_lost"]
 
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error: )", re.MULTILINE)
 _CHAINED = re.compile(
@@ -86,6 +86,17 @@ def report(first: Failure, also_failed: Sequence[int], ended: Sequence[int]) -> 
     else:
         lines.append(f"manyhands run: rank {first.rank} left no traceback, and wrote nothing to its standard error")
     return "\n".join(lines) + "\n" + (text.rstrip("\n") + "\n" if text else "")
+
+
+def report_lost(lost: Sequence[Failure]) -> str:
+    """Return what the user reads last where all other ranks ended well: which were lost, how, and their tracebacks."""
+    count = "1 rank was" if len(lost) == 1 else f"{len(lost)} ranks were"
+    lines = [f"manyhands run: {count} lost, and all others ended well"]
+    for failure in sorted(lost, key=lambda failure: failure.at):
+        lines.append(f"manyhands run: rank {failure.rank}: {failure.how}")
+        text = failure.record.traceback if failure.record is not None else _last_traceback(failure.stderr)
+        lines += [text.rstrip("\n")] if text else []
+    return "\n".join(lines) + "\n"
 
 
 def _last_traceback(stderr: str) -> str:

@@ -45,6 +45,8 @@ class Launch:
         Variables to set for each rank beside those of the launch, such as ``MANYHANDS_BACKEND``.
     prefix
         Whether each line of output begins with its rank.
+    keep_going
+        Whether the others go on when a rank fails.
     """
 
     target: str
@@ -56,6 +58,7 @@ class Launch:
     rendezvous: str | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     prefix: bool = True
+    keep_going: bool = False
 
     @property
     def world_size(self) -> int:

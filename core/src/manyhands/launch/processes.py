@@ -21,7 +21,7 @@ from typing import IO, Self
 from manyhands import error_file
 from manyhands.errors import UsageError
 from manyhands.launch import guard
-from manyhands.launch.failure import Failure, exit_code, primary, report
+from manyhands.launch.failure import Failure, exit_code, primary, report, report_lost
 from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
 from manyhands.launch.output import Stream, screens
 
@@ -53,8 +53,8 @@ def run_job(job: Launch, environ: Mapping[str, str] | None = None) -> int:
     Returns
     -------
     int
-        The exit code: 0 when all ranks ended well, else that of the rank that failed first, 128 + n where signal n ended it or
-        the launcher. When it returns, or raises, no process of the job is left on this host.
+        The exit code: 0 when all ranks ended well, or where the job keeps going all that were left, else that of the rank that failed
+        first, 128 + n where signal n ended it or the launcher. When it returns, or raises, no process of the job is left on this host.
 
     Raises
     ------
@@ -247,7 +247,7 @@ class _Launcher:
                 continue
             child.exited_at = time.time()
             self._forget(child)
-            if code != 0 and not child.signalled and not self._to_send:
+            if code != 0 and not child.signalled and not self._to_send and not self._job.keep_going:
                 now = time.monotonic()
                 self._to_send.extend([(now + _GRACE_S, signal.SIGTERM), (now + _GRACE_S + _END_S, signal.SIGKILL)])
 
@@ -285,6 +285,12 @@ class _Launcher:
             )
             for child in own
         ]
+        if self._job.keep_going and len(failed) < len(self._children):
+            # Who ended only because of another rank's end was left, and did not end well.
+            lost = [failure for failure in failures if failure.record is None or not failure.record.secondary]
+            if len(lost) == len(failures):
+                self._say("-" * 80 + "\n" + report_lost(lost))
+                return 0
         first = primary(failures)
         also = [child.rank for child in own if child.rank != first.rank]
         ended = [child.rank for child in failed if child.signalled and child.rank != first.rank]

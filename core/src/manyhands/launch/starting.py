@@ -26,6 +26,7 @@ class RunOptions:
     node_rank: int = 0
     rendezvous: str | None = None
     no_prefix: bool = False
+    keep_going: bool = False
 
 
 def start(options: RunOptions) -> int:
@@ -71,6 +72,7 @@ def start(options: RunOptions) -> int:
         rendezvous,
         chosen,
         not options.no_prefix,
+        options.keep_going,
     )
     job.validate(environ)
     if resolution.launcher is None:
@@ -84,6 +86,11 @@ def start(options: RunOptions) -> int:
         raise UsageError(
             f"the backend {resolution.backend!r} runs all ranks on this host, and --nnodes or --rendezvous was given; leave them "
             "out, or choose another backend with --backend"
+        )
+    if options.keep_going:
+        raise UsageError(
+            f"the backend {resolution.backend!r} starts the ranks itself, and knows no --keep-going; leave it out, or choose another backend "
+            "with --backend"
         )
     request = LaunchRequest(
         options.target, options.module, job.args, options.ranks, resolution.backend, chosen, job.prefix, resolution.config

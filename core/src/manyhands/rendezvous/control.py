@@ -28,12 +28,15 @@ from manyhands.rendezvous.messages import (
     Farewell,
     FromRank,
     FromStore,
+    GiveUp,
     Join,
     Leave,
     LeaveGroup,
     Progress,
     Question,
     Report,
+    Shrink,
+    Shrunk,
     Stalled,
     Testimony,
     Verdict,
@@ -54,6 +57,8 @@ _VERDICT_S = 0.8
 """How long a rank that found a failure waits to hear the common first cause before it raises its own finding."""
 _STALL_S = 0.4
 """How long a rank waits in an exchange before it says so."""
+_STORE_S = 2.0
+"""How long a rank waits for the store to say who is missing."""
 _MAX_WORDS = 4000
 _STORE = -1
 """What stands for the store where a rank could stand."""
@@ -79,6 +84,8 @@ class Control(ABC):
         The address by which this rank reaches the store.
     runtime
         What this rank runs on.
+    origins
+        For each rank the one that it was when the job began, where the ranks have been numbered anew since.
     """
 
     def __init__(self, rank: int, world_size: int, host: str, runtime: Runtime = COMPUTER) -> None:
@@ -88,6 +95,7 @@ class Control(ABC):
         self.runtime = runtime
         self.recorder: FlightRecorder = runtime.recorder(rank)
         self.progress: Progress = Progress({}, {}, {})
+        self.origins: tuple[int, ...] = ()
         self._changed = runtime.condition()
         self.verdict: Verdict | None = None
         self._welcome: Welcome | None = None
@@ -95,6 +103,8 @@ class Control(ABC):
         self._disbanding: dict[int, Callable[[], None]] = {}
         self._home = threading.current_thread()
         self._farewell = False
+        self._shrunk: Shrunk | None = None
+        self._cut = ""
         self._on_failure: list[Callable[[], None]] = []
 
     @abstractmethod
@@ -114,7 +124,13 @@ class Control(ABC):
         """Return the first cause, as a new exception."""
         if self.verdict is None:
             raise InternalError("asked for the cause of a failure that did not happen", rank=self.rank)
-        return error_from(self.verdict, self.rank)
+        error = error_from(self.verdict, self.rank)
+        if self.origins and self.verdict.peer is not None:
+            origin = self.origins[self.verdict.peer]
+            error.add_note(
+                f"since shrink() ranks are counted anew: rank {self.verdict.peer} is the one that began as rank {origin}"
+            )
+        return error
 
     def on_failure(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when the job fails, at once if it has; it must not block."""
@@ -272,6 +288,39 @@ class Control(ABC):
         self._wait(lambda: self._farewell and not self.failed, deadline)
         return self._farewell
 
+    def shrink(self, port: int, deadline: Deadline) -> Shrunk:
+        """Ask to go on with the ranks that are left; wait until all of them have. Rank 0 says at which port it waits for them.
+
+        Raises
+        ------
+        PeerLostError
+            Rank 0 is lost, or has closed its group: the store was with it.
+        DeadlineError
+            A rank neither asked nor ended in time.
+        """
+        self._shrunk = None
+        self._post(Shrink(port))
+        shrunk = self._await_shrunk(deadline.remaining())
+        if shrunk is None and not self._cut:
+            self._post(GiveUp(deadline.timeout_s))
+            shrunk = self._await_shrunk(_STORE_S)  # who is missing, the store knows
+        if shrunk is not None and shrunk.problem is None:
+            return shrunk
+        if shrunk is not None and shrunk.problem is not None:
+            problem = shrunk.problem
+        elif self._cut:
+            text = f"{self._cut}; the store was with it, and the other ranks cannot go on: start the job anew"
+            problem = Verdict("lost", text, 0, "shrink")
+        else:
+            text = f"the group did not shrink within {deadline.timeout_s:g} s: the store with rank 0 does not answer"
+            problem = Verdict("deadline", text, 0, "shrink")
+        raise error_from(problem, self.rank)
+
+    def _await_shrunk(self, at_most_s: float) -> Shrunk | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._shrunk is not None or bool(self._cut), at_most_s)
+            return self._shrunk
+
     def _wait(self, condition: Callable[[], bool], deadline: Deadline, at_most_s: float = math.inf) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: condition() or self.verdict is not None, min(deadline.remaining(), at_most_s))
@@ -304,12 +353,14 @@ class Control(ABC):
                 then = self._disbanding.pop(group, None)
                 if then is not None:
                     then()
-            case Welcome() | Cards() | Farewell():
+            case Welcome() | Cards() | Farewell() | Shrunk():
                 with self._changed:
                     if isinstance(message, Welcome):
                         self._welcome = message
                     elif isinstance(message, Cards):
                         self._cards[message.name] = message
+                    elif isinstance(message, Shrunk):
+                        self._shrunk = message
                     else:
                         self._farewell = True
                     self._changed.notify_all()
@@ -367,6 +418,9 @@ class SocketControl(Control):
             return
         text = f"rank 0 was lost: the control connection to it at {show_address(self._address)} ended ({reason}), so its process died or was cut off"
         self.fail(Verdict("lost", text, peer=0))
+        with self._changed:
+            self._cut = text
+            self._changed.notify_all()
 
 
 def _dial_patiently(address: Address, secret: bytes, rank: int, deadline: Deadline) -> socket.socket:
@@ -425,7 +479,7 @@ class LocalHub:
             if rank in self._membership.members:
                 self._membership.lost(rank, reason)
             else:
-                self._membership.fail(Verdict("lost", f"rank {rank} was lost before the ranks had met: {reason}", rank))
+                self._membership.will_not_come(rank, reason)
 
     def has_come(self, rank: int) -> bool:
         """Tell whether a rank has come."""

@@ -11,6 +11,8 @@ what the ranks report and decides on one *first cause*, which every rank learns 
    neither may ever meet a message of the other.
 5. Who waits for what a rank that has left did not do, or in a circle, waits for ever: see `waits`.
 
+A job that has failed decides one thing more: who is left, once all of those have asked to go on (`Shrink`).
+
 It also carries the exchanges in which ranks trade cards, each among the members that it names, and gives out the numbers of groups.
 """
 
@@ -40,12 +42,15 @@ from manyhands.rendezvous.messages import (
     Farewell,
     FromRank,
     FromStore,
+    GiveUp,
     Join,
     Leave,
     LeaveGroup,
     Progress,
     Question,
     Report,
+    Shrink,
+    Shrunk,
     Stalled,
     Testimony,
     Verdict,
@@ -156,6 +161,7 @@ class Membership:
         self._waits: dict[tuple[int, int], Wait] = {}
         self._inquest: _Inquest | None = None
         self._inquests = 0
+        self._shrinking: dict[int, Shrink] = {}
 
     @property
     def complete(self) -> bool:
@@ -227,10 +233,15 @@ class Membership:
                 for name, meeting in list(self._meetings.items()):
                     self._check_meeting(name, meeting)
                 self._say_farewell()
+                self._check_shrink()
             case LeaveGroup(group, members, progress):
                 self._leave_group(rank, group, members, progress)
             case Checkpoint():
                 self._compare(rank, message)
+            case Shrink():
+                self._shrink(rank, message)
+            case GiveUp(timeout_s):
+                self._give_up_shrinking(timeout_s)
             case Join():
                 self._decide(Verdict("protocol", f"rank {rank} joined twice", peer=rank))
 
@@ -249,6 +260,12 @@ class Membership:
             )
         else:
             self._say_farewell()
+        self._check_shrink()
+
+    def will_not_come(self, rank: int, reason: str) -> None:
+        """Take note that a rank has ended, unless it has come: then its connection will say so."""
+        if rank not in self.members:
+            self._decide(Verdict("lost", f"rank {rank} was lost before the ranks had met: {reason}", rank))
 
     def late(self, timeout_s: float, hint: str = "") -> None:
         """End the job where ranks have not come within a time."""
@@ -433,6 +450,44 @@ class Membership:
         if self.verdict is None:
             self.verdict = verdict
             self._tell_all(verdict)
+            self._check_shrink()
+
+    def _shrink(self, rank: int, message: Shrink) -> None:
+        self._shrinking[rank] = message
+        if self.verdict is None:  # the rank knows of a failure that nobody has reported
+            text = f"rank {rank} found that the job had failed, and asked the others to go on without those that are lost"
+            self._call_later(_SUSPICION_S, lambda: self._decide(Verdict("failed", text, rank)))
+        self._check_shrink()
+
+    def _survivors(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank not in self._gone and rank not in self._left]
+
+    def _check_shrink(self) -> None:
+        """Let those that are left go on once all of them have asked to."""
+        if self.verdict is None or not self._shrinking:
+            return
+        survivors = self._survivors()
+        if 0 not in survivors:
+            text = "rank 0 was lost, or has closed its group, and the store was with it: the others cannot go on; start the job anew"
+            self._tell_shrunk(Shrunk([], 0, Verdict("lost", text, 0)))
+        elif all(rank in self._shrinking for rank in survivors):
+            self._tell_shrunk(Shrunk(survivors, self._shrinking[0].port))
+
+    def _give_up_shrinking(self, timeout_s: float) -> None:
+        missing = [rank for rank in self._survivors() if rank not in self._shrinking]
+        if not self._shrinking or not missing:  # they have just come
+            return
+        text = (
+            f"the group did not shrink within {timeout_s:g} s: {show_ranks(missing)} did not call shrink(), and did not end either; every "
+            "rank that is left must call it"
+        )
+        self._tell_shrunk(Shrunk([], 0, Verdict("deadline", text, missing[0], "shrink")))
+
+    def _tell_shrunk(self, message: Shrunk) -> None:
+        asked, self._shrinking = self._shrinking, {}
+        for rank in sorted(asked):
+            if rank not in self._gone:
+                self._send(rank, message)
 
     def _tell_all(self, message: FromStore) -> None:
         for rank in sorted(self.members):

@@ -11,12 +11,15 @@ __all__ = [
     "Farewell",
     "FromRank",
     "FromStore",
+    "GiveUp",
     "Join",
     "Leave",
     "LeaveGroup",
     "Progress",
     "Question",
     "Report",
+    "Shrink",
+    "Shrunk",
     "Stalled",
     "Testimony",
     "Verdict",
@@ -164,6 +167,18 @@ class Disbanded(msgspec.Struct, frozen=True, tag=True):
     group: int
 
 
+class Shrink(msgspec.Struct, frozen=True, tag=True):
+    """A rank of a job that has failed asks to go on with those that are left; rank 0 listens for them at ``port``."""
+
+    port: int
+
+
+class GiveUp(msgspec.Struct, frozen=True, tag=True):
+    """A rank has waited so long for the others to ask to go on."""
+
+    timeout_s: float
+
+
 class Question(msgspec.Struct, frozen=True, tag=True):
     """The store asks what a rank knows about the call ``sequence`` of ``channel``."""
 
@@ -186,8 +201,16 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
     """All ranks have left."""
 
 
-FromRank = Join | Exchange | Stalled | Report | Testimony | Leave | LeaveGroup | Checkpoint
-FromStore = Welcome | Cards | Disbanded | Question | Verdict | Farewell
+class Shrunk(msgspec.Struct, frozen=True, tag=True):
+    """The ranks that are left, in order, and the port at which rank 0 waits for them; or why they cannot go on."""
+
+    ranks: list[int]
+    port: int
+    problem: Verdict | None = None
+
+
+FromRank = Join | Exchange | Stalled | Report | Testimony | Leave | LeaveGroup | Checkpoint | Shrink | GiveUp
+FromStore = Welcome | Cards | Disbanded | Question | Verdict | Farewell | Shrunk
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)

@@ -43,6 +43,8 @@ class Store:
         self._deadline = deadline
         self._changed = threading.Condition()
         self._seats: set[FrameConnection] = set()
+        self._ended: dict[int, str] = {}
+        self._on_end: Callable[[int, str], None] | None = None
         self._listener = Listener(loop, sock, secret, self._incoming, self._refused)
         loop.call(lambda: loop.call_later(deadline.remaining(), self._late))
 
@@ -59,6 +61,20 @@ class Store:
             function()
 
         threading.Thread(target=wait, name="manyhands-store-drain", daemon=True).start()
+
+    def tell_who_ends(self, function: Callable[[int, str], None]) -> None:
+        """Call ``function(rank, reason)`` in the loop for each rank whose connection has ended, or does so later."""
+
+        def begin() -> None:
+            self._on_end = function
+            for rank, reason in self._ended.items():
+                function(rank, reason)
+
+        self._loop.call(begin)
+
+    def will_not_come(self, rank: int, reason: str) -> None:
+        """Take note that a rank has ended, which may not have come yet; from any thread."""
+        self._loop.call(lambda: self._membership.will_not_come(rank, reason))
 
     def close(self) -> None:
         """Stop listening, and close every connection once what is queued has been sent."""
@@ -128,3 +144,6 @@ class _Seat:
             self._store._changed.notify_all()
         if self._rank is not None:
             self._store._membership.lost(self._rank, reason)
+            self._store._ended[self._rank] = reason
+            if self._store._on_end is not None:
+                self._store._on_end(self._rank, reason)

@@ -59,7 +59,7 @@ def create(bootstrap: Bootstrap) -> NcclBackend:
     loaded: tuple[_nccl.Library, _cuda.Cuda] | None = None
     try:
         loaded = _nccl.load(), _cuda.load()
-        mine = _card(*loaded, config, _local_rank(bootstrap))
+        mine = _card(*loaded, config, bootstrap.local_rank)
     except (BackendUnavailableError, DeviceFailure) as error:
         mine = _Card(problem=str(error))
     cards = [_Card(**json.loads(card)) for card in bootstrap.exchange("nccl", json.dumps(asdict(mine)).encode())]
@@ -68,11 +68,6 @@ def create(bootstrap: Bootstrap) -> NcclBackend:
     max_ctas = config.max_ctas or (_SHARED_MAX_CTAS if _shared(cards, bootstrap.hosts) else None)
     capability = min((card.capability[0], card.capability[1]) for card in cards)
     return NcclBackend(*loaded, mine.device, max_ctas, Abilities(mine.version, capability))
-
-
-def _local_rank(bootstrap: Bootstrap) -> int:
-    hosts = bootstrap.hosts
-    return hosts[: bootstrap.rank].count(hosts[bootstrap.rank])
 
 
 def _card(library: _nccl.Library, cuda: _cuda.Cuda, config: NcclConfig, local_rank: int) -> _Card:

@@ -1,0 +1,41 @@
+"""Opening what moves the device memory of a group."""
+
+from __future__ import annotations
+
+from manyhands.deadline import Deadline
+from manyhands.device import DeviceChannel, DeviceFailure, DeviceMeeting
+from manyhands.failures import meet
+from manyhands.job import Job
+from manyhands.members import Members
+from manyhands.rendezvous.messages import Report
+
+__all__ = ["open_channel"]
+
+
+def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChannel | None:
+    """Open what moves the device memory of a group that is being made; None where the backend moves none. All members do so together.
+
+    Raises
+    ------
+    CommError
+        It did not come up, on some rank; alike on all ranks.
+    """
+    backend = job.backend
+    if backend is None or "cuda" not in backend.memory:
+        return None
+
+    def exchange(name: str, card: bytes) -> list[bytes]:
+        return meet(job, members, f"{name} for the GPUs of group {members.number}", card, members.ranks, deadline)[0]
+
+    ranks = list(members.ranks)
+    try:
+        channel = backend.open_device(members.channel, DeviceMeeting(members.ranks, members.rank, exchange, deadline))
+    except DeviceFailure as failure:
+        kind, peer = ("lost", None) if failure.is_remote else ("aborted", job.rank)
+        text = f"rank {job.rank} cannot open the GPUs of group {members.number}: {failure.reason}"
+        raise job.fail(Report(kind, text, peer, members=ranks)) from failure
+    except TimeoutError as error:
+        text = f"the GPUs of group {members.number} were not ready within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
+        raise job.fail(Report("deadline", text, None, "init", members.channel, -1, ranks)) from None
+    job.device_channels.append(channel)
+    return channel

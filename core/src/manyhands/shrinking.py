@@ -1,0 +1,114 @@
+"""A new job of the ranks that a failure has left over."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Sequence
+
+from manyhands.deadline import Deadline
+from manyhands.errors import PeerLostError, UnsupportedError
+from manyhands.forming import Formed, Setup, among_processes, come_alone, finish
+from manyhands.job import Job, Meeting, guarded_bind
+
+__all__ = ["check_possible", "shrink"]
+
+
+def check_possible(job: Job) -> None:
+    """Refuse to shrink where ranks are threads, whose world has a place for each of them.
+
+    Raises
+    ------
+    UnsupportedError
+        They are.
+    """
+    if job.meeting is None and (job.world_size > 1 or job.runtime.is_simulated):
+        where = "a simulated world" if job.runtime.is_simulated else "one process"
+        raise UnsupportedError(
+            f"shrink() is for ranks that are processes, and these are threads of {where}: start processes, or make a world without the ranks "
+            "that are lost",
+            rank=job.rank,
+        )
+
+
+def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
+    """Meet those that are left of a job that has failed, in a new job of their own, and give back the old one.
+
+    Where one more dies meanwhile, the others try again without it. All of them do the same, since they come out of the new job's last exchange
+    together or not at all, and the old job's store tells all of them alike who is left.
+
+    Parameters
+    ----------
+    old
+        The job, whose backend has been given back; its control connections still tell who is left.
+    setup
+        What this rank was told about the job.
+    deadline
+        Until when.
+
+    Raises
+    ------
+    CommError
+        They did not come together.
+    """
+    lost: PeerLostError | None = None
+    count = old.world_size
+    try:
+        while True:
+            # Nobody dials before all have asked to go on, and by then rank 0 listens.
+            with _listen(old, deadline) as listener:
+                port = 0 if listener is None else listener.getsockname()[1]
+                shrunk = old.control.shrink(port, deadline)
+                if lost is not None and len(shrunk.ranks) == count:
+                    raise lost  # nobody has died: what broke would break again
+                count = len(shrunk.ranks)
+                try:
+                    return _form(old, shrunk.ranks, shrunk.port, listener, setup, deadline)
+                except PeerLostError as error:
+                    lost = error
+    finally:
+        old.release()
+
+
+def _listen(old: Job, deadline: Deadline) -> contextlib.AbstractContextManager[socket.socket | None]:
+    """Return the socket at which rank 0 waits for the others, on the address at which they found it before; to be closed by the context."""
+    meeting = old.meeting
+    if meeting is None or old.rank != 0:
+        return contextlib.nullcontext()
+    return guarded_bind((meeting.address[0], 0), bool(meeting.secret), deadline)
+
+
+def _form(
+    old: Job, ranks: Sequence[int], port: int, listener: socket.socket | None, setup: Setup, deadline: Deadline
+) -> Formed:
+    job = _meet(old, ranks, port, listener, setup, deadline)
+    origins = old.control.origins or tuple(range(old.world_size))
+    job.control.origins = tuple(origins[rank] for rank in ranks)
+    formed = finish(job, setup, None, deadline)
+    try:
+        job.control.exchange("the end of shrink()", b"", deadline)
+    except BaseException as error:
+        job.abort(error)
+        raise
+    return formed
+
+
+def _meet(old: Job, ranks: Sequence[int], port: int, listener: socket.socket | None, setup: Setup, deadline: Deadline) -> Job:
+    if len(ranks) == 1:
+        return come_alone(setup, deadline, old.local_rank)
+    before = old.meeting
+    assert before is not None  # as `check_possible` has found
+    meeting = Meeting(
+        ranks.index(old.rank),
+        len(ranks),
+        before.backend,
+        before.choices,
+        (before.address[0], port),
+        before.secret,
+        None if listener is None else listener.fileno(),
+        (old, ranks),
+        old.local_rank,
+    )
+    # Which ranks share a host stays as it was, also where the config says it by their old numbers.
+    hosts = [old.hosts[rank] for rank in ranks]
+    return among_processes(meeting, setup, deadline, [hosts.index(host) for host in hosts])

@@ -1,0 +1,108 @@
+"""The store's part in shrinking a group: who is left, who is waited for, and what is said when they cannot go on."""
+
+from __future__ import annotations
+
+from membership_tools import Job
+
+from manyhands.rendezvous.messages import GiveUp, Leave, Progress, Report, Shrink, Shrunk, Verdict
+
+NOTHING = Progress({}, {}, {})
+
+
+def answers(job: Job) -> dict[int, list[Shrunk]]:
+    """Return what each rank was told of those that are left."""
+    return {rank: heard for rank in job.told if (heard := [each for each in job.told[rank] if isinstance(each, Shrunk)])}
+
+
+def test_the_survivors_are_told_once_all_of_them_have_asked() -> None:
+    job = Job(4)
+    job.store.lost(2, "gone")
+    job.store.handle(0, Shrink(4711))
+    job.store.handle(3, Shrink(0))
+    assert answers(job) == {}
+    job.store.handle(1, Shrink(0))
+    assert answers(job) == {rank: [Shrunk([0, 1, 3], 4711)] for rank in (0, 1, 3)}
+
+
+def test_a_death_meanwhile_shortens_the_list_and_ends_the_wait() -> None:
+    job = Job(4)
+    job.store.lost(2, "gone")
+    job.store.handle(1, Shrink(0))
+    job.store.handle(0, Shrink(4711))
+    job.store.lost(1, "gone after it had asked")
+    assert answers(job) == {}
+    job.store.lost(3, "gone before it asked")
+    assert answers(job) == {0: [Shrunk([0], 4711)]}
+
+
+def test_who_has_left_is_not_waited_for() -> None:
+    job = Job(3)
+    job.store.handle(0, Shrink(4711))
+    job.store.handle(2, Shrink(0))
+    job.store.fail(Verdict("failed", "it failed"))
+    assert answers(job) == {}
+    job.store.handle(1, Leave(NOTHING))
+    assert answers(job) == {rank: [Shrunk([0, 2], 4711)] for rank in (0, 2)}
+
+
+def test_no_list_without_a_verdict_which_a_rank_that_asks_brings_about() -> None:
+    job = Job(2)
+    job.store.handle(0, Shrink(4711))
+    job.store.handle(1, Shrink(0))
+    assert answers(job) == {}
+    job.pass_time(0.5)
+    assert "asked the others to go on" in job.the_verdict().text
+    assert answers(job) == {rank: [Shrunk([0, 1], 4711)] for rank in (0, 1)}
+
+
+def test_without_rank_0_all_who_ask_are_refused() -> None:
+    job = Job(3)
+    job.store.handle(1, Shrink(0))
+    job.store.lost(0, "gone")
+    job.store.handle(2, Shrink(0))
+    told = answers(job)
+    assert sorted(told) == [1, 2]
+    assert all(
+        answer.problem is not None and (answer.problem.kind, answer.problem.peer) == ("lost", 0) for (answer,) in told.values()
+    )
+
+
+def test_who_has_not_asked_in_time_is_named_to_all_who_have() -> None:
+    job = Job(5)
+    job.store.lost(4, "gone")
+    job.store.handle(0, Shrink(4711))
+    job.store.handle(2, Shrink(0))
+    job.store.handle(2, GiveUp(3.0))
+    told = answers(job)
+    assert sorted(told) == [0, 2]
+    for (answer,) in told.values():
+        assert answer.problem is not None
+        assert (answer.problem.kind, answer.problem.peer) == ("deadline", 1)
+        assert answer.problem.text.startswith("the group did not shrink within 3 s: ranks 1, 3 did not call shrink()")
+    job.forget()
+    job.store.handle(0, GiveUp(3.0))  # it had been told already
+    assert answers(job) == {}
+
+
+def test_those_that_are_left_can_ask_again() -> None:
+    job = Job(3)
+    job.store.handle(1, Report("aborted", "enough", 1))
+    for rank in range(3):
+        job.store.handle(rank, Shrink(1 if rank == 0 else 0))
+    job.forget()
+    job.store.handle(0, Shrink(2))
+    job.store.handle(1, Shrink(0))
+    job.store.lost(2, "gone meanwhile")
+    assert answers(job) == {rank: [Shrunk([0, 1], 2)] for rank in (0, 1)}
+
+
+def test_a_rank_that_will_not_come_ends_the_meeting_unless_it_has_come() -> None:
+    job = Job(3, joined=False)
+    job.join(0)
+    job.join(1)
+    job.store.will_not_come(1, "it ended")
+    assert job.verdicts() == [[], [], []]
+    job.store.will_not_come(2, "it ended")
+    verdict = job.the_verdict(but=(2,))
+    assert (verdict.kind, verdict.peer) == ("lost", 2)
+    assert verdict.text == "rank 2 was lost before the ranks had met: it ended"
