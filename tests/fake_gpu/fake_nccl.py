@@ -259,7 +259,7 @@ class FakeNccl:
         The names of the threads that asked for the state of a call in progress.
     hanging
         What does not end while its name is in it: ``"comm_abort"`` and collectives do not come back, the latter until they are revoked; ``"comm_init"``, ``"connect"``, which is the first
-        launch, ``"comm_shrink"`` and ``"comm_finalize"`` stay in progress.
+        launch, and ``"comm_finalize"`` stay in progress.
     """
 
     NCCLError = NCCLError
@@ -439,32 +439,6 @@ class FakeNccl:
         found.is_freed = True
         if found.last is not None:
             fake_cuda.event_destroy(found.last[1])
-
-    def comm_shrink(
-        self, comm: Comm, exclude_ranks_list: list[int], exclude_ranks_count: int, config: int, shrink_flags: int
-    ) -> Comm:
-        self._called("comm_shrink", tuple(exclude_ranks_list), shrink_flags)
-        assert exclude_ranks_count == len(exclude_ranks_list)
-        with self._alone(comm, "comm_shrink") as found:
-            left = [rank for rank in range(found.meeting.size) if rank not in exclude_ranks_list]
-            if found.rank not in left or (found.error and not shrink_flags):
-                raise NCCLError(_INVALID_USAGE)
-            if shrink_flags:
-                self._stop(found)
-            with self._lock:
-                key = repr((id(found.meeting), left)).encode()
-                meeting = self._meetings.setdefault(key, _Meeting(len(left)))
-            child = self._join(meeting, left.index(found.rank), _configs[config], "comm_shrink")
-            handle, child.handle, polls, error = child.handle, 0, itertools.count(), found.error
-
-            def is_done() -> bool:
-                if next(polls) < _SHORT:
-                    return False
-                child.handle, found.error = handle, error  # only now
-                return True
-
-            found.error, found.pending = 0, is_done
-            return child
 
     # Calls.
 

@@ -378,49 +378,6 @@ def test_an_abort_frees_a_launch_that_is_stuck_in_a_full_queue(world, nccl, shor
         assert revoked == aborted == 2
 
 
-def test_the_survivors_shrink_a_communicator(world, nccl):
-    dead = threading.Barrier(3)
-
-    def body(rank):
-        array, launch = ones(rank), rank.channel.prepare(SUM)
-        rank.run(launch, array, array)
-        fake_cuda.stream_synchronize(0)
-        dead.wait(20)
-        if rank.number == 1:
-            rank.backend.abort()
-            return None
-        rank.run(launch, array, array)  # hangs until the communicator is shrunk
-        parent = rank.channel._communicator
-        nccl.fail(rank.number, 6)
-        child = parent.shrink([1], Deadline(20))
-        other = ones(rank)
-        library = parent.library
-
-        def enqueue(source, target, stream):
-            library.all_reduce(source, target, 4, 7, 0, child.handle, stream)
-
-        child.guard(enqueue)(other.pointer, other.pointer, 0)
-        result = other.get().tolist()
-        parent.abort("it was shrunk")
-        child.close()
-        return result
-
-    assert world(body, 3) == [[4.0] * 4, None, [4.0] * 4]
-    assert [call for call in nccl.calls if call[0] == "comm_shrink"] == [("comm_shrink", (1,), 1)] * 2
-    assert nccl.open_communicators() == 0
-
-
-def test_an_older_nccl_cannot_shrink_and_says_so(world, nccl):
-    nccl.version = 22602
-
-    def body(rank):
-        with pytest.raises(DeviceFailure) as caught:
-            rank.channel._communicator.shrink([], Deadline(20))
-        return str(caught.value)
-
-    assert world(body, 1) == ["NCCL 2.26.2 cannot shrink a communicator, which NCCL can from 2.27 on"]
-
-
 def test_a_device_that_has_failed_is_a_failure_of_events(world):
     def body(rank):
         event = rank.channel.record(0)

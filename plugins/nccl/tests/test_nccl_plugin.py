@@ -73,11 +73,11 @@ def test_a_missing_library_is_refused_in_words(monkeypatch):
 
 
 def test_a_binding_that_lacks_something_is_refused_in_words(nccl, monkeypatch):
-    monkeypatch.delattr(type(nccl), "comm_shrink")
+    monkeypatch.delattr(type(nccl), "comm_abort")
     monkeypatch.delattr(type(nccl), "send")
     with pytest.raises(BackendUnavailableError) as caught:
         _nccl.load()
-    assert str(caught.value) == "nccl4py 2.32.3 has no send, comm_shrink in nccl.bindings.nccl: pip install 'nccl4py>=0.6,<0.7'"
+    assert str(caught.value) == "nccl4py 2.32.3 has no send, comm_abort in nccl.bindings.nccl: pip install 'nccl4py>=0.6,<0.7'"
 
 
 def test_a_library_that_cannot_be_loaded_is_refused_in_words(nccl, monkeypatch):

@@ -2,12 +2,12 @@
 
 Two bindings were to choose from.
 
-- ``nccl4py`` is NVIDIA's: it has what failures need, which is communicators that never block, finalize, shrink and revoke, and it is
+- ``nccl4py`` is NVIDIA's: it has what failures need, which is communicators that never block, finalize and revoke, and it is
   made anew for each NCCL. Its raw layer, ``nccl.bindings.nccl``, takes addresses and numbers, costs about as much as the call in C,
   and lets other threads run meanwhile. The layer for people above it takes the default stream where none is given, looks at arrays
   anew in each call, and turns bool into bytes without a word; nothing of it is used.
 - ``cupy.cuda.nccl`` blocks in init and in each first call between two ranks, so that a rank that never comes hangs the others; it
-  cannot finalize or shrink, and CuPy's maintainers mean to drop it for the official one.
+  cannot finalize, and CuPy's maintainers mean to drop it for the official one.
 
 The raw layer promises no stable signatures: `load` looks for each function by its name, and says which one is missing.
 """
@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -32,10 +32,7 @@ __all__ = ["Communicator", "Library", "load", "wait_for_ends"]
 _log = logging.getLogger("manyhands")
 
 _IN_PROGRESS, _REMOTE_ERROR, _TIMED_OUT = 7, 6, 8
-_SHRINK_ABORTS = 1
-"""NCCL_SHRINK_ABORT: what is under way ends first."""
 _REVOKE_VERSION = 22900
-_SHRINK_VERSION = 22703
 
 _YIELDS = 100
 _PAUSE_S = 0.0005
@@ -48,7 +45,7 @@ _END_S = 10.0
 _NAMES = (
     *("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "send", "recv", "group_start", "group_end"),
     *("get_version", "get_unique_id", "get_error_string", "get_last_error", "UniqueId", "Config", "NCCLError"),
-    *("comm_init_rank_config", "comm_get_async_error", "comm_finalize", "comm_destroy", "comm_abort", "comm_shrink"),
+    *("comm_init_rank_config", "comm_get_async_error", "comm_finalize", "comm_destroy", "comm_abort"),
 )
 
 
@@ -298,32 +295,6 @@ class Communicator:
         self._begin_end(self._finish, "it was closed")
         if self._end is not None:
             self._end.join(_END_S)
-
-    def shrink(self, excluded: Sequence[int], deadline: Deadline) -> Communicator:
-        """Return a communicator of the ranks that are left; they alone call it. What is under way on this one ends.
-
-        Raises
-        ------
-        DeviceFailure
-            NCCL cannot, or does not.
-        TimeoutError
-            The deadline passed.
-        """
-        library, raw = self.library, self.library.raw
-        if library.version < _SHRINK_VERSION:
-            raise DeviceFailure(f"{library.name} cannot shrink a communicator, which NCCL can from 2.27 on")
-        child = Communicator(library, self._cuda, self._device, self._patience_s)
-        try:
-            with self._lock, self._cuda.on(self._device):
-                self._check()
-                config = library.config(None)
-                child.handle = raw.comm_shrink(self.handle, list(excluded), len(excluded), config.ptr, _SHRINK_ABORTS)
-                # NCCL fills in the child when this one is done, whose own error may be why it is shrunk.
-                self._quiet(self.handle, deadline)
-                child._settle(child.handle, deadline)
-        except library.error as error:
-            raise library.failure(error, self.handle) from error
-        return child
 
     def _check(self) -> None:
         if self._ended is not None:
