@@ -217,10 +217,10 @@ def test_groups_of_some_of_the_ranks(gpus: FakeNccl, config: Any) -> None:
 def test_calls_beside_the_stream_whose_ranks_first_tell_each_other_something(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
         stream = cupy.cuda.Stream(non_blocking=True)
-        x = cupy.asarray(np.full(3, 10.0 * group.rank))
-        x.get()
+        tens = cupy.asarray(np.full(3, 10.0 * group.rank))
+        tens.get()
         with stream:
-            x = x + 1  # late
+            x = tens + 1  # late
             counts = [1, 2] if group.rank == 0 else [2, 1]
             swapped = group.all_to_all_async(x, send_counts=counts).wait()
             assert swapped.get().tolist() == ([1.0, 11.0, 11.0] if group.rank == 0 else [1.0, 1.0, 11.0])

@@ -156,7 +156,6 @@ class Calls:
                 work.fail(error)
                 return
             if isinstance(rest, DeviceAction) and not rest.is_copy:
-                rest.start = action.start
                 work.launch(lambda: rest.launch(deadline))
             else:
                 work.run(lambda: rest(deadline))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resol
 from manyhands.errors import LayoutError, ManyHandsError, SizeMismatchError, UsageError
 from manyhands.failures import check_usable, meet
 from manyhands.job import Job
-from manyhands.libraries import DeviceArray, device_library, device_number
+from manyhands.libraries import DeviceArray, Library, device_library, device_number, present
 from manyhands.members import Members
 from manyhands.peers import Peers
 from manyhands.plugins import PluginManager
@@ -56,29 +57,42 @@ class Traded:
         The group's calls on devices.
     arrays
         The arrays that the call is given.
-
-    Attributes
-    ----------
-    start
-        The point of the caller's stream behind which a call beside it runs.
     """
 
     def __init__(self, trade: Callable[[Deadline], Action], devices: Devices, arrays: list[DeviceArray]) -> None:
-        self.trade = trade
-        self.start: DeviceEvent | None = None
+        self._trade = trade
         self._devices = devices
         self._arrays = arrays
+        self._starts: list[DeviceEvent] = []
+        self._streams: list[tuple[Library, Any]] = []
 
     def __call__(self, deadline: Deadline) -> Any:
         """Make the call, on the caller's stream."""
-        return self.trade(deadline)(deadline)
+        return self._trade(deadline)(deadline)
 
     def begin(self) -> None:
-        """Note, in the caller's thread, what its stream has queued so far; raises as `DeviceAction.begin`."""
+        """Note, in the caller's thread, its streams and what they have queued so far; raises as `DeviceAction.begin`."""
         if not all(array.is_contiguous for array in self._arrays):
             raise LayoutError(STRIDED)
-        if self._arrays:
-            self.start = begin(self._devices, self._arrays[0])
+        channel = self._devices.channel
+        if channel is None:
+            return
+        # What the root scatters is not known yet, nor whose array this rank will get.
+        libraries = [self._arrays[0].library] if self._arrays else present()
+        self._starts = begin(self._devices, libraries)
+        self._streams = [(library, library.stream(channel.device)[1]) for library in libraries]
+
+    def trade(self, deadline: Deadline) -> Action:
+        """Do the first step in another thread, and return the rest, whose memory belongs to the caller's stream."""
+        device = -1 if self._devices.channel is None else self._devices.channel.device
+        with ExitStack() as blocks:
+            for library, keep in self._streams:
+                blocks.enter_context(library.using(keep, device))
+            rest = self._trade(deadline)
+            if isinstance(rest, DeviceAction) and not rest.is_copy:
+                # Also behind what that stream may still do with memory that it has just given out again.
+                rest.starts = [*self._starts, *begin(self._devices, [rest.library])]
+        return rest
 
 
 class Operations:
@@ -234,7 +248,7 @@ class Operations:
                     )
             return self._into(call, memory, part_shape, target, give, is_agreed=True)
 
-        return self._in_two_steps("scatter", trade, [source, target])
+        return self._in_two_steps("scatter", trade, [source, target], may_be_on_device=self.devices.channel is not None)
 
     def reduce_scatter(
         self, array: npt.ArrayLike, op: Op, counts: Sequence[int] | None, out: Array | None, reproducible: bool | None
@@ -489,20 +503,17 @@ class Operations:
         )
         return source, call, (sum(per_rank), *rest)
 
-    def _in_two_steps(self, what: str, trade: Callable[[Deadline], Action], arrays: list[Memory | None]) -> Action:
+    def _in_two_steps(
+        self, what: str, trade: Callable[[Deadline], Action], arrays: list[Memory | None], *, may_be_on_device: bool = False
+    ) -> Action:
         """Prepare a call whose ranks first tell each other what they are about to do."""
         on_devices = [array for array in arrays if isinstance(array, DeviceArray)]
-        if on_devices or not self._moves_host:
+        if on_devices or may_be_on_device:
             return Traded(trade, self.devices, on_devices)
 
         def action(deadline: Deadline) -> Any:
             rest = trade(deadline)
-            if not isinstance(rest, DeviceAction) or rest.is_copy:
-                return self._rest(what, lambda: rest(deadline))
-            # What the root scatters turns out to be on a GPU, and this may be any thread: so its own stream does it, and the host waits.
-            underway = rest.launch(deadline)
-            self.devices.wait_for(underway.end, what, deadline)
-            return underway.collect()
+            return self._rest(what, lambda: rest(deadline))
 
         return action
 

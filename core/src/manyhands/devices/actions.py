@@ -48,13 +48,13 @@ class DeviceAction:
 
     Attributes
     ----------
-    start
-        The point of the caller's stream behind which a call beside it runs.
+    starts
+        The points of the caller's stream behind which a call beside it runs.
     then
         What is done once the call was enqueued on the caller's stream.
     """
 
-    __slots__ = ("_arrays", "_devices", "_enqueue", "_give", "_is_known", "_out", "_target", "start", "then")
+    __slots__ = ("_arrays", "_devices", "_enqueue", "_give", "_is_known", "_out", "_target", "starts", "then")
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class DeviceAction:
         self._out = out
         self._give = give
         self._is_known = is_known
-        self.start: DeviceEvent | None = None
+        self.starts: list[DeviceEvent] = []
         self.then: Callable[[], None] | None = None
 
     @property
@@ -121,7 +121,7 @@ class DeviceAction:
         """
         if self._out is not None:
             raise LayoutError(STRIDED)
-        self.start = begin(self._devices, self._arrays[0])
+        self.starts = begin(self._devices, [self.library])
 
     def launch(self, deadline: Deadline) -> Underway[Any]:
         """Enqueue the call on the group's own stream."""
@@ -129,8 +129,8 @@ class DeviceAction:
 
     def launch_on(self, channel: DeviceChannel, deadline: Deadline) -> None:
         """Enqueue the call on the group's own stream, behind what `begin` noted."""
-        if self.start is not None:
-            self.start.hold(channel.stream)
+        for start in self.starts:
+            start.hold(channel.stream)
         self.enqueue_on(channel.stream, None, deadline)
 
     def underway(self, end: DeviceEvent) -> Underway[Any]:
@@ -194,25 +194,28 @@ class Kept:
         """Keep them no longer."""
 
 
-def begin(devices: Devices, array: DeviceArray) -> DeviceEvent | None:
-    """Return the point that the current stream of an array's library has come to; None in a world of one.
+def begin(devices: Devices, libraries: Sequence[Library]) -> list[DeviceEvent]:
+    """Return the points that the current streams of libraries have come to; none in a world of one.
 
     Raises
     ------
     UnsupportedError
-        The stream is being captured.
+        A stream is being captured.
     """
     channel = devices.channel
     if channel is None:
-        return None
-    stream, _ = array.library.stream(array.device)
+        return []
+    starts = []
     with devices.reporting("a call in the background"):
-        if channel.is_capturing(stream):
-            raise UnsupportedError(
-                "a call in the background cannot become part of a CUDA graph: capture the call without _async, which is enqueued on the "
-                "stream that is captured"
-            )
-        return channel.record(stream)
+        for library in libraries:
+            stream, _ = library.stream(channel.device)
+            if channel.is_capturing(stream):
+                raise UnsupportedError(
+                    "a call in the background cannot become part of a CUDA graph: capture the call without _async, which is enqueued on the "
+                    "stream that is captured"
+                )
+            starts.append(channel.record(stream))
+    return starts
 
 
 def together(actions: Sequence[DeviceAction], deadline: Deadline) -> None:

@@ -326,23 +326,6 @@ class Devices:
             self.report(failure, "waiting for the GPU")
         return True
 
-    def wait_for(self, end: DeviceEvent, what: str, deadline: Deadline) -> None:
-        """Wait on the host until a point is reached.
-
-        Raises
-        ------
-        CommError
-            The job failed meanwhile, or the deadline passed, which ends it.
-        """
-        with self.reporting(what):
-            while not end.done():
-                check_usable(self._job, self._members.number)
-                if deadline.passed():
-                    text = f"{what} was not done on the GPU of rank {self._job.rank} within {deadline.timeout_s:g} s"
-                    raise self._job.fail(Report("deadline", text, None, what, members=list(self._members.ranks)))
-                time.sleep(_NAP_S)
-        check_usable(self._job, self._members.number)
-
     def finish(self, deadline: Deadline) -> bool:
         """Wait until all is done, and compare once more what the ranks have called; tell whether nothing was left to wait for."""
         last = self.last

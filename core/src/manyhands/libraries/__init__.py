@@ -16,7 +16,7 @@ from manyhands.libraries.shared import WAYS_OUT
 from manyhands.libraries.standard import JaxLibrary, StandardLibrary
 from manyhands.libraries.torch import TorchLibrary
 
-__all__ = ["WAYS_OUT", "DeviceArray", "Library", "device_library", "device_number", "library_of"]
+__all__ = ["WAYS_OUT", "DeviceArray", "Library", "device_library", "device_number", "library_of", "present"]
 
 _BY_BASE: tuple[tuple[str, str, Library], ...] = (
     ("cupy", "ndarray", CuPyLibrary()),
@@ -48,6 +48,11 @@ def device_library(number: int) -> Library:
     """Return the library of a number; CuPy where this process has not imported that."""
     library = _ON_DEVICES[number - 1]
     return library if library.name.lower() in sys.modules else _ON_DEVICES[0]
+
+
+def present() -> list[Library]:
+    """Return the libraries of arrays on devices that this process has imported."""
+    return [library for library in _ON_DEVICES if library.name.lower() in sys.modules]
 
 
 def _find(value: Any) -> Library | None:

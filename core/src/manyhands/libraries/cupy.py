@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,12 @@ class CuPyLibrary(Library):
         """Return CuPy's current stream on a device in this thread; the legacy default stream has the handle 0."""
         stream = sys.modules["cupy"].cuda.get_current_stream(device)
         return stream.ptr, stream
+
+    @contextmanager
+    def using(self, keep: Any, device: int) -> Iterator[None]:
+        """Return a block of CuPy's for the stream, which wants the device to be the current one."""
+        with on_device(device), keep:
+            yield
 
     def contiguous(self, array: DeviceArray) -> DeviceArray:
         """Return a copy in C order, made by a kernel of CuPy's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,10 @@ class Library(ABC):
 
     def stream(self, device: int) -> tuple[int, Any]:
         """Return the handle of the library's current stream on a device, and an object that keeps the stream alive."""
+        raise NotImplementedError
+
+    def using(self, keep: Any, device: int) -> AbstractContextManager[Any]:
+        """Return a block in which a stream of a device, as the object that `stream` returned with its handle, is the current one of this thread."""
         raise NotImplementedError
 
     def synchronize(self, device: int) -> None:

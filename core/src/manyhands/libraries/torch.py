@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
@@ -102,6 +103,11 @@ class TorchLibrary(Library):
         """Return torch's current stream on a device in this thread; the legacy default stream has the handle 0."""
         stream = sys.modules["torch"].cuda.current_stream(device)
         return stream.cuda_stream, stream
+
+    def using(self, keep: Any, device: int) -> AbstractContextManager[Any]:
+        """Return torch's block for a stream."""
+        block: AbstractContextManager[Any] = sys.modules["torch"].cuda.stream(keep)
+        return block
 
     # torch queues work on the current stream of the device of the tensors, whichever device is the current one.
 
