@@ -186,10 +186,10 @@ def test_two_groups_one_after_the_other_meet_at_the_launchers_socket(start: Star
 
 GOING_ON = """
     group = mh.init(timeout_s=20)
-    group.barrier()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
+        group.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         group.barrier()
     except mh.PeerLostError:
         group = group.shrink()

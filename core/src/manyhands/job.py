@@ -43,7 +43,7 @@ from manyhands.runtime import COMPUTER, Runtime
 
 if TYPE_CHECKING:
     from manyhands.device import DeviceChannel
-    from manyhands.devices.watch import DeviceWatch
+    from manyhands.devices.watch import DeviceWatch, Followed
     from manyhands.threads import ThreadRank
 
 __all__ = ["Job", "Meeting", "runnable"]
@@ -240,6 +240,7 @@ class Job:
                 time.sleep(_LATECOMERS_S)
             job._release()
             raise
+        meeting.before = None  # or each job would keep the one before it
         atexit.register(job._at_exit)
         forget_after_fork(job)
         return job
@@ -374,19 +375,18 @@ class Job:
             self.control.fail(Verdict("internal", f"the background thread of rank {self.rank} failed: {error!r}", self.rank))
 
     def _release_backend(self) -> None:
-        if self.device_watch is not None:
-            self.device_watch.close()
+        kept = [] if self.device_watch is None else self.device_watch.close()
         channels, self.device_channels = self.device_channels, []
         has_failed = hasattr(self, "control") and self.control.failed
         if not has_failed:
-            _close_all(channels)
+            _close_all(channels, kept)
         if self.backend is not None:
             self.backend.abort()
             self.backend.close()
         if has_failed and channels:
             # What is aborted may take its time, or hang; the process need not wait for that.
             with contextlib.suppress(RuntimeError):
-                threading.Thread(target=_close_all, args=(channels,), name="manyhands-gpus-close", daemon=True).start()
+                threading.Thread(target=_close_all, args=(channels, kept), name="manyhands-gpus-close", daemon=True).start()
         for listener in self._listeners:
             listener.close()
 
@@ -513,9 +513,11 @@ class _JobBootstrap(Bootstrap):
         return self._job.dial(peer, address, hello, deadline)
 
 
-def _close_all(channels: list[DeviceChannel]) -> None:
+def _close_all(channels: list[DeviceChannel], kept: list[Followed]) -> None:
+    """Close channels; what their device may still write to is kept until then."""
     for channel in channels:
         channel.close()
+    kept.clear()
 
 
 class _NoTransport(Transport):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,10 +18,10 @@ from manyhands.collectives import Call, Collectives
 from manyhands.config import Settings
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel, DeviceEvent
-from manyhands.devices.actions import STRIDED, DeviceAction, begin, check_device_out, collective, message
+from manyhands.devices.actions import STRIDED, DeviceAction, begin, check_arrays, check_device_out, collective, message
 from manyhands.devices.calls import Devices
 from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resolve_op
-from manyhands.errors import LayoutError, ManyHandsError, SizeMismatchError, UsageError
+from manyhands.errors import CommError, LayoutError, ManyHandsError, SizeMismatchError, UsageError
 from manyhands.failures import check_usable, meet
 from manyhands.job import Job
 from manyhands.libraries import DeviceArray, Library, device_library, device_number, present
@@ -57,10 +58,19 @@ class Traded:
         The group's calls on devices.
     arrays
         The arrays that the call is given.
+    rest
+        Does what comes after the first step, for which the other ranks wait, so that they learn of whatever goes wrong.
     """
 
-    def __init__(self, trade: Callable[[Deadline], Action], devices: Devices, arrays: list[DeviceArray]) -> None:
+    def __init__(
+        self,
+        trade: Callable[[Deadline], Action],
+        devices: Devices,
+        arrays: list[DeviceArray],
+        rest: Callable[[Callable[[], Action]], Action],
+    ) -> None:
         self._trade = trade
+        self._rest = rest
         self._devices = devices
         self._arrays = arrays
         self._starts: list[DeviceEvent] = []
@@ -89,9 +99,12 @@ class Traded:
             for library, keep in self._streams:
                 blocks.enter_context(library.using(keep, device))
             rest = self._trade(deadline)
-            if isinstance(rest, DeviceAction) and not rest.is_copy:
-                # Also behind what that stream may still do with memory that it has just given out again.
-                rest.starts = [*self._starts, *begin(self._devices, [rest.library])]
+            return self._rest(lambda: self._begun(rest))
+
+    def _begun(self, rest: Action) -> Action:
+        if isinstance(rest, DeviceAction) and not rest.is_copy:
+            # Also behind what that stream may still do with memory that it has just given out again.
+            rest.starts = [*self._starts, *begin(self._devices, [rest.library])]
         return rest
 
 
@@ -509,7 +522,8 @@ class Operations:
         """Prepare a call whose ranks first tell each other what they are about to do."""
         on_devices = [array for array in arrays if isinstance(array, DeviceArray)]
         if on_devices or may_be_on_device:
-            return Traded(trade, self.devices, on_devices)
+            check_arrays(self.devices, *on_devices)  # before the others hear of the call
+            return Traded(trade, self.devices, on_devices, partial(self._rest, what))
 
         def action(deadline: Deadline) -> Any:
             rest = trade(deadline)
@@ -521,7 +535,7 @@ class Operations:
         """Do the second part of a call, for which the other ranks wait: whatever goes wrong here, they must learn of it."""
         try:
             return rest()
-        except ManyHandsError:
+        except CommError:
             raise
         except BaseException as error:
             text = f"rank {self._job.rank} broke off {what} with {type(error).__name__}: {said(error)}"

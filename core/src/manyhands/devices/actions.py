@@ -18,7 +18,17 @@ from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, Unsuppo
 from manyhands.libraries import DeviceArray, Library
 from manyhands.taking import Give
 
-__all__ = ["STRIDED", "DeviceAction", "begin", "check_device_out", "collective", "launch_together", "message", "together"]
+__all__ = [
+    "STRIDED",
+    "DeviceAction",
+    "begin",
+    "check_arrays",
+    "check_device_out",
+    "collective",
+    "launch_together",
+    "message",
+    "together",
+]
 
 STRIDED = "out= of a call in the background must be C-contiguous where it is on a GPU: give an array of its own"
 
@@ -187,8 +197,8 @@ class Kept:
         """Tell whether the device has come there, or never will."""
         try:
             return self._end.done()
-        except DeviceFailure:
-            return True
+        except DeviceFailure as failure:
+            return not failure.is_passing
 
     def give_up(self, error: BaseException) -> None:
         """Keep them no longer."""
@@ -261,7 +271,7 @@ def collective(
     LayoutError
         The array is on another device than the group's.
     """
-    _check_device(devices, source)
+    check_arrays(devices, source, out)
     array = source.library.contiguous(source)
     if shape is None:
         enqueue = _enqueue(devices, call, array, None, is_agreed=is_agreed)
@@ -269,7 +279,6 @@ def collective(
     target, late = out, None
     if out is not None:
         check_device_out(out, shape, call.dtype)
-        _check_libraries(source, out)
         if not out.is_contiguous:
             target, late = None, out
         elif _overlap(array, out) and not (may_alias and (array.pointer, array.nbytes) == (out.pointer, out.nbytes)):
@@ -314,6 +323,20 @@ def _enqueue(
     if devices.channel is None:
         return None
     return lambda stream, keep, deadline: devices.run(call, source, target, stream, keep, deadline, is_agreed=is_agreed)
+
+
+def check_arrays(devices: Devices, *arrays: DeviceArray | None) -> None:
+    """Refuse arrays that a call cannot work on.
+
+    Raises
+    ------
+    LayoutError
+        One is on another device than the group's, or they are of different libraries.
+    """
+    found = [array for array in arrays if array is not None]
+    for array in found:
+        _check_device(devices, array)
+        _check_libraries(found[0], array)
 
 
 def _check_device(devices: Devices, array: DeviceArray) -> None:

@@ -23,7 +23,7 @@ from manyhands.devices.kinds import DEVICE, address_of, device_call, signature_o
 from manyhands.devices.shortcuts import DeviceShortcut
 from manyhands.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.dtypes import dtype_code, dtype_name
-from manyhands.errors import ManyHandsError
+from manyhands.errors import ManyHandsError, UnsupportedError
 from manyhands.failures import check_usable, meet
 from manyhands.job import Job
 from manyhands.lanes import Lane
@@ -246,10 +246,10 @@ class Devices:
             self._count = count = self._count + 1
         try:
             prepared.launch(source, target, stream)
+            event = self._recorded(stream) if stream == _OF_THIS_THREAD else None
         except DeviceFailure as failure:
             self._failed(failure, f"{signature.operation} #{sequence}" if is_collective else "a message")
         self._recorder.note(self._number, sequence, signature, started)
-        event = self._recorded(stream) if stream == _OF_THIS_THREAD else None
         launched = _new(
             Launched, (stream, keep, signature, sequence, started, timeout_s, event)
         )  # half the time of Launched(...)
@@ -287,6 +287,8 @@ class Devices:
         try:
             yield
         except DeviceFailure as failure:
+            if failure.is_passing:
+                raise UnsupportedError(f"{what} is not possible while a stream is captured: {failure.reason}") from failure
             self._failed(failure, what)
 
     def knows(self, call: Call) -> bool:
@@ -323,7 +325,8 @@ class Devices:
                     return False
                 time.sleep(_NAP_S)
         except DeviceFailure as failure:
-            self.report(failure, "waiting for the GPU")
+            if not failure.is_passing:
+                self.report(failure, "waiting for the GPU")
         return True
 
     def finish(self, deadline: Deadline) -> bool:

@@ -137,17 +137,18 @@ class DeviceWatch:
         """Look after a group no more."""
         self._groups.pop(group, None)
 
-    def close(self) -> None:
-        """End the thread, and what still waits for it to see an end."""
+    def close(self) -> list[Followed]:
+        """End the thread, and what still waits for it to see an end; return what the device may not be done with."""
         self._over = True
         self._bell.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2.0)
         with self._lock:
             left, self._followed = self._followed, []
-        for each in left:
-            if not each.look():
-                each.give_up(ClosedError("the group was closed before its GPU was done", rank=self._job.rank))
+        kept = [each for each in left if not each.look()]
+        for each in kept:
+            each.give_up(ClosedError("the group was closed before its GPU was done", rank=self._job.rank))
+        return kept
 
     def wake(self) -> None:
         """Look again: something was launched, or is waited for."""

@@ -139,6 +139,8 @@ class DeviceWork(Work[T]):
         try:
             is_past = underway.end.done()
         except DeviceFailure as failure:
+            if failure.is_passing:
+                return False
             self.fail(self._reported(failure))
             return True
         # In this order: what was aborted comes to its end as well, with anything in its memory, but the cause was known before that.

@@ -51,8 +51,8 @@ def device_library(number: int) -> Library:
 
 
 def present() -> list[Library]:
-    """Return the libraries of arrays on devices that this process has imported."""
-    return [library for library in _ON_DEVICES if library.name.lower() in sys.modules]
+    """Return the libraries of arrays on devices that this process has imported, and uses devices by."""
+    return [library for library in _ON_DEVICES if library.name.lower() in sys.modules and library.uses_devices()]
 
 
 def _find(value: Any) -> Library | None:

@@ -132,6 +132,10 @@ class Library(ABC):
         """Return new, C-contiguous memory of a device, allocated for the library's current stream there."""
         raise NotImplementedError
 
+    def uses_devices(self) -> bool:
+        """Tell whether the library, which has been imported, may have arrays on devices by now."""
+        return True
+
     def address(self, value: Any, device: int) -> int:
         """Return the address of an array that is C-contiguous and on a device, quickly; 0 where it is not, or that takes a longer look."""
         return 0

@@ -85,6 +85,10 @@ class TorchLibrary(Library):
         tensor = torch.empty(shape, dtype=_torch_dtype(dtype), device=torch.device("cuda", device))
         return DeviceArray(tensor, self, tensor.data_ptr(), shape, dtype, device, is_contiguous=True)
 
+    def uses_devices(self) -> bool:
+        """Tell whether torch has begun to use CUDA, which a build for the CPU never does."""
+        return bool(sys.modules["torch"].cuda.is_initialized())
+
     def address(self, value: Any, device: int) -> int:
         """Return the address of a tensor that is a plain one; autograd's wait for the longer look."""
         if value.requires_grad or not value.is_cuda or value.device.index != device or not value.is_contiguous():

@@ -162,6 +162,7 @@ class Membership:
         self._inquest: _Inquest | None = None
         self._inquests = 0
         self._shrinking: dict[int, Shrink] = {}
+        self._given_up: Shrunk | None = None
 
     @property
     def complete(self) -> bool:
@@ -453,6 +454,9 @@ class Membership:
             self._check_shrink()
 
     def _shrink(self, rank: int, message: Shrink) -> None:
+        if self._given_up is not None:
+            self._send(rank, self._given_up)
+            return
         self._shrinking[rank] = message
         if self.verdict is None:  # the rank knows of a failure that nobody has reported
             text = f"rank {rank} found that the job had failed, and asked the others to go on without those that are lost"
@@ -481,7 +485,9 @@ class Membership:
             f"the group did not shrink within {timeout_s:g} s: {show_ranks(missing)} did not call shrink(), and did not end either; every "
             "rank that is left must call it"
         )
-        self._tell_shrunk(Shrunk([], 0, Verdict("deadline", text, missing[0], "shrink")))
+        # Those that asked are gone by now: who asks later must not go on without them.
+        self._given_up = Shrunk([], 0, Verdict("deadline", text, missing[0], "shrink"))
+        self._tell_shrunk(self._given_up)
 
     def _tell_shrunk(self, message: Shrunk) -> None:
         asked, self._shrinking = self._shrinking, {}
