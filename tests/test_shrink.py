@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,6 +155,73 @@ with group.shrink() as group:
         codes = ranks.wait()
     assert places(works) == {0: (0, 2), 3: (1, 2)}
     assert (codes[0], codes[3]) == (0, 0)
+
+
+def test_who_comes_late_still_learns_of_a_death_and_goes_on(nursery: Nursery) -> None:
+    program = (
+        GOING_ON
+        + "TURN = 2"
+        + DYING
+        + """
+if rank == 2:
+    stand_still(manyhands.job.Job, "meet")
+if rank == 3:
+    plain = manyhands.shrinking._Shrinking.meet
+    def late(self, *args):
+        if not asked:
+            asked.append(1)
+            tell("stands")
+            until_told_to_go()
+        return plain(self, *args)
+    asked, manyhands.shrinking._Shrinking.meet = [], late
+group = mh.init(timeout_s=20)
+group.barrier()
+tell("running")
+until_lost(group)
+with group.shrink(timeout_s=25) as group:
+    check(group)
+"""
+    )
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGKILL)
+        ranks.await_facts("stands", 2)
+        ranks.signal(2, signal.SIGKILL)
+        time.sleep(1.5)  # longer than a store waits that nobody is known to come to
+        ranks.go()
+        works = ranks.await_facts("works", 2)
+        codes = ranks.wait()
+    assert places(works) == {0: (0, 2), 3: (1, 2)}
+    assert (codes[0], codes[3]) == (0, 0)
+
+
+def test_who_cannot_go_on_for_a_reason_of_its_own_is_left_out(nursery: Nursery) -> None:
+    program = (
+        GOING_ON
+        + """
+import manyhands.job
+group = mh.init(timeout_s=20)
+group.barrier()
+tell("running")
+until_lost(group)
+if rank == 2:
+    def broken(*args):
+        raise MemoryError("no room for another backend")
+    manyhands.job.Job.start_backend = broken
+    attempt(group.shrink)
+else:
+    with group.shrink() as group:
+        check(group)
+"""
+    )
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGKILL)
+        works = ranks.await_facts("works", 2)
+        (broken,) = ranks.await_facts("raised", 1)
+        ranks.wait()
+    assert places(works) == {0: (0, 2), 3: (1, 2)}
+    assert (broken["rank"], broken["type"], broken["text"]) == (2, "MemoryError", "no room for another backend")
 
 
 def test_without_rank_0_nobody_goes_on(nursery: Nursery) -> None:

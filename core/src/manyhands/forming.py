@@ -113,11 +113,11 @@ def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None) 
 
 def finish(job: Job, setup: Setup, selector: Selector | None, deadline: Deadline) -> Formed:
     """Return what the group of all ranks is made of; ``selector`` is that for any backend, where it is known already."""
-    if job.backend is not None or selector is None:
-        spec = setup.plugins.describe(job.backend_name) if job.backend is not None else None
-        selector = make_selector(setup.resolved, setup.plugins, spec)
     members = Members(0, tuple(range(job.world_size)), job.rank, ranks_per_host(job.hosts))
     try:
+        if job.backend is not None or selector is None:
+            spec = setup.plugins.describe(job.backend_name) if job.backend is not None else None
+            selector = make_selector(setup.resolved, setup.plugins, spec)
         channel = open_channel(job, members, deadline)
     except BaseException as error:
         job.abort(error)

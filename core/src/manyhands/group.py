@@ -148,8 +148,7 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
         UsageError
             The group has not failed, or was made by `split` or `subgroup`. It stays as it was.
         PeerLostError
-            Rank 0 is lost or has closed the group: the ranks met in its process, and cannot do so any more. Or a rank died while the
-            others met again.
+            Rank 0 is lost or has closed the group: the ranks met in its process, and cannot do so any more.
         DeadlineError
             A rank that still runs did not call this in time; the message names it, on all ranks that did.
         UnsupportedError

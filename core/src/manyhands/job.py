@@ -27,7 +27,6 @@ from manyhands.errors import (
     ConfigError,
     InternalError,
     ManyHandsError,
-    PeerLostError,
     RendezvousError,
     UnknownBackendError,
 )
@@ -74,6 +73,8 @@ class Meeting:
         Which of the ranks of its host this one is, where that is known from before.
     before
         On rank 0, the job that the ranks are left over from, and which of it they were.
+    keep
+        Takes what gives back a store at which the ranks did not meet: until then it tells latecomers why. Without it, for a moment.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Meeting:
         inherited: int | None,
         before: tuple[Job, Sequence[int]] | None = None,
         local_rank: int | None = None,
+        keep: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -97,6 +99,7 @@ class Meeting:
         self.inherited = inherited
         self.before = before
         self.local_rank = local_rank
+        self.keep = keep
 
     def listen(self, deadline: Deadline) -> socket.socket:
         """Return the socket at which rank 0 waits for the others."""
@@ -234,13 +237,15 @@ class Job:
             job.hosts = tuple(welcome.hosts)
             job._secure = bool(meeting.secret)
         except BaseException as error:
-            again = meeting.before is not None and isinstance(error, PeerLostError)
-            if job._store is not None and (isinstance(error, RendezvousError) or again):
-                # Ranks that are still on their way are told why, instead of looking for a store that has gone.
+            # Ranks that are still on their way are told why, instead of looking for a store that has gone.
+            if job._store is not None and meeting.keep is not None:
+                meeting.keep(job._release)
+                raise
+            if job._store is not None and isinstance(error, RendezvousError):
                 time.sleep(_LATECOMERS_S)
             job._release()
             raise
-        meeting.before = None  # or each job would keep the one before it
+        meeting.before = meeting.keep = None  # or each job would keep the one before it
         atexit.register(job._at_exit)
         forget_after_fork(job)
         return job
@@ -276,9 +281,21 @@ class Job:
     def start_backend(
         self, spec: BackendSpec, resolved: Resolved, plugins: PluginManager, shared: dict[str, Any] | None, deadline: Deadline
     ) -> None:
-        """Make the backend; all ranks do so together."""
+        """Make the backend; all ranks do so together.
+
+        Raises
+        ------
+        PeerLostError
+            A rank was lost meanwhile; other errors are the factory's.
+        """
         maker = _Maker(self, resolved, plugins, shared, deadline)
-        self.backend = maker.make(spec, (spec.name,), tuple(range(self.world_size)))
+        try:
+            self.backend = maker.make(spec, (spec.name,), tuple(range(self.world_size)))
+        except LinkLost as lost:
+            text = (
+                f"rank {lost.peer} was lost while {spec.name} started: its connection to rank {self.rank} broke ({lost.reason})"
+            )
+            raise self.fail(Report("lost", text, lost.peer)) from lost
         self.control.on_failure(self.backend.abort)
 
     def open_transport(self, channel: int) -> Transport:

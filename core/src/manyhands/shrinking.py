@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from manyhands.deadline import Deadline
-from manyhands.errors import PeerLostError, UnsupportedError
+from manyhands.errors import CommError, UnsupportedError
 from manyhands.forming import Formed, Setup, among_processes, come_alone, finish
 from manyhands.job import Job, Meeting, guarded_bind
+from manyhands.rendezvous.messages import Shrunk
 
 __all__ = ["check_possible", "shrink"]
 
@@ -34,8 +36,9 @@ def check_possible(job: Job) -> None:
 def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
     """Meet those that are left of a job that has failed, in a new job of their own, and give back the old one.
 
-    Where one more dies meanwhile, the others try again without it. All of them do the same, since they come out of the new job's last exchange
-    together or not at all, and the old job's store tells all of them alike who is left.
+    Where one more dies meanwhile, the others try again without it, whatever error its death became; likewise where one cannot go on for a reason
+    of its own. All of them do the same, since they come out of the new job's last exchange together or not at all, and the old job's store
+    tells all of them alike who is left.
 
     Parameters
     ----------
@@ -50,24 +53,72 @@ def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
     ------
     CommError
         They did not come together.
+    BackendUnavailableError
+        This rank cannot go on; other errors of its own likewise.
     """
-    lost: PeerLostError | None = None
-    count = old.world_size
-    try:
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(old.release)
+        return _Shrinking(old, setup, deadline, at_end.callback).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shrinking:
+    """The ranks that are left of ``old``, on their way to a new job; ``at_end`` takes what must stay until then."""
+
+    old: Job
+    setup: Setup
+    deadline: Deadline
+    at_end: Callable[[Callable[[], None]], object]
+
+    def run(self) -> Formed:
+        failure: CommError | None = None
+        count = self.old.world_size
         while True:
             # Nobody dials before all have asked to go on, and by then rank 0 listens.
-            with _listen(old, deadline) as listener:
-                port = 0 if listener is None else listener.getsockname()[1]
-                shrunk = old.control.shrink(port, deadline)
-                if lost is not None and len(shrunk.ranks) == count:
-                    raise lost  # nobody has died: what broke would break again
+            with _listen(self.old, self.deadline) as listener:
+                shrunk = self.old.control.shrink(0 if listener is None else listener.getsockname()[1], self.deadline)
+                if failure is not None and len(shrunk.ranks) == count:
+                    raise failure  # nobody has died: what broke would break again
                 count = len(shrunk.ranks)
                 try:
-                    return _form(old, shrunk.ranks, shrunk.port, listener, setup, deadline)
-                except PeerLostError as error:
-                    lost = error
-    finally:
-        old.release()
+                    return self.form(shrunk, listener)
+                except CommError as error:
+                    if self.deadline.passed():
+                        raise
+                    failure = error
+
+    def form(self, shrunk: Shrunk, listener: socket.socket | None) -> Formed:
+        job = self.meet(shrunk, listener)
+        origins = self.old.control.origins or tuple(range(self.old.world_size))
+        job.control.origins = tuple(origins[rank] for rank in shrunk.ranks)
+        formed = finish(job, self.setup, None, self.deadline)
+        try:
+            job.control.exchange("the end of shrink()", b"", self.deadline)
+        except BaseException as error:
+            job.abort(error)
+            raise
+        return formed
+
+    def meet(self, shrunk: Shrunk, listener: socket.socket | None) -> Job:
+        old, ranks, before = self.old, shrunk.ranks, self.old.meeting
+        if len(ranks) == 1:
+            return come_alone(self.setup, self.deadline, old.local_rank)
+        assert before is not None  # as `check_possible` has found
+        meeting = Meeting(
+            ranks.index(old.rank),
+            len(ranks),
+            before.backend,
+            before.choices,
+            (before.address[0], shrunk.port),
+            before.secret,
+            None if listener is None else listener.fileno(),
+            (old, ranks),
+            old.local_rank,
+            self.at_end,
+        )
+        # Which ranks share a host stays as it was, also where the config says it by their old numbers.
+        hosts = [old.hosts[rank] for rank in ranks]
+        return among_processes(meeting, self.setup, self.deadline, [hosts.index(host) for host in hosts])
 
 
 def _listen(old: Job, deadline: Deadline) -> contextlib.AbstractContextManager[socket.socket | None]:
@@ -76,39 +127,3 @@ def _listen(old: Job, deadline: Deadline) -> contextlib.AbstractContextManager[s
     if meeting is None or old.rank != 0:
         return contextlib.nullcontext()
     return guarded_bind((meeting.address[0], 0), bool(meeting.secret), deadline)
-
-
-def _form(
-    old: Job, ranks: Sequence[int], port: int, listener: socket.socket | None, setup: Setup, deadline: Deadline
-) -> Formed:
-    job = _meet(old, ranks, port, listener, setup, deadline)
-    origins = old.control.origins or tuple(range(old.world_size))
-    job.control.origins = tuple(origins[rank] for rank in ranks)
-    formed = finish(job, setup, None, deadline)
-    try:
-        job.control.exchange("the end of shrink()", b"", deadline)
-    except BaseException as error:
-        job.abort(error)
-        raise
-    return formed
-
-
-def _meet(old: Job, ranks: Sequence[int], port: int, listener: socket.socket | None, setup: Setup, deadline: Deadline) -> Job:
-    if len(ranks) == 1:
-        return come_alone(setup, deadline, old.local_rank)
-    before = old.meeting
-    assert before is not None  # as `check_possible` has found
-    meeting = Meeting(
-        ranks.index(old.rank),
-        len(ranks),
-        before.backend,
-        before.choices,
-        (before.address[0], port),
-        before.secret,
-        None if listener is None else listener.fileno(),
-        (old, ranks),
-        old.local_rank,
-    )
-    # Which ranks share a host stays as it was, also where the config says it by their old numbers.
-    hosts = [old.hosts[rank] for rank in ranks]
-    return among_processes(meeting, setup, deadline, [hosts.index(host) for host in hosts])
