@@ -31,7 +31,9 @@ __all__ = ["Communicator", "Library", "load", "wait_for_ends"]
 
 _log = logging.getLogger("manyhands")
 
-_IN_PROGRESS, _REMOTE_ERROR, _TIMED_OUT = 7, 6, 8
+_IN_PROGRESS = 7
+_REMOTE = frozenset({6, 8})
+"""Errors that blame another rank or the way to it, among them what breaks connections; and time that is up."""
 _REVOKE_VERSION = 22900
 
 _YIELDS = 100
@@ -97,12 +99,12 @@ class Library:
     def failure(self, error: Exception, handle: Any = None) -> DeviceFailure:
         """Return what to raise for an error of NCCL."""
         status: int | None = getattr(error, "status", None)
-        return DeviceFailure(self._detailed(str(error), handle), is_remote=status in {_REMOTE_ERROR, _TIMED_OUT})
+        return DeviceFailure(self._detailed(str(error), handle), is_remote=status in _REMOTE)
 
     def failure_of(self, status: int, handle: Any) -> DeviceFailure:
         """Return what to raise for the state of a communicator."""
         words = self._detailed(str(self.raw.get_error_string(status)), handle)
-        return DeviceFailure(words, is_remote=status in {_REMOTE_ERROR, _TIMED_OUT})
+        return DeviceFailure(words, is_remote=status in _REMOTE)
 
     def _detailed(self, words: str, handle: Any) -> str:
         last = ""
@@ -182,8 +184,9 @@ class Communicator:
         self._patience_s = patience_s
         # Reentrant: whoever launches several calls together holds it meanwhile.
         self._lock = threading.RLock()
-        # Held while another thread looks for errors, so that the communicator is not freed under it. That thread does not take the
-        # first lock: a launch that is stuck in a full queue must not hide the error that explains it.
+        # Held while a thread looks for errors: NCCL completes there what is in progress, which is for one thread at a time, and the communicator
+        # must not be freed meanwhile. The thread that watches does not take the first lock: a launch that is stuck in a full queue must not
+        # hide the error that explains it.
         self._looking = threading.RLock()
         self._ending = threading.Lock()
         self._is_settling = False
@@ -222,7 +225,8 @@ class Communicator:
 
     def guard(self, enqueue: Launch) -> Launch:
         """Return what calls NCCL by ``enqueue(source, target, stream)``, and raises what comes of it as `DeviceFailure`."""
-        lock, look, handle, error_type = self._lock, self.library.raw.comm_get_async_error, self.handle, self.library.error
+        lock, looking, handle, error_type = self._lock, self._looking, self.handle, self.library.error
+        look = self.library.raw.comm_get_async_error
 
         def launch(source: int, target: int, stream: int) -> None:
             with lock:
@@ -231,7 +235,9 @@ class Communicator:
                 try:
                     enqueue(source, target, stream)
                     # The binding does not tell a call that is still in progress from one that is done.
-                    if look(handle):
+                    with looking:
+                        state = look(handle)
+                    if state:
                         self._settle_launch()
                 except error_type as error:
                     raise self._failed(self.library.failure(error, handle)) from error
@@ -256,7 +262,9 @@ class Communicator:
     def _end_group(self) -> None:
         try:
             self.library.group_end()
-            if self.library.raw.comm_get_async_error(self.handle):
+            with self._looking:
+                state = self.library.raw.comm_get_async_error(self.handle)
+            if state:
                 self._settle_launch()
         except self.library.error as error:
             raise self._failed(self.library.failure(error, self.handle)) from error
@@ -330,7 +338,7 @@ class Communicator:
         yields = _YIELDS
         self._is_settling = True
         try:
-            with self._looking:  # a look completes what is in progress, which is for one thread at a time
+            with self._looking:
                 while (state := look(handle)) == _IN_PROGRESS:
                     if self._is_aborting:
                         raise DeviceFailure(f"{self.library.name}: the communicator was aborted: {self._ended}")
