@@ -10,34 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fake_gpu import fake_cupy
+from gpu_arrays import cupy, held_by, read
 
 from manyhands.errors import DTypeError, LayoutError
-from manyhands.libraries import DeviceArray, library_of
+from manyhands.libraries import library_of
 from manyhands.libraries import torch as torch_library
 from manyhands.libraries.torch import TorchLibrary
 
-
-@pytest.fixture
-def cupy(monkeypatch):
-    yield fake_cupy.install(monkeypatch)
-    fake_cupy.shut_down()
-
-
-def read(value):
-    found = library_of(value).read(value)
-    assert isinstance(found, DeviceArray)
-    return found
-
-
-def held_by(array, stream=0):
-    """What a kernel that is queued on a stream now finds in an array's memory."""
-    found = []
-    fake_cupy.enqueue(
-        stream,
-        lambda: found.append(fake_cupy.view(array.pointer, array.nbytes).view(array.dtype).reshape(array.shape).copy()),
-    )
-    fake_cupy.cuda.runtime.streamSynchronize(stream)
-    return found[0]
+__all__ = ["cupy"]
 
 
 class Tensor:
