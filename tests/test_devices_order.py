@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -248,3 +249,72 @@ def test_those_that_are_left_go_on_with_their_gpus(gpus: FakeNccl) -> None:
     outcomes = over_sockets(program, [HYBRID] * 3)
     assert isinstance(outcomes[1], KeyError)
     assert [outcomes[0], outcomes[2]] == [[4.0] * 4] * 2
+
+
+def test_what_a_root_scatters_need_not_be_contiguous(gpus: FakeNccl) -> None:
+    def program(group: Group) -> list[float]:
+        columns = cupy.asarray(np.arange(8, dtype=np.float32).reshape(4, 2)).T.reshape(2, 4).T if group.rank == 0 else None
+        return group.scatter_async(columns, root=0).wait().get().tolist()
+
+    rows = np.arange(8, dtype=np.float32).reshape(4, 2).T.reshape(2, 4).T
+    assert must(gpu_world(program, 2)) == [rows[:2].tolist(), rows[2:].tolist()]
+
+
+def test_synchronize_waits_for_copies_on_other_streams(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["cupy"]
+    copyto = module.copyto
+
+    def slow(*args: Any) -> None:
+        fake_cuda.enqueue(cupy.cuda.get_current_stream().ptr, lambda: time.sleep(0.05))
+        copyto(*args)
+
+    def program(group: Group) -> None:
+        x = mine(group)
+        group.all_reduce(x)
+        out = cupy.zeros((4, 2), np.float32)[:, 0]
+        with cupy.cuda.Stream(non_blocking=True):
+            group.all_reduce(x, out=out)
+        group.all_reduce_async(x).wait()
+        group.synchronize()
+        assert out._view.tolist() == [3.0] * 4, "read without waiting for any stream"
+
+    monkeypatch.setattr(module, "copyto", slow)
+    must(gpu_world(program, 2))
+
+
+def test_a_batch_takes_each_array_once(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyhands.libraries import cupy as library
+
+    written: list[int] = []
+    write = library.CuPyLibrary.write
+
+    def counted(self: Any, out: Any) -> Any:
+        written.append(1)
+        return write(self, out)
+
+    monkeypatch.setattr(library.CuPyLibrary, "write", counted)
+
+    def program(group: Group) -> None:
+        with group.coalesce() as batch:
+            batch.all_reduce(mine(group), out=cupy.zeros(4, np.float32))
+
+    must(gpu_world(program, 2))
+    assert len(written) == 2
+
+
+def test_a_group_that_one_rank_cannot_open_is_told_to_all(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyhands_nccl.backend import NcclBackend
+
+    opened = NcclBackend.open_device
+
+    def open_device(self: NcclBackend, channel: int, meeting: Any) -> Any:
+        if channel and self.device == 1:
+            raise MemoryError("no room")
+        return opened(self, channel, meeting)
+
+    monkeypatch.setattr(NcclBackend, "open_device", open_device)
+    outcomes = gpu_world(lambda group: group.split(0), 2)
+    assert isinstance(outcomes[1], MemoryError)
+    assert isinstance(outcomes[0], mh.AbortedError), outcomes
+    assert "rank 1 broke off opening the GPUs of group" in str(outcomes[0])
+    assert str(outcomes[0]).endswith("with MemoryError: no room")

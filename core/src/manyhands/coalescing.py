@@ -44,14 +44,14 @@ _NAME = "all_reduce of a batch"
 class _Issued:
     """What handles of a batch have in common: there is nothing to wait for until the batch has been issued."""
 
-    __slots__ = ()
+    _is_issued = False
 
     def issue(self) -> None:
         """Allow waiting."""
-        object.__setattr__(self, "_is_issued", True)
+        self._is_issued = True
 
     def _check_issued(self) -> None:
-        if not getattr(self, "_is_issued", False):
+        if not self._is_issued:
             raise UsageError(
                 "this all_reduce is sent when the block of coalesce() ends, and waiting inside the block would never end"
             )
@@ -59,12 +59,6 @@ class _Issued:
 
 class _BatchWork(_Issued, Work[Array]):
     """The handle of one all_reduce of a batch."""
-
-    __slots__ = ("_is_issued",)
-
-    def __init__(self, lane: Lane, on_failure_seen: Callable[[], None]) -> None:
-        super().__init__(_NAME, lane, on_failure_seen)
-        self._is_issued = False
 
     def __await__(self) -> Generator[Any, None, Array]:
         self._check_issued()
@@ -77,12 +71,6 @@ class _BatchWork(_Issued, Work[Array]):
 
 class _DeviceBatchWork(_Issued, DeviceWork[Array]):
     """The handle of one all_reduce of a batch, of an array on a GPU."""
-
-    __slots__ = ("_is_issued",)
-
-    def __init__(self, lane: Lane, on_failure_seen: Callable[[], None], job: Job) -> None:
-        super().__init__(_NAME, lane, on_failure_seen, job, DeviceWatch.of(job))
-        self._is_issued = False
 
     def wait(self, timeout_s: float | None = None) -> Array:
         """Wait as `DeviceWork.wait`."""
@@ -201,11 +189,11 @@ class Batch:
         """
         if self._state != "open":
             raise UsageError("a batch takes calls only inside its block: with group.coalesce() as batch: ...")
-        source, target, give = self._operations.take("all_reduce", array, out)
+        source, target, give = taken = self._operations.take("all_reduce", array, out)
         if isinstance(source, DeviceArray):
-            action = self._operations.all_reduce(array, op, out, reproducible)
+            action = self._operations.all_reduce_of(taken, array, op, reproducible)
             assert isinstance(action, DeviceAction)
-            later = _DeviceBatchWork(self._lane, self._on_failure_seen, self._job)
+            later = _DeviceBatchWork(_NAME, self._lane, self._on_failure_seen, self._job, DeviceWatch.of(self._job))
             self._on_devices.append(_DeviceEntry(action, later))
             return later
         assert not isinstance(target, DeviceArray)
@@ -213,7 +201,7 @@ class Batch:
         if target is not None:
             check_out(target, source.shape, source.dtype)
         key = (source.dtype, reduction, self._reproducible if reproducible is None else bool(reproducible))
-        work = _BatchWork(self._lane, self._on_failure_seen)
+        work = _BatchWork(_NAME, self._lane, self._on_failure_seen)
         self._entries.setdefault(key, []).append(_Entry(source, target, give, work))
         return work
 

@@ -31,7 +31,7 @@ from manyhands.plugins import PluginManager
 from manyhands.rendezvous.messages import Report
 from manyhands.schedule.steps import Collective
 from manyhands.select import Selector
-from manyhands.taking import Give, Memory, Taking
+from manyhands.taking import Give, Memory, Taken, Taking
 from manyhands.wire import MAX_DIMENSIONS, CallSignature
 
 __all__ = ["Action", "Operations", "Traded"]
@@ -155,7 +155,11 @@ class Operations:
 
     def all_reduce(self, array: npt.ArrayLike, op: Op, out: Array | None, reproducible: bool | None) -> Action:
         """Prepare `Group.all_reduce`."""
-        source, target, give = self.take("all_reduce", array, out)
+        return self.all_reduce_of(self.take("all_reduce", array, out), array, op, reproducible)
+
+    def all_reduce_of(self, taken: Taken, array: npt.ArrayLike, op: Op, reproducible: bool | None) -> Action:
+        """Prepare `Group.all_reduce` of an array that was taken before."""
+        source, target, give = taken
         call = Call(
             Collective.ALL_REDUCE,
             source.dtype,
@@ -214,6 +218,7 @@ class Operations:
             source, target, give = self.take("scatter", array, out)
             self.arguments.check_dimensions(source)
             self.arguments.blocks(source, counts, "scatter")
+            source = _in_order(source)
             where = device_number(source.library) if isinstance(source, DeviceArray) else 0
             description[:3] = where, dtype_code(source.dtype), source.ndim
             description[3 : 3 + source.ndim] = source.shape
@@ -301,7 +306,7 @@ class Operations:
             action = self._into(call, source, source.shape, target, give)
             return self._shortened(("all_to_all",), array, call, source.shape, action)
         expected = None if receive_counts is None else self.arguments.counts(receive_counts)
-        source = source.library.contiguous(source) if isinstance(source, DeviceArray) else contiguous(source)
+        source = _in_order(source)
         row = math.prod(source.shape[1:])
 
         def trade(deadline: Deadline) -> Action:
@@ -545,3 +550,8 @@ class Operations:
     def _give_up(self, text: str) -> ManyHandsError:
         """End the job for a mismatch that this rank alone can see; return the error to raise."""
         return self._job.fail(Report("mismatch", text, peer=self._job.rank, members=list(self._members.ranks)))
+
+
+def _in_order(memory: Memory) -> Memory:
+    """Return memory as C-contiguous: itself, or a copy."""
+    return memory.library.contiguous(memory) if isinstance(memory, DeviceArray) else contiguous(memory)

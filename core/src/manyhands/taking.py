@@ -16,7 +16,7 @@ from manyhands.dtypes import check_dtype
 from manyhands.errors import GpuFallbackWarning, LayoutError, UnsupportedError
 from manyhands.libraries import WAYS_OUT, DeviceArray, library_of
 
-__all__ = ["Give", "Memory", "Taking", "fill"]
+__all__ = ["Give", "Memory", "Taken", "Taking", "fill"]
 
 _OURS = str(Path(__file__).parent) + os.sep
 
@@ -24,6 +24,9 @@ Memory = Array | DeviceArray
 
 Give = Callable[[Any], Any]
 """Turns the memory of a result into what the caller gets."""
+
+Taken = tuple[Memory, Memory | None, Give | None]
+"""The memory of the input and of ``out``, where that is given, and what gives the result back; None where it is given back as it is."""
 
 
 class Taking:
@@ -44,10 +47,8 @@ class Taking:
         self._serves_devices = serves_devices
         self._fallback = fallback
 
-    def __call__(self, operation: str, array: Any, out: Any = None) -> tuple[Memory, Memory | None, Give | None]:
-        """Return the memory of the input and of ``out``, where that is given, and what gives the result back.
-
-        That is None where the result is given back as it is.
+    def __call__(self, operation: str, array: Any, out: Any = None) -> Taken:
+        """Return the memory that a call works on.
 
         Parameters
         ----------
@@ -66,7 +67,7 @@ class Taking:
         if type(array) is np.ndarray and (out is None or type(out) is np.ndarray):
             check_dtype(array.dtype)
             return array, out, None
-        library, source = library_of(array), None
+        library = library_of(array)
         source = to_array(array) if library is None else library.read(array)
         target = self.target(out)
         if not isinstance(source, DeviceArray):
@@ -124,9 +125,7 @@ class Taking:
             stacklevel=_level(),
         )
 
-    def _staged(
-        self, operation: str, source: DeviceArray, array: Any, target: DeviceArray | None, out: Any
-    ) -> tuple[Memory, Memory | None, Give]:
+    def _staged(self, operation: str, source: DeviceArray, array: Any, target: DeviceArray | None, out: Any) -> Taken:
         self.stage(operation, source.nbytes, type(array).__name__)
         library, device = source.library, source.device
         host = library.to_host(source)

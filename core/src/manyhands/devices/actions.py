@@ -112,6 +112,8 @@ class DeviceAction:
         """Enqueue what comes after the call, where it went to the caller's current stream."""
         if self._out is not None and self._target is not None and self._enqueue is not None:
             self._out.library.copy(self._out, self._target)
+            if not self.channel.is_capturing(stream):
+                self._devices.copied(self.channel.record(stream))
         # Some libraries do not know which stream uses their arrays.
         is_ordered = self._enqueue is None or all(array.library.is_stream_ordered for array in self._arrays)
         if not is_ordered and not self.channel.is_capturing(stream):

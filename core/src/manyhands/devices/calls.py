@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from manyhands.collectives import Call, Collectives
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel, DeviceEvent, DeviceFailure, Launch
-from manyhands.devices.kinds import DEVICE, address_of, device_call, signature_of
+from manyhands.devices.kinds import DEVICE, address_of, device_call, said_call, signature_of
 from manyhands.devices.shortcuts import DeviceShortcut
 from manyhands.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.dtypes import dtype_code, dtype_name
@@ -106,9 +105,10 @@ class Devices:
         if self._watch is not None:
             self._watch.add(self)
         self._batched: list[Launched] | None = None
-        self._kinds: dict[Hashable, Prepared] = {}
+        self._kinds: dict[Call, Prepared] = {}
         self._traded: dict[Call, Prepared] = {}
         self.last: Launched | None = None
+        self._copies: list[DeviceEvent] = []
         self._number = members.channel
         self._calls = job.control.progress.calls
         self._recorder = job.control.recorder
@@ -158,7 +158,7 @@ class Devices:
             prepared = self._prepare(call, signature_of(call))
             _remember(self._traded, call, prepared)
         elif prepared is None or (self._always and not is_agreed):
-            prepared = self._agree(call, signature_of(call), partial(self._prepare, call), self._members.ranks, deadline)
+            prepared = self._agree(call, deadline)
         self.launch(prepared, address_of(source), address_of(target), stream, keep, deadline.timeout_s)
 
     def exchange(
@@ -219,23 +219,28 @@ class Devices:
         *,
         is_collective: bool = True,
     ) -> None:
-        """Enqueue a call that all ranks have agreed on."""
-        if self._plugins.observed:
-            self._launch_observed(prepared, source, target, stream, keep, timeout_s, is_collective=is_collective)
-        else:
-            self._launch(prepared, source, target, stream, keep, timeout_s, is_collective)
+        """Enqueue a call that all ranks have agreed on.
 
-    # All that every call costs, beside `DeviceShortcut` and the launch itself.
-    def _launch(
-        self,
-        prepared: Prepared,
-        source: int,
-        target: int,
-        stream: int,
-        keep: Any,
-        timeout_s: float,
-        is_collective: bool,
-    ) -> None:
+        That is all that every call costs, beside `DeviceShortcut` and the launch itself.
+
+        Parameters
+        ----------
+        prepared
+            The call.
+        source, target
+            Addresses; 0 where this rank holds nothing.
+        stream, keep
+            As for `run`.
+        timeout_s
+            For how many seconds it may last on the device.
+        is_collective
+            Whether it counts among the group's collectives.
+
+        Raises
+        ------
+        CommError
+            As `run`.
+        """
         signature, started = prepared.signature, _now()
         sequence, count = -1, 0
         if is_collective:
@@ -245,10 +250,13 @@ class Devices:
             self._digest = hash((self._digest, prepared.number))
             self._count = count = self._count + 1
         try:
-            prepared.launch(source, target, stream)
+            if self._plugins.observed:
+                self._launch_observed(prepared, source, target, stream, sequence)
+            else:
+                prepared.launch(source, target, stream)
             event = self._recorded(stream) if stream == _OF_THIS_THREAD else None
         except DeviceFailure as failure:
-            self._failed(failure, f"{signature.operation} #{sequence}" if is_collective else "a message")
+            self._failed(failure, said_call(signature, sequence))
         self._recorder.note(self._number, sequence, signature, started)
         launched = _new(
             Launched, (stream, keep, signature, sequence, started, timeout_s, event)
@@ -309,6 +317,10 @@ class Devices:
         channel = self.channel
         return None if channel is None or channel.is_capturing(stream) else channel.record(stream)
 
+    def copied(self, end: DeviceEvent) -> None:
+        """Take note of where a copy of a result ends: the call after it may be on another stream, and not behind it."""
+        self._copies = [one for one in self._copies if not one.done()] + [end]
+
     def synchronize(self, deadline: Deadline) -> bool:
         """Wait on the host until the device has done all that was launched; tell whether it has."""
         channel, last = self.channel, self.last
@@ -317,8 +329,8 @@ class Devices:
         try:
             if channel.is_capturing(last.stream):
                 return True
-            end = last.event or channel.record(last.stream)
-            while not end.done():
+            ends, self._copies = [*self._copies, last.event or channel.record(last.stream)], []
+            while not all(end.done() for end in ends):
                 if self._job.control.failed:
                     return True
                 if deadline.passed():
@@ -399,15 +411,8 @@ class Devices:
 
     # The first of a kind
 
-    def _agree(
-        self,
-        key: Hashable,
-        signature: CallSignature,
-        prepare: Callable[[CallSignature], Prepared],
-        ranks: Sequence[int],
-        deadline: Deadline,
-    ) -> Prepared:
-        sequence = self._collectives.sequence
+    def _agree(self, call: Call, deadline: Deadline) -> Prepared:
+        signature, ranks, sequence = signature_of(call), self._members.ranks, self._collectives.sequence
         # With what was called before, so that whatever is launched from here on follows from the same calls on all ranks.
         card = signature.digest + _as_bytes(self._digest)
         name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"
@@ -420,12 +425,12 @@ class Devices:
             )
             report = Report("mismatch", text, other, signature.operation, self._members.channel, sequence, list(ranks))
             raise self._job.fail(report)
-        prepared = self._kinds.get(key) or prepare(signature)
+        prepared = self._kinds.get(call) or self._prepare(call, signature)
         while len(self._kinds) >= _MAX_KINDS:
             oldest = self._kinds.pop(next(iter(self._kinds)))
             for short in oldest.shortcuts:  # what is not known any more must be agreed on by all ranks, or by none
                 self.shortcuts.pop(short, None)
-        self._kinds[key] = prepared
+        self._kinds[call] = prepared
         return prepared
 
     def _prepare(self, call: Call, signature: CallSignature) -> Prepared:
@@ -492,16 +497,14 @@ class Devices:
         text = f"rank {job.rank} lost its GPU in {what}: {failure.reason}"
         return job.fail(Report("aborted", text, job.rank, members=members))
 
-    def _launch_observed(
-        self, prepared: Prepared, source: int, target: int, stream: int, keep: Any, timeout_s: float, *, is_collective: bool
-    ) -> None:
-        """Launch as `launch`, and tell observers when the launch, not the work on the device, begins and ends."""
+    def _launch_observed(self, prepared: Prepared, source: int, target: int, stream: int, sequence: int) -> None:
+        """Launch, and tell observers when the launch, not the work on the device, begins and ends."""
         signature = prepared.signature
         event = OperationEvent(
             group=str(self._members.number),
             rank=self._members.rank,
             operation=signature.operation,
-            sequence=self._collectives.sequence if is_collective else -1,
+            sequence=sequence,
             algorithm=self._library,
             nbytes=prepared.nbytes,
             dtype=dtype_name(signature.dtype),
@@ -510,7 +513,10 @@ class Devices:
         self._plugins.notify_started(event)
         error: BaseException | None = None
         try:
-            self._launch(prepared, source, target, stream, keep, timeout_s, is_collective)
+            prepared.launch(source, target, stream)
+        except DeviceFailure as failure:
+            error = self.report(failure, said_call(signature, sequence))  # as the caller gets it
+            raise error from failure
         except BaseException as caught:
             error = caught
             raise

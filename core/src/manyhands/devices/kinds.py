@@ -14,7 +14,7 @@ from manyhands.wire import CallSignature
 if TYPE_CHECKING:
     from manyhands.libraries import DeviceArray
 
-__all__ = ["DEVICE", "address_of", "device_call", "signature_of"]
+__all__ = ["DEVICE", "address_of", "device_call", "said_call", "signature_of"]
 
 DEVICE = "cuda"
 
@@ -22,6 +22,11 @@ DEVICE = "cuda"
 def address_of(array: DeviceArray | None) -> int:
     """Return the address of an array; 0 for none."""
     return 0 if array is None else array.pointer
+
+
+def said_call(signature: CallSignature, sequence: int) -> str:
+    """Return a call in words; messages have no number."""
+    return "a message" if sequence < 0 else f"{signature.operation} #{sequence}"
 
 
 def _elements(call: Call, rank: int) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from manyhands.checks import said
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel, DeviceFailure, DeviceMeeting
+from manyhands.errors import CommError
 from manyhands.failures import meet
 from manyhands.job import Job
 from manyhands.members import Members
@@ -18,7 +20,7 @@ def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChanne
     Raises
     ------
     CommError
-        It did not come up, on some rank; alike on all ranks.
+        It did not come up, on some rank; alike on all ranks. Other errors are the backend's own, and an AbortedError on the other ranks.
     """
     backend = job.backend
     if backend is None or "cuda" not in backend.memory:
@@ -37,5 +39,13 @@ def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChanne
     except TimeoutError as error:
         text = f"the GPUs of group {members.number} were not ready within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
         raise job.fail(Report("deadline", text, None, "init", members.channel, -1, ranks)) from None
+    except CommError:
+        raise
+    except BaseException as error:
+        text = (
+            f"rank {job.rank} broke off opening the GPUs of group {members.number} with {type(error).__name__}: {said(error)}"
+        )
+        job.fail(Report("aborted", text, job.rank, members=ranks))  # or the others would wait for it
+        raise
     job.device_channels.append(channel)
     return channel

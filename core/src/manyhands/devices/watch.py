@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from manyhands.device import DeviceChannel, DeviceEvent, DeviceFailure
+from manyhands.devices.kinds import said_call
 from manyhands.errors import ClosedError, ManyHandsError
 from manyhands.members import Members
 from manyhands.rendezvous.messages import Report, Wait
@@ -209,7 +210,7 @@ class DeviceWatch:
         except DeviceFailure as failed:
             if failed.is_passing:
                 return True
-            group.report(failed, f"{last.signature.operation} #{last.sequence}")
+            group.report(failed, said_call(last.signature, last.sequence))
             return False
         known.event, known.done = None, known.mark
         return group.last is not known.done
@@ -220,9 +221,9 @@ class DeviceWatch:
         assert call is not None
         name = call.signature.operation
         if now - call.started > call.timeout_s:
-            number, sequence = (f" #{call.sequence}", call.sequence) if call.sequence >= 0 else ("", None)
+            sequence = call.sequence if call.sequence >= 0 else None
             text = (
-                f"{name}{number} was not done on the GPU of rank {self._job.rank} within {call.timeout_s:g} s, with all that the GPU had to do "
+                f"{said_call(call.signature, call.sequence)} was not done on the GPU of rank {self._job.rank} within {call.timeout_s:g} s, with all that the GPU had to do "
                 "before it"
             )
             self._job.fail(Report("deadline", text, None, name, members.channel, sequence, list(members.ranks)))
