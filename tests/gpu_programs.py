@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "collectives",
     "deadline",
     "failure_seen",
+    "going_on",
     "host",
     "killed",
     "layouts",
@@ -505,3 +506,14 @@ def killed(group: Group, xp: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         group.all_reduce(x, "max", out=x)
         group.synchronize()
+
+
+def going_on(group: Group, xp: Any) -> list[int]:
+    """Lose the last rank, and go on with the others, each on the GPU that it had; return which rank this one is then, and of how many."""
+    with suppress(mh.PeerLostError):
+        killed(group, xp)
+    with group.shrink() as left:
+        x = xp.asarray(np.full(1 << 16, left.rank + 1, np.float32))
+        same(left.all_reduce(x), np.full(1 << 16, left.world_size * (left.world_size + 1) / 2, np.float32))
+        left.synchronize()
+        return [left.rank, left.world_size]

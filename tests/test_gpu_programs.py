@@ -100,3 +100,9 @@ def test_a_rank_that_is_killed_is_named_in_time(tmp_path: Path) -> None:
     assert [outcome.code for outcome in outcomes] == [0, -9]
     assert (outcomes[0].error, outcomes[0].peer) == ("PeerLostError", 1), outcomes[0]
     assert outcomes[0].ended - float((tmp_path / "killed").read_text()) < 5
+
+
+def test_those_that_are_left_go_on(tmp_path: Path) -> None:
+    *left, victim = run_ranks("going_on", 3, tmp_path, config=TCP, arrays="numpy")
+    assert victim.code == -9
+    assert [(outcome.code, outcome.error, outcome.result) for outcome in left] == [(0, None, [0, 2]), (0, None, [1, 2])], left

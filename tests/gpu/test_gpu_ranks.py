@@ -87,6 +87,14 @@ def test_a_rank_that_is_killed_is_named_in_time(ranks: Ranks, tmp_path: Path, si
 
 
 @OVER_BOTH
+@pytest.mark.parametrize("size", [2, 4])
+def test_those_that_are_left_go_on_with_their_gpus(ranks: Ranks, size: int, config: Any) -> None:
+    *left, victim = ranks("going_on", size, config)
+    assert victim.code == -9
+    assert well(left) == [[rank, size - 1] for rank in range(size - 1)]
+
+
+@OVER_BOTH
 @pytest.mark.parametrize(
     ("program", "error"), [("mismatch", "CollectiveMismatchError"), ("deadline", "DeadlineError")], ids=["mismatch", "deadline"]
 )
