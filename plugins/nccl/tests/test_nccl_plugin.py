@@ -10,7 +10,7 @@ from fake_gpu import fake_cupy
 from pydantic import ValidationError
 
 from manyhands.api import BackendUnavailableError
-from manyhands_nccl import _cuda, _nccl, plugin
+from manyhands_nccl import _cuda, _nccl, diagnosis, plugin
 from manyhands_nccl.diagnosis import diagnose
 from manyhands_nccl.plugin import NcclConfig, manyhands_register_backends
 
@@ -35,7 +35,7 @@ def test_the_description_is_light():
 def test_the_description_says_what_the_backend_is():
     spec = manyhands_register_backends()
     assert (spec.name, spec.devices, spec.capabilities, spec.auto_priority) == ("nccl", ("cuda",), frozenset(), None)
-    assert spec.install == "pip install manyhands[nccl], or manyhands[nccl-cuda13] for CUDA 13"
+    assert spec.install == "pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13"
 
 
 @pytest.mark.parametrize("table", [{"device": -1}, {"max_ctas": 0}, {"max_ctas": 65}, {"check": "kinds"}])
@@ -66,9 +66,9 @@ def test_the_probe_sees_what_is_there(nccl, monkeypatch):
 
 def test_a_missing_library_is_refused_in_words(monkeypatch):
     without(monkeypatch, "cupy", "nccl")
-    with pytest.raises(BackendUnavailableError, match=r"^nccl4py cannot be imported \(.*\): pip install manyhands\[nccl\]"):
+    with pytest.raises(BackendUnavailableError, match=r"^nccl4py cannot be imported \(.*\): pip install 'manyhands\[nccl\]'"):
         _nccl.load()
-    with pytest.raises(BackendUnavailableError, match=r"^CuPy cannot be imported \(.*\): pip install manyhands\[nccl\]"):
+    with pytest.raises(BackendUnavailableError, match=r"^CuPy cannot be imported \(.*\): pip install 'manyhands\[nccl\]'"):
         _cuda.load()
 
 
@@ -88,27 +88,34 @@ def test_a_library_that_cannot_be_loaded_is_refused_in_words(nccl, monkeypatch):
     with pytest.raises(BackendUnavailableError) as caught:
         _nccl.load()
     assert str(caught.value) == (
-        "NCCL's library cannot be loaded (libnccl.so.2: no such file): pip install manyhands[nccl], or manyhands[nccl-cuda13] for CUDA 13"
+        "NCCL's library cannot be loaded (libnccl.so.2: no such file): pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13"
     )
 
 
-def test_doctor_tells_what_is_missing_where_there_is_nothing(monkeypatch):
+def test_doctor_tells_what_is_missing_where_there_is_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(diagnosis, "_DRIVER", tmp_path / "missing")
     without(monkeypatch, "cupy", "nccl")
     facts = diagnose()
     assert facts[0] == ("nccl", "cannot run here: CuPy is not installed")
-    assert [what for what, _ in facts] == ["nccl", "CuPy", "nccl4py", "NCCL", "CUDA", "GPUs"]
+    assert facts[1] == ("driver", f"there is no {tmp_path / 'missing'}")
+    assert [what for what, _ in facts] == ["nccl", "driver", "CuPy", "nccl4py", "NCCL", "CUDA", "GPUs"]
     found = dict(facts)
     assert found["NCCL"].startswith("not to be found out: nccl4py cannot be imported (")
     assert found["CUDA"] == found["GPUs"]
     assert found["GPUs"].startswith("not to be found out: CuPy cannot be imported (")
 
 
-def test_doctor_tells_of_versions_gpus_and_their_links(nccl, monkeypatch):
+def test_doctor_tells_of_versions_gpus_and_their_links(nccl, monkeypatch, tmp_path):
     monkeypatch.setattr(plugin, "_DRIVER", "libc.so.6")
+    monkeypatch.setattr(diagnosis, "_DRIVER", tmp_path / "version")
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\nGCC version: 13\n"
+    )
     monkeypatch.setattr(fake_cupy.cuda.runtime, "deviceCanAccessPeer", lambda device, peer: {device, peer} <= {0, 1, 2})
     facts = diagnose()
     assert facts[0] == ("nccl", "nothing speaks against it")
-    assert facts[3:] == [
+    assert facts[1] == ("driver", "580.65.06")
+    assert facts[4:] == [
         ("NCCL", "2.32.3, /fake/libnccl.so.2"),
         ("CUDA of the driver", "13.0"),
         ("CUDA runtime", "12.9"),

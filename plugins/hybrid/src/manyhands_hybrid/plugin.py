@@ -66,5 +66,5 @@ def manyhands_register_backends() -> BackendSpec:
         factory="manyhands_hybrid.backend:HybridBackend",
         config=HybridConfig,
         devices=("cpu", "cuda"),
-        install="pip install manyhands[hybrid]",
+        install="pip install 'manyhands[hybrid]'",
     )

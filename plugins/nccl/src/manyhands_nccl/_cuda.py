@@ -143,6 +143,6 @@ def load() -> Cuda:
         runtime = import_module("cupy.cuda").runtime
     except ImportError as error:
         raise BackendUnavailableError(
-            f"CuPy cannot be imported ({error}): pip install manyhands[nccl], or manyhands[nccl-cuda13] for CUDA 13"
+            f"CuPy cannot be imported ({error}): pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13"
         ) from error
     return Cuda(runtime)

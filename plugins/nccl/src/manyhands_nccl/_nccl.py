@@ -130,7 +130,7 @@ def load() -> Library:
     BackendUnavailableError
         It is not there, or not as it is needed, in words.
     """
-    remedy = "pip install manyhands[nccl], or manyhands[nccl-cuda13] for CUDA 13"
+    remedy = "pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13"
     try:
         raw = import_module("nccl.bindings.nccl")
     except ImportError as error:

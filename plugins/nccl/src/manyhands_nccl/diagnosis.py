@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from manyhands_nccl import _cuda, _nccl, plugin
 from manyhands_nccl.dtypes import named
 
 __all__ = ["diagnose"]
+
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 Fact = tuple[str, str]
 
@@ -17,6 +21,7 @@ def diagnose() -> list[Fact]:
     """Return facts about the driver, CUDA, CuPy, NCCL and the GPUs, as (what, value) pairs."""
     reason = plugin.probe()
     facts = [("nccl", "nothing speaks against it" if reason is None else f"cannot run here: {reason}")]
+    facts.append(("driver", _driver()))
     facts.append(("CuPy", _installed("cupy-cuda12x", "cupy-cuda13x", "cupy")))
     facts.append(("nccl4py", _installed("nccl4py")))
     facts += _guarded("NCCL", _nccl_facts)
@@ -39,6 +44,15 @@ def _installed(*names: str) -> str:
         except PackageNotFoundError:
             continue
     return "not installed"
+
+
+def _driver() -> str:
+    try:
+        first = _DRIVER.read_text(encoding="utf-8").partition("\n")[0]
+    except OSError:  # also in containers that have the driver and do not show this
+        return f"there is no {_DRIVER}"
+    number = re.search(r"\d+(\.\d+)+", first)
+    return number[0] if number else first
 
 
 def _nccl_facts() -> list[Fact]:

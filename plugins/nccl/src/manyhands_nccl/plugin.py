@@ -81,6 +81,6 @@ def manyhands_register_backends() -> BackendSpec:
         devices=("cuda",),
         capabilities=frozenset(),
         probe=probe,
-        install="pip install manyhands[nccl], or manyhands[nccl-cuda13] for CUDA 13",
+        install="pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13",
         diagnose="manyhands_nccl.diagnosis:diagnose",
     )

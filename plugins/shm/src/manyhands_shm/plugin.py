@@ -66,7 +66,7 @@ def manyhands_register_backends() -> BackendSpec:
         factory="manyhands_shm.backend:ShmBackend",
         config=ShmConfig,
         probe=_probe,
-        install="pip install manyhands[shm]",
+        install="pip install 'manyhands[shm]'",
         selection="manyhands_shm:selection.toml",
         auto_priority=80,
         one_host=True,

@@ -42,6 +42,6 @@ def manyhands_register_backends() -> BackendSpec:
         factory="manyhands_simulated.backend:SimulatedBackend",
         config=SimulatedConfig,
         capabilities=frozenset({"transport", "virtual time"}),
-        install="pip install manyhands[simulated]",
+        install="pip install 'manyhands[simulated]'",
         launcher="manyhands_simulated.launcher:launch",
     )

@@ -40,7 +40,7 @@ def manyhands_register_backends() -> BackendSpec:
         summary="TCP sockets, between processes on one host or many",
         factory="manyhands_tcp.backend:TcpBackend",
         config=TcpConfig,
-        install="pip install manyhands[tcp]",
+        install="pip install 'manyhands[tcp]'",
         selection="manyhands_tcp:selection.toml",
         auto_priority=50,
     )
