@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -272,6 +275,7 @@ def test_synchronize_waits_for_copies_on_other_streams(gpus: FakeNccl, monkeypat
         x = mine(group)
         group.all_reduce(x)
         out = cupy.zeros((4, 2), np.float32)[:, 0]
+        out.get()  # the other stream does not wait for the zeros
         with cupy.cuda.Stream(non_blocking=True):
             group.all_reduce(x, out=out)
         group.all_reduce_async(x).wait()
@@ -318,3 +322,226 @@ def test_a_group_that_one_rank_cannot_open_is_told_to_all(gpus: FakeNccl, monkey
     assert isinstance(outcomes[0], mh.AbortedError), outcomes
     assert "rank 1 broke off opening the GPUs of group" in str(outcomes[0])
     assert str(outcomes[0]).endswith("with MemoryError: no room")
+
+
+@pytest.mark.parametrize("begun", ["all_reduce", "all_reduce_async", "coalesce"])
+def test_the_default_stream_of_each_thread_is_that_of_the_caller(gpus: FakeNccl, begun: str) -> None:
+    """NCCL launches on threads of its own, which have another one."""
+
+    def program(group: Group) -> list[float]:
+        with cupy.cuda.ExternalStream(2):
+            x = cupy.zeros(4, np.float32)
+            for _ in range(5):
+                x += group.rank + 1
+                if begun == "all_reduce":
+                    group.all_reduce(x, out=x)
+                elif begun == "all_reduce_async":
+                    group.all_reduce_async(x, out=x).wait()
+                else:
+                    with group.coalesce() as batch:
+                        batch.all_reduce(x, out=x)
+                        batch.all_reduce(x + 1)
+                x /= 2
+            return x.get().tolist()
+
+    expected = 0.0
+    for _ in range(5):
+        expected = (2 * expected + 3) / 2
+    assert must(gpu_world(program, 2)) == [[expected] * 4] * 2
+
+
+@pytest.mark.parametrize("last", ["nothing", "captured"])
+def test_synchronize_waits_for_every_stream(gpus: FakeNccl, last: str) -> None:
+    def program(group: Group) -> None:
+        x, empty = mine(group), cupy.zeros(0, np.float32)
+        for each in (x, empty):
+            group.all_reduce(each)
+        x.get()
+        stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        with cupy.held(stream.ptr):
+            with stream:
+                group.all_reduce(x, out=x)
+            with other:
+                if last == "captured":
+                    cupy.begin_capture(other)
+                    group.all_reduce(empty)
+                    cupy.end_capture(other)
+                else:
+                    group.all_reduce(empty)
+            with pytest.raises(mh.DeadlineError):
+                group.synchronize(timeout_s=0.2)
+        group.synchronize()
+        assert x._view.tolist() == [3.0] * 4
+
+    must(gpu_world(program, 2))
+
+
+def test_a_hang_on_a_stream_ends_at_the_deadline_whatever_other_streams_did_since(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        x, empty = mine(group), cupy.zeros(0, np.float32)
+        for each in (x, empty):
+            group.all_reduce(each)
+        group.synchronize()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with cupy.held(stream.ptr):
+            with stream:
+                group.all_reduce(x, timeout_s=0.5)
+            group.all_reduce(empty)
+            while not repr(group).endswith("failed>"):
+                time.sleep(0.01)
+        group.barrier()
+
+    outcomes = gpu_world(program, 2)
+    assert all(isinstance(outcome, mh.DeadlineError) for outcome in outcomes), outcomes
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_of_a_batch_that_is_refused_nothing_is_launched(gpus: FakeNccl, wait: bool) -> None:
+    def program(group: Group) -> None:
+        x = mine(group)
+        works = []
+        batch = group.coalesce(wait=wait)
+        try:
+            with batch:
+                works = [batch.all_reduce(x, out=x), batch.all_reduce(mine(group, dtype=np.int16))]
+        except mh.UnsupportedError:
+            assert wait
+        for work in works:
+            with pytest.raises(mh.UnsupportedError, match="int32"):
+                work.wait()
+        assert x.get().tolist() == [group.rank + 1.0] * 4
+        assert group.all_reduce(x).get().tolist() == [3.0] * 4
+
+    must(gpu_world(program, 2))
+
+
+def test_a_batch_is_in_order_with_each_arrays_own_stream(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where some arrays are CuPy's, and others torch's, whose current stream is another one."""
+    from manyhands.libraries.cupy import CuPyLibrary
+
+    streams: dict[int, Any] = {}
+
+    class Other(CuPyLibrary):
+        streams = "another library"
+
+        def stream(self, device: int) -> tuple[int, Any]:
+            return streams[device].ptr, streams[device]
+
+    class Array(cupy.ndarray):
+        pass
+
+    from manyhands import libraries
+
+    found = libraries.library_of
+    other = Other()
+    monkeypatch.setattr("manyhands.taking.library_of", lambda value: other if type(value) is Array else found(value))
+
+    def program(group: Group) -> list[float]:
+        device = group.backend("nccl").device  # type: ignore[union-attr]
+        streams[device] = cupy.cuda.Stream(non_blocking=True)
+        x = mine(group)
+        with streams[device]:
+            base = mine(group)
+        y = Array(base.data, base._view)
+        for _ in range(2):
+            with streams[device]:
+                y += 1
+            with group.coalesce() as batch:
+                batch.all_reduce(x)
+                batch.all_reduce(y, out=y)
+            with streams[device]:
+                y *= 2
+        with streams[device]:
+            return y.get().tolist()
+
+    assert must(gpu_world(program, 2)) == [[44.0] * 4] * 2
+
+
+def test_a_stream_may_go_once_its_work_is_done(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        x = mine(group)
+        handle = fake_cuda.stream_create(is_blocking=False)
+        with cupy.cuda.ExternalStream(handle):
+            group.all_reduce(x)
+        group.synchronize()
+        fake_cuda.stream_destroy(handle)
+        group.synchronize()
+
+    must(gpu_world(program, 2))
+
+
+def test_waiting_for_a_work_in_a_capture_is_refused_and_breaks_nothing(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        x = mine(group)
+        group.all_reduce(x)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        x.get()
+        work = group.all_reduce_async(x)
+        with stream:
+            cupy.begin_capture(stream)
+            with pytest.raises(mh.UnsupportedError, match="wait before the capture"):
+                work.wait()
+            assert not work.done() or work.exception() is None
+            cupy.end_capture(stream)
+        assert work.wait().get().tolist() == [3.0] * 4
+        group.barrier()
+
+    must(gpu_world(program, 2))
+
+
+@pytest.mark.filterwarnings("ignore::manyhands.errors.GpuFallbackWarning")
+def test_what_goes_through_the_host_is_there_on_every_device(gpus: FakeNccl) -> None:
+    """The handle 0 of a stream means another one on each device."""
+
+    def program(group: Group) -> None:
+        with cupy.cuda.Stream(non_blocking=True):
+            for step in range(10):
+                x, out = mine(group) + step, cupy.zeros(4, np.float32)
+                group.all_reduce_async(x, out=out).wait()
+                assert out.get().tolist() == [3.0 + 2 * step] * 4
+
+    must(gpu_world(program, 2, config={"backend": "tcp", "gpu_fallback": "host"}))
+
+
+def test_no_other_gpu_is_woken(gpus: FakeNccl) -> None:
+    """To make one current fills its memory with a context, also where that is only to give it back."""
+    found: list[set[int]] = []
+
+    def body() -> None:
+        with mh.init(config={**NCCL, "backends": {"nccl": {"device": 2}}}, rank=0, world_size=1) as group:
+            cupy.cuda.Device(2).use()
+            x = mine(group)
+            group.all_reduce_async(x).synchronize()
+            group.scatter_async(x[:1], root=0).wait()
+            with group.split(0) as other:
+                other.all_reduce(x)
+        found.append(fake_cuda.contexts())
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join(20)
+    assert found == [{2}]
+
+
+def test_arrays_that_were_copied_are_kept_until_the_copy_is_done(gpus: FakeNccl) -> None:
+    class Other:
+        def __init__(self, array: Any) -> None:
+            self.array = array
+            self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+    def program(group: Group) -> None:
+        group.all_reduce(mine(group))
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            array = cupy.zeros((4, 2), np.float32)
+            array.get()
+            other = Other(array[:, 0])
+            known = weakref.ref(other)
+            with cupy.held(stream.ptr):
+                if group.world_size > 1:
+                    group.all_reduce(other)
+                    del other
+                    gc.collect()
+                    assert known() is not None
+
+    must(gpu_world(program, 2))

@@ -86,6 +86,7 @@ def test_a_cupy_array_of_a_dtype_that_cannot_travel_is_refused(cupy):
 
 def test_memory_for_a_result_is_new_and_on_the_device_that_is_asked_for(cupy):
     library = library_of(cupy.zeros(1))
+    cupy.cuda.Device(0).use()
     array = library.empty((2, 3), np.dtype(np.float32), 1)
     assert (array.shape, array.dtype, array.device, array.is_contiguous) == ((2, 3), np.float32, 1, True)
     assert array.owner.data.ptr == array.pointer
@@ -380,8 +381,11 @@ def test_foreign_device_memory_takes_results_unless_it_says_that_it_is_read_only
         assert library_of(value).write(value).pointer == memory.data.ptr
     value = Interface(memory, data=(memory.data.ptr, True))
     assert read(value).pointer == memory.data.ptr
-    with pytest.raises(LayoutError, match="read-only"):
-        library_of(value).write(value)
+    both = Foreign(memory, (2, 0))
+    both.__cuda_array_interface__ = value.__cuda_array_interface__
+    for each in (value, both):
+        with pytest.raises(LayoutError, match="read-only"):
+            library_of(each).write(each)
 
 
 def test_results_on_a_device_are_given_through_dlpack_in_order(cupy):

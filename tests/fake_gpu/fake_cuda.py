@@ -179,6 +179,7 @@ class _Machine:
         self.first_failure: BaseException | None = None
         self.starts: list[int] = []
         self.memories: dict[int, tuple[np.ndarray[Any, Any], int]] = {}
+        self.contexts: set[int] = set()
 
     def fail(self, device: int, error: BaseException) -> None:
         with self.lock:
@@ -251,7 +252,7 @@ def start_up(devices: int = 2) -> None:
     """Begin anew, with so many devices."""
     global _machine  # noqa: PLW0603  # a computer has one driver as well
     _machine = _Machine(devices)
-    set_device(0)
+    _thread.device, _thread.context = 0, 0
 
 
 def shut_down() -> None:
@@ -289,7 +290,31 @@ def get_device() -> int:
 def set_device(device: int) -> None:
     if not 0 <= device < max(_machine.devices, 1):
         raise CUDARuntimeError(101)
-    _thread.device = device
+    _thread.device, _thread.context = device, device + 1
+    _machine.contexts.add(device)
+
+
+def contexts() -> set[int]:
+    """The devices that hold a context, which takes memory: those that were set, as since CUDA 12, in whichever thread."""
+    return set(_machine.contexts)
+
+
+class CUDADriverError(RuntimeError):
+    """As CuPy's."""
+
+
+def get_context() -> int:
+    if not _machine.contexts:
+        raise CUDADriverError("CUDA_ERROR_NOT_INITIALIZED: initialization error")
+    context: int = getattr(_thread, "context", 0)
+    return context
+
+
+def set_context(context: int) -> None:
+    """Make a context current, or none; without one a thread still has the device that it set."""
+    _thread.context = context
+    if context:
+        _thread.device = context - 1
 
 
 def get_device_count() -> int:

@@ -252,6 +252,12 @@ cuda: Any = _module(
     alloc_pinned_memory=PinnedMemoryPointer,
     get_current_stream=get_current_stream,
     is_available=lambda: True,
+    driver=_module(
+        "cupy.cuda.driver",
+        CUDADriverError=fake_cuda.CUDADriverError,
+        ctxGetCurrent=fake_cuda.get_context,
+        ctxSetCurrent=fake_cuda.set_context,
+    ),
     runtime=_module(
         "cupy.cuda.runtime",
         CUDARuntimeError=CUDARuntimeError,

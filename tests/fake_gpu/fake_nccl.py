@@ -14,6 +14,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -282,6 +283,7 @@ class FakeNccl:
         self._thread = threading.local()
         self._refusals: dict[str, int] = {}
         self._late = threading.Event()
+        self._launcher = ThreadPoolExecutor(1, "fake nccl")
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let ``import nccl.bindings.nccl`` find this, until the test ends."""
@@ -515,9 +517,10 @@ class FakeNccl:
         found.pending = is_done
 
     def _enqueue(self, found: _Rank, calls: list[_Call], stream: int) -> None:
-        before = fake_cuda.get_device()
-        fake_cuda.set_device(found.device)
-        try:
+        """Launch as NCCL 2.27 and newer does for communicators that do not block: on another thread, with streams of its own by default."""
+
+        def launch() -> None:
+            fake_cuda.set_device(found.device)
             # Kernels of one communicator run in the order of their launches, on whichever streams.
             if found.last is not None and found.last[0] != stream and not fake_cuda.is_capturing(stream):
                 fake_cuda.stream_wait_event(stream, found.last[1])
@@ -526,8 +529,8 @@ class FakeNccl:
                 event = fake_cuda.event_create() if found.last is None else found.last[1]
                 fake_cuda.event_record(event, stream)
                 found.last = stream, event
-        finally:
-            fake_cuda.set_device(before)
+
+        self._launcher.submit(launch).result()
 
     def all_reduce(self, sendbuff: int, recvbuff: int, count: int, datatype: int, op: int, comm: Comm, stream: int) -> None:
         self._make(comm, _Call("all_reduce", sendbuff, recvbuff, count, datatype, op), stream)

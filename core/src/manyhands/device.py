@@ -41,7 +41,8 @@ Launch = Callable[[int, int, int], None]
 """``launch(source, target, stream)``: enqueue a call that was prepared on a stream, and return at once.
 
 ``source`` and ``target`` are addresses of C-contiguous device memory, 0 where this rank holds none; they may be the same for all_reduce,
-reduce and broadcast. ``stream`` is the handle of a CUDA stream. Raises `DeviceFailure`.
+reduce and broadcast. ``stream`` is the handle of a CUDA stream, never that of the thread's own default stream. Raises `DeviceFailure`, or
+TimeoutError where the library waits in vain for another rank.
 """
 
 
@@ -131,7 +132,9 @@ class DeviceChannel(ABC):
 
     @abstractmethod
     def together(self) -> AbstractContextManager[None]:
-        """Return a block whose launches, all on one stream, are enqueued as one at its end. Leaving it raises `DeviceFailure`."""
+        """Return a block whose launches are enqueued as one at its end: each stream among theirs waits for the others. Leaving it raises
+        `DeviceFailure`.
+        """
 
     def watch(self) -> None:  # noqa: B027 - most libraries need not know
         """Take note that the calling thread, of core's, will look after what was launched, also while streams are captured."""

@@ -111,7 +111,7 @@ class LocalCalls(Calls):
         """
         devices = self._operations.devices
         # By default as long as the calls take, which their own deadlines bound: these tell who did not come.
-        longest = _GRACE_S + max(self._timeout_s, 0.0 if devices.last is None else devices.last.timeout_s)
+        longest = _GRACE_S + max([self._timeout_s, *(launched.timeout_s for launched in devices.unfinished())])
         deadline = self._begin(longest if timeout_s is None else timeout_s)
         self._check_open()
         if not devices.synchronize(deadline):

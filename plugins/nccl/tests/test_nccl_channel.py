@@ -285,3 +285,26 @@ def test_two_groups_have_communicators_of_their_own(world, nccl):
     assert world(body, 2) == [([3.0] * 4, [3.0] * 4)] * 2
     assert list(names) == ["nccl id 2"]
     assert nccl.names().count("get_unique_id") == 2
+
+
+def test_an_event_that_became_part_of_a_graph_breaks_nothing(world, monkeypatch):
+    def body(rank):
+        event = rank.channel.record(0)
+        monkeypatch.setattr(fake_cupy.cuda.runtime, "eventQuery", lambda handle: 907)
+        with pytest.raises(DeviceFailure) as caught:
+            event.done()
+        monkeypatch.undo()
+        return caught.value.is_passing
+
+    assert world(body, 1) == [True]
+
+
+def test_a_capture_that_has_become_invalid_is_one_still(world, monkeypatch):
+    def invalid(stream):
+        raise RuntimeError("the stream was capturing, but an error has invalidated the capture sequence")
+
+    def body(rank):
+        monkeypatch.setattr(fake_cupy.cuda.runtime, "streamIsCapturing", invalid)
+        return rank.channel.is_capturing(0)
+
+    assert world(body, 1) == [True]

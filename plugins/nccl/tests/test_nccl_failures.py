@@ -77,13 +77,12 @@ def test_a_launch_that_others_never_make_ends_by_the_jobs_timeout(world, nccl):
     def body(rank):
         array = ones(rank)
         rank.channel._communicator._patience_s = 0.05
-        with pytest.raises(DeviceFailure) as caught:
+        with pytest.raises(TimeoutError) as caught:
             rank.run(rank.channel.prepare(SUM), array, array)
-        assert caught.value is rank.channel.failure()
-        return str(caught.value), caught.value.is_remote
+        return str(caught.value), rank.channel.failure()
 
-    words = "NCCL 2.32.3: a call was not launched within 0.05 s: another rank did not make it, or cannot be reached"
-    assert world(body, 2) == [(words, True)] * 2
+    words = "NCCL 2.32.3: not launched within 0.05 s: another rank did not make this call, or cannot be reached, or this GPU has too much to do"
+    assert world(body, 2) == [(words, None)] * 2
 
 
 def opening(start, nccl, timeout_s, meanwhile=lambda backend: None):

@@ -12,6 +12,7 @@ from manyhands.collectives import Call
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel, DeviceEvent, DeviceFailure
 from manyhands.devices.calls import Devices
+from manyhands.devices.shortcuts import PER_THREAD
 from manyhands.devices.work import Underway
 from manyhands.dtypes import check_dtype
 from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
@@ -32,8 +33,11 @@ __all__ = [
 
 STRIDED = "out= of a call in the background must be C-contiguous where it is on a GPU: give an array of its own"
 
-Enqueue = Callable[[int, Any, Deadline], None]
-"""``enqueue(stream, keep, deadline)``."""
+Enqueue = Callable[[int, Any], None]
+"""``enqueue(stream, keep)``: launch what is ready."""
+
+Ready = Callable[[Deadline, int], Enqueue]
+"""``ready(deadline, ahead)``: agree with the other ranks where that has to be; ``ahead`` calls are to be launched before."""
 
 
 class DeviceAction:
@@ -43,12 +47,12 @@ class DeviceAction:
     ----------
     devices
         The group's calls on devices.
-    enqueue
-        Enqueues the call on a stream; None where a copy by the library does it, in a world of one.
+    ready
+        Agrees on the call and returns what enqueues it; None where a copy by the library does it, in a world of one.
     is_known
         Tells whether the ranks have agreed on such a call before.
     arrays
-        What it works on, the input first; the current stream of its library is the caller's.
+        What it works on, and what that was copied from, the input first; the current stream of its library is the caller's.
     target
         Where the result goes; None where this rank gets none.
     out
@@ -64,12 +68,12 @@ class DeviceAction:
         What is done once the call was enqueued on the caller's stream.
     """
 
-    __slots__ = ("_arrays", "_devices", "_enqueue", "_give", "_is_known", "_out", "_target", "starts", "then")
+    __slots__ = ("_arrays", "_devices", "_give", "_is_known", "_out", "_ready", "_target", "starts", "then")
 
     def __init__(
         self,
         devices: Devices,
-        enqueue: Enqueue | None,
+        ready: Ready | None,
         is_known: Callable[[], bool],
         arrays: list[DeviceArray],
         target: DeviceArray | None,
@@ -77,7 +81,7 @@ class DeviceAction:
         give: Give | None,
     ) -> None:
         self._devices = devices
-        self._enqueue = enqueue
+        self._ready = ready
         self._arrays = arrays
         self._target = target
         self._out = out
@@ -89,7 +93,7 @@ class DeviceAction:
     @property
     def is_copy(self) -> bool:
         """Whether nothing is enqueued but a copy."""
-        return self._enqueue is None
+        return self._ready is None
 
     def __call__(self, deadline: Deadline) -> Any:
         """Enqueue the call on the caller's current stream; return the result, which that stream may use from there on."""
@@ -101,23 +105,25 @@ class DeviceAction:
         """Whether the ranks have agreed on such a call before, so that it is enqueued without waiting for them."""
         return self._is_known()
 
-    def enqueue_on(self, stream: int, keep: Any, deadline: Deadline) -> None:
-        """Enqueue the call itself on a stream."""
-        if self._enqueue is None:
-            self._copy()
-        else:
-            self._enqueue(stream, keep, deadline)
+    def ready(self, deadline: Deadline, ahead: int) -> Enqueue:
+        """Return what enqueues the call itself, once all ranks have agreed on it."""
+        return self._copy if self._ready is None else self._ready(deadline, ahead)
 
     def follow_up(self, stream: int) -> None:
-        """Enqueue what comes after the call, where it went to the caller's current stream."""
-        if self._out is not None and self._target is not None and self._enqueue is not None:
-            self._out.library.copy(self._out, self._target)
-            if not self.channel.is_capturing(stream):
-                self._devices.copied(self.channel.record(stream))
+        """Enqueue what comes after the call on the caller's current stream."""
+        channel = self._devices.channel
         # Some libraries do not know which stream uses their arrays.
-        is_ordered = self._enqueue is None or all(array.library.is_stream_ordered for array in self._arrays)
-        if not is_ordered and not self.channel.is_capturing(stream):
-            self._devices.follow(Kept(self.channel.record(stream), self._arrays))
+        is_ordered = all(array.library.is_stream_ordered for array in self._arrays)
+        if channel is None:
+            if not is_ordered:
+                self.library.synchronize(self._arrays[0].device)
+            return
+        if self._out is not None and self._target is not None:
+            self._out.library.copy(self._out, self._target)
+            if not channel.is_capturing(stream):
+                self._devices.copied(channel.record(stream))
+        if not is_ordered and not channel.is_capturing(stream):
+            self._devices.follow(Kept(channel.record(stream), self._arrays))
         if self.then is not None:
             self.then()
 
@@ -139,15 +145,19 @@ class DeviceAction:
         """Enqueue the call on the group's own stream."""
         return launch_together([self], deadline)[0]
 
-    def launch_on(self, channel: DeviceChannel, deadline: Deadline) -> None:
-        """Enqueue the call on the group's own stream, behind what `begin` noted."""
-        for start in self.starts:
-            start.hold(channel.stream)
-        self.enqueue_on(channel.stream, None, deadline)
-
     def underway(self, end: DeviceEvent) -> Underway[Any]:
         """Return the call, which is done at a point."""
-        return Underway(end, lambda: end.hold(self.stream[0]), self.collect)
+
+        def hold() -> None:
+            stream, _ = self.stream
+            if self.channel.is_capturing(stream):
+                raise UnsupportedError(
+                    "a stream that is being captured cannot wait for a call beside it: wait before the capture begins, or capture the call without "
+                    "_async"
+                )
+            end.hold(stream)
+
+        return Underway(end, hold, self.collect)
 
     @property
     def library(self) -> Library:
@@ -176,7 +186,7 @@ class DeviceAction:
         """The caller's current stream, and what keeps it alive."""
         return self._arrays[0].library.stream(self._arrays[0].device)
 
-    def _copy(self) -> None:
+    def _copy(self, _stream: int, _keep: Any) -> None:
         source, target = self._arrays[0], self._out or self._target
         if target is not None and target.pointer != source.pointer:
             target.library.copy(target, source.reshape(*target.shape))
@@ -232,13 +242,23 @@ def begin(devices: Devices, libraries: Sequence[Library]) -> list[DeviceEvent]:
 
 def together(actions: Sequence[DeviceAction], deadline: Deadline) -> None:
     """Enqueue calls on the caller's current stream, as one."""
-    devices = actions[0].devices
-    stream, keep = actions[0].stream
+    devices, streams = actions[0].devices, [action.stream for action in actions]
     with devices.reporting("the launch of a call"):
-        with devices.batch() if len(actions) > 1 else nullcontext():
+        if any(stream == PER_THREAD for stream, _ in streams) and devices.channel is not None:
+            libraries = {action.library.streams: action.library for action in actions}
+            starts = begin(devices, list(libraries.values()))
             for action in actions:
-                action.enqueue_on(stream, keep, deadline)
-        for action in actions:
+                action.starts = starts
+            end = launch_together(actions, deadline)[0].end
+            for stream in {stream for stream, _ in streams}:
+                end.hold(stream)
+        else:
+            # Whatever one of them is refused for, none was launched before.
+            ready = [action.ready(deadline, ahead) for ahead, action in enumerate(actions)]
+            with devices.batch() if len(actions) > 1 else nullcontext():
+                for enqueue, (stream, keep) in zip(ready, streams, strict=True):
+                    enqueue(stream, keep)
+        for action, (stream, _) in zip(actions, streams, strict=True):
             action.follow_up(stream)
 
 
@@ -246,9 +266,12 @@ def launch_together(actions: Sequence[DeviceAction], deadline: Deadline) -> list
     """Enqueue calls on the group's own stream, as one."""
     devices, channel = actions[0].devices, actions[0].channel
     with devices.reporting("the launch of a call"):
+        ready = [action.ready(deadline, ahead) for ahead, action in enumerate(actions)]
+        for start in {start for action in actions for start in action.starts}:
+            start.hold(channel.stream)  # what the callers' streams had queued comes first
         with devices.batch() if len(actions) > 1 else nullcontext():
-            for action in actions:
-                action.launch_on(channel, deadline)
+            for enqueue in ready:
+                enqueue(channel.stream, None)
         end = channel.record(channel.stream)
     return [action.underway(end) for action in actions]
 
@@ -264,7 +287,7 @@ def collective(
     may_alias: bool,
     is_agreed: bool = False,
 ) -> DeviceAction:
-    """Prepare a collective whose result has ``shape``, None where this rank gets none; ``is_agreed`` is that of `Devices.run`.
+    """Prepare a collective whose result has ``shape``, None where this rank gets none; ``is_agreed`` is that of `Devices.ready`.
 
     Raises
     ------
@@ -276,8 +299,8 @@ def collective(
     check_arrays(devices, source, out)
     array = source.library.contiguous(source)
     if shape is None:
-        enqueue = _enqueue(devices, call, array, None, is_agreed=is_agreed)
-        return DeviceAction(devices, enqueue, lambda: devices.knows(call), [array], None, None, give)
+        ready = _ready(devices, call, array, None, is_agreed=is_agreed)
+        return DeviceAction(devices, ready, lambda: devices.knows(call), [array, source], None, None, give)
     target, late = out, None
     if out is not None:
         check_device_out(out, shape, call.dtype)
@@ -289,9 +312,9 @@ def collective(
             array = apart
     if target is None:
         target = source.library.empty(shape, call.dtype, source.device)
-    arrays = [array] if out is None else [array, out]
-    enqueue = _enqueue(devices, call, array, target, is_agreed=is_agreed)
-    return DeviceAction(devices, enqueue, lambda: devices.knows(call), arrays, target, late, give)
+    arrays = [array, source] if out is None else [array, source, out]
+    ready = _ready(devices, call, array, target, is_agreed=is_agreed)
+    return DeviceAction(devices, ready, lambda: devices.knows(call), arrays, target, late, give)
 
 
 def message(
@@ -310,21 +333,26 @@ def message(
             target, late = target.library.empty(target.shape, target.dtype, target.device), target
     received = None if target is None or incoming is None else (target, incoming[1])
 
-    def enqueue(stream: int, keep: Any, deadline: Deadline) -> None:
-        devices.exchange(sent, received, stream, keep, deadline)
+    def ready(deadline: Deadline, _ahead: int) -> Enqueue:
+        both = devices.ready_messages(sent, received, deadline)
+        return lambda stream, keep: devices.launch(both, 0, 0, stream, keep, deadline.timeout_s, is_collective=False)
 
     if sent is not None and incoming is not None:
         _check_libraries(sent[0], incoming[0])
-    arrays = [flow[0] for flow in (sent, received, incoming) if flow is not None]
-    return DeviceAction(devices, enqueue, lambda: devices.knows_messages(sent, received), arrays, target, late, give)
+    arrays = [flow[0] for flow in (sent, received, outgoing, incoming) if flow is not None]
+    return DeviceAction(devices, ready, lambda: devices.knows_messages(sent, received), arrays, target, late, give)
 
 
-def _enqueue(
-    devices: Devices, call: Call, source: DeviceArray, target: DeviceArray | None, *, is_agreed: bool
-) -> Enqueue | None:
+def _ready(devices: Devices, call: Call, source: DeviceArray, target: DeviceArray | None, *, is_agreed: bool) -> Ready | None:
     if devices.channel is None:
         return None
-    return lambda stream, keep, deadline: devices.run(call, source, target, stream, keep, deadline, is_agreed=is_agreed)
+
+    def ready(deadline: Deadline, ahead: int) -> Enqueue:
+        prepared = devices.ready(call, deadline, is_agreed=is_agreed, ahead=ahead)
+        to, timeout_s = 0 if target is None else target.pointer, deadline.timeout_s
+        return lambda stream, keep: devices.launch(prepared, source.pointer, to, stream, keep, timeout_s)
+
+    return ready
 
 
 def check_arrays(devices: Devices, *arrays: DeviceArray | None) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from manyhands.collectives import Call, Collectives
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel, DeviceEvent, DeviceFailure, Launch
-from manyhands.devices.kinds import DEVICE, address_of, device_call, said_call, signature_of
+from manyhands.devices.kinds import DEVICE, device_call, said_call, signature_of
 from manyhands.devices.shortcuts import DeviceShortcut
 from manyhands.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.dtypes import dtype_code, dtype_name
@@ -42,8 +42,6 @@ _CHECKED = 64
 """After how many calls the ranks compare what they have called."""
 _NAP_S = 0.00005
 _now, _new = time.monotonic, tuple.__new__
-_OF_THIS_THREAD = 2
-"""The handle of the default stream that each thread has for itself, where a program was started so: another thread means another stream."""
 
 
 @dataclass(slots=True)
@@ -77,8 +75,10 @@ class Devices:
     ----------
     channel
         As above, until it is closed.
-    last
-        What was launched last, where it may still be on its way.
+    latest
+        What was launched last on each stream.
+    ended
+        Of that, what the device is known to be done with.
     shortcuts
         Kinds of calls that were made before, and need not be looked up again.
     """
@@ -107,50 +107,38 @@ class Devices:
         self._batched: list[Launched] | None = None
         self._kinds: dict[Call, Prepared] = {}
         self._traded: dict[Call, Prepared] = {}
-        self.last: Launched | None = None
+        self.latest: dict[int, Launched] = {}
+        self.ended: dict[int, Launched] = {}
         self._copies: list[DeviceEvent] = []
         self._number = members.channel
         self._calls = job.control.progress.calls
         self._recorder = job.control.recorder
         self._digest = 0
         self._count = 0
+        self._is_unchecked = False
         self._flows: dict[tuple[int, int], _Flow] = {}
 
-    def run(
-        self,
-        call: Call,
-        source: DeviceArray | None,
-        target: DeviceArray | None,
-        stream: int,
-        keep: Any,
-        deadline: Deadline,
-        *,
-        is_agreed: bool = False,
-    ) -> None:
-        """Enqueue a collective.
+    def ready(self, call: Call, deadline: Deadline, *, is_agreed: bool = False, ahead: int = 0) -> Prepared:
+        """Return a collective that may be launched now, since all ranks have agreed on it.
 
         Parameters
         ----------
         call
             What to do.
-        source, target
-            C-contiguous arrays on this rank's device; None where it holds none.
-        stream
-            The handle of the stream.
-        keep
-            What keeps the stream alive.
         deadline
-            Until when the ranks must have agreed, where they have to, and for how long the call may last on the device.
+            Until when the ranks must have agreed, where they have to.
         is_agreed
             Whether the ranks have just told each other what they are about to do: each may have a part of its own in it, so that what is known
             to one may be new to another.
+        ahead
+            How many calls are to be launched before this one.
 
         Raises
         ------
         CommError
             The first cause, alike on all ranks; the group is revoked.
         UnsupportedError
-            The backend does not do that, on any rank; nothing was launched.
+            The backend does not do that, on any rank.
         """
         check_usable(self._job, self._members.number)
         prepared = self._traded.get(call) if is_agreed else self._kinds.get(call)
@@ -158,30 +146,25 @@ class Devices:
             prepared = self._prepare(call, signature_of(call))
             _remember(self._traded, call, prepared)
         elif prepared is None or (self._always and not is_agreed):
-            prepared = self._agree(call, deadline)
-        self.launch(prepared, address_of(source), address_of(target), stream, keep, deadline.timeout_s)
+            prepared = self._agree(call, deadline, ahead)
+        return prepared
 
-    def exchange(
-        self,
-        outgoing: tuple[DeviceArray, int] | None,
-        incoming: tuple[DeviceArray, int] | None,
-        stream: int,
-        keep: Any,
-        deadline: Deadline,
-    ) -> None:
-        """Enqueue a send, a receive, or both at once.
+    def ready_messages(
+        self, outgoing: tuple[DeviceArray, int] | None, incoming: tuple[DeviceArray, int] | None, deadline: Deadline
+    ) -> Prepared:
+        """Return a send, a receive, or both at once, with their arrays, that may be launched now.
 
         Parameters
         ----------
         outgoing, incoming
             A C-contiguous array and the rank of the group that it goes to, or comes from.
-        stream, keep, deadline
-            As for `run`.
+        deadline
+            Until when the ranks must have agreed, where they have to.
 
         Raises
         ------
         CommError, UnsupportedError
-            As `run`.
+            As `ready`.
         """
         check_usable(self._job, self._members.number)
         rank = self._members.rank
@@ -193,20 +176,15 @@ class Devices:
             (self._message(a, b, array, meeting, deadline), array.pointer)
             for (a, b, array), meeting in zip(flows, meetings, strict=True)
         ]
-        if len(chosen) == 1:
-            self.launch(chosen[0][0], chosen[0][1], chosen[0][1], stream, keep, deadline.timeout_s, is_collective=False)
-            return
-        channel = self.channel
+        channel, first = self.channel, chosen[0][0]
         assert channel is not None
 
         def launch(_source: int, _target: int, stream: int) -> None:
-            with channel.together():
+            with channel.together() if len(chosen) > 1 else nullcontext():
                 for each, pointer in chosen:
                     each.launch(pointer, pointer, stream)
 
-        first = chosen[0][0]
-        both = Prepared(first.signature, launch, 0, first.nbytes)
-        self.launch(both, 0, 0, stream, keep, deadline.timeout_s, is_collective=False)
+        return Prepared(first.signature, launch, 0, first.nbytes)
 
     def launch(
         self,
@@ -228,9 +206,11 @@ class Devices:
         prepared
             The call.
         source, target
-            Addresses; 0 where this rank holds nothing.
-        stream, keep
-            As for `run`.
+            Addresses of C-contiguous memory of this rank's device; 0 where it holds none.
+        stream
+            The handle of the stream; never that of `PER_THREAD`.
+        keep
+            What keeps the stream alive.
         timeout_s
             For how many seconds it may last on the device.
         is_collective
@@ -239,7 +219,7 @@ class Devices:
         Raises
         ------
         CommError
-            As `run`.
+            The first cause, alike on all ranks; the group is revoked.
         """
         signature, started = prepared.signature, _now()
         sequence, count = -1, 0
@@ -254,17 +234,15 @@ class Devices:
                 self._launch_observed(prepared, source, target, stream, sequence)
             else:
                 prepared.launch(source, target, stream)
-            event = self._recorded(stream) if stream == _OF_THIS_THREAD else None
-        except DeviceFailure as failure:
-            self._failed(failure, said_call(signature, sequence))
+        except (DeviceFailure, TimeoutError) as failure:
+            self._failed(failure, said_call(signature, sequence), sequence)
         self._recorder.note(self._number, sequence, signature, started)
-        launched = _new(
-            Launched, (stream, keep, signature, sequence, started, timeout_s, event)
-        )  # half the time of Launched(...)
+        launched = _new(Launched, (stream, keep, signature, sequence, started, timeout_s))  # half the time of Launched(...)
         if self._batched is not None:
             self._batched.append(launched)  # the device gets it at the end of the batch
         else:
-            self.last = launched
+            self.latest[stream] = launched
+            self._is_unchecked = True
             watch = self._watch
             if watch is not None and watch.is_idle:
                 watch.wake()
@@ -284,19 +262,17 @@ class Devices:
                 yield
         finally:
             batched, self._batched = self._batched, None
-        if batched:
-            self.last = batched[-1]
-            if self._watch is not None:
-                self._watch.wake()
+        self.latest.update((launched.stream, launched) for launched in batched)
+        if batched and self._watch is not None:
+            self._is_unchecked = True
+            self._watch.wake()
 
     @contextmanager
     def reporting(self, what: str) -> Iterator[None]:
         """Tell all ranks of a failure of the library in a block, and raise the first cause."""
         try:
             yield
-        except DeviceFailure as failure:
-            if failure.is_passing:
-                raise UnsupportedError(f"{what} is not possible while a stream is captured: {failure.reason}") from failure
+        except (DeviceFailure, TimeoutError) as failure:
             self._failed(failure, what)
 
     def knows(self, call: Call) -> bool:
@@ -313,23 +289,19 @@ class Devices:
         known = [place in self._flows and (array.dtype, array.size) in self._flows[place].kinds for place, array in flows]
         return not self._always and all(known)
 
-    def _recorded(self, stream: int) -> DeviceEvent | None:
-        channel = self.channel
-        return None if channel is None or channel.is_capturing(stream) else channel.record(stream)
-
     def copied(self, end: DeviceEvent) -> None:
         """Take note of where a copy of a result ends: the call after it may be on another stream, and not behind it."""
         self._copies = [one for one in self._copies if not one.done()] + [end]
 
     def synchronize(self, deadline: Deadline) -> bool:
         """Wait on the host until the device has done all that was launched; tell whether it has."""
-        channel, last = self.channel, self.last
-        if channel is None or last is None:
+        channel, copies = self.channel, self._copies
+        if channel is None:
             return True
         try:
-            if channel.is_capturing(last.stream):
-                return True
-            ends, self._copies = [*self._copies, last.event or channel.record(last.stream)], []
+            # What is captured runs when the graph does.
+            launches = [launched for launched in self.unfinished() if not channel.is_capturing(launched.stream)]
+            ends = [*copies, *(channel.record(launched.stream) for launched in launches)]
             while not all(end.done() for end in ends):
                 if self._job.control.failed:
                     return True
@@ -339,15 +311,20 @@ class Devices:
         except DeviceFailure as failure:
             if not failure.is_passing:
                 self.report(failure, "waiting for the GPU")
+            return True
+        self.ended.update((launched.stream, launched) for launched in launches)
         return True
+
+    def unfinished(self) -> list[Launched]:
+        """Return what was launched last on each stream, where the device may not be done with it."""
+        return [launched for stream, launched in list(self.latest.items()) if self.ended.get(stream) is not launched]
 
     def finish(self, deadline: Deadline) -> bool:
         """Wait until all is done, and compare once more what the ranks have called; tell whether nothing was left to wait for."""
-        last = self.last
-        if last is None or self._job.control.failed:
+        if not self._is_unchecked or self._job.control.failed:
             return True
         if self.synchronize(deadline):
-            self.last = None
+            self._is_unchecked = False
             self.checkpoint()
             for (source, dest), flow in self._flows.items():
                 self._compare_messages(source, dest, flow)
@@ -355,6 +332,8 @@ class Devices:
 
     def checkpoint(self) -> None:
         """Let the store compare what this rank has called with what the others have."""
+        if len(self.latest) > _CHECKED:  # nobody launches meanwhile
+            self.latest = {launched.stream: launched for launched in self.unfinished()}
         if self._count and not self._job.control.failed:
             place = f"calls of group {self._members.number}"
             self._job.control.checkpoint(place, self._count, _as_bytes(self._digest), self._members.ranks)
@@ -411,8 +390,8 @@ class Devices:
 
     # The first of a kind
 
-    def _agree(self, call: Call, deadline: Deadline) -> Prepared:
-        signature, ranks, sequence = signature_of(call), self._members.ranks, self._collectives.sequence
+    def _agree(self, call: Call, deadline: Deadline, ahead: int) -> Prepared:
+        signature, ranks, sequence = signature_of(call), self._members.ranks, self._collectives.sequence + ahead
         # With what was called before, so that whatever is launched from here on follows from the same calls on all ranks.
         card = signature.digest + _as_bytes(self._digest)
         name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"
@@ -484,13 +463,18 @@ class Devices:
 
     # What goes wrong
 
-    def _failed(self, failure: DeviceFailure, what: str) -> NoReturn:
-        raise self.report(failure, what) from failure
+    def _failed(self, failure: DeviceFailure | TimeoutError, what: str, sequence: int = -1) -> NoReturn:
+        raise self.report(failure, what, sequence) from failure
 
-    def report(self, failure: DeviceFailure, what: str) -> ManyHandsError:
-        """Tell all ranks that the library failed; return the first cause that they agree on."""
+    def report(self, failure: DeviceFailure | TimeoutError, what: str, sequence: int = -1) -> ManyHandsError:
+        """Tell all ranks that the library failed, and return the first cause that they agree on; where nothing is broken, what tells so."""
         job = self._job
         members = list(self._members.ranks)
+        if isinstance(failure, TimeoutError):
+            place = sequence if sequence >= 0 else None
+            return job.fail(Report("deadline", f"{what}: {failure}", None, what, self._members.channel, place, members))
+        if failure.is_passing:
+            return UnsupportedError(f"{what} is not possible while a stream is captured: {failure.reason}")
         if failure.is_remote:
             text = f"rank {job.rank} lost its way to another rank's GPU in {what}: {failure.reason}"
             return job.fail(Report("lost", text, None, members=members))
@@ -514,8 +498,8 @@ class Devices:
         error: BaseException | None = None
         try:
             prepared.launch(source, target, stream)
-        except DeviceFailure as failure:
-            error = self.report(failure, said_call(signature, sequence))  # as the caller gets it
+        except (DeviceFailure, TimeoutError) as failure:
+            error = self.report(failure, said_call(signature, sequence), sequence)  # as the caller gets it
             raise error from failure
         except BaseException as caught:
             error = caught

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from manyhands.collectives import Call
 from manyhands.device import DeviceCall
@@ -11,17 +10,9 @@ from manyhands.dtypes import dtype_code
 from manyhands.schedule.steps import Collective
 from manyhands.wire import CallSignature
 
-if TYPE_CHECKING:
-    from manyhands.libraries import DeviceArray
-
-__all__ = ["DEVICE", "address_of", "device_call", "said_call", "signature_of"]
+__all__ = ["DEVICE", "device_call", "said_call", "signature_of"]
 
 DEVICE = "cuda"
-
-
-def address_of(array: DeviceArray | None) -> int:
-    """Return the address of an array; 0 for none."""
-    return 0 if array is None else array.pointer
 
 
 def said_call(signature: CallSignature, sequence: int) -> str:

@@ -10,7 +10,11 @@ if TYPE_CHECKING:
     from manyhands.devices.calls import Devices, Prepared
     from manyhands.libraries import Library
 
-__all__ = ["DeviceShortcut"]
+__all__ = ["PER_THREAD", "DeviceShortcut"]
+
+PER_THREAD = 2
+"""The handle of the default stream that each thread has for itself, where a program was started so. Libraries may launch on a thread of their
+own, which means another stream by it; so nothing is launched there."""
 
 
 class DeviceShortcut:
@@ -66,7 +70,7 @@ class DeviceShortcut:
         Raises
         ------
         CommError
-            As `Devices.run`.
+            As `Devices.launch`.
         """
         library, device = self._library, self._device
         source = library.address(array, device)
@@ -93,6 +97,8 @@ class DeviceShortcut:
             if not devices.is_usable:
                 return None
             stream, keep = library.stream(device)
+            if stream == PER_THREAD:
+                return None
             devices.launch(self._prepared, source, target, stream, keep, timeout_s)
         finally:
             lane.give()

@@ -1,7 +1,7 @@
 """Looks after what was launched on devices: deadlines, failures, waits that others should know of, and works that others wait for.
 
-A launch costs no event. This thread records one behind the last launch of a group, on the stream that it went to, asks now and then whether
-it has been reached, and does so again until nothing new was launched.
+A launch costs no event. This thread records one behind the last launch of a group on each stream, asks now and then whether it has been
+reached, and does so again until nothing new was launched.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ _FIRST_STALL_S, _NEXT_STALL_S = 0.4, 0.5
 
 
 class Launched(NamedTuple):
-    """A call that was enqueued: where, what, when, and how many seconds it may take.
-
-    ``event`` stands behind it where only the thread that enqueued it could record that.
-    """
+    """A call that was enqueued: where, what, when, and how many seconds it may take."""
 
     stream: int
     keep: Any
@@ -40,7 +37,6 @@ class Launched(NamedTuple):
     sequence: int
     started: float
     timeout_s: float
-    event: DeviceEvent | None = None
 
 
 class Followed(Protocol):
@@ -61,8 +57,15 @@ class Watched(Protocol):
         """What performs them."""
 
     @property
-    def last(self) -> Launched | None:
-        """What was launched last; None where nothing is on its way."""
+    def latest(self) -> dict[int, Launched]:
+        """What was launched last on each stream."""
+
+    @property
+    def ended(self) -> dict[int, Launched]:
+        """Of what was launched last on each stream, what the device is known to be done with."""
+
+    def unfinished(self) -> list[Launched]:
+        """Return what was launched last on each stream, where the device may not be done with it."""
 
     @property
     def members(self) -> Members:
@@ -72,16 +75,19 @@ class Watched(Protocol):
         """Tell all ranks that the library failed."""
 
 
-class _Group:
-    """What is known of one group's launches."""
+class _Mark:
+    """A point on a stream: behind ``known``, and maybe behind what was launched while the point was made, up to ``last``.
 
-    __slots__ = ("done", "event", "mark", "next_stall")
+    What that was is known a while later: a launch is noted when it has been made.
+    """
 
-    def __init__(self) -> None:
-        self.mark: Launched | None = None
-        self.done: Launched | None = None
-        self.event: DeviceEvent | None = None
-        self.next_stall = 0.0
+    __slots__ = ("event", "known", "last", "next_stall")
+
+    def __init__(self, known: Launched, event: DeviceEvent) -> None:
+        self.known = known
+        self.event = event
+        self.last: Launched | None = None
+        self.next_stall = known.started + _FIRST_STALL_S
 
 
 class DeviceWatch:
@@ -100,7 +106,7 @@ class DeviceWatch:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._groups: dict[Watched, _Group] = {}
+        self._groups: dict[Watched, dict[int, _Mark]] = {}
         self._followed: list[Followed] = []
         self._urgent = 0
         self._bell = threading.Event()
@@ -119,7 +125,7 @@ class DeviceWatch:
 
     def add(self, group: Watched) -> None:
         """Look after a group, from when it first launches something."""
-        self._groups[group] = _Group()
+        self._groups[group] = {}
 
     def follow(self, followed: Followed) -> None:
         """Look after something: it keeps arrays alive, and tells those who wait."""
@@ -188,49 +194,64 @@ class DeviceWatch:
         if self._job.control.failed or self._job.closed:
             self._groups.clear()
             return bool(left)
-        examined = [self._examine(group, known) for group, known in list(self._groups.items())]
+        examined = [self._examine(group, marks) for group, marks in list(self._groups.items())]
         return any(examined) or bool(left)
 
-    def _examine(self, group: Watched, known: _Group) -> bool:
-        """Look at the launches of one group; tell whether any are still to come."""
-        channel, last = group.channel, group.last
-        if channel is None or last is None or (last is known.done and known.event is None):
+    def _examine(self, group: Watched, marks: dict[int, _Mark]) -> bool:
+        """Look at the launches of one group, of which ``marks`` has a point for each stream; tell whether any are still to come."""
+        channel, launches = group.channel, group.unfinished()
+        if channel is None or not launches:
+            marks.clear()
             return False
         try:
             failure = channel.failure()
             if failure is not None:
                 raise failure
-            if known.event is None:
-                if channel.is_capturing(last.stream):
-                    return True  # it runs when the graph does
-                known.mark, known.event = last, last.event or channel.record(last.stream)
-                known.next_stall = last.started + _FIRST_STALL_S
-            if not known.event.done():
-                return self._wait(group, known)
+            for launched in launches:
+                self._look_at(channel, group, launched, marks)
         except DeviceFailure as failed:
             if failed.is_passing:
+                marks.clear()  # one of them may have become part of a graph
                 return True
+            last = launches[-1]
             group.report(failed, said_call(last.signature, last.sequence))
             return False
-        known.event, known.done = None, known.mark
-        return group.last is not known.done
+        if marks:
+            self._wait(group, list(marks.values()))
+        return bool(group.unfinished())
 
-    def _wait(self, group: Watched, known: _Group) -> bool:
-        """Tell the store of a call that is not done; end the job when its time is up."""
-        call, now, members = known.mark, time.monotonic(), group.members
-        assert call is not None
-        name = call.signature.operation
-        if now - call.started > call.timeout_s:
-            sequence = call.sequence if call.sequence >= 0 else None
-            text = (
-                f"{said_call(call.signature, call.sequence)} was not done on the GPU of rank {self._job.rank} within {call.timeout_s:g} s, with all that the GPU had to do "
-                "before it"
-            )
-            self._job.fail(Report("deadline", text, None, name, members.channel, sequence, list(members.ranks)))
-            return False
-        if now >= known.next_stall and call.sequence >= 0:
-            known.next_stall = now + _NEXT_STALL_S
+    def _look_at(self, channel: DeviceChannel, group: Watched, launched: Launched, marks: dict[int, _Mark]) -> None:
+        stream = launched.stream
+        mark = marks.get(stream)
+        if mark is None:
+            if channel.is_capturing(stream):
+                return  # it runs when the graph does
+            mark = marks[stream] = _Mark(launched, channel.record(stream))
+        if mark.event.done():
+            del marks[stream]
+            group.ended[stream] = mark.known
+
+    def _wait(self, group: Watched, marks: list[_Mark]) -> None:
+        """Tell the store of a call that is not done; end the job when the time of one is up."""
+        now, members = time.monotonic(), group.members
+        for mark in marks:
+            call = mark.last or mark.known
+            if now - call.started > call.timeout_s:
+                sequence = call.sequence if call.sequence >= 0 else None
+                text = (
+                    f"{said_call(call.signature, call.sequence)} was not done on the GPU of rank {self._job.rank} within {call.timeout_s:g} s, "
+                    "with all that the GPU had to do before it"
+                )
+                name = call.signature.operation
+                self._job.fail(Report("deadline", text, None, name, members.channel, sequence, list(members.ranks)))
+                return
+        mark = min(marks, key=lambda each: each.known.started)
+        if now < mark.next_stall:
+            return
+        mark.next_stall = now + _NEXT_STALL_S
+        call = mark.last = mark.last or group.latest.get(mark.known.stream, mark.known)
+        if call.sequence >= 0:
             others = [rank for rank in members.ranks if rank != self._job.rank]
-            wait = Wait(members.channel, call.sequence, name, call.signature.digest, others, [], list(members.ranks))
+            name, digest = call.signature.operation, call.signature.digest
+            wait = Wait(members.channel, call.sequence, name, digest, others, [], list(members.ranks))
             self._job.control.waits_in_background(wait)
-        return True

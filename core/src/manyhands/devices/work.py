@@ -80,7 +80,7 @@ class DeviceWork(Work[T]):
         """Make the caller's current stream wait for the call; return the result, which that stream may use from there on.
 
         The host waits only until the call has been enqueued, behind those before it. Other parameters and errors are those of
-        `Work.wait`.
+        `Work.wait`, and an UnsupportedError where that stream is being captured.
         """
         deadline = None if timeout_s is None else Deadline(timeout_s)
         self._check_process()

@@ -70,6 +70,11 @@ class CuPyLibrary(Library):
         stream = sys.modules["cupy"].cuda.get_current_stream(device)
         return stream.ptr, stream
 
+    def synchronize(self, device: int) -> None:
+        """Wait for the current stream. The handle 0 means the default stream of the current device, whatever the stream object is of."""
+        with on_device(device):
+            super().synchronize(device)
+
     @contextmanager
     def using(self, keep: Any, device: int) -> Iterator[None]:
         """Return a block of CuPy's for the stream, which wants the device to be the current one."""
@@ -112,6 +117,20 @@ class CuPyLibrary(Library):
 
 def on_device(device: int) -> AbstractContextManager[Any]:
     """Return a block in which a device is the current one."""
+    return _HERE if sys.modules["cupy"].cuda.runtime.getDevice() == device else _elsewhere(device)
+
+
+@contextmanager
+def _elsewhere(device: int) -> Iterator[None]:
+    # Not as CuPy's own block does: a thread that has used no device yet has the first one, and to set that one again fills its memory with
+    # a context.
     cuda = sys.modules["cupy"].cuda
-    found: AbstractContextManager[Any] = _HERE if cuda.runtime.getDevice() == device else cuda.Device(device)
-    return found
+    try:
+        context = cuda.driver.ctxGetCurrent()
+    except cuda.driver.CUDADriverError:  # nobody has used the driver yet
+        context = 0
+    cuda.runtime.setDevice(device)
+    try:
+        yield
+    finally:
+        cuda.driver.ctxSetCurrent(context)

@@ -50,7 +50,7 @@ class StandardLibrary(CuPyLibrary):
     def write(self, value: Any) -> Array | DeviceArray:
         """Return a view of the array's memory, where it says that it may be written to."""
         if _is_on_device(value):
-            if not hasattr(value, "__dlpack__") and value.__cuda_array_interface__["data"][1]:
+            if getattr(value, "__cuda_array_interface__", {"data": (0, False)})["data"][1]:
                 raise LayoutError("out= is read-only")
             return super().write(_from_device(value))
         if not hasattr(value, "__dlpack__"):

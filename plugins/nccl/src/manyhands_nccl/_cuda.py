@@ -48,8 +48,8 @@ class Cuda:
 
     Parameters
     ----------
-    runtime
-        The module ``cupy.cuda.runtime``.
+    runtime, driver
+        The modules ``cupy.cuda.runtime`` and ``cupy.cuda.driver``.
 
     Attributes
     ----------
@@ -59,8 +59,9 @@ class Cuda:
         What it raises.
     """
 
-    def __init__(self, runtime: Any) -> None:
+    def __init__(self, runtime: Any, driver: Any) -> None:
         self.runtime = runtime
+        self._driver = driver
         self.error: type[Exception] = runtime.CUDARuntimeError
 
     def failure(self, error: Exception) -> DeviceFailure:
@@ -89,20 +90,27 @@ class Cuda:
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """Make a device the current one of this thread, and give the other one back at the end."""
+        """Make a device the current one of this thread, and give the other one back at the end.
+
+        Not by its number: a thread that has used no device yet has the first one, and to set that one would fill its memory with a context.
+        """
+        context: int | None = None
         try:
-            before = self.runtime.getDevice()
-            if before != device:
+            if self.runtime.getDevice() != device:
+                context = self._context()
                 self.runtime.setDevice(device)
-        except self.error as error:
-            raise self.failure(error) from error
-        try:
             yield
         except self.error as error:
             raise self.failure(error) from error
         finally:
-            if before != device:
-                self.runtime.setDevice(before)
+            if context is not None:
+                self._driver.ctxSetCurrent(context)
+
+    def _context(self) -> int:
+        try:
+            return int(self._driver.ctxGetCurrent())
+        except self._driver.CUDADriverError:  # nobody has used the driver yet
+            return 0
 
     def new_stream(self) -> int:
         """Return a stream of the current device that does not wait for the default stream, nor that for it."""
@@ -117,7 +125,7 @@ class Cuda:
         status = self.runtime.eventQuery(event)
         if status in {0, _NOT_READY}:
             return bool(status == 0)
-        raise DeviceFailure(f"CUDA: {self.error(status)}")
+        raise self.failure(self.error(status))
 
 
 def relax_capture() -> None:
@@ -140,9 +148,9 @@ def load() -> Cuda:
         There is none, in words.
     """
     try:
-        runtime = import_module("cupy.cuda").runtime
+        cuda = import_module("cupy.cuda")
     except ImportError as error:
         raise BackendUnavailableError(
             f"CuPy cannot be imported ({error}): pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13"
         ) from error
-    return Cuda(runtime)
+    return Cuda(cuda.runtime, cuda.driver)

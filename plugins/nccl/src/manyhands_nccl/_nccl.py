@@ -184,12 +184,7 @@ class Communicator:
         self._patience_s = patience_s
         # Reentrant: whoever launches several calls together holds it meanwhile.
         self._lock = threading.RLock()
-        # Held while a thread looks for errors: NCCL completes there what is in progress, which is for one thread at a time, and the communicator
-        # must not be freed meanwhile. The thread that watches does not take the first lock: a launch that is stuck in a full queue must not
-        # hide the error that explains it.
-        self._looking = threading.RLock()
         self._ending = threading.Lock()
-        self._is_settling = False
         self._failure: DeviceFailure | None = None
         self._ended: str | None = None
         self._is_aborting = False
@@ -225,8 +220,7 @@ class Communicator:
 
     def guard(self, enqueue: Launch) -> Launch:
         """Return what calls NCCL by ``enqueue(source, target, stream)``, and raises what comes of it as `DeviceFailure`."""
-        lock, looking, handle, error_type = self._lock, self._looking, self.handle, self.library.error
-        look = self.library.raw.comm_get_async_error
+        lock, look, handle, error_type = self._lock, self.library.raw.comm_get_async_error, self.handle, self.library.error
 
         def launch(source: int, target: int, stream: int) -> None:
             with lock:
@@ -235,9 +229,7 @@ class Communicator:
                 try:
                     enqueue(source, target, stream)
                     # The binding does not tell a call that is still in progress from one that is done.
-                    with looking:
-                        state = look(handle)
-                    if state:
+                    if look(handle):
                         self._settle_launch()
                 except error_type as error:
                     raise self._failed(self.library.failure(error, handle)) from error
@@ -262,22 +254,20 @@ class Communicator:
     def _end_group(self) -> None:
         try:
             self.library.group_end()
-            with self._looking:
-                state = self.library.raw.comm_get_async_error(self.handle)
-            if state:
+            if self.library.raw.comm_get_async_error(self.handle):
                 self._settle_launch()
         except self.library.error as error:
             raise self._failed(self.library.failure(error, self.handle)) from error
 
     def failure(self) -> DeviceFailure | None:
         """Return what failed since a launch. Never blocks."""
-        if self._failure is None and self._looking.acquire(blocking=False):
+        # NCCL is for one thread at a time, and completes in a look what is in progress. Whoever launches looks itself.
+        if self._failure is None and self._lock.acquire(blocking=False):
             try:
-                # A thread that waits for a launch looks itself: NCCL completes what is in progress within this very call.
-                if self._ended is None and self.handle is not None and not self._is_settling:
+                if self._ended is None and self.handle is not None:
                     self._look()
             finally:
-                self._looking.release()
+                self._lock.release()
         return self._failure
 
     def _look(self) -> None:
@@ -318,12 +308,9 @@ class Communicator:
         try:
             self._settle(self.handle, Deadline(self._patience_s))
         except TimeoutError as error:
-            raise self._failed(
-                DeviceFailure(
-                    f"{self.library.name}: a call was not launched within {self._patience_s:g} s: another rank did not make it, or cannot be "
-                    "reached",
-                    is_remote=True,
-                )
+            raise TimeoutError(
+                f"{self.library.name}: not launched within {self._patience_s:g} s: another rank did not make this call, or cannot be reached, or "
+                "this GPU has too much to do"
             ) from error
 
     def _settle(self, handle: Any, deadline: Deadline) -> None:
@@ -336,18 +323,13 @@ class Communicator:
         """Return the state of a communicator when nothing is in progress any more."""
         look = self.library.raw.comm_get_async_error
         yields = _YIELDS
-        self._is_settling = True
-        try:
-            with self._looking:
-                while (state := look(handle)) == _IN_PROGRESS:
-                    if self._is_aborting:
-                        raise DeviceFailure(f"{self.library.name}: the communicator was aborted: {self._ended}")
-                    if deadline.passed():
-                        raise TimeoutError(f"{self.library.name} is still in progress after {deadline.timeout_s:g} s")
-                    yields -= 1
-                    time.sleep(0 if yields > 0 else _PAUSE_S)
-        finally:
-            self._is_settling = False
+        while (state := look(handle)) == _IN_PROGRESS:
+            if self._is_aborting:
+                raise DeviceFailure(f"{self.library.name}: the communicator was aborted: {self._ended}")
+            if deadline.passed():
+                raise TimeoutError(f"{self.library.name} is still in progress after {deadline.timeout_s:g} s")
+            yields -= 1
+            time.sleep(0 if yields > 0 else _PAUSE_S)
         return int(state)
 
     def _begin_end(self, body: Callable[[], None], reason: str) -> None:
@@ -386,19 +368,16 @@ class Communicator:
             with contextlib.suppress(self.library.error):
                 raw.comm_revoke(self.handle, 0)
             is_ours = self._lock.acquire(timeout=_LOCK_S)
-        is_alone = self._looking.acquire(timeout=_LOCK_S)
         try:
             if self.handle is not None:
                 raw.comm_abort(self.handle)
         finally:
-            if is_alone:
-                self._looking.release()
             if is_ours:
                 self._lock.release()
 
     def _finish(self) -> None:
         raw = self.library.raw
-        with self._lock, self._looking:
+        with self._lock:
             if self.handle is None:
                 return
             try:

@@ -78,6 +78,7 @@ class NcclChannel(DeviceChannel):
     def watch(self) -> None:
         """Let the calling thread look at events while another one captures in the strictest mode, which forbids that to all others."""
         relax_capture()
+        self._cuda.runtime.setDevice(self.device)  # for good, since the thread is core's
 
     def record(self, stream: int) -> DeviceEvent:
         """Return the point that a stream has come to by now."""
@@ -99,10 +100,12 @@ class NcclChannel(DeviceChannel):
         with contextlib.nullcontext() if self._get_device() == self.device else self._cuda.on(self.device):
             try:
                 return bool(self._cuda.runtime.streamIsCapturing(stream))
-            except RuntimeError as error:  # also CuPy's own, for a capture that has become invalid
+            except self._cuda.error as error:
                 if getattr(error, "status", 0) == _IMPLICIT:
                     return True  # another stream is being captured, with which the default stream is in one order
                 raise self._cuda.failure(error) from error
+            except RuntimeError:  # CuPy's own: the capture has become invalid, and goes on until the program ends it
+                return True
 
     def failure(self) -> DeviceFailure | None:
         """Return what has failed since a launch."""
