@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -444,6 +444,9 @@ class BackendSpec:
     diagnose
         ``"module:function"`` returning facts for ``manyhands doctor``, as (what, value) pairs: versions, devices, links. It may import what the
         backend needs, and says in words what is missing.
+    parts
+        For a backend that is composed of others: takes its config, and returns the names of those by the keys that name them, such as
+        ``{"routes.cpu": "tcp"}``. They are looked for before any rank starts.
     launcher
         ``"module:function"`` taking a `LaunchRequest` and returning an exit code, for a backend whose ranks are not
         processes started by ``manyhands run``.
@@ -463,6 +466,7 @@ class BackendSpec:
     one_host: bool = False
     selection: str | None = None
     diagnose: str | None = None
+    parts: Callable[[Any], Mapping[str, str]] | None = None
     launcher: str | None = None
     api_version: int = API_VERSION
 

@@ -12,7 +12,7 @@ from manyhands.config import Resolved, make_selector
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel
 from manyhands.devices.opening import open_channel
-from manyhands.job import Job, Meeting, runnable
+from manyhands.job import Job, Meeting
 from manyhands.members import Members, ranks_per_host
 from manyhands.plugins import PluginManager
 from manyhands.select import Selector
@@ -67,7 +67,7 @@ def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: S
         For each rank a number that it shares with the ranks of its host, where that is known already.
     """
     name = meeting.backend
-    spec = None if name == "auto" else runnable(name, setup.resolved, setup.plugins)
+    spec = None if name == "auto" else setup.resolved.runnable(name)
     if spec is None:
         setup.plugins.candidates()  # without any, there is no need to meet
     job = Job.meet(meeting, deadline)
@@ -101,7 +101,7 @@ def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None) 
     name = _choose_alone(setup)
     spec = None if name == _NO_BACKEND else setup.plugins.describe(name)
     if spec is not None and _moves_alone(spec):
-        runnable(name, setup.resolved, setup.plugins)
+        setup.resolved.runnable(name)
     elif spec is not None:  # it carries nothing, and is held to be right all the same
         setup.resolved.backend_config(name)
     job = Job.among_threads(ThreadRank(ThreadWorld(1, name), 0), name, setup.choices, deadline, local_rank)

@@ -23,15 +23,11 @@ from manyhands.config import Resolved
 from manyhands.deadline import Deadline
 from manyhands.errors import (
     AuthenticationError,
-    BackendUnavailableError,
-    ConfigError,
     InternalError,
     ManyHandsError,
     RendezvousError,
-    UnknownBackendError,
 )
 from manyhands.plugins import PluginManager
-from manyhands.plugins.installed import install_hint
 from manyhands.rendezvous.control import Control, SocketControl, make_join
 from manyhands.rendezvous.forking import close_after_fork, forget_after_fork
 from manyhands.rendezvous.loop import Loop
@@ -45,7 +41,7 @@ if TYPE_CHECKING:
     from manyhands.devices.watch import DeviceWatch, Followed
     from manyhands.threads import ThreadRank
 
-__all__ = ["Job", "Meeting", "runnable"]
+__all__ = ["Job", "Meeting"]
 
 _log = logging.getLogger("manyhands")
 
@@ -133,28 +129,6 @@ def guarded_bind(address: Address, has_secret: bool, deadline: Deadline | None =
         f"listening at {host} without a secret is refused: anybody who reaches this host could join the job. Set MANYHANDS_SECRET to "
         "the same long random text on all ranks (or rendezvous.secret_file in the config), or meet at 127.0.0.1"
     )
-
-
-def runnable(name: str, resolved: Resolved, plugins: PluginManager) -> BackendSpec:
-    """Describe a backend that is asked for by its name.
-
-    Raises
-    ------
-    BackendUnavailableError
-        It cannot run here; the message says what to type.
-    PluginError
-        There is none of that name, or it cannot be described.
-    ConfigError
-        Its table does not fit.
-    """
-    spec = plugins.describe(name)
-    reason = plugins.available(name)
-    if reason is not None:
-        raise BackendUnavailableError(
-            f"backend {name!r} cannot run here: {reason}" + (f"; try: {spec.install}" if spec.install else "")
-        )
-    resolved.backend_config(name)
-    return spec
 
 
 class Job:
@@ -470,17 +444,7 @@ class _Maker:
 
     def find(self, name: str, within: tuple[str, ...]) -> BackendSpec:
         """Describe the backend that is to be a part of others."""
-        if name in within:
-            circle = " -> ".join(map(repr, [*within, name]))
-            raise ConfigError(f"{circle}: a backend cannot be a part of itself", key=f"backends.{within[-1]}", value=name)
-        try:
-            return runnable(name, self.resolved, self.plugins)
-        except UnknownBackendError as error:
-            if install_hint(name) and name not in self.plugins.installed_names():
-                raise BackendUnavailableError(
-                    f"the backend {within[-1]!r} is to be composed of {name!r}, and {error}"
-                ) from None
-            raise
+        return self.resolved.runnable(name, within)
 
 
 class _JobBootstrap(Bootstrap):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,8 +43,10 @@ def test_routes_that_make_no_sense_are_refused_in_words(routes: dict[str, Any], 
 
 
 def test_without_a_table_of_routes_there_is_nothing_to_compose() -> None:
-    with pytest.raises(ConfigError, match=r"backends\.hybrid\.routes is missing"):
+    with pytest.raises(ConfigError, match=r"backends\.hybrid\.routes is missing.* such as \{ cpu = \"tcp\", cuda = \"nccl\" \}"):
         load({"backend": "hybrid"}, environ={}).backend_config("hybrid")
+    with pytest.raises(ConfigError, match=r"routes = 'tcp': expected a table\..* such as \{ cpu = \"tcp\""):
+        load({"backends": {"hybrid": {"routes": "tcp"}}}, environ={}).backend_config("hybrid")
 
 
 def test_routes_may_stand_in_variables() -> None:
@@ -63,6 +66,26 @@ def test_a_name_that_nobody_has_is_unknown_and_the_nearest_is_told() -> None:
     assert "did you mean 'tcp'?" in str(outcome)
 
 
+def test_before_any_rank_starts_a_part_is_looked_for_and_who_names_it_is_told(
+    register: Callable[..., str], tmp_path: Path
+) -> None:
+    broken = register(never, devices=("cuda",), probe=lambda: "there is no GPU", install="pip install manyhands[star]")
+    file = tmp_path / "manyhands.toml"
+    file.write_text(f'backend = "hybrid"\n[backends.hybrid.routes]\ncpu = "tcp"\ncuda = "{broken}"\n')
+    with pytest.raises(BackendUnavailableError) as caught:
+        load(file, environ={}).runnable("hybrid")
+    assert str(caught.value) == (
+        f"{file}: backends.hybrid.routes.cuda = {broken!r}: the backend {broken!r} cannot run here: there is no GPU; "
+        "try: pip install manyhands[star]"
+    )
+    with pytest.raises(mh.UnknownBackendError) as unknown:
+        load(None, environ={"MANYHANDS_BACKENDS__HYBRID__ROUTES__CPU": "tpc"}).runnable("hybrid")
+    assert str(unknown.value).startswith(
+        "environment variable MANYHANDS_BACKENDS__HYBRID__ROUTES__CPU: backends.hybrid.routes.cpu = 'tpc': there is no backend 'tpc'"
+    )
+    assert (unknown.value.key, unknown.value.value) == ("backends.hybrid.routes.cpu", "tpc")
+
+
 def test_a_part_that_is_not_installed_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from manyhands.plugins import manager
 
@@ -79,7 +102,7 @@ def test_a_part_that_cannot_run_is_named_with_its_command(register: Callable[...
     broken = register(never, devices=("cuda",), probe=lambda: "there is no GPU", install="pip install manyhands[star]")
     outcomes = thread_world(never, world_size, "hybrid", config=config(cpu="tcp", cuda=broken))
     assert {type(outcome) for outcome in outcomes} == {BackendUnavailableError}
-    assert str(outcomes[0]) == f"backend {broken!r} cannot run here: there is no GPU; try: pip install manyhands[star]"
+    assert str(outcomes[0]) == f"the backend {broken!r} cannot run here: there is no GPU; try: pip install manyhands[star]"
 
 
 def test_a_part_s_own_table_is_checked() -> None:

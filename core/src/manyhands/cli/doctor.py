@@ -99,7 +99,7 @@ def _config_file() -> tuple[str | None, str | None]:
         file = find_file(os.environ, Path.cwd())
         resolved = load()
         if resolved.settings.backend != "auto":
-            resolved.backend_config(resolved.settings.backend)
+            resolved.runnable(resolved.settings.backend)
     except (ConfigError, PluginError) as error:
         return (str(file) if file else None), str(error)
     return (str(file) if file else None), None

@@ -45,9 +45,16 @@ def from_validation(
         if detail["type"] == "missing":
             key, origin = ".".join(above + path), merged.origin(above + path[:-1])
             where = "configuration" if origin == DEFAULT else origin
-            problems.append(Problem(f"{where}: {key} is missing, and it has no default", origin, key))
+            about = _described(model, path)
+            text = f"{where}: {key} is missing, and it has no default" + (f". It says: {about}" if about else "")
+            problems.append(Problem(text, origin, key))
             continue
-        what = _unknown_key(path, model, above) if detail["type"] == "extra_forbidden" else _bad_value(detail)
+        if detail["type"] == "extra_forbidden":
+            what = _unknown_key(path, model, above)
+        elif detail["type"] == "model_type":
+            what = f"expected a table. It says: {_described(model, path)}"
+        else:
+            what = _bad_value(detail)
         problems.append(problem(merged, above + path, detail["input"], what))
     return problems
 
@@ -66,6 +73,12 @@ def _unknown_key(path: tuple[str, ...], model: type[BaseModel], above: tuple[str
     close = nearest(path[-1], fields)
     hint = f"; did you mean {'.'.join((*above, *path[:-1], close))!r}?" if close else "."
     return f"this key is unknown{hint} Valid here: {', '.join(fields)}"
+
+
+def _described(model: type[BaseModel], path: Sequence[str]) -> str:
+    """Return what is told of the key at ``path`` of a model, where it is one of its own."""
+    field = model.model_fields.get(path[0]) if len(path) == 1 else None
+    return (field.description or "") if field is not None else ""
 
 
 def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:

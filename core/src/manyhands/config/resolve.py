@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from manyhands.config.problems import as_error, from_validation, is_secret, problem
 from manyhands.config.settings import TABLES, Settings
-from manyhands.errors import ConfigError
+from manyhands.errors import BackendUnavailableError, ConfigError, UnknownBackendError
 from manyhands.plugins import PluginManager, get_plugin_manager
-from manyhands.plugins.installed import nearest
+from manyhands.plugins.installed import install_hint, nearest
 from manyhands.provenance import (
     ARGUMENT,
     HIDDEN,
@@ -31,7 +31,7 @@ from manyhands.provenance import (
 from manyhands.schedule.steps import Collective
 
 if TYPE_CHECKING:
-    from manyhands.backend import BackendConfig
+    from manyhands.backend import BackendConfig, BackendSpec
 
 __all__ = ["Resolved", "load"]
 
@@ -69,6 +69,51 @@ class Resolved:
         except ValidationError as error:
             # Not chained: pydantic's own text repeats the values, secrets included.
             raise as_error(from_validation(error, model, self._merged, ("backends", name))) from None
+
+    def runnable(self, name: str, within: tuple[str, ...] = ()) -> BackendSpec:
+        """Describe a backend that is asked for by its name.
+
+        Parameters
+        ----------
+        name
+            Its name.
+        within
+            The backends that it is to be a part of, the outermost first.
+
+        Raises
+        ------
+        BackendUnavailableError
+            It, or a part of it, cannot run here; the message says what to type.
+        PluginError
+            There is none of that name, or it cannot be described.
+        ConfigError
+            Its table does not fit, or it is to be a part of itself.
+        """
+        if name in within:
+            circle = " -> ".join(map(repr, [*within, name]))
+            raise ConfigError(f"{circle}: a backend cannot be a part of itself", key=f"backends.{within[-1]}", value=name)
+        try:
+            spec = self._manager.describe(name)
+        except UnknownBackendError as error:
+            if within and install_hint(name) and name not in self._manager.installed_names():
+                text = f"the backend {within[-1]!r} is to be composed of {name!r}, and {error}"
+                raise BackendUnavailableError(text) from None
+            raise
+        reason = self._manager.available(name)
+        if reason is not None:
+            what_to_do = f"try: {spec.install}" if spec.install else "see: manyhands doctor"
+            raise BackendUnavailableError(f"the backend {name!r} cannot run here: {reason}; {what_to_do}")
+        config = self.backend_config(name)
+        for key, part in ({} if spec.parts is None else spec.parts(config)).items():
+            path = ("backends", name, *key.split("."))
+            try:
+                self.runnable(part, (*within, name))
+            except (UnknownBackendError, BackendUnavailableError) as error:
+                found = problem(self._merged, path, part, str(error))
+                if isinstance(error, UnknownBackendError):
+                    raise as_error([replace(found, unknown_backend=True)]) from None
+                raise BackendUnavailableError(found.text) from None
+        return spec
 
     def origin(self, key: str) -> str:
         """Return where the value of a dotted key came from.

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manyhands.config import load
-from manyhands.errors import BackendUnavailableError
 from manyhands.plugins import get_plugin_manager
 
 if TYPE_CHECKING:
@@ -54,10 +53,6 @@ def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
     if name == "auto":
         name, _ = manager.auto()
     else:
-        spec = manager.describe(name)
-        reason = manager.available(name)
-        if reason is not None:
-            what_to_do = f"try: {spec.install}" if spec.install else "see: manyhands doctor"
-            raise BackendUnavailableError(f"the backend {name!r} cannot run here: {reason}; {what_to_do}")
+        resolved.runnable(name)
     config_of_backend = resolved.backend_config(name)
     return Resolution(name, manager.load_launcher(manager.describe(name)), settings, config_of_backend)

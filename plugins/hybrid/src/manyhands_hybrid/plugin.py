@@ -57,6 +57,10 @@ class HybridConfig(BackendConfig):
     routes: Routes = Field(description=f"Which backend serves what, {_EXAMPLES}.")
 
 
+def _parts(config: HybridConfig) -> dict[str, str]:
+    return {f"routes.{route}": name for route, name in config.routes.model_dump().items() if name is not None}
+
+
 @hookimpl
 def manyhands_register_backends() -> BackendSpec:
     """Describe the backend."""
@@ -66,5 +70,6 @@ def manyhands_register_backends() -> BackendSpec:
         factory="manyhands_hybrid.backend:HybridBackend",
         config=HybridConfig,
         devices=("cpu", "cuda"),
+        parts=_parts,
         install="pip install 'manyhands[hybrid]'",
     )
