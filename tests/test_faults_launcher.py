@@ -37,6 +37,7 @@ class Launch:
         alive = directory / "alive"
         os.mkfifo(alive)
         self._alive = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+        self._seen = ""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("MANYHANDS_", "SLURM_", "PMI"))}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "manyhands", "run", "-n", str(ranks), "--backend", "tcp", *options, str(script)],
@@ -58,9 +59,19 @@ class Launch:
             text += os.read(self._alive, 4096)
         return [int(line) for line in text.split()]
 
+    def await_error(self, words: str) -> str:
+        """Wait for a line with some words on the standard error; return it."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._seen += line
+            if words in line:
+                return line
+        raise AssertionError(self._seen)
+
     def finish(self) -> tuple[int, str, str]:
         """Wait for the end; check that nothing of the job lives; return the exit code and both outputs."""
         out, err = self.process.communicate(timeout=25)
+        err = self._seen + err
         while data := (os.read(self._alive, 4096) if select.select([self._alive], [], [], 5)[0] else b"somebody lives"):
             assert data != b"somebody lives", "a process of the job is still there"
         return self.process.returncode, out, err
@@ -205,7 +216,7 @@ def test_with_keep_going_the_survivors_of_a_kill_end_well(start: Start) -> None:
     assert code == 0, err
     assert sorted(out.splitlines()) == ["[0] one of [0, 2]", "[2] one of [0, 2]"]
     assert err.splitlines()[-2:] == [
-        "manyhands run: 1 rank was lost, and all others ended well",
+        "manyhands run: 1 rank failed, and all others ended well",
         "manyhands run: rank 1: killed by SIGKILL",
     ]
 
@@ -251,3 +262,44 @@ def test_with_keep_going_a_job_of_which_nobody_is_left_has_failed(start: Start) 
     code, _, err = launch.finish()
     assert code == 5
     assert "failed first: exit code 5" in err
+
+
+def test_with_keep_going_what_ended_the_job_is_told_last_and_what_it_had_survived_before(start: Start) -> None:
+    launch = start(
+        GOING_ON
+        + """
+    if rank == 2:
+        raise ValueError("no such digit: 11")
+    group.barrier()
+""",
+        3,
+        "--keep-going",
+    )
+    code, _, err = launch.finish()
+    assert code == 1
+    lines = err.splitlines()
+    assert "manyhands run: rank 1 failed, and the others went on: killed by SIGKILL" in lines
+    assert "manyhands run: rank 2 failed then: exit code 1" in lines
+    assert "[0] since shrink() ranks are counted anew: rank 1 is the one that began as rank 2" in lines
+    assert lines[-1] == "ValueError: no such digit: 11"
+
+
+def test_with_keep_going_a_last_rank_that_is_stopped_is_told_of_and_waited_for(start: Start) -> None:
+    launch = start(
+        """
+        import signal
+        group = mh.init(timeout_s=20)
+        group.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            sys.exit()
+        group.barrier(timeout_s=1)
+        """,
+        2,
+        "--keep-going",
+    )
+    said = launch.await_error("waiting for rank 1 alone, and it is stopped: kill -CONT ")
+    os.kill(int(said.partition("kill -CONT ")[2].partition(",")[0]), signal.SIGCONT)
+    code, _, err = launch.finish()
+    assert code == 1
+    assert "DeadlineError: barrier #1 did not finish within 1 s" in err

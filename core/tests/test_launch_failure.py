@@ -11,7 +11,7 @@ import pytest
 from manyhands import error_file
 from manyhands.error_file import ErrorRecord
 from manyhands.errors import AbortedError, DeadlineError, PeerLostError
-from manyhands.launch.failure import Failure, exit_code, primary, report
+from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,3 +163,23 @@ def test_half_a_file_counts_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
     assert error_file.read(tmp_path / "x") is None
     assert error_file.read(tmp_path / "missing") is None
+
+
+def test_what_ended_a_job_that_had_survived_others_is_the_last_before_ranks_gave_up() -> None:
+    dead, raised, gave_up = (
+        failure(1, 1.0, code=-9),
+        failure(2, 6.0, secondary=False, time=5.0),
+        failure(0, 5.2, secondary=True, time=5.1),
+    )
+    later = failure(3, 7.0)
+    first, survived = last_straw([gave_up, later, raised, dead])
+    assert (first, survived) == (raised, [dead])
+    assert report(first, [0], [], survived).splitlines()[:2] == [
+        "manyhands run: rank 1 failed, and the others went on: killed by SIGKILL",
+        "manyhands run: rank 2 failed then: exit code 1",
+    ]
+
+
+def test_where_nobody_gave_up_or_nothing_else_is_known_the_first_failure_ended_the_job() -> None:
+    assert last_straw([failure(0, 2.0), failure(1, 1.0)]) == (failure(1, 1.0), [])
+    assert last_straw([failure(0, 2.0, secondary=True, time=2.0)])[0].rank == 0

@@ -54,7 +54,7 @@ class _Hook:
                 _write(Path(path), record)
                 if record.secondary:
                     # The launcher shows one traceback, that of the cause; here the words are enough.
-                    sys.stderr.write(f"{record.type}: {record.message}\n")
+                    sys.stderr.write("\n".join([f"{record.type}: {record.message}", *getattr(error, "__notes__", [])]) + "\n")
                     return
         self._before(kind, error, trace)
 

@@ -28,7 +28,7 @@ def check_usable(job: Job, group: int) -> None:
         The first cause of the job's failure.
     """
     if job.closed:
-        raise ClosedError("the group is closed; make another one with manyhands.init()", rank=job.rank)
+        raise ClosedError(f"the group is closed; {job.instead}", rank=job.rank)
     if group in job.left:
         raise ClosedError(f"group {group} is closed; make another one with split() or subgroup()", rank=job.rank)
     if job.control.failed:

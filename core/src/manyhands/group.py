@@ -163,16 +163,17 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
             )
         with self._closing:
             if job.closed:
-                raise ClosedError(
-                    "the group is closed, and cannot shrink; make another one with manyhands.init()", rank=job.rank
-                )
+                raise ClosedError(f"the group is closed, and cannot shrink; {job.instead}", rank=job.rank)
             if not job.control.failed:
                 raise UsageError(
                     "shrink() is for a group that has failed, and this one has not: go on with it, or use subgroup()"
                 )
             check_possible(job)
             job.retire()
-        return Group(*shrink(job, self._setup, deadline))
+        job.instead = "shrink() has failed, and cannot be tried again: start the job anew"
+        formed = shrink(job, self._setup, deadline)
+        job.instead = "go on with the one that shrink() returned"
+        return Group(*formed)
 
     @property
     def _is_closed(self) -> bool:

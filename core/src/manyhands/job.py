@@ -148,6 +148,8 @@ class Job:
         The numbers of the groups that this rank has closed.
     told
         Whether the program on this rank has seen how the job failed.
+    instead
+        What to do, in words, where a call is made after the end.
     runtime
         What this rank runs on.
     drains
@@ -181,6 +183,7 @@ class Job:
         self._secure = True
         self.left: set[int] = set()
         self.told: bool = False
+        self.instead: str = "make another one with manyhands.init()"
         self.device_watch: DeviceWatch | None = None
         self.device_channels: list[DeviceChannel] = []
         self._released = False

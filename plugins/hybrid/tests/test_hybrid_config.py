@@ -43,7 +43,9 @@ def test_routes_that_make_no_sense_are_refused_in_words(routes: dict[str, Any], 
 
 
 def test_without_a_table_of_routes_there_is_nothing_to_compose() -> None:
-    with pytest.raises(ConfigError, match=r"backends\.hybrid\.routes is missing.* such as \{ cpu = \"tcp\", cuda = \"nccl\" \}"):
+    with pytest.raises(
+        ConfigError, match=r"backends\.hybrid\.routes is missing.* such as \{ cpu = \"tcp\", cuda = \"nccl\" \}"
+    ):
         load({"backend": "hybrid"}, environ={}).backend_config("hybrid")
     with pytest.raises(ConfigError, match=r"routes = 'tcp': expected a table\..* such as \{ cpu = \"tcp\""):
         load({"backends": {"hybrid": {"routes": "tcp"}}}, environ={}).backend_config("hybrid")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,17 @@ def test_who_waits_on_a_socket_lets_virtual_time_pass_until_its_deadline() -> No
     run = simulated.run(program, 2, config=config({"cpu": "simulated", "p2p": "tcp"}), check=False)
     assert isinstance(run.errors[0], mh.DeadlineError)
     assert "recv from rank 1" in str(run.errors[0])
+
+
+def test_virtual_time_passes_as_the_computers_however_many_ranks_wait_on_sockets() -> None:
+    def program(group: mh.Group) -> None:
+        group.recv((group.rank + 1) % group.world_size, timeout_s=1.0)
+
+    began = time.monotonic()
+    run = simulated.run(program, 8, config=config({"cpu": "simulated", "p2p": "tcp"}), check=False)
+    took = time.monotonic() - began
+    assert {type(error) for error in run.errors.values()} == {mh.DeadlineError}
+    assert took < 4 * run.duration_s  # and not eight times and more
 
 
 def test_a_killed_rank_is_named_by_who_waits_for_it_on_a_socket() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from manyhands.error_file import ErrorRecord
 
-__all__ = ["Failure", "exit_code", "primary", "report", "report_lost"]
+__all__ = ["Failure", "exit_code", "last_straw", "primary", "report", "report_lost"]
 
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error: )", re.MULTILINE)
 _CHAINED = re.compile(
@@ -19,6 +19,8 @@ _CHAINED = re.compile(
     r"|The above exception was the direct cause of the following exception:)\n\n\Z"
 )
 _LAST_LINES = 10
+_LATE_S = 0.1
+"""How much later than its consequences a death may be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,28 @@ class Failure:
             return f"killed by {_signal_name(-self.code)}"
         return f"exit code {self.code}"
 
+    @property
+    def is_secondary(self) -> bool:
+        """Whether the rank only learned that another one had failed."""
+        return self.record is not None and self.record.secondary
+
+    @property
+    def began(self) -> float:
+        """When it failed. The interpreter may take its time between the error and the exit: the error's own time is the better one."""
+        return self.at if self.record is None else self.record.time
+
 
 def primary(failures: Sequence[Failure]) -> Failure:
     """Return the failure that caused the others: the earliest of those that are no mere consequence."""
+    return min(failures, key=lambda failure: (failure.is_secondary, failure.began))
 
-    def order(failure: Failure) -> tuple[bool, float]:
-        record = failure.record
-        # The interpreter may take its time between the error and the exit: the error's own time is the better one.
-        return (record.secondary, record.time) if record is not None else (False, failure.at)
 
-    return min(failures, key=order)
+def last_straw(failures: Sequence[Failure]) -> tuple[Failure, list[Failure]]:
+    """Return the failure that ended a job which may have survived others, and those: the last one before ranks gave up."""
+    own = sorted((failure for failure in failures if not failure.is_secondary), key=lambda failure: failure.began)
+    consequences = [failure.began for failure in failures if failure.is_secondary]
+    before = [failure for failure in own if consequences and failure.began <= min(consequences) + _LATE_S]
+    return (before[-1], before[:-1]) if before else (primary(failures), [])
 
 
 def exit_code(code: int) -> int:
@@ -58,7 +72,7 @@ def exit_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def report(first: Failure, also_failed: Sequence[int], ended: Sequence[int]) -> str:
+def report(first: Failure, also_failed: Sequence[int], ended: Sequence[int], survived: Sequence[Failure] = ()) -> str:
     """Return what the user reads last: who failed first, how, what became of the others, and the traceback.
 
     Parameters
@@ -67,12 +81,15 @@ def report(first: Failure, also_failed: Sequence[int], ended: Sequence[int]) -> 
         The failure that caused the others.
     also_failed, ended
         The ranks that failed after it by themselves, and those that the launcher ended.
+    survived
+        The failures before it that the others had gone on after.
     """
     if first.record is not None and first.record.secondary:
         # The cause may be a rank of another host, whose launcher tells more.
         lines = [f"manyhands run: rank {first.rank} failed first on this host: {first.how}"]
     else:
-        lines = [f"manyhands run: rank {first.rank} failed first: {first.how}"]
+        lines = [f"manyhands run: rank {each.rank} failed, and the others went on: {each.how}" for each in survived]
+        lines.append(f"manyhands run: rank {first.rank} failed {'then' if survived else 'first'}: {first.how}")
     if also_failed:
         lines.append(f"manyhands run: {_ranks(also_failed)} failed after it")
     if ended:
@@ -89,9 +106,8 @@ def report(first: Failure, also_failed: Sequence[int], ended: Sequence[int]) -> 
 
 
 def report_lost(lost: Sequence[Failure]) -> str:
-    """Return what the user reads last where all other ranks ended well: which were lost, how, and their tracebacks."""
-    count = "1 rank was" if len(lost) == 1 else f"{len(lost)} ranks were"
-    lines = [f"manyhands run: {count} lost, and all others ended well"]
+    """Return what the user reads last where all other ranks ended well: which failed, how, and their tracebacks."""
+    lines = [f"manyhands run: {len(lost)} rank{'s' * (len(lost) > 1)} failed, and all others ended well"]
     for failure in sorted(lost, key=lambda failure: failure.at):
         lines.append(f"manyhands run: rank {failure.rank}: {failure.how}")
         text = failure.record.traceback if failure.record is not None else _last_traceback(failure.stderr)

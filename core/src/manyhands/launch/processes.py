@@ -21,7 +21,7 @@ from typing import IO, Self
 from manyhands import error_file
 from manyhands.errors import UsageError
 from manyhands.launch import guard
-from manyhands.launch.failure import Failure, exit_code, primary, report, report_lost
+from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_lost
 from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
 from manyhands.launch.output import Stream, screens
 
@@ -82,6 +82,8 @@ class _Child:
     signalled: bool = False
     """Whether the launcher asked it to end before it did by itself."""
     exited_at: float = 0.0
+    told: bool = False
+    """Whether the user knows that it is stopped."""
 
 
 class _Launcher:
@@ -250,6 +252,20 @@ class _Launcher:
             if code != 0 and not child.signalled and not self._to_send and not self._job.keep_going:
                 now = time.monotonic()
                 self._to_send.extend([(now + _GRACE_S, signal.SIGTERM), (now + _GRACE_S + _END_S, signal.SIGKILL)])
+        self._tell_of_the_stopped()
+
+    def _tell_of_the_stopped(self) -> None:
+        """Say which ranks stand still where no others are left: nobody ends them, and nothing else tells why the job does not end."""
+        running = self._running()
+        if not self._job.keep_going or len(running) == len(self._children) or not all(map(_is_stopped, running)):
+            return
+        for child in running:
+            if not child.told:
+                child.told = True
+                pid = child.process.pid
+                self._say(
+                    f"manyhands run: waiting for rank {child.rank} alone, and it is stopped: kill -CONT {pid}, or kill -KILL {pid}\n"
+                )
 
     def _running(self) -> list[_Child]:
         return [child for child in self._children if child.process.returncode is None]
@@ -285,22 +301,31 @@ class _Launcher:
             )
             for child in own
         ]
-        if self._job.keep_going and len(failed) < len(self._children):
-            # Who ended only because of another rank's end was left, and did not end well.
-            lost = [failure for failure in failures if failure.record is None or not failure.record.secondary]
-            if len(lost) == len(failures):
-                self._say("-" * 80 + "\n" + report_lost(lost))
-                return 0
-        first = primary(failures)
-        also = [child.rank for child in own if child.rank != first.rank]
+        # Who ended only because of another rank's end was left, and did not end well.
+        is_survived = len(failed) < len(self._children) and not any(failure.is_secondary for failure in failures)
+        if self._job.keep_going and is_survived:
+            self._say("-" * 80 + "\n" + report_lost(failures))
+            return 0
+        first, survived = last_straw(failures) if self._job.keep_going else (primary(failures), [])
+        before = {first.rank, *(failure.rank for failure in survived)}
+        also = [child.rank for child in own if child.rank not in before]
         ended = [child.rank for child in failed if child.signalled and child.rank != first.rank]
-        self._say("-" * 80 + "\n" + report(first, also, ended))
+        self._say("-" * 80 + "\n" + report(first, also, ended, survived))
         return exit_code(first.code)
 
     def _say(self, text: str) -> None:
         screen = self._screens[1]
         before = "\n" if screen.open_line is not None else ""
         screen.write(2, (before + text).encode(errors="backslashreplace"))
+
+
+def _is_stopped(child: _Child) -> bool:
+    """Tell whether a signal has stopped a process, where the system says so."""
+    try:
+        stat = Path(f"/proc/{child.process.pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ from manyhands.dtypes import check_dtype
 from manyhands.errors import DTypeError, LayoutError, UnsupportedError
 from manyhands.libraries.cupy import CuPyLibrary, on_device
 from manyhands.libraries.library import Array, DeviceArray
-from manyhands.libraries.shared import WAYS_OUT
 
 __all__ = ["JaxLibrary", "StandardLibrary"]
 
@@ -147,8 +146,8 @@ def _from_device(value: Any) -> Any:
     cupy = sys.modules.get("cupy")
     if cupy is None:
         raise UnsupportedError(
-            f"a {type(value).__name__} on a GPU is read through CuPy, which the program has not imported: {WAYS_OUT}; "
-            "the first imports CuPy by itself, and for the second the program must `import cupy`"
+            f"a {type(value).__name__} on a GPU is read through CuPy, which the program has not imported: `import cupy` at its beginning; the backend "
+            "nccl does so by itself"
         )
     try:
         return cupy.from_dlpack(value) if hasattr(value, "__dlpack__") else _from_interface(cupy, value)

@@ -145,8 +145,9 @@ class TorchLibrary(Library):
 def _check(value: Any) -> None:
     """Refuse what is no plain memory of the host or of a CUDA device."""
     if not (value.is_cpu or value.is_cuda):
+        what_to_do = "it holds no data" if str(value.device) == "meta" else "copy it first, with x.cpu()"
         raise LayoutError(
-            f"a tensor on the device {value.device} cannot be sent, only those of the CPU and of CUDA: copy it first, with x.cpu()"
+            f"a tensor on the device {value.device} cannot be sent, only those of the CPU and of CUDA: {what_to_do}"
         )
     torch = sys.modules["torch"]
     if value.layout is not torch.strided:

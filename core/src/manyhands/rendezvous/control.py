@@ -125,8 +125,8 @@ class Control(ABC):
         if self.verdict is None:
             raise InternalError("asked for the cause of a failure that did not happen", rank=self.rank)
         error = error_from(self.verdict, self.rank)
-        if self.origins and self.verdict.peer is not None:
-            origin = self.origins[self.verdict.peer]
+        origin = None if not self.origins or self.verdict.peer is None else self.origins[self.verdict.peer]
+        if origin not in (None, self.verdict.peer):
             error.add_note(
                 f"since shrink() ranks are counted anew: rank {self.verdict.peer} is the one that began as rank {origin}"
             )
