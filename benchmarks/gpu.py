@@ -39,7 +39,7 @@ import manyhands as mh
 
 SIZES = ["8", "1KiB", "32KiB", "1MiB", "16MiB", "128MiB", "1GiB"]
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-OURS, RAW, TORCH = "manyhands", "raw", "torch"
+OURS, RAW, BLOCKING, TORCH = "manyhands", "raw", "raw blocking", "torch"
 TOGETHER = 8
 PATIENCE_S = 60.0
 LIMIT_S = 900.0
@@ -118,17 +118,22 @@ class Manyhands:
 
 
 class Raw:
-    """NCCL's functions as ``nccl.bindings.nccl`` has them, and nothing around them."""
+    """NCCL's functions as ``nccl.bindings.nccl`` has them, and nothing around them.
 
-    def __init__(self, place: Place, max_ctas: int | None) -> None:
+    With a communicator that never blocks, as manyhands has it: since 2.27, NCCL launches its calls on threads that it starts for them. Or with
+    one that may block, whose calls are launched in the caller's thread.
+    """
+
+    def __init__(self, place: Place, max_ctas: int | None, name: str) -> None:
         nccl = self._nccl = import_module("nccl.bindings.nccl")
         if place.rank == 0:
-            place.put("raw id", bytes(nccl.get_unique_id()))
+            place.put(f"{name} id", bytes(nccl.get_unique_id()))
         config = nccl.Config()
-        config.blocking = 0
+        self._blocks = name == BLOCKING
+        config.blocking = int(self._blocks)
         if max_ctas is not None:
             config.max_ctas = max_ctas
-        identity = nccl.UniqueId.from_buffer(bytearray(place.get("raw id", 0)))
+        identity = nccl.UniqueId.from_buffer(bytearray(place.get(f"{name} id", 0)))
         self._comm = nccl.comm_init_rank_config(place.world_size, identity, place.rank, config.ptr)
         self.settle()
 
@@ -140,6 +145,19 @@ class Raw:
     def cases(self, x: Any, y: Any, several: Sequence[Any]) -> Cases:
         """Return the calls."""
         call, start, end, comm = self._nccl.all_reduce, self._nccl.group_start, self._nccl.group_end, self._comm
+        look = self._nccl.comm_get_async_error
+
+        def settled(make: Call) -> Call:
+            if self._blocks:
+                return make
+
+            def made() -> None:
+                make()
+                while look(comm) == IN_PROGRESS:  # NCCL refuses the next call before
+                    pass
+
+            return made
+
         source, target, count = x.data.ptr, y.data.ptr, x.size
         stream = import_module("cupy").cuda.get_current_stream().ptr
         pointers = [(each.data.ptr, each.size) for each in several]
@@ -151,9 +169,9 @@ class Raw:
             end()
 
         return {
-            "in place": lambda: call(source, source, count, FLOAT32, SUM, comm, stream),
-            "out": lambda: call(source, target, count, FLOAT32, SUM, comm, stream),
-            f"{TOGETHER} as one": together,
+            "in place": settled(lambda: call(source, source, count, FLOAT32, SUM, comm, stream)),
+            "out": settled(lambda: call(source, target, count, FLOAT32, SUM, comm, stream)),
+            f"{TOGETHER} as one": settled(together),
         }
 
     def close(self) -> None:
@@ -213,7 +231,8 @@ def contenders(group: mh.Group, place: Place, max_ctas: int | None) -> tuple[dic
     made: dict[str, Any] = {OURS: Manyhands(group)}
     left_out: dict[str, str] = {}
     others: dict[str, Callable[[], Any]] = {
-        RAW: lambda: Raw(place, max_ctas),
+        RAW: lambda: Raw(place, max_ctas, RAW),
+        BLOCKING: lambda: Raw(place, max_ctas, BLOCKING),
         "cupyx": lambda: Cupyx(place),
         TORCH: lambda: Torch(place),
     }
@@ -304,8 +323,9 @@ def _measure_size(
 
 def _settle(parties: dict[str, Any]) -> None:
     """Wait until the raw communicator, which does not wait itself, has done what its first calls had to connect."""
-    if RAW in parties:
-        parties[RAW].settle()
+    for party in parties.values():
+        if isinstance(party, Raw):
+            party.settle()
 
 
 def _turn(cupy: Any, stream: Any, ballast: Any, call: Call, calls: int) -> tuple[float, float]:

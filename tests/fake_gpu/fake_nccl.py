@@ -283,6 +283,7 @@ class FakeNccl:
         self._thread = threading.local()
         self._refusals: dict[str, int] = {}
         self._late = threading.Event()
+        self.blocking_communicators = 0
         self._launcher = ThreadPoolExecutor(1, "fake nccl")
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,11 +356,16 @@ class FakeNccl:
 
     def _join(self, meeting: _Meeting, rank: int, config: Any, name: str) -> Comm:
         made = _Rank(meeting, rank, config)
-        assert not made.is_blocking, "the communicators of this plugin never block"
         with meeting.changed:
             assert rank not in meeting.members, "two ranks have one number"
             meeting.members.add(rank)
-        made.pending = lambda: name not in self.hanging and len(meeting.members) == meeting.size
+            meeting.changed.notify_all()
+        if made.is_blocking:
+            self.blocking_communicators += 1
+            made.wait(lambda: len(meeting.members) == meeting.size)
+            made.is_connected = True
+        else:
+            made.pending = lambda: name not in self.hanging and len(meeting.members) == meeting.size
         comm = Comm(next(self._handles))
         self._ranks[comm.handle] = made
         return comm
@@ -410,7 +416,7 @@ class FakeNccl:
         with self._alone(comm, "comm_finalize") as found:
             self._check_device(found, "comm_finalize")
             self._check_ready(found)
-            found.pending = lambda: "comm_finalize" not in self.hanging
+            found.pending = None if found.is_blocking else lambda: "comm_finalize" not in self.hanging
 
     def comm_destroy(self, comm: Comm) -> None:
         self._called("comm_destroy")

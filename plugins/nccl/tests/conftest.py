@@ -123,6 +123,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
     fake.release()
     fake_cupy.shut_down()
     assert fake.crimes == []
+    assert fake.blocking_communicators == 0, "the communicators of this plugin never block"
 
 
 Start = Callable[..., list[Any]]

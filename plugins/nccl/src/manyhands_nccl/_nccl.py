@@ -36,7 +36,8 @@ _REMOTE = frozenset({6, 8})
 """Errors that blame another rank or the way to it, among them what breaks connections; and time that is up."""
 _REVOKE_VERSION = 22900
 
-_YIELDS = 100
+_EAGER_S = 0.002
+"""How long to ask without a pause whether a launch is done: NCCL 2.27 and newer makes each on a thread that it starts for it."""
 _PAUSE_S = 0.0005
 _LOCK_S = 2.0
 """How long an abort waits for a launch to end, which takes microseconds unless the device's queue is full."""
@@ -322,14 +323,13 @@ class Communicator:
     def _quiet(self, handle: Any, deadline: Deadline) -> int:
         """Return the state of a communicator when nothing is in progress any more."""
         look = self.library.raw.comm_get_async_error
-        yields = _YIELDS
+        eager = time.monotonic() + _EAGER_S
         while (state := look(handle)) == _IN_PROGRESS:
             if self._is_aborting:
                 raise DeviceFailure(f"{self.library.name}: the communicator was aborted: {self._ended}")
             if deadline.passed():
                 raise TimeoutError(f"{self.library.name} is still in progress after {deadline.timeout_s:g} s")
-            yields -= 1
-            time.sleep(0 if yields > 0 else _PAUSE_S)
+            time.sleep(0 if time.monotonic() < eager else _PAUSE_S)
         return int(state)
 
     def _begin_end(self, body: Callable[[], None], reason: str) -> None:
