@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from fault_tools import Nursery
+from shrink_tools import GOING_ON, nursery, places
 
 import manyhands as mh
 import manyhands_simulated
 from manyhands.rendezvous.messages import Report
 
-GOING_ON = """
-def until_lost(group):
-    try:
-        while True:
-            group.all_reduce(np.ones(1 << 14))
-    except mh.PeerLostError as error:
-        return error
-
-def check(group):
-    \"\"\"Use a group in every way; tell who is in it.\"\"\"
-    size = group.world_size
-    assert (group.all_reduce(np.full(3, 2.0**group.rank)) == 2.0**size - 1).all()
-    assert group.all_gather(np.full(1 << 16, group.rank)).tolist() == np.repeat(np.arange(size), 1 << 16).tolist()
-    assert group.all_gather_object(f"{group.rank}") == [str(other) for other in range(size)]
-    if size > 1:
-        to, source = (group.rank + 1) % size, (group.rank - 1) % size
-        assert group.sendrecv(np.array([group.rank]), to, source).tolist() == [source]
-    with group.split(0, -group.rank) as backwards:
-        assert backwards.all_gather(np.array([group.rank])).tolist() == list(range(size))[::-1]
-    group.barrier()
-    tell("works", now=group.rank, of=size, ranks=group.ranks, backend=group.backend_name)
-"""
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("shrink"))
-    yield nursery
-    nursery.close()
-
-
-def places(facts: list[dict[str, Any]]) -> dict[int, tuple[int, int]]:
-    """Return for each rank which one it is now, and of how many."""
-    return {fact["rank"]: (fact["now"], fact["of"]) for fact in facts}
+__all__ = ["nursery"]
 
 
 @pytest.mark.parametrize("backend", ["tcp", "shm", "auto"])
@@ -104,124 +69,6 @@ group.close()
     assert [fact["who"] for fact in second] == [2, 2, 2]  # as the group of four counts
     assert all(fact["notes"][0].endswith("rank 2 is the one that began as rank 3") for fact in second)
     assert (codes[0], codes[2], codes[4]) == (0, 0, 0)
-
-
-DYING = """
-import manyhands.forming, manyhands.job, manyhands.shrinking
-def stand_still(owner, name):
-    \"\"\"Let the second call of a function be the last thing that this rank does.\"\"\"
-    plain, calls = getattr(owner, name), []
-    def wrapped(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == TURN:
-            tell("stands")
-            time.sleep(30)
-        return plain(*args, **kwargs)
-    setattr(owner, name, wrapped)
-"""
-STANDING = {
-    "before it asks": (1, "manyhands.rendezvous.control.SocketControl, 'shrink'"),
-    "before it comes": (2, "manyhands.job.Job, 'meet'"),
-    "before it starts the backend": (2, "manyhands.job.Job, 'start_backend'"),
-    "at the very end": (1, "manyhands.shrinking, 'finish'"),
-}
-
-
-@pytest.mark.parametrize("backend", ["tcp", "shm"])
-@pytest.mark.parametrize("where", STANDING)
-def test_who_dies_while_the_group_shrinks_is_left_out(nursery: Nursery, backend: str, where: str) -> None:
-    turn, place = STANDING[where]
-    program = (
-        GOING_ON
-        + f"TURN = {turn}"
-        + DYING
-        + f"""
-if rank == 2:
-    stand_still({place})
-group = mh.init(timeout_s=20)
-group.barrier()
-tell("running")
-until_lost(group)
-with group.shrink() as group:
-    check(group)
-"""
-    )
-    with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
-        ranks.start().await_facts("running")
-        ranks.signal(1, signal.SIGKILL)
-        ranks.await_facts("stands", 1)
-        ranks.signal(2, signal.SIGKILL)
-        works = ranks.await_facts("works", 2)
-        codes = ranks.wait()
-    assert places(works) == {0: (0, 2), 3: (1, 2)}
-    assert (codes[0], codes[3]) == (0, 0)
-
-
-def test_who_comes_late_still_learns_of_a_death_and_goes_on(nursery: Nursery) -> None:
-    program = (
-        GOING_ON
-        + "TURN = 2"
-        + DYING
-        + """
-if rank == 2:
-    stand_still(manyhands.job.Job, "meet")
-if rank == 3:
-    plain = manyhands.shrinking._Shrinking.meet
-    def late(self, *args):
-        if not asked:
-            asked.append(1)
-            tell("stands")
-            until_told_to_go()
-        return plain(self, *args)
-    asked, manyhands.shrinking._Shrinking.meet = [], late
-group = mh.init(timeout_s=20)
-group.barrier()
-tell("running")
-until_lost(group)
-with group.shrink(timeout_s=25) as group:
-    check(group)
-"""
-    )
-    with nursery.ranks(program, 4) as ranks:
-        ranks.start().await_facts("running")
-        ranks.signal(1, signal.SIGKILL)
-        ranks.await_facts("stands", 2)
-        ranks.signal(2, signal.SIGKILL)
-        time.sleep(1.5)  # longer than a store waits that nobody is known to come to
-        ranks.go()
-        works = ranks.await_facts("works", 2)
-        codes = ranks.wait()
-    assert places(works) == {0: (0, 2), 3: (1, 2)}
-    assert (codes[0], codes[3]) == (0, 0)
-
-
-def test_who_cannot_go_on_for_a_reason_of_its_own_is_left_out(nursery: Nursery) -> None:
-    program = (
-        GOING_ON
-        + """
-import manyhands.job
-group = mh.init(timeout_s=20)
-group.barrier()
-tell("running")
-until_lost(group)
-if rank == 2:
-    def broken(*args):
-        raise MemoryError("no room for another backend")
-    manyhands.job.Job.start_backend = broken
-    attempt(group.shrink)
-else:
-    with group.shrink() as group:
-        check(group)
-"""
-    )
-    with nursery.ranks(program, 4) as ranks:
-        ranks.start().await_facts("running")
-        ranks.signal(1, signal.SIGKILL)
-        works = ranks.await_facts("works", 2)
-        (broken,) = ranks.await_facts("raised", 1)
-        ranks.wait()
-    assert places(works) == {0: (0, 2), 3: (1, 2)}
-    assert (broken["rank"], broken["type"], broken["text"]) == (2, "MemoryError", "no room for another backend")
 
 
 def test_without_rank_0_nobody_goes_on(nursery: Nursery) -> None:

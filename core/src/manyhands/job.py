@@ -68,7 +68,7 @@ class Meeting:
     local_rank
         Which of the ranks of its host this one is, where that is known from before.
     before
-        On rank 0, the job that the ranks are left over from, and which of it they were.
+        The job that the ranks are left over from, and which of it they were.
     keep
         Takes what gives back a store at which the ranks did not meet: until then it tells latecomers why. Without it, for a moment.
     """
@@ -207,7 +207,11 @@ class Job:
                 if meeting.before is not None:
                     _pass_on_who_ends(*meeting.before, store)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
-            job.control = SocketControl(loop, join, meeting.address, meeting.secret, deadline)
+            # Whoever lost rank 0 meanwhile need not look for it.
+            before = None if meeting.before is None else meeting.before[0].control
+            job.control = SocketControl(
+                loop, join, meeting.address, meeting.secret, deadline, lambda: before is not None and before.cut
+            )
             # The store ends the wait for the others, and knows who is missing: this rank's own clock should not run out first.
             welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
             job._key = hmac.digest(meeting.secret, welcome.key, hashlib.sha256)
@@ -326,7 +330,11 @@ class Job:
     def retire(self) -> None:
         """Let no call begin any more after a failure, and give back what moved the bytes; the control connection stays."""
         self.closed = True
-        self._release_backend()
+        try:
+            self._release_backend()
+        except BaseException:
+            self.control.close()  # who cannot go on is not waited for
+            raise
 
     def release(self) -> None:
         """Give back what `retire` left."""

@@ -116,6 +116,11 @@ class Control(ABC):
         """Give back what the connection holds; twice is fine."""
 
     @property
+    def cut(self) -> bool:
+        """Whether the connection to the store has ended without a farewell."""
+        return bool(self._cut)
+
+    @property
     def failed(self) -> bool:
         """Whether the job has failed; once true it stays so."""
         return self.verdict is not None
@@ -390,8 +395,16 @@ class SocketControl(Control):
         The store holds another secret.
     """
 
-    def __init__(self, loop: Loop, join: Join, address: Address, secret: bytes, deadline: Deadline) -> None:
-        sock = _dial_patiently(address, secret, join.rank, deadline)
+    def __init__(
+        self,
+        loop: Loop,
+        join: Join,
+        address: Address,
+        secret: bytes,
+        deadline: Deadline,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        sock = _dial_patiently(address, secret, join.rank, deadline, cancelled)
         super().__init__(join.rank, join.world_size, sock.getsockname()[0])
         self._address = address
         self._connection = FrameConnection(
@@ -423,11 +436,13 @@ class SocketControl(Control):
             self._changed.notify_all()
 
 
-def _dial_patiently(address: Address, secret: bytes, rank: int, deadline: Deadline) -> socket.socket:
+def _dial_patiently(
+    address: Address, secret: bytes, rank: int, deadline: Deadline, cancelled: Callable[[], bool]
+) -> socket.socket:
     pause, failure = 0.005, "no attempt was made"
-    while not deadline.passed():
+    while not deadline.passed() and not cancelled():
         try:
-            return dial(address, secret, CONTROL_HELLO, deadline)
+            return dial(address, secret, CONTROL_HELLO, deadline, cancelled)
         except RendezvousError as error:
             error.rank = rank
             raise

@@ -291,6 +291,8 @@ class Membership:
             self._tell_all(Farewell())
 
     def _exchange(self, rank: int, message: Exchange) -> None:
+        if self.verdict is not None:  # some have stopped waiting because of it: nobody may come out of it as if all were well
+            return
         meeting = self._meetings.setdefault(message.name, _Meeting(message.members))
         meeting.cards[rank] = message.card
         if any(member not in meeting.cards for member in meeting.members):

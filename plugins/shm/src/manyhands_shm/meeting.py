@@ -114,6 +114,8 @@ def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barri
             except CannotOpenError as error:
                 failures[rank] = str(error)
         answers = bootstrap.exchange("shm, opened", json.dumps(list(failures.items())[:50]).encode())
+        if any(json.loads(answer) for answer in answers):
+            bootstrap.exchange("shm, not opened", b"")  # where a rank has died meanwhile, that is what ends the job
         _check_answers([json.loads(answer) for answer in answers], cards)
     except BaseException:
         for segment in opened.values():

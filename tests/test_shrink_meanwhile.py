@@ -1,0 +1,280 @@
+"""What happens while a group shrinks: more deaths, ranks that come late, that cannot go on, or that break off."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from fault_tools import Nursery
+from shrink_tools import GOING_ON, nursery, places
+
+__all__ = ["nursery"]
+
+DYING = """
+import manyhands.forming, manyhands.job, manyhands.shrinking
+def stand_still(owner, name):
+    \"\"\"Let the second call of a function be the last thing that this rank does.\"\"\"
+    plain, calls = getattr(owner, name), []
+    def wrapped(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == TURN:
+            tell("stands")
+            time.sleep(30)
+        return plain(*args, **kwargs)
+    setattr(owner, name, wrapped)
+"""
+STANDING = {
+    "before it asks": (1, "manyhands.rendezvous.control.SocketControl, 'shrink'"),
+    "before it comes": (2, "manyhands.job.Job, 'meet'"),
+    "before it starts the backend": (2, "manyhands.job.Job, 'start_backend'"),
+    "at the very end": (1, "manyhands.shrinking, 'finish'"),
+}
+
+
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+@pytest.mark.parametrize("where", STANDING)
+def test_who_dies_while_the_group_shrinks_is_left_out(nursery: Nursery, backend: str, where: str) -> None:
+    turn, place = STANDING[where]
+    program = (
+        GOING_ON
+        + f"TURN = {turn}"
+        + DYING
+        + f"""
+if rank == 2:
+    stand_still({place})
+group = mh.init(timeout_s=20)
+group.barrier()
+tell("running")
+until_lost(group)
+with group.shrink() as group:
+    check(group)
+"""
+    )
+    with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGKILL)
+        ranks.await_facts("stands", 1)
+        ranks.signal(2, signal.SIGKILL)
+        works = ranks.await_facts("works", 2)
+        codes = ranks.wait()
+    assert places(works) == {0: (0, 2), 3: (1, 2)}
+    assert (codes[0], codes[3]) == (0, 0)
+
+
+def test_who_comes_late_still_learns_of_a_death_and_goes_on(nursery: Nursery) -> None:
+    program = (
+        GOING_ON
+        + "TURN = 2"
+        + DYING
+        + """
+if rank == 2:
+    stand_still(manyhands.job.Job, "meet")
+if rank == 3:
+    plain = manyhands.shrinking._Shrinking.meet
+    def late(self, *args):
+        if not asked:
+            asked.append(1)
+            tell("stands")
+            until_told_to_go()
+        return plain(self, *args)
+    asked, manyhands.shrinking._Shrinking.meet = [], late
+group = mh.init(timeout_s=20)
+group.barrier()
+tell("running")
+until_lost(group)
+with group.shrink(timeout_s=25) as group:
+    check(group)
+"""
+    )
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGKILL)
+        ranks.await_facts("stands", 2)
+        ranks.signal(2, signal.SIGKILL)
+        time.sleep(1.5)  # longer than a store waits that nobody is known to come to
+        ranks.go()
+        works = ranks.await_facts("works", 2)
+        codes = ranks.wait()
+    assert places(works) == {0: (0, 2), 3: (1, 2)}
+    assert (codes[0], codes[3]) == (0, 0)
+
+
+def test_who_cannot_go_on_for_a_reason_of_its_own_is_left_out(nursery: Nursery) -> None:
+    program = (
+        GOING_ON
+        + """
+import manyhands.job
+group = mh.init(timeout_s=20)
+group.barrier()
+tell("running")
+until_lost(group)
+if rank == 2:
+    def broken(*args):
+        raise MemoryError("no room for another backend")
+    manyhands.job.Job.start_backend = broken
+    attempt(group.shrink)
+else:
+    with group.shrink() as group:
+        check(group)
+"""
+    )
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGKILL)
+        works = ranks.await_facts("works", 2)
+        (broken,) = ranks.await_facts("raised", 1)
+        ranks.wait()
+    assert places(works) == {0: (0, 2), 3: (1, 2)}
+    assert (broken["rank"], broken["type"], broken["text"]) == (2, "MemoryError", "no room for another backend")
+
+
+LATE_CARDS = """
+from manyhands.rendezvous.control import Control
+plain = Control.give_card
+def giving(self, name, card, members):
+    if name == NAME and armed:
+        armed.clear()
+        if rank == 2:  # gives its card, and no more
+            plain(self, name, card, members)
+            time.sleep(0.1)
+            tell("stands")
+            time.sleep(30)
+        if rank == 3:  # has not heard of the death when it gives its own, and looks when all that comes of it has come
+            tell("stands")
+            until_told_to_go()
+            plain(self, name, card, members)
+            time.sleep(0.3)
+            return
+    plain(self, name, card, members)
+Control.give_card = giving
+armed = []
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("tcp", "the end of shrink()"), ("shm", "the end of shrink()"), ("tcp", "tcp"), ("shm", "shm, opened")],
+)
+def test_nobody_comes_out_of_a_shrink_in_which_one_died_as_if_all_were_well(nursery: Nursery, backend: str, name: str) -> None:
+    program = (
+        GOING_ON
+        + f"NAME = {name!r}"
+        + LATE_CARDS
+        + """
+group = mh.init(timeout_s=20)
+group.barrier()
+armed.append(True)
+tell("running")
+until_lost(group)
+with group.shrink(timeout_s=15) as group:
+    check(group)
+"""
+    )
+    with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGKILL)
+        ranks.await_facts("stands", 2)
+        ranks.signal(2, signal.SIGKILL)
+        time.sleep(0.2)  # rank 0 learns of it, and asks again
+        ranks.go()
+        works = ranks.await_facts("works", 2)
+        codes = ranks.wait()
+    assert places(works) == {0: (0, 2), 3: (1, 2)}
+    assert (codes[0], codes[3]) == (0, 0)
+
+
+def test_who_cannot_open_the_memory_of_a_rank_that_has_just_died_goes_on_without_it(nursery: Nursery) -> None:
+    program = (
+        GOING_ON
+        + """
+import manyhands.rendezvous.store
+from manyhands_shm.segment import CannotOpenError, Segment
+told, opened, armed = manyhands.rendezvous.store._Seat._lost, Segment.open.__func__, []
+def told_late(self, reason):
+    self._store._loop.call_later(0.3, lambda: told(self, reason))
+def cannot(cls, *args):
+    if rank == 3 and armed:
+        armed.clear()
+        raise CannotOpenError("its process has gone")
+    return opened(cls, *args)
+group = mh.init(timeout_s=20)
+group.barrier()
+tell("running")
+until_lost(group)
+armed.append(True)
+Segment.open = classmethod(cannot)
+manyhands.rendezvous.store._Seat._lost = told_late
+give = manyhands.rendezvous.control.Control.give_card
+def giving(self, name, card, members):
+    give(self, name, card, members)
+    if name == "shm, opened" and rank == 2:
+        time.sleep(0.05)
+        os._exit(9)
+manyhands.rendezvous.control.Control.give_card = giving
+with group.shrink(timeout_s=15) as group:
+    check(group)
+"""
+    )
+    with nursery.ranks(program, 4, MANYHANDS_BACKEND="shm") as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGKILL)
+        works = ranks.await_facts("works", 2)
+        codes = ranks.wait()
+    assert places(works) == {0: (0, 2), 3: (1, 2)}
+    assert (codes[0], codes[3]) == (0, 0)
+
+
+def test_rank_0_that_dies_before_the_others_have_come_to_it_is_named_at_once(nursery: Nursery) -> None:
+    program = (
+        GOING_ON
+        + "TURN = 2"
+        + DYING
+        + """
+if rank == 0:
+    stand_still(manyhands.job.Job, "meet")
+group = mh.init(timeout_s=20)
+group.barrier()
+tell("running")
+until_lost(group)
+attempt(group.shrink, timeout_s=15)
+"""
+    )
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGKILL)
+        ranks.await_facts("stands", 1)
+        killed_at = ranks.signal(0, signal.SIGKILL)
+        failures = ranks.await_facts("raised", 2)
+        ranks.wait()
+    for failure in failures:
+        assert (failure["type"], failure["about"]) == ("PeerLostError", 0), failure
+        assert failure["ended"] - killed_at < 5
+
+
+def test_who_breaks_off_and_lives_on_is_not_waited_for(nursery: Nursery) -> None:
+    program = (
+        GOING_ON
+        + """
+group = mh.init(timeout_s=20)
+group.barrier()
+tell("running")
+until_lost(group)
+if rank == 2:
+    def broken():
+        raise KeyboardInterrupt
+    group._job.backend.close = broken
+    attempt(group.shrink)
+    until_told_to_go()
+    os._exit(0)
+with group.shrink(timeout_s=15) as group:
+    check(group)
+"""
+    )
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGKILL)
+        works = ranks.await_facts("works", 2)
+        ranks.go()
+        ranks.wait()
+    assert places(works) == {0: (0, 2), 3: (1, 2)}
