@@ -298,7 +298,7 @@ def test_with_keep_going_a_last_rank_that_is_stopped_is_told_of_and_waited_for(s
         2,
         "--keep-going",
     )
-    said = launch.await_error("waiting for rank 1 alone, and it is stopped: kill -CONT ")
+    said = launch.await_error("manyhands run: rank 1 is stopped, and no other one runs: kill -CONT ")
     os.kill(int(said.partition("kill -CONT ")[2].partition(",")[0]), signal.SIGCONT)
     code, _, err = launch.finish()
     assert code == 1

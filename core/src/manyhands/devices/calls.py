@@ -247,6 +247,9 @@ class Devices:
             if watch is not None and watch.is_idle:
                 watch.wake()
         if count and not count % _CHECKED:
+            if len(self.latest) > _CHECKED:
+                self.latest = {launched.stream: launched for launched in self.unfinished()}
+                self.ended = {}
             self.checkpoint()
 
     @contextmanager
@@ -332,8 +335,6 @@ class Devices:
 
     def checkpoint(self) -> None:
         """Let the store compare what this rank has called with what the others have."""
-        if len(self.latest) > _CHECKED:  # nobody launches meanwhile
-            self.latest = {launched.stream: launched for launched in self.unfinished()}
         if self._count and not self._job.control.failed:
             place = f"calls of group {self._members.number}"
             self._job.control.checkpoint(place, self._count, _as_bytes(self._digest), self._members.ranks)
@@ -472,7 +473,8 @@ class Devices:
         members = list(self._members.ranks)
         if isinstance(failure, TimeoutError):
             place = sequence if sequence >= 0 else None
-            return job.fail(Report("deadline", f"{what}: {failure}", None, what, self._members.channel, place, members))
+            name = what.partition(" #")[0]
+            return job.fail(Report("deadline", f"{what}: {failure}", None, name, self._members.channel, place, members))
         if failure.is_passing:
             return UnsupportedError(f"{what} is not possible while a stream is captured: {failure.reason}")
         if failure.is_remote:

@@ -213,7 +213,7 @@ class DeviceWatch:
             if failed.is_passing:
                 marks.clear()  # one of them may have become part of a graph
                 return True
-            last = launches[-1]
+            last = max(launches, key=lambda launched: launched.started)
             group.report(failed, said_call(last.signature, last.sequence))
             return False
         if marks:

@@ -264,7 +264,7 @@ class _Launcher:
                 child.told = True
                 pid = child.process.pid
                 self._say(
-                    f"manyhands run: waiting for rank {child.rank} alone, and it is stopped: kill -CONT {pid}, or kill -KILL {pid}\n"
+                    f"manyhands run: rank {child.rank} is stopped, and no other one runs: kill -CONT {pid}, or kill -KILL {pid}\n"
                 )
 
     def _running(self) -> list[_Child]:

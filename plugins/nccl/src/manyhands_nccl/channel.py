@@ -78,7 +78,8 @@ class NcclChannel(DeviceChannel):
     def watch(self) -> None:
         """Let the calling thread look at events while another one captures in the strictest mode, which forbids that to all others."""
         relax_capture()
-        self._cuda.runtime.setDevice(self.device)  # for good, since the thread is core's
+        with contextlib.suppress(self._cuda.error):  # what is wrong with the device is told by what follows
+            self._cuda.runtime.setDevice(self.device)  # for good, since the thread is core's
 
     def record(self, stream: int) -> DeviceEvent:
         """Return the point that a stream has come to by now."""
