@@ -545,17 +545,3 @@ def test_arrays_that_were_copied_are_kept_until_the_copy_is_done(gpus: FakeNccl)
                     assert known() is not None
 
     must(gpu_world(program, 2))
-
-
-def test_streams_that_are_used_once_are_not_kept_for_ever(gpus: FakeNccl) -> None:
-    def program(group: Group) -> int:
-        x = mine(group)
-        for step in range(200):
-            with cupy.cuda.Stream(non_blocking=True):
-                group.all_reduce(x)
-            if step % 20 == 0:
-                group.synchronize()
-        group.synchronize()
-        return len(group._operations.devices.latest)
-
-    assert max(must(gpu_world(program, 2))) < 150

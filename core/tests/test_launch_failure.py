@@ -183,3 +183,13 @@ def test_what_ended_a_job_that_had_survived_others_is_the_last_before_ranks_gave
 def test_where_nobody_gave_up_or_nothing_else_is_known_the_first_failure_ended_the_job() -> None:
     assert last_straw([failure(0, 2.0), failure(1, 1.0)]) == (failure(1, 1.0), [])
     assert last_straw([failure(0, 2.0, secondary=True, time=2.0)])[0].rank == 0
+
+
+def test_deaths_at_one_time_are_told_as_the_first_of_them_and_not_as_survived() -> None:
+    one, other = failure(1, 10.0, code=-9), failure(2, 10.01, code=-9)
+    assert last_straw([failure(0, 10.1, secondary=True, time=10.02), other, one]) == (one, [])
+
+
+def test_who_exits_because_of_a_death_is_not_what_ended_the_job() -> None:
+    dead, gave_up, quit_ = failure(1, 10.0, code=-9), failure(0, 10.1, secondary=True, time=10.002), failure(2, 10.06, code=3)
+    assert last_straw([dead, gave_up, quit_]) == (dead, [])

@@ -511,7 +511,7 @@ def begin_capture(stream: Any) -> None:
     """Record what is enqueued on a stream from now on, and on those that join it, and run nothing of it."""
     with _machine.lock:
         found = _machine.stream(_handle(stream))
-        if found.handle in (0, 2):
+        if found.handle == 0:
             raise CUDARuntimeError(900)
         _check_not_capturing(found)
         found.capture = _Capture(found)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from manyhands.deadline import Deadline
-from manyhands.errors import CommError, UnsupportedError
+from manyhands.errors import CommError, RendezvousError, UnsupportedError
 from manyhands.forming import Formed, Setup, among_processes, come_alone, finish
 from manyhands.job import Job, Meeting, guarded_bind
 from manyhands.rendezvous.messages import Shrunk
@@ -83,7 +83,9 @@ class _Shrinking:
                 try:
                     return self.form(shrunk, listener)
                 except CommError as error:
-                    if self.deadline.passed():
+                    # Who meets somebody else there, alone, goes; where rank 0 is gone, the old store will say so.
+                    is_alone = isinstance(error, RendezvousError) and not self.old.control.cut
+                    if is_alone or self.deadline.passed():
                         raise
                     failure = error
 

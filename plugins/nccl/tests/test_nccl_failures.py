@@ -413,3 +413,21 @@ def test_a_helper_leaves_the_device_that_a_thread_had(nccl):
         assert fake_cuda.get_device() == 2
     assert fake_cuda.get_device() == 1
     fake_cuda.set_device(0)
+
+
+def test_the_error_of_a_block_is_told_although_its_group_is_never_launched(world, nccl):
+    nccl.hanging.add("connect")
+
+    def body(rank):
+        array, launch = ones(rank), rank.channel.prepare(SUM)
+        rank.channel._communicator._patience_s = 0.05
+
+        def broken_off():
+            with rank.channel.together():
+                rank.run(launch, array, array)
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            broken_off()
+
+    world(body, 1)

@@ -150,7 +150,8 @@ class DeviceAction:
 
         def hold() -> None:
             stream, _ = self.stream
-            if self.channel.is_capturing(stream):
+            channel = self._devices.channel  # None where the group has been closed since
+            if channel is not None and channel.is_capturing(stream):
                 raise UnsupportedError(
                     "a stream that is being captured cannot wait for a call beside it: wait before the capture begins, or capture the call without "
                     "_async"
@@ -244,7 +245,11 @@ def together(actions: Sequence[DeviceAction], deadline: Deadline) -> None:
     """Enqueue calls on the caller's current stream, as one."""
     devices, streams = actions[0].devices, [action.stream for action in actions]
     with devices.reporting("the launch of a call"):
-        if any(stream == PER_THREAD for stream, _ in streams) and devices.channel is not None:
+        if devices.channel is not None and any(stream == PER_THREAD for stream, _ in streams):
+            if devices.channel.is_capturing(PER_THREAD):
+                raise UnsupportedError(
+                    "calls on the default stream of a thread cannot be captured: capture a stream of your own"
+                )
             libraries = {action.library.streams: action.library for action in actions}
             starts = begin(devices, list(libraries.values()))
             for action in actions:

@@ -75,6 +75,8 @@ class Devices:
     ----------
     channel
         As above, until it is closed.
+    entered
+        What is being launched, or was launched last.
     latest
         What was launched last on each stream.
     ended
@@ -107,6 +109,7 @@ class Devices:
         self._batched: list[Launched] | None = None
         self._kinds: dict[Call, Prepared] = {}
         self._traded: dict[Call, Prepared] = {}
+        self.entered: Launched | None = None
         self.latest: dict[int, Launched] = {}
         self.ended: dict[int, Launched] = {}
         self._copies: list[DeviceEvent] = []
@@ -229,15 +232,18 @@ class Devices:
             collectives.sequence = self._calls[self._number] = sequence + 1
             self._digest = hash((self._digest, prepared.number))
             self._count = count = self._count + 1
+        launched = _new(Launched, (stream, keep, signature, sequence, started, timeout_s))  # half the time of Launched(...)
+        self.entered = launched
         try:
             if self._plugins.observed:
                 self._launch_observed(prepared, source, target, stream, sequence)
             else:
                 prepared.launch(source, target, stream)
+        except ManyHandsError:
+            raise
         except (DeviceFailure, TimeoutError) as failure:
             self._failed(failure, said_call(signature, sequence), sequence)
         self._recorder.note(self._number, sequence, signature, started)
-        launched = _new(Launched, (stream, keep, signature, sequence, started, timeout_s))  # half the time of Launched(...)
         if self._batched is not None:
             self._batched.append(launched)  # the device gets it at the end of the batch
         else:
@@ -247,10 +253,14 @@ class Devices:
             if watch is not None and watch.is_idle:
                 watch.wake()
         if count and not count % _CHECKED:
-            if len(self.latest) > _CHECKED:
-                self.latest = {launched.stream: launched for launched in self.unfinished()}
-                self.ended = {}
+            self._forget()
             self.checkpoint()
+
+    def _forget(self) -> None:
+        """Forget streams whose work has ended, where they are many; nobody launches meanwhile."""
+        if len(self.latest) > _CHECKED:
+            self.latest = {launched.stream: launched for launched in self.unfinished()}
+            self.ended = {}
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -268,6 +278,7 @@ class Devices:
         self.latest.update((launched.stream, launched) for launched in batched)
         if batched and self._watch is not None:
             self._is_unchecked = True
+            self._forget()
             self._watch.wake()
 
     @contextmanager
@@ -275,6 +286,8 @@ class Devices:
         """Tell all ranks of a failure of the library in a block, and raise the first cause."""
         try:
             yield
+        except ManyHandsError:
+            raise
         except (DeviceFailure, TimeoutError) as failure:
             self._failed(failure, what)
 
@@ -459,6 +472,7 @@ class Devices:
             _remember(flow.kinds, key, prepared)
         flow.digest = hash((flow.digest, prepared.number))
         if not flow.count % _CHECKED:
+            self._forget()
             self._compare_messages(source, dest, flow)
         return prepared
 

@@ -57,6 +57,10 @@ class Watched(Protocol):
         """What performs them."""
 
     @property
+    def entered(self) -> Launched | None:
+        """What is being launched, or was launched last."""
+
+    @property
     def latest(self) -> dict[int, Launched]:
         """What was launched last on each stream."""
 
@@ -76,18 +80,15 @@ class Watched(Protocol):
 
 
 class _Mark:
-    """A point on a stream: behind ``known``, and maybe behind what was launched while the point was made, up to ``last``.
-
-    What that was is known a while later: a launch is noted when it has been made.
-    """
+    """A point on a stream: behind ``known``, and maybe behind what was being launched while the point was made, up to ``last``."""
 
     __slots__ = ("event", "known", "last", "next_stall")
 
-    def __init__(self, known: Launched, event: DeviceEvent) -> None:
+    def __init__(self, known: Launched, event: DeviceEvent, last: Launched) -> None:
         self.known = known
         self.event = event
-        self.last: Launched | None = None
-        self.next_stall = known.started + _FIRST_STALL_S
+        self.last = last
+        self.next_stall = last.started + _FIRST_STALL_S
 
 
 class DeviceWatch:
@@ -203,6 +204,8 @@ class DeviceWatch:
         if channel is None or not launches:
             marks.clear()
             return False
+        for stream in marks.keys() - {launched.stream for launched in launches}:
+            del marks[stream]  # somebody else has seen its end
         try:
             failure = channel.failure()
             if failure is not None:
@@ -226,7 +229,9 @@ class DeviceWatch:
         if mark is None:
             if channel.is_capturing(stream):
                 return  # it runs when the graph does
-            mark = marks[stream] = _Mark(launched, channel.record(stream))
+            event, entered = channel.record(stream), group.entered
+            last = entered if entered is not None and entered.stream == stream else group.latest.get(stream, launched)
+            mark = marks[stream] = _Mark(launched, event, last)
         if mark.event.done():
             del marks[stream]
             group.ended[stream] = mark.known
@@ -235,7 +240,7 @@ class DeviceWatch:
         """Tell the store of a call that is not done; end the job when the time of one is up."""
         now, members = time.monotonic(), group.members
         for mark in marks:
-            call = mark.last or mark.known
+            call = mark.last
             if now - call.started > call.timeout_s:
                 sequence = call.sequence if call.sequence >= 0 else None
                 text = (
@@ -246,11 +251,9 @@ class DeviceWatch:
                 self._job.fail(Report("deadline", text, None, name, members.channel, sequence, list(members.ranks)))
                 return
         mark = min(marks, key=lambda each: each.known.started)
-        if now < mark.next_stall:
-            return
-        mark.next_stall = now + _NEXT_STALL_S
-        call = mark.last = mark.last or group.latest.get(mark.known.stream, mark.known)
-        if call.sequence >= 0:
+        call = mark.last
+        if call.sequence >= 0 and now >= mark.next_stall:
+            mark.next_stall = now + _NEXT_STALL_S
             others = [rank for rank in members.ranks if rank != self._job.rank]
             name, digest = call.signature.operation, call.signature.digest
             wait = Wait(members.channel, call.sequence, name, digest, others, [], list(members.ranks))

@@ -62,9 +62,16 @@ def primary(failures: Sequence[Failure]) -> Failure:
 def last_straw(failures: Sequence[Failure]) -> tuple[Failure, list[Failure]]:
     """Return the failure that ended a job which may have survived others, and those: the last one before ranks gave up."""
     own = sorted((failure for failure in failures if not failure.is_secondary), key=lambda failure: failure.began)
-    consequences = [failure.began for failure in failures if failure.is_secondary]
-    before = [failure for failure in own if consequences and failure.began <= min(consequences) + _LATE_S]
-    return (before[-1], before[:-1]) if before else (primary(failures), [])
+    gave_up = min((failure.began for failure in failures if failure.is_secondary), default=None)
+    if gave_up is None:
+        return primary(failures), []
+    # That a rank was killed is seen by its end alone, which others may have noticed before.
+    before = [each for each in own if each.began - (_LATE_S if each.code < 0 and each.record is None else 0.0) <= gave_up]
+    if not before:
+        return primary(failures), []
+    # Of what failed at one time nobody knows whether the others went on after it.
+    together = [each for each in before if each.began >= before[-1].began - _LATE_S]
+    return together[0], before[: -len(together)]
 
 
 def exit_code(code: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -133,4 +133,5 @@ def _elsewhere(device: int) -> Iterator[None]:
     try:
         yield
     finally:
-        cuda.driver.ctxSetCurrent(context)
+        with suppress(cuda.driver.CUDADriverError):  # of a device that has failed, which is told elsewhere
+            cuda.driver.ctxSetCurrent(context)

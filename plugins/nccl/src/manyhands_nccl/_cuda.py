@@ -104,7 +104,8 @@ class Cuda:
             raise self.failure(error) from error
         finally:
             if context is not None:
-                self._driver.ctxSetCurrent(context)
+                with contextlib.suppress(self._driver.CUDADriverError):  # of a device that has failed, which is told elsewhere
+                    self._driver.ctxSetCurrent(context)
 
     def _context(self) -> int:
         try:

@@ -247,7 +247,7 @@ class Communicator:
                 yield
             except BaseException:
                 # A group cannot be given up: NCCL ends it, with what was enqueued so far, and the other error is the one to tell.
-                with contextlib.suppress(DeviceFailure):
+                with contextlib.suppress(DeviceFailure, TimeoutError):
                     self._end_group()
                 raise
             self._end_group()

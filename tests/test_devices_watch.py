@@ -1,0 +1,140 @@
+"""Who looks after calls on GPUs: deadlines, and what is known of each stream; on fakes, as in test_devices."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+from device_worlds import gpu_world, gpus
+from fake_gpu import fake_cuda
+from fake_gpu import fake_cupy as cupy
+from fake_gpu.fake_nccl import FakeNccl
+from worlds import must
+
+import manyhands as mh
+from manyhands.api import Group
+
+__all__ = ["gpus"]
+
+
+def mine(group: Group, shape: Any = 4) -> Any:
+    return cupy.full(shape, group.rank + 1, np.float32)
+
+
+def test_what_the_host_has_seen_done_has_no_deadline_any_more(gpus: FakeNccl) -> None:
+    """Although another stream is busy all the time, and the thread that watches had marked the first."""
+
+    def program(group: Group) -> None:
+        x = mine(group)
+        group.all_reduce(x)
+        group.synchronize()
+        group.barrier()
+        one, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        with one:
+            fake_cuda.enqueue(one.ptr, lambda: time.sleep(0.1))  # until after the watch has looked
+            group.all_reduce(x, timeout_s=0.6)
+        group.synchronize()
+        began = time.monotonic()
+        with other:
+            while time.monotonic() - began < 1.2:
+                fake_cuda.enqueue(other.ptr, lambda: time.sleep(0.06))
+                group.all_reduce(x, timeout_s=20.0)
+                time.sleep(0.04)
+        group.synchronize()
+
+    must(gpu_world(program, 2))
+
+
+def test_calls_that_follow_postpone_no_deadline(gpus: FakeNccl) -> None:
+    took = []
+
+    def program(group: Group) -> None:
+        x = mine(group)
+        group.all_reduce(x)
+        group.synchronize()
+        group.barrier()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        began = time.monotonic()
+        with cupy.held(stream.ptr), stream:
+            group.all_reduce(x, timeout_s=0.6)
+            time.sleep(0.1)
+            group.all_reduce(x, timeout_s=9.0)
+            while not repr(group).endswith("failed>") and time.monotonic() - began < 9:
+                time.sleep(0.01)
+        took.append(time.monotonic() - began)
+        group.barrier()
+
+    outcomes = gpu_world(program, 2)
+    assert all(isinstance(outcome, mh.DeadlineError) for outcome in outcomes), outcomes
+    assert "all_reduce #2 was not done" in str(outcomes[0])
+    assert max(took) < 5
+
+
+def test_a_deadline_of_ranks_that_agree_is_told_once(gpus: FakeNccl) -> None:
+    def program(group: Group) -> str:
+        group.all_reduce(mine(group))
+        if group.rank == 1:
+            while not repr(group).endswith("failed>"):
+                time.sleep(0.01)
+            return ""
+        with pytest.raises(mh.DeadlineError) as caught:
+            group.all_reduce(mine(group, 7), timeout_s=0.3)
+        return "".join(traceback.format_exception(caught.value))
+
+    told = gpu_world(program, 2)[0]  # the other one's end says so as well
+    assert "direct cause" not in told
+    assert "During handling" not in told
+
+
+def test_a_work_of_a_group_that_was_closed_meanwhile_still_gives_its_result(gpus: FakeNccl) -> None:
+    def program(group: Group) -> list[float]:
+        half = group.split(0)
+        x = mine(half)
+        half.all_reduce(x)
+        x.get()
+        fake_cuda.enqueue(cupy.cuda.get_current_stream().ptr, lambda: time.sleep(0.3))
+        work = half.all_reduce_async(x)
+        half.close(timeout_s=0.05)
+        time.sleep(0.1)
+        found: list[float] = work.wait().get().tolist()
+        group.barrier()
+        return found
+
+    assert must(gpu_world(program, 2)) == [[3.0] * 4] * 2
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "messages"])
+def test_streams_that_are_used_once_are_not_kept_for_ever(gpus: FakeNccl, call: str) -> None:
+    def program(group: Group) -> int:
+        x = mine(group)
+        for _ in range(200):
+            with cupy.cuda.Stream(non_blocking=True) as stream:
+                if call == "all_reduce":
+                    group.all_reduce(x)
+                elif group.rank == 0:
+                    group.send(x, 1)
+                else:
+                    group.recv(0, out=x)
+                stream.synchronize()
+            group.synchronize()
+        return len(group._operations.devices.latest)
+
+    assert max(must(gpu_world(program, 2))) < 150
+
+
+def test_the_default_stream_of_a_thread_cannot_be_captured(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        x = mine(group)
+        group.all_reduce(x, out=x)
+        x.get()
+        stream = cupy.cuda.ExternalStream(2)
+        with stream:
+            cupy.begin_capture(stream)
+            with pytest.raises(mh.UnsupportedError, match="capture a stream of your own"):
+                group.all_reduce(x, out=x)
+            cupy.end_capture(stream)
+
+    must(gpu_world(program, 2))
