@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fault_tools import Nursery
 
-__all__ = ["GOING_ON", "nursery", "places"]
+__all__ = ["GOING_ON", "LOSING", "SHRINKING", "nursery", "places"]
 
 GOING_ON = """
 def until_lost(group):
@@ -31,6 +31,20 @@ def check(group):
         assert backwards.all_gather(np.array([group.rank])).tolist() == list(range(size))[::-1]
     group.barrier()
     tell("works", now=group.rank, of=size, ranks=group.ranks, backend=group.backend_name)
+"""
+
+
+LOSING = """
+group = mh.init(timeout_s=20)
+group.barrier()
+tell("running")
+until_lost(group)
+"""
+"""Make a group, tell of it, and go on until a rank is lost."""
+
+SHRINKING = """
+with group.shrink(timeout_s=15) as group:
+    check(group)
 """
 
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from fault_tools import Nursery
-from shrink_tools import GOING_ON, nursery, places
+from shrink_tools import GOING_ON, LOSING, SHRINKING, nursery, places
 
 import manyhands as mh
 import manyhands_simulated
@@ -20,17 +20,7 @@ __all__ = ["nursery"]
 def test_the_survivors_of_a_kill_go_on_in_a_group_of_their_own(
     nursery: Nursery, backend: str, victims: tuple[int, ...]
 ) -> None:
-    program = (
-        GOING_ON
-        + """
-group = mh.init(timeout_s=20)
-group.barrier()
-tell("running")
-until_lost(group)
-with group.shrink() as group:
-    check(group)
-"""
-    )
+    program = GOING_ON + LOSING + SHRINKING
     with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
         ranks.start().await_facts("running")
         for victim in victims:
@@ -74,11 +64,8 @@ group.close()
 def test_without_rank_0_nobody_goes_on(nursery: Nursery) -> None:
     program = (
         GOING_ON
+        + LOSING
         + """
-group = mh.init(timeout_s=20)
-group.barrier()
-tell("running")
-until_lost(group)
 attempt(group.shrink)
 attempt(group.barrier)
 """
@@ -104,11 +91,8 @@ attempt(group.barrier)
 def test_who_neither_shrinks_nor_ends_is_named_on_all_who_wait_for_it(nursery: Nursery) -> None:
     program = (
         GOING_ON
+        + LOSING
         + """
-group = mh.init(timeout_s=20)
-group.barrier()
-tell("running")
-until_lost(group)
 if rank == 2:
     until_told_to_go()
 attempt(group.shrink, timeout_s=1 if rank == 0 else 20)
@@ -142,9 +126,8 @@ tell("running")
 until_lost(group)
 if rank == 1:
     {ending}
-with group.shrink() as group:
-    check(group)
 """
+        + SHRINKING
     )
     with nursery.ranks(program, 4) as ranks:
         ranks.start().await_facts("running")
@@ -168,9 +151,8 @@ try:
     {failure}
 except mh.CommError as error:
     tell("failed", type=type(error).__name__)
-with group.shrink() as group:
-    check(group)
 """
+        + SHRINKING
     )
     with nursery.ranks(program) as ranks:
         works = ranks.start().await_facts("works")
@@ -244,11 +226,8 @@ tell("clean")
 def test_hosts_that_the_config_tells_stay_what_they_were(nursery: Nursery) -> None:
     program = (
         GOING_ON
+        + LOSING
         + """
-group = mh.init(timeout_s=20)
-group.barrier()
-tell("running")
-until_lost(group)
 with group.shrink() as group:
     tell("hosts", hosts=group._job.hosts)
     check(group)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from fault_tools import Nursery
-from shrink_tools import GOING_ON, nursery, places
+from shrink_tools import GOING_ON, LOSING, SHRINKING, nursery, places
 
 __all__ = ["nursery"]
 
@@ -43,13 +43,9 @@ def test_who_dies_while_the_group_shrinks_is_left_out(nursery: Nursery, backend:
         + f"""
 if rank == 2:
     stand_still({place})
-group = mh.init(timeout_s=20)
-group.barrier()
-tell("running")
-until_lost(group)
-with group.shrink() as group:
-    check(group)
 """
+        + LOSING
+        + SHRINKING
     )
     with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
         ranks.start().await_facts("running")
@@ -79,13 +75,9 @@ if rank == 3:
             until_told_to_go()
         return plain(self, *args)
     asked, manyhands.shrinking._Shrinking.meet = [], late
-group = mh.init(timeout_s=20)
-group.barrier()
-tell("running")
-until_lost(group)
-with group.shrink(timeout_s=25) as group:
-    check(group)
 """
+        + LOSING
+        + SHRINKING
     )
     with nursery.ranks(program, 4) as ranks:
         ranks.start().await_facts("running")
@@ -167,9 +159,8 @@ group.barrier()
 armed.append(True)
 tell("running")
 until_lost(group)
-with group.shrink(timeout_s=15) as group:
-    check(group)
 """
+        + SHRINKING
     )
     with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
         ranks.start().await_facts("running")
@@ -212,9 +203,8 @@ def giving(self, name, card, members):
         time.sleep(0.05)
         os._exit(9)
 manyhands.rendezvous.control.Control.give_card = giving
-with group.shrink(timeout_s=15) as group:
-    check(group)
 """
+        + SHRINKING
     )
     with nursery.ranks(program, 4, MANYHANDS_BACKEND="shm") as ranks:
         ranks.start().await_facts("running")
@@ -255,11 +245,8 @@ attempt(group.shrink, timeout_s=15)
 def test_who_breaks_off_and_lives_on_is_not_waited_for(nursery: Nursery) -> None:
     program = (
         GOING_ON
+        + LOSING
         + """
-group = mh.init(timeout_s=20)
-group.barrier()
-tell("running")
-until_lost(group)
 if rank == 2:
     def broken():
         raise KeyboardInterrupt
@@ -267,9 +254,8 @@ if rank == 2:
     attempt(group.shrink)
     until_told_to_go()
     os._exit(0)
-with group.shrink(timeout_s=15) as group:
-    check(group)
 """
+        + SHRINKING
     )
     with nursery.ranks(program, 4) as ranks:
         ranks.start().await_facts("running")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -80,6 +81,24 @@ class Call:
     reproducible: bool = False
     operation: str = ""
     part: str = ""
+
+    def signature(self, *, algorithm: str = "", device: str = "") -> CallSignature:
+        """Return what all ranks must call alike: this, by an algorithm, on a kind of device where that is not the host's memory."""
+        reduction = self.reduction
+        return CallSignature(
+            operation=self.operation or self.collective.value,
+            part=self.part,
+            dtype=0 if self.collective is Collective.BARRIER else dtype_code(self.dtype),
+            shape=self.shape,
+            op=reduction.name if reduction else "",
+            op_code=reduction.code if reduction else 0,
+            root=self.root,
+            counts=self.uneven,
+            reproducible=self.reproducible,
+            algorithm=algorithm,
+            count=math.prod(self.shape),
+            device=device,
+        )
 
 
 @dataclass(slots=True)
@@ -291,19 +310,7 @@ class Collectives:
             # that none returns before all have entered the same call.
             schedule = in_parallel(schedule, dissemination(rank, size))
         reduction = call.reduction
-        signature = CallSignature(
-            operation=call.operation or call.collective.value,
-            part=call.part,
-            dtype=0 if call.collective is Collective.BARRIER else dtype_code(call.dtype),
-            shape=call.shape,
-            op=reduction.name if reduction else "",
-            op_code=reduction.code if reduction else 0,
-            root=call.root,
-            counts=call.uneven,
-            reproducible=call.reproducible,
-            algorithm=f"{choice.algorithm.name}/{choice.segments}",
-            count=int(np.prod(call.shape, dtype=np.int64)),
-        )
+        signature = call.signature(algorithm=f"{choice.algorithm.name}/{choice.segments}")
         input_offsets, output_offsets = _offsets(call, schedule, choice.segments, elements, rank)
         engine = self._engine_of(call.collective)
         plan = compile_plan(

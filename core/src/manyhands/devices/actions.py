@@ -339,8 +339,10 @@ def message(
     received = None if target is None or incoming is None else (target, incoming[1])
 
     def ready(deadline: Deadline, _ahead: int) -> Enqueue:
-        both = devices.ready_messages(sent, received, deadline)
-        return lambda stream, keep: devices.launch(both, 0, 0, stream, keep, deadline.timeout_s, is_collective=False)
+        prepared, place = devices.ready_messages(sent, received, deadline)
+        return lambda stream, keep: devices.launch(
+            prepared, place, place, stream, keep, deadline.timeout_s, is_collective=False
+        )
 
     if sent is not None and incoming is not None:
         _check_libraries(sent[0], incoming[0])

@@ -11,14 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from manyhands.collectives import Call, Collectives
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel, DeviceEvent, DeviceFailure, Launch
-from manyhands.devices.kinds import DEVICE, device_call, said_call, signature_of
+from manyhands.devices.kinds import DEVICE, device_call, said_call
 from manyhands.devices.shortcuts import DeviceShortcut
 from manyhands.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.dtypes import dtype_code, dtype_name
@@ -146,7 +146,7 @@ class Devices:
         check_usable(self._job, self._members.number)
         prepared = self._traded.get(call) if is_agreed else self._kinds.get(call)
         if prepared is None and is_agreed:
-            prepared = self._prepare(call, signature_of(call))
+            prepared = self._prepare(call, call.signature(device=DEVICE))
             _remember(self._traded, call, prepared)
         elif prepared is None or (self._always and not is_agreed):
             prepared = self._agree(call, deadline, ahead)
@@ -154,8 +154,8 @@ class Devices:
 
     def ready_messages(
         self, outgoing: tuple[DeviceArray, int] | None, incoming: tuple[DeviceArray, int] | None, deadline: Deadline
-    ) -> Prepared:
-        """Return a send, a receive, or both at once, with their arrays, that may be launched now.
+    ) -> tuple[Prepared, int]:
+        """Return a send, a receive, or both at once, that may be launched now, and the address to launch it with.
 
         Parameters
         ----------
@@ -179,15 +179,17 @@ class Devices:
             (self._message(a, b, array, meeting, deadline), array.pointer)
             for (a, b, array), meeting in zip(flows, meetings, strict=True)
         ]
+        if len(chosen) == 1:
+            return chosen[0]
         channel, first = self.channel, chosen[0][0]
         assert channel is not None
 
         def launch(_source: int, _target: int, stream: int) -> None:
-            with channel.together() if len(chosen) > 1 else nullcontext():
+            with channel.together():
                 for each, pointer in chosen:
                     each.launch(pointer, pointer, stream)
 
-        return Prepared(first.signature, launch, 0, first.nbytes)
+        return Prepared(first.signature, launch, 0, first.nbytes), 0
 
     def launch(
         self,
@@ -405,7 +407,7 @@ class Devices:
     # The first of a kind
 
     def _agree(self, call: Call, deadline: Deadline, ahead: int) -> Prepared:
-        signature, ranks, sequence = signature_of(call), self._members.ranks, self._collectives.sequence + ahead
+        signature, ranks, sequence = call.signature(device=DEVICE), self._members.ranks, self._collectives.sequence + ahead
         # With what was called before, so that whatever is launched from here on follows from the same calls on all ranks.
         card = signature.digest + _as_bytes(self._digest)
         name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"

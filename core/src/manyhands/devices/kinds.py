@@ -6,11 +6,10 @@ import math
 
 from manyhands.collectives import Call
 from manyhands.device import DeviceCall
-from manyhands.dtypes import dtype_code
 from manyhands.schedule.steps import Collective
 from manyhands.wire import CallSignature
 
-__all__ = ["DEVICE", "device_call", "said_call", "signature_of"]
+__all__ = ["DEVICE", "device_call", "said_call"]
 
 DEVICE = "cuda"
 
@@ -37,22 +36,4 @@ def device_call(call: Call, rank: int) -> DeviceCall:
         None if call.reduction is None else call.reduction.name,
         call.root,
         call.reproducible,
-    )
-
-
-def signature_of(call: Call) -> CallSignature:
-    """Return what all ranks must call alike."""
-    reduction = call.reduction
-    return CallSignature(
-        operation=call.operation or call.collective.value,
-        part=call.part,
-        dtype=dtype_code(call.dtype),
-        shape=call.shape,
-        op=reduction.name if reduction else "",
-        op_code=reduction.code if reduction else 0,
-        root=call.root,
-        counts=call.uneven,
-        reproducible=call.reproducible,
-        count=math.prod(call.shape),
-        device=DEVICE,
     )
