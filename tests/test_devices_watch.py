@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import time
 import traceback
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,9 @@ from worlds import must
 
 import manyhands as mh
 from manyhands.api import Group
+from manyhands.devices.watch import DeviceWatch, Launched
+from manyhands.members import Members
+from manyhands.wire import CallSignature
 
 __all__ = ["gpus"]
 
@@ -138,3 +143,39 @@ def test_the_default_stream_of_a_thread_cannot_be_captured(gpus: FakeNccl) -> No
             cupy.end_capture(stream)
 
     must(gpu_world(program, 2))
+
+
+def test_a_call_that_is_launched_while_the_watch_looks_is_the_one_that_is_told_of() -> None:
+    """A launch is noted once it has been made; the point that the watch records may stand behind it before that."""
+    done, coming = (
+        Launched(7, None, CallSignature("all_reduce", op=op), number, time.monotonic() - 1, 20.0)
+        for number, op in enumerate(["sum", "max"])
+    )
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    group = SimpleNamespace(members=Members(0, (0, 1), 0, 1), latest={7: done}, ended={}, entered=done)
+    group.unfinished = lambda: [done]
+
+    def record(stream: int) -> Any:
+        group.entered = coming  # in the other thread, which has not come back from the library yet
+        return SimpleNamespace(done=lambda: False)
+
+    group.channel = _Channel(record)
+    control = SimpleNamespace(failed=False, waits_in_background=told.put)
+    watch = DeviceWatch(SimpleNamespace(rank=0, closed=False, control=control))  # type: ignore[arg-type]
+    watch.add(_Hashed(group))  # type: ignore[arg-type]
+    watch.wake()
+    wait = told.get(timeout=20)
+    watch.close()
+    assert (wait.sequence, wait.digest) == (1, coming.signature.digest)
+
+
+class _Hashed:
+    def __init__(self, group: Any) -> None:
+        self.__dict__ = group.__dict__
+
+
+class _Channel:
+    def __init__(self, record: Any) -> None:
+        self.record = record
+        self.is_capturing = lambda stream: False
+        self.failure = self.watch = lambda: None
