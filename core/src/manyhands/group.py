@@ -61,6 +61,8 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
         This rank, from 0 to ``world_size - 1``.
     world_size
         How many ranks the group has.
+    ranks
+        The ranks of the world that are the members, in the order of their ranks in this group.
     backend_name
         The backend that moves the bytes.
     """
@@ -106,6 +108,11 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
         Calls that have not had their turn by then end with `ClosedError`. The group of all ranks also waits, within that time, until
         the other ranks leave; the groups made from it are closed with it.
         A group made by `split` or `subgroup` waits for nobody: what it holds is given back when all its members have closed it.
+
+        Parameters
+        ----------
+        timeout_s
+            Seconds that it may last; by default the config's ``timeout_s``.
 
         Raises
         ------
@@ -502,7 +509,13 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
         return self._now("all_to_all", action, timeout_s)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has come here.
+
+        Parameters
+        ----------
+        timeout_s
+            Seconds that the call may last.
+        """
         if self._quickly(("barrier",), NOTHING, NOTHING, timeout_s) is None:
             self._now("barrier", self._operations.barrier(), timeout_s)
 

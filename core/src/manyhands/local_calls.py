@@ -84,6 +84,11 @@ class LocalCalls(Calls):
 
         Everywhere else it does nothing.
 
+        Parameters
+        ----------
+        label
+            What the trace calls the point.
+
         Raises
         ------
         UsageError
@@ -119,9 +124,17 @@ class LocalCalls(Calls):
         self._check_open()
 
     def backend(self, name: str | None = None) -> Backend | None:
-        """Return the backend that moves the bytes, or the part of it that has a name, where it is composed of others.
+        """Return the backend that moves the bytes, or a part of it, where it is composed of others.
 
-        None where there is none: in a world of one, or where it is not composed of such a part.
+        Parameters
+        ----------
+        name
+            The name of the part, such as ``"nccl"``; by default the backend itself.
+
+        Returns
+        -------
+        Backend or None
+            None where there is none: in a world of one, or where it is not composed of such a part.
         """
         backend = self._job.backend
         return backend if name is None or backend is None or name == self._job.backend_name else backend.part(name)

@@ -118,7 +118,12 @@ class DeviceMesh:
             self.parent.close(timeout_s=timeout_s)
 
     def size(self, axis: str | int | None = None) -> int:
-        """Return the number of ranks along an axis, of the whole mesh by default.
+        """Return the number of ranks along an axis.
+
+        Parameters
+        ----------
+        axis
+            Its name, or its number; by default all axes, which gives the number of ranks of the mesh.
 
         Raises
         ------
@@ -128,7 +133,12 @@ class DeviceMesh:
         return self.parent.world_size if axis is None else self.shape[self.axis(axis)]
 
     def axis(self, axis: str | int) -> int:
-        """Return the number of an axis, given by its name or by its number.
+        """Return the number of an axis, counted from 0.
+
+        Parameters
+        ----------
+        axis
+            Its name, or its number, which may be counted from the end.
 
         Raises
         ------
@@ -171,7 +181,12 @@ class DeviceMesh:
         return self._groups[self.axis(axis)]
 
     def coordinates_of(self, rank: int) -> tuple[int, ...]:
-        """Return the coordinates of a rank of ``parent``.
+        """Return the coordinates of a rank: one number for each axis.
+
+        Parameters
+        ----------
+        rank
+            A rank of ``parent``.
 
         Raises
         ------

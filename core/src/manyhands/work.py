@@ -108,6 +108,11 @@ class Work(Generic[T]):
         """Wait on the host until the call is done, and return its result.
 
         That is what `wait` does, except for arrays on GPUs: there `wait` makes the caller's current stream wait, and the host goes on.
+
+        Parameters
+        ----------
+        timeout_s
+            As for `wait`, whose result and errors this has, too.
         """
         return self.wait(timeout_s)
 
@@ -129,6 +134,11 @@ class Work(Generic[T]):
 
         The callbacks of a group run one after the other, in the order in which their calls ended, and may use the group. An
         exception that one raises is logged, and changes nothing.
+
+        Parameters
+        ----------
+        callback
+            It is called with this work; what it returns is not looked at.
 
         Raises
         ------
