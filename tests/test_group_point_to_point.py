@@ -111,6 +111,74 @@ def test_pairs_exchange(world, count):
     world(program, 4)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("what", ARRAYS)
+def test_what_a_rank_sends_to_itself_is_copied(world, size, what):
+    array = ARRAYS[what]
+
+    def program(group: Group) -> None:
+        me = group.rank
+        copy = group.sendrecv(array, me, me)
+        assert same(copy, array)
+        assert copy.flags.c_contiguous
+        assert not np.shares_memory(copy, array)
+        strided = np.zeros((*array.shape, 2), array.dtype)[..., 0]
+        assert group.sendrecv(array, me, np.int64(me), out=strided) is strided
+        assert same(strided, array)
+
+    world(program, size)
+
+
+def test_what_a_rank_sends_to_itself_may_overlap_what_it_gets(world):
+    def program(group: Group) -> None:
+        me, x = group.rank, np.arange(9).reshape(3, 3)
+        assert group.sendrecv(x, me, me, out=x) is x
+        assert group.sendrecv(x, me, me, out=x.T).tolist() == np.arange(9).reshape(3, 3).tolist()
+        line = np.arange(5)
+        group.sendrecv(line[:-1], me, me, out=line[1:])
+        assert line.tolist() == [0, 0, 1, 2, 3]
+
+    world(program, 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_none_is_nobody_so_that_a_line_needs_no_branch_at_its_ends(world, size):
+    def program(group: Group) -> None:
+        me, x = group.rank, np.array([group.rank])
+        left, right = (me - 1 if me else None), (me + 1 if me + 1 < size else None)
+        for _ in range(3):
+            from_left = group.sendrecv(x, right, left)
+            assert from_left is None if left is None else from_left.tolist() == [left]
+            ghost = np.array([-7])
+            assert group.sendrecv(x, left, right, out=ghost) is ghost
+            assert ghost.tolist() == [-7 if right is None else right]
+            group.send(x, right)
+            ghost[0] = -7
+            assert group.recv(left, out=ghost) is ghost
+            assert ghost.tolist() == [-7 if left is None else left]
+
+    world(program, size)
+
+
+def test_to_nobody_and_from_nobody_in_the_background(world):
+    def program(group: Group) -> None:
+        ghost = np.array([-7])
+        # Behind nothing: neither a collective that has not ended, nor a message that has not come.
+        waiting = group.barrier_async() if group.rank == 0 else group.recv_async(0)
+        assert group.recv_async(None).wait() is None
+        assert group.recv_async(None, out=ghost).wait() is ghost
+        assert group.send_async(ghost, None).wait() is None
+        assert ghost.tolist() == [-7]
+        if group.rank == 0:
+            for peer in (1, 2):
+                group.send(1, peer)
+        else:
+            waiting.wait()
+            group.barrier()
+
+    world(program, 3)
+
+
 def test_sends_and_collectives_do_not_mix(world):
     """A message that nobody has received yet is not in the way of a collective, nor the other way round."""
 

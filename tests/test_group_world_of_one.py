@@ -36,7 +36,9 @@ def test_every_call_works_in_a_world_of_one(run_python, tmp_path):
                 group.barrier()
                 assert group.all_gather(5).tolist() == [5]
                 assert group.all_reduce([True], "and").tolist() == [True]
-                for refused in (lambda: group.send(x, 0), lambda: group.recv(0), lambda: group.sendrecv(x, 0, 0)):
+                left = right = 0
+                assert group.sendrecv(x, right, left).tolist() == x.tolist()
+                for refused in (lambda: group.send(x, 0), lambda: group.recv(0), lambda: group.sendrecv(x, 0, None)):
                     try:
                         refused()
                     except mh.SelfSendError:
@@ -93,6 +95,12 @@ def test_a_closed_group_refuses_every_call(world, size):
             lambda: group.all_to_all(whole),
             lambda: group.all_to_all(whole, send_counts=[1] * size),
             group.barrier,
+        ]
+        calls += [
+            lambda: group.send(1, None),
+            lambda: group.recv(None),
+            lambda: group.recv_async(None).wait(),
+            lambda: group.sendrecv(1, group.rank, group.rank),
         ]
         if size > 1:
             calls += [

@@ -36,7 +36,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "peers",
         "operations",
         "calls",
-        "async_calls coalescing dividing local_calls object_calls",
+        "async_calls coalescing dividing local_calls message_calls object_calls",
         "group joining",
         "mesh",
         "api",

@@ -31,8 +31,8 @@ class Arguments:
         self._rank = members.rank
         self._world_size = members.size
 
-    def rank(self, given: int, what: str) -> int:
-        """Return a rank of the group.
+    def rank(self, given: int, what: str, *, or_nobody: bool = False) -> int:
+        """Return a rank of the group; ``or_nobody`` says that None would have been right too.
 
         Raises
         ------
@@ -41,15 +41,16 @@ class Arguments:
         """
         number = whole(given)
         if number is None or not 0 <= number < self._world_size:
+            nobody = ", or None for nobody" if or_nobody else ""
             raise InvalidRankError(
-                f"{what}={given!r} is not in the group: its ranks are 0 to {self._world_size - 1}",
+                f"{what}={given!r} is not in the group: its ranks are 0 to {self._world_size - 1}{nobody}",
                 rank=self._members.ranks[self._rank],
                 peer=number,
             )
         return number
 
-    def peer(self, given: int, what: str) -> int:
-        """Return another rank of the group.
+    def peer(self, given: int, what: str, *, or_nobody: bool = False) -> int:
+        """Return another rank of the group; ``or_nobody`` as for `rank`.
 
         Raises
         ------
@@ -58,7 +59,7 @@ class Arguments:
         SelfSendError
             It is this rank.
         """
-        number = self.rank(given, what)
+        number = self.rank(given, what, or_nobody=or_nobody)
         if number == self._rank:
             raise SelfSendError(
                 f"{what}={given} is this rank itself: copy the array instead",
@@ -66,6 +67,33 @@ class Arguments:
                 peer=self._members.ranks[number],
             )
         return number
+
+    def peer_or_nobody(self, given: int | None, what: str) -> int | None:
+        """Return another rank of the group, or None where that was given; raises as `peer`."""
+        return None if given is None else self.peer(given, what, or_nobody=True)
+
+    def partners(self, dest: int | None, source: int | None) -> tuple[int | None, int | None]:
+        """Return whom to send to and whom to receive from, each None for nobody.
+
+        Raises
+        ------
+        InvalidRankError
+            One is not in the group.
+        SelfSendError
+            One is this rank, and the other is not.
+        """
+        to = None if dest is None else self.rank(dest, "dest", or_nobody=True)
+        whence = None if source is None else self.rank(source, "source", or_nobody=True)
+        if (to == self._rank) != (whence == self._rank):
+            own = "dest" if to == self._rank else "source"
+            me = self._members.ranks[self._rank]
+            raise SelfSendError(
+                f"{own}={self._rank} is this rank itself, and the other is not: give it as dest and as source, which copies, or None "
+                "for nobody",
+                rank=me,
+                peer=me,
+            )
+        return to, whence
 
     def counts(self, given: Sequence[int]) -> tuple[int, ...]:
         """Return one count per rank.

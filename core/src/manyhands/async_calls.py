@@ -126,18 +126,6 @@ class AsyncCalls(Calls):
         """Begin a `barrier`; the work is done when every rank has come to it."""
         return self._later("barrier", _without_result(self._operations.barrier()), timeout_s)
 
-    def send_async(self, array: npt.ArrayLike, dest: int, *, timeout_s: float | None = None) -> Work[None]:
-        """Begin a `send`; the array may be written to when the work is done."""
-        action = self._operations.send(array, dest, has_turn=True)
-        lane = self._operations.peers.lane(self._members.ranks[dest], is_send=True)
-        return self._later(f"send to rank {dest}", _without_result(action), timeout_s, lane)
-
-    def recv_async(self, source: int, *, out: Array | None = None, timeout_s: float | None = None) -> Work[Array]:
-        """Begin a `recv`; the array is the result of the work."""
-        action = self._operations.recv(source, out, has_turn=True)
-        lane = self._operations.peers.lane(self._members.ranks[source], is_send=False)
-        return self._later(f"recv from rank {source}", action, timeout_s, lane)
-
     def _on_root(self, root: int, action: Action) -> Callable[[Deadline], Array | None]:
         return action if self._members.rank == root else _without_result(action)
 

@@ -23,6 +23,7 @@ from manyhands.forming import Setup
 from manyhands.job import Job
 from manyhands.local_calls import LocalCalls
 from manyhands.members import Members, ranks_per_host
+from manyhands.message_calls import MessageCalls
 from manyhands.object_calls import ObjectCalls
 from manyhands.operations import Operations
 from manyhands.select import Selector
@@ -31,7 +32,7 @@ from manyhands.shrinking import check_possible, shrink
 __all__ = ["Group"]
 
 
-class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls["Group"]):
+class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls["Group"]):
     """The ranks that communicate together. Made by `manyhands.init`; a context manager that closes itself.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the
@@ -518,80 +519,3 @@ class Group(AsyncCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls[
         """
         if self._quickly(("barrier",), NOTHING, NOTHING, timeout_s) is None:
             self._now("barrier", self._operations.barrier(), timeout_s)
-
-    # Point to point
-
-    def send(self, array: npt.ArrayLike, dest: int, *, timeout_s: float | None = None) -> None:
-        """Send an array to one rank, which must `recv` it.
-
-        A small array may be on its way when the call returns: that it does not fit, or is never received, a later call or `close` says.
-
-        Parameters
-        ----------
-        array
-            Any shape of at most 32 dimensions, any dtype.
-        dest
-            The rank to send to.
-        timeout_s
-            Seconds that the call may last.
-
-        Raises
-        ------
-        InvalidRankError
-            ``dest`` is not in the group.
-        SelfSendError
-            ``dest`` is this rank.
-        """
-        self._between(self._operations.send(array, dest), timeout_s)
-
-    def recv(self, source: int, *, out: Array | None = None, timeout_s: float | None = None) -> Array:
-        """Receive the next array that ``source`` sends to this rank.
-
-        Parameters
-        ----------
-        source
-            The rank to receive from.
-        out
-            Where the array goes; the sender's must have the same shape and dtype.
-        timeout_s
-            Seconds that the call may last.
-
-        Returns
-        -------
-        ndarray
-            ``out``, or a new array of the sender's shape and dtype.
-
-        Raises
-        ------
-        InvalidRankError
-            ``source`` is not in the group.
-        SelfSendError
-            ``source`` is this rank.
-        """
-        return self._between(self._operations.recv(source, out), timeout_s)
-
-    def sendrecv(
-        self, array: npt.ArrayLike, dest: int, source: int, *, out: Array | None = None, timeout_s: float | None = None
-    ) -> Array:
-        """Send an array to one rank and receive one from another, or the same, at once; so that exchanges cannot deadlock.
-
-        Parameters
-        ----------
-        array, dest
-            As for `send`.
-        source, out
-            As for `recv`. ``out`` must not overlap ``array``.
-        timeout_s
-            Seconds that the call may last.
-
-        Returns
-        -------
-        ndarray
-            ``out``, or a new array of the sender's shape and dtype.
-
-        Raises
-        ------
-        InvalidRankError, SelfSendError
-            As for `send` and `recv`.
-        """
-        return self._between(self._operations.sendrecv(array, dest, source, out), timeout_s)

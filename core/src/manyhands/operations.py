@@ -18,9 +18,9 @@ from manyhands.collectives import Call, Collectives
 from manyhands.config import Settings
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel, DeviceEvent
-from manyhands.devices.actions import STRIDED, DeviceAction, begin, check_arrays, check_device_out, collective, message
+from manyhands.devices.actions import STRIDED, DeviceAction, begin, check_arrays, check_device_out, collective
 from manyhands.devices.calls import Devices
-from manyhands.dtypes import Op, check_dtype, dtype_code, dtype_from_code, resolve_op
+from manyhands.dtypes import Op, dtype_code, dtype_from_code, resolve_op
 from manyhands.errors import CommError, LayoutError, ManyHandsError, SizeMismatchError, UsageError
 from manyhands.failures import check_usable, meet
 from manyhands.job import Job
@@ -146,7 +146,7 @@ class Operations:
         self._moves_host = "cpu" in memory
         self.take: Taking = Taking(serves_devices=alone or "cuda" in memory, fallback=settings.gpu_fallback)
         routed = " here (backends.hybrid.routes.p2p; without it, arrays on GPUs go with their collectives)"
-        self._take_message = Taking(
+        self.take_message: Taking = Taking(
             serves_devices=alone or "cuda" in messages,
             fallback=settings.gpu_fallback,
             why=routed if "cuda" in memory - messages else "",
@@ -348,57 +348,6 @@ class Operations:
             return meet_all
         call = Call(Collective.BARRIER, NOTHING.dtype, NOTHING.shape)
         return self._shortened(("barrier",), NOTHING, call, NOTHING.shape, self._nowhere(call, NOTHING))
-
-    # Point to point
-
-    def send(self, array: npt.ArrayLike, dest: int, *, has_turn: bool = False) -> Action:
-        """Prepare `Group.send`."""
-        number = self.arguments.peer(dest, "dest")
-        source, _, _ = self._take_message("send", array)
-        if isinstance(source, DeviceArray):
-            return message(self.devices, (source, number), None, None)
-        self.arguments.check_dimensions(source)
-        outgoing = contiguous(source)
-        return lambda deadline: self.peers.exchange(
-            outgoing, self._members.ranks[number], None, None, deadline, has_turn=has_turn
-        )
-
-    def recv(self, source: int, out: Array | None, *, has_turn: bool = False) -> Action:
-        """Prepare `Group.recv`."""
-        target, give = self._take_message.receiving("recv", out)
-        return self._receive(None, None, source, target, give, has_turn=has_turn)
-
-    def sendrecv(self, array: npt.ArrayLike, dest: int, source: int, out: Array | None) -> Action:
-        """Prepare `Group.sendrecv`."""
-        outgoing, target, give = self._take_message("sendrecv", array, out)
-        self.arguments.check_dimensions(outgoing)
-        if isinstance(outgoing, DeviceArray) and target is None:
-            raise LayoutError("sendrecv of an array on a GPU needs out=: nothing else tells where the other array is to go")
-        return self._receive(outgoing, self.arguments.peer(dest, "dest"), source, target, give, has_turn=False)
-
-    def _receive(
-        self, outgoing: Memory | None, dest: int | None, source: int, out: Memory | None, give: Give | None, *, has_turn: bool
-    ) -> Action:
-        ranks = self._members.ranks
-        number = self.arguments.peer(source, "source")
-        if isinstance(out, DeviceArray):
-            sent = (outgoing, dest) if isinstance(outgoing, DeviceArray) and dest is not None else None
-            return message(self.devices, sent, (out, number), give)
-        assert not isinstance(outgoing, DeviceArray)
-        to = None if dest is None else ranks[dest]
-        sending = None if outgoing is None else contiguous(outgoing)
-        if out is not None:
-            check_out(out, getattr(out, "shape", ()), getattr(out, "dtype", _INT64))
-            check_dtype(out.dtype)
-            if sending is not None and np.may_share_memory(sending, out):
-                sending = sending.copy()
-        target = out if out is None or out.flags.c_contiguous else np.empty(out.shape, out.dtype)
-
-        def action(deadline: Deadline) -> Any:
-            result = self.peers.exchange(sending, to, ranks[number], target, deadline, has_turn=has_turn)
-            return handed_over(result, out) if give is None else give(handed_over(result, out))
-
-        return action
 
     def close(self) -> None:
         """Give back the transports; no call may follow."""

@@ -21,6 +21,8 @@ from manyhands.wire import CallSignature
 
 __all__ = ["Peers"]
 
+_NOBODY = -1
+
 
 class _Direction:
     """One direction between this rank and another; ``begun`` counts its messages where the store can ask for them."""
@@ -58,9 +60,12 @@ class Peers:
         self._directions: dict[tuple[int, bool], _Direction] = {}
         self._calls = 0
 
-    def lane(self, peer: int, is_send: bool) -> Lane:
-        """Return the lane of one direction; who runs `exchange` in the background takes a turn in it, and says so."""
-        return self._direction(peer, is_send).lane
+    def lane(self, peer: int | None, is_send: bool) -> Lane:
+        """Return the lane of one direction; who runs `exchange` in the background takes a turn in it, and says so.
+
+        None is nobody, and has a lane of its own, in which nothing waits.
+        """
+        return self._direction(_NOBODY if peer is None else peer, is_send).lane
 
     def lanes(self) -> list[Lane]:
         """Return the lanes of all directions used so far."""

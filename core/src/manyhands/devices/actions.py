@@ -26,6 +26,7 @@ __all__ = [
     "check_arrays",
     "check_device_out",
     "collective",
+    "copied",
     "launch_together",
     "message",
     "together",
@@ -48,7 +49,7 @@ class DeviceAction:
     devices
         The group's calls on devices.
     ready
-        Agrees on the call and returns what enqueues it; None where a copy by the library does it, in a world of one.
+        Agrees on the call and returns what enqueues it; None where a copy by the library does it: in a world of one, or to this rank itself.
     is_known
         Tells whether the ranks have agreed on such a call before.
     arrays
@@ -320,6 +321,22 @@ def collective(
     arrays = [array, source] if out is None else [array, source, out]
     ready = _ready(devices, call, array, target, is_agreed=is_agreed)
     return DeviceAction(devices, ready, lambda: devices.knows(call), arrays, target, late, give)
+
+
+def copied(devices: Devices, source: DeviceArray, out: DeviceArray | None, give: Give | None) -> DeviceAction:
+    """Prepare a copy on the caller's stream, in which no other rank takes part; raises as `collective`."""
+    check_arrays(devices, source, out)
+    library = source.library
+    array = library.contiguous(source)
+    if out is None:
+        target = library.empty(source.shape, source.dtype, source.device)
+    else:
+        check_device_out(out, source.shape, source.dtype)
+        target = out
+        if array is source and (_overlap(source, out) or not out.is_contiguous):
+            array = library.empty(source.shape, source.dtype, source.device)
+            library.copy(array, source)
+    return DeviceAction(devices, None, lambda: True, [array, source, target], target, None, give)
 
 
 def message(
