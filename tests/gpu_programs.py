@@ -139,6 +139,8 @@ def _moves(group: Group, xp: Any, dtype: np.dtype[Any], count: int) -> None:
     joined, block = np.concatenate(blocks), xp.asarray(blocks[rank])
     same(group.all_gather(block, counts=counts), joined, "uneven all_gather", dtype)
     same(group.gather(block, last, counts=counts), joined if rank == last else None, "uneven gather", dtype)
+    same(group.all_gather(block, uneven=True), joined, "all_gather of any lengths", dtype)
+    same(group.gather(block, last, uneven=True), joined if rank == last else None, "gather of any lengths", dtype)
     whole = xp.asarray(joined) if rank == last else None
     same(group.scatter(whole, last, counts=counts), blocks[rank], "uneven scatter", dtype)
     sent = [numbers(each, sum(counts), dtype) for each in range(size)]
@@ -200,10 +202,23 @@ def messages(group: Group, xp: Any) -> None:
     rank, size = group.rank, group.world_size
     after, before = (rank + 1) % size, (rank - 1) % size
     for count in (1, 513, 100_000):
-        for _ in range(2) if size > 1 else ():
+        for _ in range(2):
             out = xp.asarray(np.zeros(count, np.float64))
             got = group.sendrecv(xp.asarray(np.full(count, rank, np.float64)), after, before, out=out)
             same(got, np.full(count, before, np.float64))
+        mine = xp.asarray(np.full(count, rank, np.float64))
+        left, right = (before if rank else None), (after or None)
+        same(group.sendrecv(mine, right, left, out=xp.asarray(np.zeros(count))), np.full(count, left or 0, np.float64))
+        assert group.sendrecv(mine, None, None, out=out) is out
+        assert group.sendrecv(mine, None, None) is None
+        copy = group.sendrecv(mine, rank, rank)
+        mine += 1
+        same(copy, np.full(count, rank, np.float64))
+        line = xp.asarray(np.arange(count + 1.0))
+        group.sendrecv(line[:-1], rank, rank, out=line[1:])
+        same(line, np.concatenate([[0.0], np.arange(float(count))]))
+    square = xp.asarray(np.arange(9.0).reshape(3, 3))
+    same(group.sendrecv(square, rank, rank, out=square.T), np.arange(9.0).reshape(3, 3))
     if size > 1 and rank == 0:
         group.send_async(xp.asarray(np.full(7, 5, np.int32)), size - 1).synchronize()
     if size > 1 and rank == size - 1:

@@ -195,6 +195,11 @@ def test_messages(gpus: FakeNccl, config: Any) -> None:
             assert out.get().tolist() == [[1.0] * 2] * 2
         with pytest.raises(mh.LayoutError, match="needs out="):
             group.sendrecv(mine(group), right, left)
+        with pytest.raises(mh.DTypeError, match="float64"):
+            group.sendrecv(mine(group), group.rank, group.rank, out=cupy.zeros(5, np.float64))
+        group.send(mine(group), None)
+        group.send_async(mine(group), None).wait()
+        assert group.recv_async(None, out=out).wait() is out if group.rank == 2 else group.recv(None) is None
         if group.rank == 1:
             assert group.recv_async(2, out=cupy.zeros(5, np.float32)).wait().get().tolist() == [3.0] * 5
         if group.rank == 2:
@@ -224,6 +229,15 @@ def test_calls_beside_the_stream_whose_ranks_first_tell_each_other_something(gpu
             counts = [1, 2] if group.rank == 0 else [2, 1]
             swapped = group.all_to_all_async(x, send_counts=counts).wait()
             assert swapped.get().tolist() == ([1.0, 11.0, 11.0] if group.rank == 0 else [1.0, 1.0, 11.0])
+            joined = group.all_gather_async(x[group.rank :], uneven=True).wait()
+            assert joined.get().tolist() == [1.0, 1.0, 1.0, 11.0, 11.0]
+            with cupy.held(stream.ptr):
+                y = x + 1  # later than the call is enqueued
+                gathering = group.gather_async(y[group.rank :], 1, uneven=True)
+                group.barrier()
+                assert not gathering.done()
+            gathered = gathering.wait()
+            assert gathered is None if group.rank == 0 else gathered.get().tolist() == [2.0, 2.0, 2.0, 12.0, 12.0]
             parts = x[:2] if group.rank == 0 else None
             assert group.scatter_async(parts, root=0).wait().get().tolist() == [1.0]
             assert group.scatter_async(np.arange(2) if group.rank == 0 else None, root=0).wait().tolist() == [group.rank]

@@ -29,6 +29,7 @@ OPERATIONS = {
     "reduce_scatter": "group.reduce_scatter(x, timeout_s=T)",
     "all_to_all": "group.all_to_all(x, timeout_s=T)",
     "all_to_all, uneven": "group.all_to_all(x, send_counts=[1, 1, 1], timeout_s=T)",
+    "gather, uneven": "group.gather(x, uneven=True, timeout_s=T)",
     "barrier": "group.barrier(timeout_s=T)",
     "recv": "group.recv(2, timeout_s=T)",
     "send": "group.send(np.zeros(4 << 20), 2, timeout_s=T)",

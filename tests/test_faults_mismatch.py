@@ -152,6 +152,36 @@ KINDS = {
         "all_gather(float64[2]) #1",
         "all_gather(float64[], counts=[2, 2, 2]) #1",
     ),
+    "uneven on one rank alone": (
+        "attempt(group.all_gather, np.zeros((2, 3)), uneven=rank == 2)",
+        "all_gather(float64[2, 3]) #1",
+        "all_gather(float64[2, 3]) #1",
+        "the lengths, for uneven=True, of all_gather(int64[]) #1",
+    ),
+    "uneven against counts": (
+        "attempt(group.gather, np.zeros(2), **({'uneven': True} if rank == 0 else {'counts': [2, 2, 2]}))",
+        "the lengths, for uneven=True, of gather(int64[], root=0) #1",
+        "gather(float64[], root=0, counts=[2, 2, 2]) #1",
+        "gather(float64[], root=0, counts=[2, 2, 2]) #1",
+    ),
+    "root of an uneven gather": (
+        "attempt(group.gather, np.zeros(rank), 1 if rank == 2 else 0, uneven=True)",
+        "the lengths, for uneven=True, of gather(int64[], root=0) #1",
+        "the lengths, for uneven=True, of gather(int64[], root=0) #1",
+        "the lengths, for uneven=True, of gather(int64[], root=1) #1",
+    ),
+    "dtype of uneven rows": (
+        "attempt(group.all_gather, np.zeros(rank, np.int32 if rank == 2 else np.float32), uneven=True)",
+        "all_gather(float32[], counts=[0, 1, 2]) #2",
+        "all_gather(float32[], counts=[0, 1, 2]) #2",
+        "all_gather(int32[], counts=[0, 1, 2]) #2",
+    ),
+    "rest of the shape of uneven rows": (
+        "attempt(group.gather, np.zeros((rank, 3 if rank == 1 else 2)), uneven=True)",
+        "gather(float64[2], root=0, counts=[0, 1, 2]) #2",
+        "gather(float64[3], root=0, counts=[0, 1, 2]) #2",
+        "gather(float64[2], root=0, counts=[0, 1, 2]) #2",
+    ),
     "counts of reduce_scatter": (
         "attempt(group.reduce_scatter, np.zeros(6), counts=[1, 2, 3] if rank else [2, 2, 2])",
         'reduce_scatter(float64[6], op="sum", counts=[2, 2, 2]) #1',
@@ -195,6 +225,27 @@ def test_every_rank_learns_who_called_what(nursery: Nursery, kind: str) -> None:
     assert len(set(there.values())) == 2
 
 
+GATHERINGS = {
+    "all_gather": ("attempt(group.all_gather, np.zeros((4 + rank, 2)))", True),
+    "gather": ("attempt(group.gather, np.zeros(2 + (rank == 0)), root=1)", True),
+    "nothing against something": ("attempt(group.all_gather, np.zeros(rank))", True),
+    "dtype as well": ("attempt(group.all_gather, np.zeros(3 + rank, ['f4', 'f8', 'i4'][rank]))", False),
+    "rest of the shape": ("attempt(group.all_gather, np.zeros((3, 1 + rank)))", False),
+    "root as well": ("attempt(group.gather, np.zeros(3 + rank), root=rank)", False),
+    "another collective": ("attempt(group.all_reduce, np.zeros(3 + rank))", False),
+}
+
+
+@pytest.mark.parametrize("kind", GATHERINGS)
+def test_arrays_that_differ_in_length_alone_are_told_what_to_give(nursery: Nursery, kind: str) -> None:
+    call, is_told = GATHERINGS[kind]
+    with nursery.ranks(program(call)) as ranks:
+        failures = ranks.start().raised()
+    assert {failure["type"] for failure in failures.values()} == {"CollectiveMismatchError"}
+    for failure in failures.values():
+        assert ("arrays of unequal lengths: give counts= or uneven=True on all ranks" in failure["text"]) == is_told
+
+
 # What only one rank can see, and a group of words that the error must have.
 SEEN_BY_ONE = {
     "received array": (
@@ -229,6 +280,10 @@ SEEN_BY_ONE = {
     "receive_counts of all_to_all": (
         "attempt(group.all_to_all, np.zeros(3), send_counts=[1, 1, 1], receive_counts=[1, 1, 1] if rank else [1, 2, 1])",
         ["rank 0 expects receive_counts=[1, 2, 1]", "[1, 1, 1]"],
+    ),
+    "out of an uneven gather": (
+        "attempt(group.gather, np.zeros(rank), root=1, uneven=True, out=np.zeros(4 if rank == 1 else 5))",
+        ["rank 1 cannot take what gather brings", "(4,)", "(3,)"],
     ),
     "out of all_to_all": (
         "attempt(group.all_to_all, np.zeros(3), send_counts=[1, 1, 1], out=np.zeros(4 if rank == 1 else 3))",

@@ -93,6 +93,8 @@ def test_counts_that_do_not_fit_the_array(world):
     def program(group: Group) -> None:
         array, rank = np.zeros((4, 2)), group.rank
         for method in (group.all_gather, group.gather):
+            words = "counts= and uneven=True: give one of them"
+            refused(group, mh.UsageError, words, method, array, counts=[4, 4, 4], uneven=True)
             error = refused(group, mh.SizeMismatchError, r"counts says that rank", method, array, counts=[5, 5, 5])
             assert f"rank {rank} gives 5 rows" in str(error)
             assert "(4, 2)" in str(error)

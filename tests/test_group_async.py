@@ -41,6 +41,8 @@ def test_every_call_has_a_background_form_with_the_same_result(world):
             (group.broadcast_async(x, 2), group.broadcast(x, 2)),
             (group.all_gather_async(x), group.all_gather(x)),
             (group.gather_async(x, 1), group.gather(x, 1)),
+            (group.all_gather_async(x[me:], uneven=True), group.all_gather(x[me:], counts=[3, 2, 1])),
+            (group.gather_async(x[me:], 1, uneven=True), group.gather(x[me:], 1, counts=[3, 2, 1])),
             (group.scatter_async(x if me == 1 else None, 1), group.scatter(x if me == 1 else None, 1)),
             (group.reduce_scatter_async(x, "min"), group.reduce_scatter(x, "min")),
             (group.all_to_all_async(x, send_counts=[1, 0, 2]), group.all_to_all(x, send_counts=[1, 0, 2])),

@@ -153,6 +153,7 @@ def test_uneven_counts_with_zeros(world, size):
                 blocks = [given_by(r, (counts[r], *rest)) for r in range(size)]
                 joined = np.concatenate(blocks)
                 check(group.all_gather(blocks[rank], counts=counts), joined, counts)
+                check(group.all_gather(blocks[rank], uneven=True), joined, counts)
                 arrays = of_all(size, (sum(counts), *rest))
                 check(group.reduce_scatter(arrays[rank], counts=counts), sum(arrays)[mine], counts)
                 for root in range(size):
@@ -161,6 +162,10 @@ def test_uneven_counts_with_zeros(world, size):
                         check(gathered, joined, counts)
                     else:
                         assert gathered is None
+                    out = np.zeros_like(joined)
+                    gathered = group.gather(blocks[rank], root, uneven=True, out=out)
+                    assert gathered is (out if rank == root else None)
+                    check(out, joined if rank == root else np.zeros_like(joined), counts)
                     check(
                         group.scatter(arrays[rank] if rank == root else None, root, counts=counts), arrays[root][mine], counts
                     )
@@ -416,7 +421,7 @@ def random_program(group: Group, seed: int, calls: int) -> None:
         if "reduce" in name:
             options["op"] = op
         if name in ("all_gather", "gather", "scatter", "reduce_scatter"):
-            options["counts"] = counts
+            options |= {"uneven": True} if "gather" in name and shared.integers(2) else {"counts": counts}
         if shared.integers(3) == 0:
             options["out"] = np.empty_like(expected)
         result = getattr(group, name)(arrays[rank], **options)

@@ -11,7 +11,7 @@ from manyhands.calls import Calls
 from manyhands.deadline import Deadline
 from manyhands.devices.actions import DeviceAction
 from manyhands.dtypes import Op
-from manyhands.operations import Action
+from manyhands.operations import Action, Traded
 from manyhands.work import Work
 
 __all__ = ["AsyncCalls"]
@@ -64,11 +64,12 @@ class AsyncCalls(Calls):
         array: npt.ArrayLike,
         *,
         counts: Sequence[int] | None = None,
+        uneven: bool = False,
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Work[Array]:
         """Begin an `all_gather`; its result is that of the work."""
-        return self._later("all_gather", self._operations.all_gather(array, counts, out), timeout_s)
+        return self._later("all_gather", self._operations.all_gather(array, counts, out, uneven=uneven), timeout_s)
 
     def gather_async(
         self,
@@ -76,11 +77,12 @@ class AsyncCalls(Calls):
         root: int = 0,
         *,
         counts: Sequence[int] | None = None,
+        uneven: bool = False,
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Work[Array | None]:
         """Begin a `gather`; the result of the work is None on all ranks but the root."""
-        action = self._operations.gather(array, root, counts, out)
+        action = self._operations.gather(array, root, counts, out, uneven=uneven)
         return self._later("gather", self._on_root(root, action), timeout_s)
 
     def scatter_async(
@@ -131,7 +133,7 @@ class AsyncCalls(Calls):
 
 
 def _without_result(action: Action) -> Callable[[Deadline], None]:
-    if isinstance(action, DeviceAction):
+    if isinstance(action, DeviceAction | Traded):
         return action  # it has no result where this rank gets none, and must be known for what it is
 
     def run(deadline: Deadline) -> None:

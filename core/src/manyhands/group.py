@@ -317,6 +317,7 @@ class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, 
         array: npt.ArrayLike,
         *,
         counts: Sequence[int] | None = None,
+        uneven: bool = False,
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Array:
@@ -328,6 +329,8 @@ class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, 
             Shape ``(n, ...)``, alike on all ranks; a 0-d array counts as shape ``(1,)``.
         counts
             Where n differs from rank to rank: the n of each rank, the same list on all ranks.
+        uneven
+            Whether n may differ though no rank knows all of them: they then travel first, which costs a small call. Alike on all ranks.
         out
             Where the result goes.
         timeout_s
@@ -342,11 +345,15 @@ class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, 
         ------
         SizeMismatchError
             ``counts`` does not have one entry per rank, or this rank's is not its n.
+        UsageError
+            Both ``counts`` and ``uneven`` are given.
+        CollectiveMismatchError
+            n differs, and neither is given; or, with ``uneven``, ``out`` does not have the shape that the others' n make. On all ranks.
         """
-        result = None if counts is not None else self._quickly(("all_gather",), array, out, timeout_s)
+        result = None if uneven or counts is not None else self._quickly(("all_gather",), array, out, timeout_s)
         if result is not None:
             return result
-        return self._now("all_gather", self._operations.all_gather(array, counts, out), timeout_s)
+        return self._now("all_gather", self._operations.all_gather(array, counts, out, uneven=uneven), timeout_s)
 
     def gather(
         self,
@@ -354,6 +361,7 @@ class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, 
         root: int = 0,
         *,
         counts: Sequence[int] | None = None,
+        uneven: bool = False,
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Array | None:
@@ -361,7 +369,7 @@ class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, 
 
         Parameters
         ----------
-        array, counts, timeout_s
+        array, counts, uneven, timeout_s
             As for `all_gather`.
         root
             The rank that gets the result.
@@ -377,10 +385,10 @@ class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, 
         ------
         InvalidRankError
             ``root`` is not in the group.
-        SizeMismatchError
+        SizeMismatchError, UsageError, CollectiveMismatchError
             As for `all_gather`.
         """
-        result = self._now("gather", self._operations.gather(array, root, counts, out), timeout_s)
+        result = self._now("gather", self._operations.gather(array, root, counts, out, uneven=uneven), timeout_s)
         return result if self.rank == root else None
 
     def scatter(

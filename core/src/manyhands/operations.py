@@ -193,17 +193,23 @@ class Operations:
         action = self._into(call, sent, source.shape, target, give)
         return self._shortened(("broadcast", call.root, int), array, call, source.shape, action)
 
-    def all_gather(self, array: npt.ArrayLike, counts: Sequence[int] | None, out: Array | None) -> Action:
+    def all_gather(self, array: npt.ArrayLike, counts: Sequence[int] | None, out: Array | None, *, uneven: bool) -> Action:
         """Prepare `Group.all_gather`."""
         source, target, give = self.take("all_gather", array, out)
+        if uneven:
+            return self._gathering_uneven(Collective.ALL_GATHER, source, counts, target, give, -1)
         source, call, shape = self._gathering(Collective.ALL_GATHER, source, counts, -1)
         action = self._into(call, source, shape, target, give)
         return action if counts is not None else self._shortened(("all_gather",), array, call, shape, action)
 
-    def gather(self, array: npt.ArrayLike, root: int, counts: Sequence[int] | None, out: Array | None) -> Action:
+    def gather(
+        self, array: npt.ArrayLike, root: int, counts: Sequence[int] | None, out: Array | None, *, uneven: bool
+    ) -> Action:
         """Prepare `Group.gather`."""
         root = self.arguments.rank(root, "root")
         source, target, give = self.take("gather", array, out)
+        if uneven:
+            return self._gathering_uneven(Collective.GATHER, source, counts, target, give, root)
         source, call, shape = self._gathering(Collective.GATHER, source, counts, root)
         return self._into(call, source, shape, target, give) if self._rank == root else self._nowhere(call, source)
 
@@ -309,8 +315,11 @@ class Operations:
         source = _in_order(source)
         row = math.prod(source.shape[1:])
 
+        ones = (1,) * self._members.size
+        about = Call(Collective.ALL_TO_ALL, _INT64, (), counts=ones, receive_counts=ones, operation="all_to_all", part="counts")
+
         def trade(deadline: Deadline) -> Action:
-            incoming = self._trade_counts(per_rank, source, deadline)
+            incoming = self._trade_counts(about, np.array(per_rank, _INT64), source, deadline)
             return self._rest("all_to_all", lambda: exchange(incoming))
 
         def exchange(incoming: Array) -> Action:
@@ -320,10 +329,7 @@ class Operations:
                     f"in all_to_all rank {self._rank} expects receive_counts={list(expected)}, and the others send it {list(received)}"
                 )
             shape = (sum(received), *source.shape[1:])
-            try:
-                self._check_out(target, shape, source.dtype)
-            except UsageError as error:
-                raise self._give_up(f"rank {self._rank} cannot take what all_to_all brings: {error}") from error
+            self._check_late("all_to_all", target, shape, source.dtype)
             # Axis 0 differs from rank to rank, so that only the rest of the shape can be compared.
             call = Call(
                 Collective.ALL_TO_ALL,
@@ -384,10 +390,10 @@ class Operations:
 
         return action if give is None else lambda deadline: give(action(deadline))
 
-    def _nowhere(self, call: Call, source: Memory) -> Action:
+    def _nowhere(self, call: Call, source: Memory, *, is_agreed: bool = False) -> Action:
         """Prepare a call whose result this rank does not get."""
         if isinstance(source, DeviceArray):
-            return collective(self.devices, call, source, None, None, None, may_alias=False)
+            return collective(self.devices, call, source, None, None, None, may_alias=False, is_agreed=is_agreed)
         memory, nothing = contiguous(source), np.empty(0, call.dtype)
 
         def action(deadline: Deadline) -> Array:
@@ -402,6 +408,13 @@ class Operations:
         elif out is not None:
             check_out(out, shape, dtype)
 
+    def _check_late(self, what: str, out: Memory | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Check ``out=`` where only what the other ranks told says what it must be, and they count on this one: end the job if it does not fit."""
+        try:
+            self._check_out(out, shape, dtype)
+        except UsageError as error:
+            raise self._give_up(f"rank {self._rank} cannot take what {what} brings: {error}") from error
+
     def _trade(self, what: str, card: bytes, deadline: Deadline) -> list[bytes]:
         """Trade cards with all members through the store, for a backend that moves no host memory."""
         check_usable(self._job, self._members.number)
@@ -413,19 +426,20 @@ class Operations:
         collectives.sequence = self._job.control.progress.calls[members.channel] = sequence + 1
         return cards
 
-    def _trade_counts(self, per_rank: tuple[int, ...], source: Memory, deadline: Deadline) -> Array:
-        """Tell every rank how many rows it gets from this one; return how many this one gets from each."""
-        mine = np.array(per_rank, _INT64)
+    def _trade_counts(self, about: Call, mine: Array, source: Memory, deadline: Deadline) -> Array:
+        """Tell the ranks how many rows of ``source`` come from this one: to each its number, or the same to all; return what they tell."""
         if isinstance(source, DeviceArray):
-            rows = f"{source.dtype} rows of shape {list(source.shape[1:])}".encode()
-            cards = self._trade("all_to_all", mine.tobytes() + rows, deadline)
+            root = f" for root={about.root}" if about.root >= 0 else ""
+            rows = f"{source.dtype} rows of shape {list(source.shape[1:])}{root}".encode()
+            cards = self._trade(about.operation, mine.tobytes() + rows, deadline)
             other = next((rank for rank, card in enumerate(cards) if card[mine.nbytes :] != rows), None)
             if other is not None:
                 theirs = cards[other][mine.nbytes :].decode()
-                raise self._give_up(f"in all_to_all rank {self._rank} has {rows.decode()}, and rank {other} has {theirs}")
-            return np.array([np.frombuffer(card, _INT64, len(per_rank))[self._rank] for card in cards], _INT64)
-        ones = (1,) * self._members.size
-        about = Call(Collective.ALL_TO_ALL, _INT64, (), counts=ones, receive_counts=ones, operation="all_to_all", part="counts")
+                raise self._give_up(
+                    f"in {about.operation} rank {self._rank} has {rows.decode()}, and rank {other} has {theirs}"
+                )
+            place = self._rank if mine.size > 1 else 0
+            return np.array([np.frombuffer(card, _INT64, mine.size)[place] for card in cards], _INT64)
         incoming = np.empty(self._members.size, _INT64)
         self.collectives.run(about, mine, incoming, deadline)
         return incoming
@@ -469,6 +483,38 @@ class Operations:
             uneven=None if counts is None else per_rank,
         )
         return source, call, (sum(per_rank), *rest)
+
+    def _gathering_uneven(
+        self,
+        collective: Collective,
+        source: Memory,
+        counts: Sequence[int] | None,
+        out: Memory | None,
+        give: Give | None,
+        root: int,
+    ) -> Action:
+        """Prepare an all_gather or a gather of arrays of any lengths: these travel first, and then it is one with counts."""
+        what = collective.value
+        if counts is not None:
+            raise UsageError(f"{what} was given counts= and uneven=True: give one of them, alike on all ranks")
+        array = _in_order(source if source.ndim else source.reshape(1))
+        ones = (1,) * self._members.size
+        about = Call(
+            Collective.ALL_GATHER, _INT64, (), counts=ones, root=root, operation=what, part="the lengths, for uneven=True,"
+        )
+
+        def trade(deadline: Deadline) -> Action:
+            lengths = self._trade_counts(about, np.array([array.shape[0]], _INT64), array, deadline)
+            return self._rest(what, lambda: exchange(lengths.tolist()))
+
+        def exchange(lengths: list[int]) -> Action:
+            _, call, shape = self._gathering(collective, array, lengths, root)
+            if root not in (-1, self._rank):
+                return self._nowhere(call, array, is_agreed=True)
+            self._check_late(what, out, shape, array.dtype)
+            return self._into(call, array, shape, out, give, is_agreed=True)
+
+        return self._in_two_steps(what, trade, [array, out])
 
     def _in_two_steps(
         self, what: str, trade: Callable[[Deadline], Action], arrays: list[Memory | None], *, may_be_on_device: bool = False

@@ -18,6 +18,7 @@ It also carries the exchanges in which ranks trade cards, each among the members
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -79,6 +80,8 @@ _INQUEST_S = 0.4
 _SUSPICION_S = 0.5
 _NOWHERE = -2
 """The number of no call: whoever is asked for it tells what it did last. Where ranks meet is -1."""
+_GATHERING = re.compile(r"((?:all_)?gather\(\w+\[)\d+([^()=]*(?:root=\d+)?)\)")
+"""A gathering without counts, in words: the length of axis 0 stands between the groups."""
 _ORDER = "every rank must make the same calls, in the same order"
 
 
@@ -438,6 +441,10 @@ class Membership:
         if silent:
             stories["no answer: stopped, cut off, or busy"] = silent
         lines = [f"  {show_ranks(ranks)}: {story}" for story, ranks in sorted(stories.items(), key=lambda item: min(item[1]))]
+        if report.kind == "mismatch" and _differ_in_length(
+            [answer.text for answer in inquest.answers.values() if answer.entered]
+        ):
+            lines.append("  arrays of unequal lengths: give counts= or uneven=True on all ranks")
         peer, headline = report.peer, report.text
         if report.kind == "deadline":
             # Whom the reporter waits for may itself wait for the one that did not come.
@@ -501,6 +508,12 @@ class Membership:
         for rank in sorted(self.members):
             if rank not in self._gone:
                 self._send(rank, message)
+
+
+def _differ_in_length(calls: Iterable[str]) -> bool:
+    """Tell whether calls, in words, are gatherings of arrays that differ along axis 0 alone."""
+    found = [_GATHERING.match(call) for call in calls]
+    return all(found) and len({each[0] for each in found if each}) > 1 == len({each.groups() for each in found if each})
 
 
 def _as_verdict(report: Report) -> Verdict:
