@@ -72,7 +72,7 @@ COUNTS = {
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 def test_counts_that_are_no_counts(world, counts):
     def program(group: Group) -> None:
-        words = "counts must be 3 integers of at least 0, one for each rank"
+        words = "must be 3 integers of at least 0, one for each rank"
         array = np.arange(3.0)
         calls = [
             (group.all_gather, {"counts": counts}),
@@ -83,7 +83,7 @@ def test_counts_that_are_no_counts(world, counts):
             (group.all_to_all, {"send_counts": [1, 1, 1], "receive_counts": counts}),
         ]
         for method, options in calls:
-            error = refused(group, mh.SizeMismatchError, words, method, array, **options)
+            error = refused(group, mh.SizeMismatchError, f"^{[*options][-1]} {words}", method, array, **options)
             assert repr(counts) in str(error)
 
     world(program, SIZE)
@@ -98,12 +98,11 @@ def test_counts_that_do_not_fit_the_array(world):
             error = refused(group, mh.SizeMismatchError, r"counts says that rank", method, array, counts=[5, 5, 5])
             assert f"rank {rank} gives 5 rows" in str(error)
             assert "(4, 2)" in str(error)
-        words = r"add up to 3.*4"
-        refused(group, mh.SizeMismatchError, words, group.reduce_scatter, array, counts=[1, 1, 1])
-        refused(group, mh.SizeMismatchError, words, group.all_to_all, array, send_counts=[1, 1, 1])
-        words = "axis 0 has 4 rows, which 3 ranks cannot share evenly: give counts, such as.*2, 1, 1"
-        refused(group, mh.SizeMismatchError, words, group.reduce_scatter, array)
-        refused(group, mh.SizeMismatchError, words, group.all_to_all, array)
+        for method, name in ((group.reduce_scatter, "counts"), (group.all_to_all, "send_counts")):
+            words = rf"^{name}=\[1, 1, 1\] add up to 3.*4"
+            refused(group, mh.SizeMismatchError, words, method, array, **{name: [1, 1, 1]})
+            words = rf"axis 0 has 4 rows, which 3 ranks cannot share evenly: give {name}, such as {name}=\[2, 1, 1\]"
+            refused(group, mh.SizeMismatchError, words, method, array)
         words = "receive_counts without send_counts"
         refused(group, mh.SizeMismatchError, words, group.all_to_all, array[:3], receive_counts=[1, 1, 1])
         for method in (group.reduce_scatter, group.all_to_all):
@@ -125,6 +124,26 @@ def test_what_only_the_root_of_a_scatter_can_see(world):
         refused(group, mh.UsageError, "dimensions", scatter, np.zeros((3, *[1] * 32)), rank)
 
     world(program, SIZE)
+
+
+def test_a_broadcast_of_none_says_what_to_give(world):
+    def program(group: Group) -> None:
+        for method in (group.broadcast, group.broadcast_async):
+            sent = None if group.rank != 1 else np.ones(3)
+            if group.rank == 1:
+                refused(group, mh.LayoutError, "was given None instead of an array: give what is to be sent", method, None, 1)
+            else:
+                words = r"an array of the shape and dtype that rank 1 sends, such as np.empty\(shape, dtype\), or use broadcast_object"
+                refused(group, mh.LayoutError, words, method, sent, 1)
+
+    world(program, SIZE)
+
+
+def test_the_root_of_a_broadcast_of_none_does_not_wait_for_ever(world):
+    outcomes = world.outcomes(lambda group: group.broadcast(np.ones(3) if group.rank == 0 else None), SIZE)
+    assert isinstance(outcomes[0], mh.AbortedError)
+    assert [type(outcome) for outcome in outcomes[1:]] == [mh.LayoutError, mh.LayoutError]
+    assert "np.empty(shape, dtype)" in str(outcomes[0])
 
 
 def test_any_other_collective_takes_as_many_dimensions_as_numpy(world):

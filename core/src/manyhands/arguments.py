@@ -95,8 +95,8 @@ class Arguments:
             )
         return to, whence
 
-    def counts(self, given: Sequence[int]) -> tuple[int, ...]:
-        """Return one count per rank.
+    def counts(self, given: Sequence[int], name: str = "counts") -> tuple[int, ...]:
+        """Return one count per rank; ``name`` is that of the argument.
 
         Raises
         ------
@@ -107,12 +107,12 @@ class Arguments:
         checked = tuple(n for n in numbers if n is not None and n >= 0)
         if len(checked) != self._world_size or len(numbers) != self._world_size:
             raise SizeMismatchError(
-                f"counts must be {self._world_size} integers of at least 0, one for each rank, and {given!r} was given"
+                f"{name} must be {self._world_size} integers of at least 0, one for each rank, and {given!r} was given"
             )
         return checked
 
-    def divide(self, length: int, counts: Sequence[int] | None) -> tuple[int, ...]:
-        """Return how many of ``length`` rows each rank gets.
+    def divide(self, length: int, counts: Sequence[int] | None, name: str = "counts") -> tuple[int, ...]:
+        """Return how many of ``length`` rows each rank gets; ``name`` is that of the argument which says so.
 
         Raises
         ------
@@ -120,15 +120,15 @@ class Arguments:
             They cannot be shared evenly, or ``counts`` does not add up to them.
         """
         if counts is not None:
-            per_rank = self.counts(counts)
+            per_rank = self.counts(counts, name)
             if sum(per_rank) != length:
-                raise SizeMismatchError(f"counts={list(per_rank)} add up to {sum(per_rank)}, and axis 0 has {length} rows")
+                raise SizeMismatchError(f"{name}={list(per_rank)} add up to {sum(per_rank)}, and axis 0 has {length} rows")
             return per_rank
         each, rest = divmod(length, self._world_size)
         if rest:
             raise SizeMismatchError(
-                f"axis 0 has {length} rows, which {self._world_size} ranks cannot share evenly: give counts, such as "
-                f"{[each + (rank < rest) for rank in range(self._world_size)]}"
+                f"axis 0 has {length} rows, which {self._world_size} ranks cannot share evenly: give {name}, such as "
+                f"{name}={[each + (rank < rest) for rank in range(self._world_size)]}"
             )
         return (each,) * self._world_size
 
@@ -144,7 +144,7 @@ class Arguments:
         """
         if source.ndim == 0:
             raise SizeMismatchError(f"{operation} divides axis 0 between the ranks, and a 0-d array has none")
-        per_rank = self.divide(source.shape[0], counts)
+        per_rank = self.divide(source.shape[0], counts, "send_counts" if operation == "all_to_all" else "counts")
         row = math.prod(source.shape[1:])
         return per_rank, tuple(n * row for n in per_rank)
 

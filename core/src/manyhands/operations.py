@@ -187,6 +187,15 @@ class Operations:
 
     def broadcast(self, array: npt.ArrayLike, root: int, out: Array | None) -> Action:
         """Prepare `Group.broadcast`."""
+        if array is None:
+            number = self.arguments.rank(root, "root")
+            remedy = (
+                "give what is to be sent"
+                if self._rank == number
+                else f"give every rank an array of the shape and dtype that rank {number} sends, such as np.empty(shape, dtype), or use "
+                "broadcast_object"
+            )
+            raise LayoutError(f"broadcast was given None instead of an array: {remedy}", rank=self._job.rank)
         source, target, give = self.take("broadcast", array, out)
         call = Call(Collective.BROADCAST, source.dtype, source.shape, root=self.arguments.rank(root, "root"))
         sent = source if self._rank == call.root or isinstance(source, DeviceArray) else np.empty(0, source.dtype)
@@ -311,7 +320,7 @@ class Operations:
             call = Call(Collective.ALL_TO_ALL, source.dtype, source.shape, counts=sizes, receive_counts=sizes)
             action = self._into(call, source, source.shape, target, give)
             return self._shortened(("all_to_all",), array, call, source.shape, action)
-        expected = None if receive_counts is None else self.arguments.counts(receive_counts)
+        expected = None if receive_counts is None else self.arguments.counts(receive_counts, "receive_counts")
         source = _in_order(source)
         row = math.prod(source.shape[1:])
 
