@@ -11,6 +11,7 @@ a command line or a test collection pays next to nothing for the import.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from manyhands._version import __version__
@@ -98,7 +99,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'manyhands' has no attribute {name!r}")
+        from manyhands.aliases import missing_from_module
+
+        raise AttributeError(missing_from_module(name), name=name, obj=sys.modules[__name__])
     from importlib import import_module
 
     value = getattr(import_module(_HOMES[name]), name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from manyhands.aliases import nearest_op
 from manyhands.errors import DTypeError
 from manyhands.low_precision import fast_combine
 
@@ -149,8 +149,8 @@ def resolve_op(op: Op, dtype: np.dtype[Any]) -> Reduction:
 
 
 def _no_such(op: object) -> DTypeError:
-    near = difflib.get_close_matches(str(op).lower(), OP_NAMES, 1)
-    hint = f' (did you mean "{near[0]}"?)' if near else ""
+    near = nearest_op(op, OP_NAMES)
+    hint = f' (did you mean "{near}"?)' if near else ""
     return DTypeError(f"op={op!r} is not a reduction{hint}: give one of {', '.join(OP_NAMES)}, or a binary NumPy ufunc")
 
 
@@ -192,6 +192,11 @@ def _custom(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Reduction:
         )
     if name in _NOT_ASSOCIATIVE:
         raise DTypeError(f"op=np.{name} is not associative, so its result would depend on how the ranks are paired")
+    if ufunc.types == ["OO->O"]:
+        raise DTypeError(
+            f"op={name}, made by np.frompyfunc, gives Python objects, whatever the arrays: give a function of two arrays that gives one of their "
+            "dtype"
+        )
     try:
         result = ufunc.resolve_dtypes((dtype, dtype, None))[2]
     except TypeError as error:

@@ -9,6 +9,7 @@ from typing import Self
 
 import numpy.typing as npt
 
+from manyhands.aliases import ForeignNames
 from manyhands.arrays import NOTHING, Array
 from manyhands.async_calls import AsyncCalls
 from manyhands.checks import is_success
@@ -32,7 +33,7 @@ from manyhands.shrinking import check_possible, shrink
 __all__ = ["Group"]
 
 
-class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls["Group"]):
+class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls["Group"], ForeignNames):
     """The ranks that communicate together. Made by `manyhands.init`; a context manager that closes itself.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the

@@ -185,7 +185,7 @@ class Operations:
         action = self._into(call, source, source.shape, target, give) if self._rank == root else self._nowhere(call, source)
         return self._shortened(("reduce", op, reproducible, root, int), array, call, source.shape, action)
 
-    def broadcast(self, array: npt.ArrayLike, root: int, out: Array | None) -> Action:
+    def broadcast(self, array: npt.ArrayLike | None, root: int, out: Array | None) -> Action:
         """Prepare `Group.broadcast`."""
         if array is None:
             number = self.arguments.rank(root, "root")
