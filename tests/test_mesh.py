@@ -111,6 +111,78 @@ def test_what_is_not_on_the_mesh_is_refused_in_words(world):
     world(program, 4)
 
 
+@settings(max_examples=20)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=3).filter(
+        lambda axes: np.prod([extent for extent, _ in axes]) <= 8
+    ),
+    st.integers(-5, 5),
+)
+def test_a_shift_brings_each_rank_what_lies_so_many_steps_before_it(axes, steps):
+    shape, periodic = zip(*axes, strict=True)
+
+    def program(group: Group) -> None:
+        with DeviceMesh(group, shape, periodic=periodic) as mesh:
+            assert mesh.periodic == periodic
+            for axis, (extent, is_ring) in enumerate(axes):
+                source, dest = mesh.shift(axis, steps)
+                got = mesh.group(axis).sendrecv(mesh.coordinates, dest, source)
+                # What np.roll does, but for what comes in at an open end.
+                before = mesh.coordinates[axis] - steps
+                assert (source is None) == (not is_ring and not 0 <= before < extent)
+                expected = list(mesh.coordinates)
+                expected[axis] = before % extent
+                assert got is None if source is None else got.tolist() == expected
+                assert mesh.shift(axis, -steps) == (dest, source)
+
+    must(thread_world(program, int(np.prod(shape)), "simulated"))
+
+
+def test_a_halo_exchange_is_the_same_program_on_a_ring_a_line_and_alone(world):
+    whole = np.arange(12.0)
+
+    def program(group: Group) -> None:
+        for is_ring in (True, False):
+            with DeviceMesh(group, (-1,), ("x",), periodic=is_ring) as mesh:
+                line = mesh.group("x")
+                mine = np.split(whole, group.world_size)[group.rank]
+                block = np.full(len(mine) + 2, -1.0)
+                block[1:-1] = mine
+                source, dest = mesh.shift("x")
+                line.sendrecv(block[-2:-1], dest, source, out=block[:1])
+                line.sendrecv(block[1:2], source, dest, out=block[-1:])
+                around = np.pad(whole, 1, "wrap") if is_ring else np.pad(whole, 1, constant_values=-1)
+                start = len(mine) * group.rank
+                assert block.tolist() == around[start : start + len(block)].tolist()
+
+    for size in (1, 2, 4):
+        world(program, size)
+
+
+def test_axes_that_are_rings_are_part_of_a_mesh(world):
+    def program(group: Group) -> None:
+        with (
+            DeviceMesh(group, (2, 2), ("x", "y"), periodic=(True, False)) as mesh,
+            DeviceMesh(group, (2, 2), ("x", "y")) as other,
+        ):
+            assert (mesh.periodic, other.periodic) == ((True, False), (False, False))
+            assert mesh != other
+            with mesh.submesh("y", "x") as turned:
+                assert turned.periodic == (False, True)
+            with pytest.raises(mh.UsageError, match=r"integer number of steps, and 0\.5 was given"):
+                mesh.shift("x", 0.5)  # type: ignore[arg-type]
+            with pytest.raises(mh.UsageError, match="no axis 'z'"):
+                mesh.shift("z")
+        for wrong in (1, None, "no", (True,), (True, 0), [True] * 3):
+            with pytest.raises(mh.UsageError, match="periodic must be True or False, or 2 of these"):
+                DeviceMesh(group, (2, 2), periodic=wrong)  # type: ignore[arg-type]
+        with pytest.raises(mh.UsageError, match=r"(?s)and the same periodic:.*rank 3: .*periodic=\(False, True\)"):
+            DeviceMesh(group, (2, 2), periodic=(False, group.rank == 3))
+        assert group.all_reduce(1) == 4
+
+    world(program, 4)
+
+
 # A shape and names, the error, and what it says.
 CANNOT_BE: list[tuple[Any, Any, type[Exception], str]] = [
     ((2, 3), None, mh.InvalidWorldSizeError, r"shape \(2, 3\) has 2 x 3 = 6 places, and the group has 4 ranks"),

@@ -37,6 +37,8 @@ class DeviceMesh:
     names
         The name of each axis, unique; by default ``"axis0"``, ``"axis1"`` and so on. All methods take an axis by name or by
         number, also counted from the end.
+    periodic
+        Whether the ranks along an axis form a ring, so that `shift` goes on at the other end: for all axes, or one for each.
     timeout_s
         Seconds that each step of making the groups may last.
 
@@ -50,6 +52,8 @@ class DeviceMesh:
         The name of each axis.
     ndim
         The number of axes.
+    periodic
+        Whether each axis is a ring.
     ranks
         The ranks of ``parent`` on the grid: integers, read-only, of shape ``shape``.
     coordinates
@@ -60,12 +64,18 @@ class DeviceMesh:
     InvalidWorldSizeError
         The grid does not have one place for each rank.
     UsageError
-        ``shape`` or ``names`` cannot be used, or is not alike on all ranks; in the latter case every rank raises it. The group stays
+        ``shape``, ``names`` or ``periodic`` cannot be used, or is not alike on all ranks; in the latter case every rank raises it. The group stays
         usable.
     """
 
     def __init__(
-        self, group: Group, shape: Sequence[int], names: Sequence[str] | None = None, *, timeout_s: float | None = None
+        self,
+        group: Group,
+        shape: Sequence[int],
+        names: Sequence[str] | None = None,
+        *,
+        periodic: bool | Sequence[bool] = False,
+        timeout_s: float | None = None,
     ) -> None:
         if not isinstance(group, Group):
             raise UsageError(f"a mesh is made of a group, such as mh.init() returns, and a {type(group).__name__} was given")
@@ -73,11 +83,14 @@ class DeviceMesh:
         self.shape: tuple[int, ...] = _checked_shape(shape, group.world_size)
         self.names: tuple[str, ...] = _checked_names(names, len(self.shape))
         self.ndim: int = len(self.shape)
+        self.periodic: tuple[bool, ...] = _checked_periodic(periodic, self.ndim)
         self.ranks: npt.NDArray[np.int64] = np.arange(group.world_size, dtype=np.int64).reshape(self.shape)
         self.ranks.flags.writeable = False
         self.coordinates: tuple[int, ...] = self.coordinates_of(group.rank)
         self._owns_parent = False
-        _same_on_all(group, f"shape={self.shape}, names={self.names}", "shape and names", timeout_s)
+        rings = f", periodic={self.periodic}" if any(self.periodic) else ""
+        mine = f"shape={self.shape}, names={self.names}{rings}"
+        _same_on_all(group, mine, "shape and names, and the same periodic", timeout_s)
         self._groups: list[Group] = [self._split((axis,), timeout_s) for axis in range(self.ndim)]
 
     def __repr__(self) -> str:
@@ -86,10 +99,14 @@ class DeviceMesh:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DeviceMesh):
             return NotImplemented
-        return (self.parent.ranks, self.shape, self.names) == (other.parent.ranks, other.shape, other.names)
+        return self._layout == other._layout
 
     def __hash__(self) -> int:
-        return hash((self.parent.ranks, self.shape, self.names))
+        return hash(self._layout)
+
+    @property
+    def _layout(self) -> tuple[object, ...]:
+        return self.parent.ranks, self.shape, self.names, self.periodic
 
     def __enter__(self) -> Self:
         return self
@@ -180,6 +197,42 @@ class DeviceMesh:
         """
         return self._groups[self.axis(axis)]
 
+    def shift(self, axis: str | int, steps: int = 1) -> tuple[int | None, int | None]:
+        """Return from whom and to whom an array goes when each rank gives its own to the one that is ``steps`` further along an axis.
+
+        >>> source, dest = mesh.shift("x")
+        >>> ghost = mesh.group("x").sendrecv(right_edge, dest, source)
+
+        Parameters
+        ----------
+        axis
+            Its name, or its number.
+        steps
+            How far; less than 0 the other way.
+
+        Returns
+        -------
+        source, dest
+            Ranks of the group along the axis, as its `Group.sendrecv` takes them. None where there is nobody, beyond an end of an axis that is
+            not periodic.
+
+        Raises
+        ------
+        UsageError
+            There is no such axis, or ``steps`` is no integer.
+        """
+        number, distance = self.axis(axis), whole(steps)
+        if distance is None:
+            raise UsageError(f"a shift goes an integer number of steps, and {steps!r} was given")
+        extent, place = self.shape[number], self.coordinates[number]
+
+        def at(coordinate: int) -> int | None:
+            if self.periodic[number]:
+                return coordinate % extent
+            return coordinate if 0 <= coordinate < extent else None
+
+        return at(place - distance), at(place + distance)
+
     def coordinates_of(self, rank: int) -> tuple[int, ...]:
         """Return the coordinates of a rank: one number for each axis.
 
@@ -261,7 +314,8 @@ class DeviceMesh:
         names = [self.names[axis] for axis in chosen]
         _same_on_all(self.parent, f"submesh{tuple(names)}", "axes", timeout_s)
         part = self._split(chosen, timeout_s)
-        mesh = DeviceMesh(part, [self.shape[axis] for axis in chosen], names, timeout_s=timeout_s)
+        shape, periodic = [self.shape[axis] for axis in chosen], [self.periodic[axis] for axis in chosen]
+        mesh = DeviceMesh(part, shape, names, periodic=periodic, timeout_s=timeout_s)
         mesh._owns_parent = True
         return mesh
 
@@ -321,6 +375,13 @@ def _checked_names(names: Any, ndim: int) -> tuple[str, ...]:
     if repeated:
         raise UsageError(f"axis names must differ, and {', '.join(map(repr, repeated))} is given more than once in {names!r}")
     return given
+
+
+def _checked_periodic(periodic: Any, ndim: int) -> tuple[bool, ...]:
+    given = list(periodic) if isinstance(periodic, Sequence | np.ndarray) else [periodic] * ndim
+    if len(given) != ndim or not all(isinstance(each, bool | np.bool_) for each in given):
+        raise UsageError(f"periodic must be True or False, or {ndim} of these, one for each axis, and {periodic!r} was given")
+    return tuple(bool(each) for each in given)
 
 
 def _words(shape: tuple[int, ...], names: tuple[str, ...]) -> str:

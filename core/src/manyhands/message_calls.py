@@ -147,9 +147,7 @@ class MessageCalls(Calls):
     @overload
     def recv_async(self, source: int | None, *, out: Array, timeout_s: float | None = None) -> Work[Array]: ...
     @overload
-    def recv_async(
-        self, source: int | None, *, out: None = None, timeout_s: float | None = None
-    ) -> Work[Array] | Work[Array | None]: ...
+    def recv_async(self, source: int | None, *, out: None = None, timeout_s: float | None = None) -> Work[Array | None]: ...
     def recv_async(
         self, source: int | None, *, out: Array | None = None, timeout_s: float | None = None
     ) -> Work[Array] | Work[Array | None]:
