@@ -249,7 +249,8 @@ class Operations:
                 sent = description if self._rank == root else np.empty(0, _INT64)
                 self.collectives.run(about, sent, description, deadline)
             else:
-                cards = self._trade("scatter", description.tobytes() if self._rank == root else b"", deadline)
+                alike = f"root={root}" + ("" if uneven is None else f" and counts={list(uneven)}")
+                cards = self._trade("scatter", description.tobytes() if self._rank == root else b"", deadline, alike)
                 description[:] = np.frombuffer(cards[root], _INT64)
             return self._rest("scatter", hand_out)
 
@@ -424,31 +425,29 @@ class Operations:
         except UsageError as error:
             raise self._give_up(f"rank {self._rank} cannot take what {what} brings: {error}") from error
 
-    def _trade(self, what: str, card: bytes, deadline: Deadline) -> list[bytes]:
-        """Trade cards with all members through the store, for a backend that moves no host memory."""
+    def _trade(self, what: str, card: bytes, deadline: Deadline, alike: str = "") -> list[bytes]:
+        """Trade cards with all members through the store, for what moves no host memory; ``alike`` is what none may have otherwise."""
         check_usable(self._job, self._members.number)
         collectives, members = self.collectives, self._members
         sequence = collectives.sequence
         signature = CallSignature(what, part="meeting")
         name = f"{what} #{sequence} of group {members.number}"
-        cards, _ = meet(self._job, members, name, card, members.ranks, deadline, (signature, sequence))
+        cards, _ = meet(self._job, members, name, alike.encode() + b"\0" + card, members.ranks, deadline, (signature, sequence))
         collectives.sequence = self._job.control.progress.calls[members.channel] = sequence + 1
-        return cards
+        told = [each.partition(b"\0") for each in cards]
+        for rank, (theirs, _, _) in enumerate(told):
+            if theirs != alike.encode():
+                raise self._give_up(f"in {what} rank {self._rank} has {alike}, and rank {rank} has {theirs.decode()}")
+        return [each for _, _, each in told]
 
     def _trade_counts(self, about: Call, mine: Array, source: Memory, deadline: Deadline) -> Array:
         """Tell the ranks how many rows of ``source`` come from this one: to each its number, or the same to all; return what they tell."""
         if isinstance(source, DeviceArray):
             root = f" for root={about.root}" if about.root >= 0 else ""
-            rows = f"{source.dtype} rows of shape {list(source.shape[1:])}{root}".encode()
-            cards = self._trade(about.operation, mine.tobytes() + rows, deadline)
-            other = next((rank for rank, card in enumerate(cards) if card[mine.nbytes :] != rows), None)
-            if other is not None:
-                theirs = cards[other][mine.nbytes :].decode()
-                raise self._give_up(
-                    f"in {about.operation} rank {self._rank} has {rows.decode()}, and rank {other} has {theirs}"
-                )
+            rows = f"{source.dtype} rows of shape {list(source.shape[1:])}{root}"
+            cards = self._trade(about.operation, mine.tobytes(), deadline, rows)
             place = self._rank if mine.size > 1 else 0
-            return np.array([np.frombuffer(card, _INT64, mine.size)[place] for card in cards], _INT64)
+            return np.array([np.frombuffer(card, _INT64)[place] for card in cards], _INT64)
         incoming = np.empty(self._members.size, _INT64)
         self.collectives.run(about, mine, incoming, deadline)
         return incoming
