@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
 import time
@@ -545,3 +546,42 @@ def test_arrays_that_were_copied_are_kept_until_the_copy_is_done(gpus: FakeNccl)
                     assert known() is not None
 
     must(gpu_world(program, 2))
+
+
+# A call, and what each rank says that all must have alike.
+TOLD_FIRST = {
+    "root of scatter": (
+        lambda group: group.scatter(cupy.zeros(3, np.float32), root=group.rank),
+        ["root=0", "root=1", "root=2"],
+    ),
+    "root of scatter, where nobody is it": (
+        lambda group: group.scatter(None, root=(group.rank + 1) % 3),
+        ["root=1", "root=2", "root=0"],
+    ),
+    "counts of scatter": (
+        lambda group: group.scatter(cupy.zeros(3, np.float32), counts=[3, 0, 0] if group.rank == 1 else [1, 1, 1]),
+        [f"root=0 and counts={counts}" for counts in ([1, 1, 1], [3, 0, 0], [1, 1, 1])],
+    ),
+    "root of gather": (
+        lambda group: group.gather(cupy.zeros(group.rank, np.float32), root=group.rank, uneven=True),
+        [f"float32 rows of shape [] for root={root}" for root in range(3)],
+    ),
+    "rows of all_gather": (
+        lambda group: group.all_gather(cupy.zeros((2, 1 + group.rank), np.float32), uneven=True),
+        [f"float32 rows of shape [{width}]" for width in (1, 2, 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TOLD_FIRST)
+def test_a_mismatch_of_what_ranks_tell_each_other_first_is_found_before_anything_is_launched(gpus: FakeNccl, what: str) -> None:
+    program, said = TOLD_FIRST[what]
+    outcomes = gpu_world(program, 3, config=NCCL)
+    assert [type(outcome) for outcome in outcomes] == [mh.CollectiveMismatchError] * 3
+    assert len({str(outcome) for outcome in outcomes}) == 1
+    told = re.match(r"in \w+ rank (\d) has (.*), and rank (\d) has (.*)\n", str(outcomes[0]))
+    assert told is not None, outcomes[0]
+    one, other = int(told[1]), int(told[3])
+    assert (told[2], told[4]) == (said[one], said[other])
+    assert said[one] != said[other]
+    assert not {"send", "recv", "broadcast", "all_gather"}.intersection(gpus.names())
