@@ -22,12 +22,15 @@ app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Plain text: rich would take the brackets of [backends.tcp] for markup, and break paragraphs where the source does.
+    rich_markup_mode=None,
 )
-app.command("run", context_settings=CONTEXT_SETTINGS)(run)
-app.command("doctor")(doctor)
-app.command("bench")(bench)
-app.command("show")(show)
-app.command("simulate")(simulate)
+# Where the words for the list are left out, the first sentence of the page is taken, and cut off.
+app.command("run", short_help="Run a script as several ranks.", context_settings=CONTEXT_SETTINGS)(run)
+app.command("doctor", short_help="List the backends: can they run here, and what to type.")(doctor)
+app.command("bench", short_help="Measure backends, or algorithms, on ranks of this host.")(bench)
+app.command("show", short_help="Draw an algorithm, or say which one a call takes and why.")(show)
+app.command("simulate", short_help="Predict times on networks and worlds that need not exist.")(simulate)
 app.add_typer(config_app, name="config")
 
 

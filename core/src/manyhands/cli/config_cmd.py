@@ -15,10 +15,12 @@ from manyhands.plugins import get_plugin_manager
 
 __all__ = ["config_app"]
 
-config_app: typer.Typer = typer.Typer(no_args_is_help=True, help="Show the configuration, or the schema of its file.")
+config_app: typer.Typer = typer.Typer(
+    no_args_is_help=True, help="Show the configuration, or the schema of its file.", rich_markup_mode=None
+)
 
 
-@config_app.command()
+@config_app.command(short_help="Print each value and where it came from.")
 def show(
     config: Annotated[Path | None, typer.Option(help="The file to read, instead of the one that is found.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -45,7 +47,7 @@ def show(
     print_table(("key", "value", "origin"), [(key, json.dumps(value, default=str), origin) for key, value, origin in rows])
 
 
-@config_app.command()
+@config_app.command(short_help="Print the JSON Schema of manyhands.toml, for editors.")
 def schema() -> None:
     """Print the JSON Schema of manyhands.toml, with a table for each installed backend."""
     print_json(json_schema(get_plugin_manager()))
