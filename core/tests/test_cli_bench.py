@@ -177,8 +177,7 @@ def test_times_are_printed_from_the_fastest_on() -> None:
     assert lines[0].split() == ["collective", "bytes", "algorithm", "time"]
     assert lines[1].split() == ["all_reduce", "8", "recursive_doubling", "31", "us", "fastest"]
     assert lines[2].split() == ["all_reduce", "8", "ring", "45", "us", "+45%"]
-    assert "1048576" in lines[-1]
-    assert "not measured: the budget is used up" in lines[-1]
+    assert " ".join(" ".join(lines).split()).endswith("all_reduce 1048576 not measured: the budget is used up")
     assert not Path("tuned.toml").exists()
 
 
@@ -193,7 +192,7 @@ def test_json_is_for_programs() -> None:
 def test_the_table_that_is_written_makes_manyhands_take_the_fastest(manager: PluginManager) -> None:
     said = call("all_reduce", "--tune", "--sizes", "8,64KiB", "--output", "mine.toml")
     assert said.endswith('wrote mine.toml; to use it, add this line to manyhands.toml:\n\nselection = "mine.toml"\n')
-    assert "measured here at 8 bytes: 31 us against 45 us of ring" in said
+    assert "measured here at 8 bytes: 31 us against 45 us of ring" in " ".join(said.split())
     text = Path("mine.toml").read_text()
     assert text.startswith("# Measured by `manyhands bench --tune` with 4 ranks on one host over wires.\n")
     selector = make_selector(load({"selection": "mine.toml"}, environ={}, manager=manager), manager)

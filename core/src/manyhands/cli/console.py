@@ -1,39 +1,61 @@
-"""Printing: tables for people on a terminal, plain lines for pipes, JSON for programs."""
+"""Printing: tables and text that fit the terminal, 80 columns where there is none; JSON for programs."""
 
 from __future__ import annotations
 
 import json
-import sys
+import shutil
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["print_json", "print_table"]
+__all__ = ["columns", "print_command", "print_json", "print_table", "print_text"]
+
+_GAP = "  "
+
+
+def columns() -> int:
+    """Return how wide a line may be."""
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table to stdout: drawn by rich on a terminal, else as aligned columns that are never wrapped."""
-    if sys.stdout.isatty():
-        _print_rich(headers, rows)
-        return
-    widths = [max(len(row[column]) for row in [headers, *rows]) for column in range(len(headers))]
-    for row in [headers, *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    """Print a table to stdout as aligned columns; the widest are wrapped where the table is wider than a line may be."""
+    table = [[str(cell) for cell in row] for row in [headers, *rows]]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    # No word is broken: names, paths and numbers are there to be copied.
+    least = [max((len(word) for cell in cells for word in cell.split()), default=0) for cells in zip(*table, strict=True)]
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > columns():
+        wide = [place for place, width in enumerate(widths) if width > least[place]]
+        if not wide:
+            break
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    for row in table:
+        cells = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for number in range(max(map(len, cells))):
+            parts = [lines[number] if number < len(lines) else "" for lines in cells]
+            print(_GAP.join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip())
 
 
-def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def print_text(text: str, first: str = "", rest: str = "  ") -> None:
+    """Print text to stdout, wrapped; ``first`` stands before its first line, and ``rest`` before the others."""
+    for line in text.splitlines() or [""]:
+        print("\n".join(_wrapped(line, columns(), first, rest)))
+        first = rest
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text, since brackets in a value are not markup
-    Console().print(table)
+
+def print_command(command: str, first: str) -> None:
+    """Print a command to stdout; where it is too long, its lines end so that a shell takes them for one."""
+    lines = _wrapped(command, columns() - 2, first, " " * (len(first) + 2))
+    print(" \\\n".join(lines))
+
+
+def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    wrapper = TextWrapper(
+        max(width, 1), initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.wrap(text) or [first.rstrip()]
 
 
 def print_json(value: Any) -> None:
