@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,7 +65,8 @@ def test_doctor_tells_programs_what_is_there(plugins: PluginFactory, manyhands: 
     assert report["auto"]["backend"] == "alpha"
     assert [each["name"] for each in report["auto"]["passed_over"]] == ["beta", "broken"]
     assert report["auto"]["passed_over"][0]["reason"] == "no GPU here"
-    assert report["config"] == {"file": str(tmp_path / "manyhands.toml"), "error": None}
+    file = str(tmp_path / "manyhands.toml")
+    assert report["config"] == {"file": file, "error": None, "backend": "alpha", "origin": file}
     assert set(report["versions"]) == {"manyhands-core", "python", "numpy"}
     assert report["extensions"] == []
 
@@ -79,14 +81,99 @@ def test_doctor_tells_people_what_to_type(plugins: PluginFactory, manyhands: Run
 
     result = manyhands("doctor", plugins=f"alpha,beta,{long}")
 
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 1, result.stderr
     lines = result.stdout.splitlines()
     assert f"config file: {tmp_path}/manyhands.toml" in lines
-    assert any(line.startswith("config error:") and "did you mean 'alpha'" in line for line in lines)
-    assert any(line.split()[:4] == ["alpha", "dist-alpha", "1.0", "yes"] for line in lines)
+    assert "config error:" in result.stdout
+    assert "did you mean 'alpha'?" in " ".join(result.stdout.split())
+    assert any(line.split()[:3] == ["alpha", "1.0", "yes"] for line in lines)
     assert any(line.split()[0] == long for line in lines if line.strip())
     assert lines[lines.index("beta cannot run: no GPU here") + 1] == "  try: pip install it"
-    assert "auto takes no backend" in lines
+    assert "auto takes" not in result.stdout
+
+
+def test_doctor_fits_80_columns_and_breaks_a_command_as_a_shell_does(plugins: PluginFactory, manyhands: Run) -> None:
+    command = "pip install " + " ".join(f"'package-{number}>={number}'" for number in range(20))
+    reason = "the reason is long and has [brackets] " * 5
+    plugins.backend("alpha", "factory='os:getcwd', probe=lambda: " + repr(reason) + ", install=" + repr(command))
+    plugins(
+        "beta", DIAGNOSED.format(name="beta", diagnose="__name__ + ':broken'"), distribution="a-distribution-of-a-long-name"
+    )
+
+    result = manyhands("doctor", plugins="alpha,beta")
+
+    assert result.returncode == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert reason.strip() in " ".join(result.stdout.split())
+    shown = result.stdout.partition("try: ")[2].partition("\n\n")[0]
+    assert shlex.split(shown.replace("\\\n", " ")) == shlex.split(command)
+
+
+def test_doctor_tells_what_the_configuration_takes(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+    plugins.backend("beta")
+    plugins.backend("gamma", "factory='os:getcwd', probe=lambda: 'no GPU here'")
+    (tmp_path / "manyhands.toml").write_text("backend = 'beta'")
+    names = "alpha,beta,gamma"
+
+    fine, broken = (
+        manyhands("doctor", plugins=names),
+        manyhands("doctor", plugins=names, MANYHANDS_BACKEND="gamma", MANYHANDS_BACKENDS__ALPHA__MODE="sage"),
+    )
+
+    assert fine.returncode == 0
+    assert " ".join(fine.stdout.split()).endswith(f"programs take beta, as {tmp_path}/manyhands.toml says")
+    assert "auto takes" not in fine.stdout
+    assert broken.returncode == 1
+    told = " ".join(broken.stdout.split())
+    assert "config error: environment variable MANYHANDS_BACKENDS__ALPHA__MODE: backends.alpha.mode = 'sage': it should" in told
+    assert "config error: the backend 'gamma' cannot run here: no GPU here; see: manyhands doctor" in told
+
+
+def test_doctor_goes_on_where_a_plugin_that_is_asked_for_is_broken(plugins: PluginFactory, manyhands: Run) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+    plugins("tracer", "raise RuntimeError('ah')", group=EXTENSION_GROUP)
+    variables = {"plugins": "alpha,no_such_module,tracer", "MANYHANDS_BAKEND": "alpha", "MANYHANDS_BACKEND": "alpha"}
+
+    doctor, program, show = (
+        manyhands("doctor", **variables),
+        manyhands("doctor", "--json", **variables),
+        manyhands("config", "show", **variables),
+    )
+
+    assert (doctor.returncode, program.returncode, show.returncode) == (1, 1, 2), doctor.stderr
+    told = " ".join(doctor.stdout.split())
+    for error in (
+        "environment variable MANYHANDS_BAKEND: manyhands has no variable of that name; did you mean MANYHANDS_BACKEND?",
+        "the plugin 'no_such_module' of this process cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
+        f"the plugin '{plugins.modules['tracer']}' of dist-tracer 1.0 cannot be imported: RuntimeError: ah",
+    ):
+        assert told.count(f"config error: {error}") == 1
+    assert any(line.split()[:3] == ["alpha", "1.0", "yes"] for line in doctor.stdout.splitlines())
+    assert [each["name"] for each in json.loads(program.stdout)["backends"]] == ["alpha"]
+    # An error of the environment does not hide behind that of the plugin.
+    assert "did you mean MANYHANDS_BACKEND?" in show.stderr
+    assert "No module named 'no_such_module'" in show.stderr
+
+
+def test_a_path_that_no_terminal_can_show_is_no_error(manyhands: Run, tmp_path: Path) -> None:
+    name = "\udcff[b].toml"  # a byte that is no UTF-8
+    (tmp_path / name).write_text("timeout_s = 5")
+
+    for words in (["doctor"], ["config", "show"]):
+        result = manyhands(*words, plugins="", MANYHANDS_CONFIG=name)
+        assert (result.returncode, "/\\udcff[b].toml" in result.stdout) == (0, True), result.stderr
+
+
+def test_doctor_names_a_name_that_two_plugins_have_once(plugins: PluginFactory, manyhands: Run) -> None:
+    plugins.backend("alpha", distribution="dist-one")
+    plugins.backend("alpha", distribution="dist-two")
+
+    result, program = manyhands("doctor"), manyhands("doctor", "--json")
+
+    assert sum(line.split()[:1] == ["alpha"] and line.split()[2:3] == ["no"] for line in result.stdout.splitlines()) == 1
+    assert " ".join(result.stdout.split()).count("is provided more than once, by dist-one 1.0") == 1
+    assert [each["name"] for each in json.loads(program.stdout)["backends"]] == ["alpha"]
 
 
 DIAGNOSED = """
@@ -151,7 +238,13 @@ def test_config_show_prints_each_value_and_its_origin(plugins: PluginFactory, ma
     assert values["backends.alpha.interface"] == ("lo", "default")
     assert values["backends.alpha.mode"] == ("safe", str(file))
     assert values["backends.alpha.token"] == ("(not shown)", str(file))
-    assert any(line.split() == ["backends.alpha.mode", '"safe"', str(file)] for line in as_text.stdout.splitlines())
+    assert as_text.stdout.startswith(f"# file: {file}\n")
+    lines = [" ".join(line.split()) for line in as_text.stdout.splitlines()]
+    assert 'backends.alpha.mode = "safe" # other.toml' in lines
+    assert 'backends.alpha.interface = "lo" # default' in lines
+    assert "# backends.alpha.token: (not shown) # other.toml" in lines
+    assert 'backend = "alpha" # MANYHANDS_BACKEND' in lines
+    assert "# ranks_per_host: none # default" in lines
     assert "hunter" not in as_json.stdout + as_text.stdout
     assert "'broken' cannot be checked" in as_text.stderr
     assert "RuntimeError: oh" in as_text.stderr
@@ -167,6 +260,86 @@ def test_config_show_checks_the_tables_of_all_backends(plugins: PluginFactory, m
     assert result.stderr == (
         f"error: {tmp_path}/manyhands.toml: backends.alpha.mode = 'sage': it should be 'fast' or 'safe'; did you mean 'safe'?\n"
     )
+
+
+NEEDY = """
+from manyhands.backend import BackendConfig, BackendSpec
+from manyhands.hookspecs import hookimpl
+from pydantic import Field, model_validator
+
+class Config(BackendConfig):
+    url: str = Field(description="Where it is.")
+    path: Any = Path("x y")
+    tries: int = 3
+
+    @model_validator(mode="after")
+    def check(self):
+        {check}
+        return self
+
+@hookimpl
+def manyhands_register_backends():
+    return BackendSpec(name={name!r}, summary="needs", config=Config, factory="os:getcwd", auto_priority=9)
+"""
+NEEDY = "from pathlib import Path\nfrom typing import Any\n" + NEEDY
+
+
+def test_a_backend_that_nobody_chose_may_lack_what_it_needs(
+    plugins: PluginFactory, manyhands: Run, run_python: Run, tmp_path: Path
+) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+    plugins("needy", NEEDY.format(name="needy", check="pass"))
+    plugins("upset", NEEDY.replace("url: str = Field(", "url: str = Field(default='x', ").format(name="upset", check="1 / 0"))
+    odd = NEEDY.replace("tries: int = 3", "tries: Callable[[], int] = len").replace("import Any", "import Any, Callable")
+    plugins("odd", odd.format(name="odd", check="pass"))
+    names = {"plugins": "alpha,needy,odd,upset"}
+    program = "import manyhands as mh\nwith mh.init() as group: print(group.backend_name)"
+
+    shown, doctor, schema = (
+        manyhands("config", "show", **names),
+        manyhands("doctor", "--json", **names),
+        manyhands("config", "schema", **names),
+    )
+    alone = run_python("-c", program, MANYHANDS_PLUGINS=names["plugins"], **ONLY)
+
+    assert (shown.returncode, shown.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    assert "# backends.needy.url: needed to use it # required" in lines
+    assert '# backends.needy.path = "x y" # default' in lines
+    assert "backends.upset.tries = 3 # default" in lines
+    # Neither `auto` nor a program is led astray by it.
+    report = json.loads(doctor.stdout)
+    assert (doctor.returncode, report["auto"]["backend"]) == (0, "alpha")
+    assert "backends.needy.url is missing" in report["auto"]["passed_over"][0]["reason"]
+    assert (alone.returncode, alone.stdout.strip()) == (0, "alpha"), alone.stderr
+    assert set(json.loads(schema.stdout)["properties"]["backends"]["properties"]) == {"alpha", "needy", "odd", "upset"}
+
+    for variables in ({"MANYHANDS_BACKEND": "needy"}, {"MANYHANDS_BACKENDS__NEEDY__TRIES": "2"}):
+        chosen = manyhands("config", "show", **names, **variables, MANYHANDS_BACKENDS__ALPHA__MODE="sage")
+        assert chosen.returncode == 2
+        assert "backends.needy.url is missing, and it has no default. It says: Where it is." in chosen.stderr
+        assert "backends.alpha.mode = 'sage'" in chosen.stderr, "all errors are told, not the first alone"
+
+
+def test_what_config_show_prints_is_a_file_with_the_same_values(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
+    plugins.backend("alpha")
+    plugins("needy", NEEDY.format(name="needy", check="pass"))
+    variables = {
+        "plugins": "alpha,needy",
+        "MANYHANDS_BACKENDS__ALPHA__INTERFACE": 'a "name" with \\ and \x7f and é, too long for a line of eighty columns',
+    }
+
+    first = manyhands("config", "show", **variables)
+    (tmp_path / "copy.toml").write_text(first.stdout, encoding="utf-8")
+    again, before = (
+        manyhands("config", "show", "--json", "--config", "copy.toml", plugins="alpha,needy"),
+        manyhands("config", "show", "--json", **variables),
+    )
+
+    assert again.returncode == 0, again.stderr
+    one, other = ({each["key"]: each["value"] for each in json.loads(each.stdout)["values"]} for each in (before, again))
+    assert one == other
+    assert one["backends.alpha.interface"] == variables["MANYHANDS_BACKENDS__ALPHA__INTERFACE"]
 
 
 def test_config_schema_is_json(plugins: PluginFactory, manyhands: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from manyhands.config import RESERVED, Resolved, Settings, json_schema, load
 from manyhands.errors import ConfigError, PluginError
-from manyhands.provenance import flatten, merge
+from manyhands.provenance import as_toml, flatten, merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -407,3 +408,14 @@ def test_the_later_layer_wins_leaf_by_leaf(low: dict[str, Any], high: dict[str, 
     for path, value in leaves.items():
         assert merged.origin(path) == merged.origins[path]
         assert merged.get(path) == value
+
+
+_values = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.datetimes() | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(_values)
+def test_a_value_written_as_toml_is_read_as_it_was(value: Any) -> None:
+    assert tomllib.loads(f"key = {as_toml(value)}") == {"key": value}

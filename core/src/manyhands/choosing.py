@@ -51,7 +51,7 @@ def start_best(job: Job, resolved: Resolved, plugins: PluginManager, deadline: D
     CommError
         The job ended meanwhile.
     """
-    specs, _ = plugins.candidates()
+    specs, _ = plugins.candidates(resolved.lacking)
     own = _Card(_system(), [_Candidate(spec.name, spec.auto_priority or 0, spec.one_host) for spec in specs])
     answers = job.control.exchange("the choice of a backend", msgspec.msgpack.encode(own), deadline)[0]
     names, reasons = _rank([msgspec.msgpack.decode(answer, type=_Card) for answer in answers])

@@ -69,7 +69,7 @@ def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: S
     name = meeting.backend
     spec = None if name == "auto" else setup.resolved.runnable(name)
     if spec is None:
-        setup.plugins.candidates()  # without any, there is no need to meet
+        setup.plugins.candidates(setup.resolved.lacking)  # without any, there is no need to meet
     job = Job.meet(meeting, deadline)
     _place(job, setup.resolved, hosts)
     if spec is not None:
@@ -150,4 +150,4 @@ def _moves_alone(spec: BackendSpec) -> bool:
 def _choose_alone(setup: Setup) -> str:
     """Return the backend's name in a world of one, which needs none that can run."""
     name = setup.resolved.settings.backend
-    return (setup.plugins.weigh()[0] or _NO_BACKEND) if name == "auto" else name
+    return (setup.plugins.weigh(setup.resolved.lacking)[0] or _NO_BACKEND) if name == "auto" else name

@@ -10,6 +10,8 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from manyhands.errors import ConfigError
@@ -25,10 +27,12 @@ __all__ = [
     "HIDDEN",
     "MAPPING",
     "PREFIX",
+    "REQUIRED",
     "RESERVED",
     "Leaf",
     "Merged",
     "Problem",
+    "as_toml",
     "find_file",
     "flatten",
     "merge",
@@ -67,6 +71,9 @@ MAPPING: Final[str] = "config argument"
 
 DEFAULT: Final[str] = "default"
 """The origin of what nobody gave."""
+
+REQUIRED: Final[str] = "required"
+"""The origin of what nobody gave, and what a backend that nobody chose would need."""
 
 HIDDEN: Final[str] = "(not shown)"
 """What stands in place of a value that may be a secret."""
@@ -262,3 +269,27 @@ def _read_toml(path: Path) -> dict[str, Any]:
         where = f"{path}:{found[1]}:{found[2]}" if found else str(path)
         what = re.sub(r" \(at .*\)$", "", str(error))
         raise ConfigError(f"{where}: this is not valid TOML: {what[:1].lower()}{what[1:]}", file=str(path)) from error
+
+
+def as_toml(value: object) -> str:
+    """Return a value as TOML has it; what TOML does not know, such as a path, becomes text."""
+    match value:
+        case Enum():
+            return as_toml(value.value)
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case date() | time():  # a datetime is a date
+            return value.isoformat()
+        case Mapping():
+            items = [f"{_key(str(key))} = {as_toml(each)}" for key, each in value.items() if each is not None]
+            return f"{{ {', '.join(items)} }}" if items else "{}"
+        case list() | tuple() | set() | frozenset():
+            return f"[{', '.join(map(as_toml, value))}]"
+    # A string of TOML is one of JSON, save that the character 127 must be escaped.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else as_toml(key)

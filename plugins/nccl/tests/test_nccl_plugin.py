@@ -49,9 +49,9 @@ def test_the_probe_names_what_is_missing(monkeypatch):
     with monkeypatch.context() as patch:
         without(patch, "cupy", "nccl")
         assert plugin.probe() == "CuPy is not installed"
-    monkeypatch.setattr(plugin, "_is_missing", lambda package: package == "nccl")
+    monkeypatch.setattr(plugin, "is_missing", lambda package: package == "nccl")
     assert plugin.probe() == "nccl4py, NVIDIA's binding of NCCL, is not installed"
-    monkeypatch.setattr(plugin, "_is_missing", lambda package: False)
+    monkeypatch.setattr(plugin, "is_missing", lambda package: False)
     assert plugin.probe() is None
     monkeypatch.setattr(plugin, "_DRIVER", "libno_such_driver.so.1")
     assert plugin.probe() == "there is no driver of NVIDIA's on this host: libno_such_driver.so.1 cannot be loaded"
@@ -95,14 +95,20 @@ def test_a_library_that_cannot_be_loaded_is_refused_in_words(nccl, monkeypatch):
 def test_doctor_tells_what_is_missing_where_there_is_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(diagnosis, "_DRIVER", tmp_path / "missing")
     without(monkeypatch, "cupy", "nccl")
+    # What is not installed is not asked, and what cannot run is said by core.
+    missing = f"there is no {tmp_path / 'missing'}"
+    assert diagnose() == [("driver", missing), ("CuPy", "not installed"), ("nccl4py", "not installed")]
+
+
+def test_doctor_tells_once_that_there_is_no_gpu(nccl, monkeypatch):
+    def no_driver(*_):
+        raise fake_cupy.CUDARuntimeError(35)
+
+    monkeypatch.setattr(fake_cupy.cuda.runtime, "driverGetVersion", no_driver)
+    monkeypatch.setattr(fake_cupy.cuda.runtime, "getDeviceCount", no_driver)
     facts = diagnose()
-    assert facts[0] == ("nccl", "cannot run here: CuPy is not installed")
-    assert facts[1] == ("driver", f"there is no {tmp_path / 'missing'}")
-    assert [what for what, _ in facts] == ["nccl", "driver", "CuPy", "nccl4py", "NCCL", "CUDA", "GPUs"]
-    found = dict(facts)
-    assert found["NCCL"].startswith("not to be found out: nccl4py cannot be imported (")
-    assert found["CUDA"] == found["GPUs"]
-    assert found["GPUs"].startswith("not to be found out: CuPy cannot be imported (")
+    assert [what for what, value in facts if value.startswith("not to be found out")] == ["CUDA, GPUs"], facts
+    assert facts[-2][0] == "NCCL"
 
 
 def test_doctor_tells_of_versions_gpus_and_their_links(nccl, monkeypatch, tmp_path):
@@ -113,9 +119,8 @@ def test_doctor_tells_of_versions_gpus_and_their_links(nccl, monkeypatch, tmp_pa
     )
     monkeypatch.setattr(fake_cupy.cuda.runtime, "deviceCanAccessPeer", lambda device, peer: {device, peer} <= {0, 1, 2})
     facts = diagnose()
-    assert facts[0] == ("nccl", "nothing speaks against it")
-    assert facts[1] == ("driver", "580.65.06")
-    assert facts[4:] == [
+    assert facts[0] == ("driver", "580.65.06")
+    assert facts[3:] == [
         ("NCCL", "2.32.3, /fake/libnccl.so.2"),
         ("CUDA of the driver", "13.0"),
         ("CUDA runtime", "12.9"),

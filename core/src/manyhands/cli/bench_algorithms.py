@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from manyhands.cli.bench_ranks import names_of, start_ranks, write_json
 from manyhands.cli.console import print_table
 from manyhands.errors import CommError, UsageError
+from manyhands.provenance import as_toml
 from manyhands.schedule.steps import Collective
 
 if TYPE_CHECKING:
@@ -158,4 +159,4 @@ def _print_rules(rules: Sequence[Rule], path: Path) -> None:
             for rule in rules
         ],
     )
-    print(f'\nwrote {path}; to use it, add this line to manyhands.toml:\n\nselection = "{path}"')
+    print(f"\nwrote {path}; to use it, add this line to manyhands.toml:\n\nselection = {as_toml(path)}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from manyhands.bench.cases import parse_dtype
 from manyhands.bench.machine import describe
 from manyhands.bench.plan import Opened, Plan, Point, Problem, Record, Row, Skipped, Target
+from manyhands.provenance import as_toml
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,7 +90,7 @@ class Printer:
         if record.versions:
             self._comment(", ".join(record.versions))
         for backend, table in record.settings.items():
-            self._comment(f"[backends.{backend}] {', '.join(f'{key} = {_toml(value)}' for key, value in table.items())}")
+            self._comment(f"[backends.{backend}] {', '.join(f'{key} = {as_toml(value)}' for key, value in table.items())}")
 
     def _is_complete(self, point: Point) -> bool:
         key = (point.benchmark, point.nbytes)
@@ -174,7 +175,3 @@ def _console(stream: TextIO) -> Console:
 
 def _microseconds(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:.1f}" if value < 100_000 else f"{value:.0f}"
-
-
-def _toml(value: str | float | bool) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value).lower()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from manyhands.cli.console import print_json, print_table
+from manyhands.cli.console import columns, print_json
 from manyhands.config import json_schema, load
 from manyhands.plugins import get_plugin_manager
+from manyhands.provenance import HIDDEN, REQUIRED, as_toml
 
 __all__ = ["config_app"]
 
@@ -25,7 +25,10 @@ def show(
     config: Annotated[Path | None, typer.Option(help="The file to read, instead of the one that is found.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print each value and where it came from; the tables of all installed backends are checked too."""
+    """Print each value and where it came from, as a file that manyhands could read.
+
+    The tables of all installed backends are shown and checked; that of a backend which nobody chose may be incomplete.
+    """
     resolved = load(config)
     manager = get_plugin_manager()
     usable = []
@@ -43,8 +46,31 @@ def show(
             }
         )
         return
-    print(f"file: {resolved.file or 'none'}\n")
-    print_table(("key", "value", "origin"), [(key, json.dumps(value, default=str), origin) for key, value, origin in rows])
+    print(f"# file: {resolved.file or 'none'}\n")
+    incomplete = tuple(key.rpartition(".")[0] + "." for key, _, origin in rows if origin == REQUIRED)
+    lines = [
+        (_line(key, value, origin, key.startswith(incomplete)), _shown(origin, resolved.file)) for key, value, origin in rows
+    ]
+    wide = columns()
+    width = max((len(line) for line, origin in lines if len(line) + len(origin) + 4 <= wide), default=0)
+    for line, origin in lines:
+        if max(width, len(line)) + len(origin) + 4 <= wide:
+            print(f"{line.ljust(width)}  # {origin}")
+        else:
+            print(f"# {origin}:\n{line}")
+
+
+def _line(key: str, value: object, origin: str, incomplete: bool) -> str:
+    """Return a line of TOML; what has no value, must not be shown, or belongs to an incomplete table is a comment."""
+    if value is None:
+        return f"# {key}: {'needed to use it' if origin == REQUIRED else 'none'}"
+    if value == HIDDEN:
+        return f"# {key}: {HIDDEN}"
+    return f"{'# ' * incomplete}{key} = {as_toml(value)}"
+
+
+def _shown(origin: str, file: Path | None) -> str:
+    return file.name if file is not None and origin == str(file) else origin
 
 
 @config_app.command(short_help="Print the JSON Schema of manyhands.toml, for editors.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from manyhands.algorithms.registry import Algorithm
 from manyhands.backend import BackendSpec
-from manyhands.config import load, make_selector
+from manyhands.config import Resolved, load, make_selector
 from manyhands.plugins import PluginManager, get_plugin_manager
 from manyhands.schedule.steps import Collective
 from manyhands.select import Selector
@@ -47,11 +47,12 @@ def configured() -> Configured:
     """
     resolved, plugins = load(), get_plugin_manager()
     plugins.switch(resolved.settings.plugins)
-    selector = make_selector(resolved, plugins, _backend(resolved.settings.backend, plugins))
+    selector = make_selector(resolved, plugins, _backend(resolved, plugins))
     return Configured(selector, resolved.settings.ranks_per_host)
 
 
-def _backend(name: str, plugins: PluginManager) -> BackendSpec | None:
+def _backend(resolved: Resolved, plugins: PluginManager) -> BackendSpec | None:
     """Return the backend whose table counts: that of the configuration, or what ``auto`` would take on one host."""
-    chosen = plugins.weigh()[0] if name == "auto" else name
+    name = resolved.settings.backend
+    chosen = plugins.weigh(resolved.lacking)[0] if name == "auto" else name
     return None if chosen is None else plugins.describe(chosen)

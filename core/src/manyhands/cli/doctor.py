@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from manyhands._version import __version__
-from manyhands.cli.console import print_json, print_table
+from manyhands.cli.console import print_command, print_json, print_table, print_text
 from manyhands.config import load
 from manyhands.errors import ConfigError, PluginError
 from manyhands.plugins import PluginManager, get_plugin_manager
@@ -36,13 +37,27 @@ class _Finding:
     summary: str
 
 
+@dataclass(slots=True)
+class _Config:
+    """What the configuration says; ``lacking`` as for `PluginManager.candidates`."""
+
+    file: str | None = None
+    error: str | None = None
+    backend: str | None = None
+    origin: str | None = None
+    lacking: Callable[[str], str | None] | None = None
+
+
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List every installed backend: can it run here, and if not, why and what to type; with the libraries and devices that it finds."""
+    """List every installed backend: can it run here, and if not, why and what to type; with the libraries and devices that it finds.
+
+    Ends with exit code 1 where the configuration is wrong, or names what cannot run here.
+    """
     manager = get_plugin_manager()
-    file, config_error = _config_file()
+    config = _read_config(manager)
     findings = _examine(manager)
-    chosen, passed_over = manager.weigh()
-    apart, _ = manager.weigh(one_host=False)
+    chosen, passed_over = manager.weigh(config.lacking)
+    apart, _ = manager.weigh(config.lacking, one_host=False)
     diagnoses = _diagnose(manager)
     extensions = _extensions(manager)
     versions = _versions()
@@ -59,27 +74,43 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
                     name: [{"what": what, "value": value} for what, value in facts] for name, facts in diagnoses.items()
                 },
                 "extensions": extensions,
-                "config": {"file": file, "error": config_error},
+                "config": {"file": config.file, "error": config.error, "backend": config.backend, "origin": config.origin},
                 "versions": versions,
             }
         )
-        return
+        raise typer.Exit(1 if config.error else 0)
     print(f"manyhands-core {versions['manyhands-core']}, Python {versions['python']}, NumPy {versions['numpy']}")
-    print(f"config file: {file or 'none'}")
-    if config_error:
-        print(f"config error: {config_error}")
+    print(f"config file: {config.file or 'none'}")
+    for line in config.error.splitlines() if config.error else ():
+        print_text(line, "config error: ")
     print()
     _print_findings(findings)
     _print_diagnoses(diagnoses)
     print()
+    for extension in extensions:
+        print_text(f"extension {extension['name']} ({extension['distribution']}): {extension['error'] or 'loaded'}")
+    if config.error:
+        print("first repair the configuration, as said above")
+        raise typer.Exit(1)
+    if config.backend != "auto":
+        print_text(f"programs take {config.backend}, as {config.origin} says")
+        return
     where = " for ranks of one host" if apart != chosen else ""
     print(f"auto takes {chosen or 'no backend'}{where}")
-    for name, reason in passed_over:
-        print(f"  not {name}: {reason}")
     if apart != chosen:
-        print(f"auto takes {apart or 'no backend'} for ranks of several hosts, and where {chosen} does not start on all ranks")
-    for extension in extensions:
-        print(f"extension {extension['name']} ({extension['distribution']}): {extension['error'] or 'loaded'}")
+        print_text(f"auto takes {apart or 'no backend'} for ranks of several hosts, or where {chosen} does not start")
+    said = {finding.name for finding in findings if not finding.available}
+    for reason, names in _by_reason(passed_over, said).items():
+        print_text(f"not {', '.join(names)}: {reason}", "  ", "    ")
+
+
+def _by_reason(passed_over: list[tuple[str, str]], said: set[str]) -> dict[str, list[str]]:
+    """Return the backends that were passed over by the reason why, without those of which it was said that they cannot run."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in passed_over:
+        if name not in said:
+            reasons.setdefault(reason, []).append(name)
+    return reasons
 
 
 def _versions() -> dict[str, str]:
@@ -92,17 +123,28 @@ def _versions() -> dict[str, str]:
     return {"manyhands-core": __version__, "python": platform.python_version(), "numpy": numpy}
 
 
-def _config_file() -> tuple[str | None, str | None]:
-    """Return the config file that counts here, and what is wrong with it; a doctor must not die of the illness."""
-    file = None
+def _read_config(manager: PluginManager) -> _Config:
+    """Read the config that counts here, and find all that is wrong with it; a doctor must not die of the illness."""
+    found, errors = _Config(), []
     try:
         file = find_file(os.environ, Path.cwd())
+        found.file = str(file) if file else None
         resolved = load()
-        if resolved.settings.backend != "auto":
-            resolved.runnable(resolved.settings.backend)
     except (ConfigError, PluginError) as error:
-        return (str(file) if file else None), str(error)
-    return (str(file) if file else None), None
+        errors.append(str(error))
+    else:
+        found.backend, found.lacking = resolved.settings.backend, resolved.lacking
+        found.origin = resolved.origin("backend")
+        usable = [each.plugin.name for each in manager.describe_all() if each.error is None]
+        for check in (lambda: resolved.explain(usable), lambda: found.backend == "auto" or resolved.runnable(found.backend)):
+            try:
+                check()
+            except (ConfigError, PluginError) as error:
+                errors.append(str(error))
+    errors += map(str, manager.block_broken().values())
+    # What is wrong with the chosen backend is found by more than one of these.
+    found.error = "\n".join(dict.fromkeys("\n".join(errors).splitlines())) or None
+    return found
 
 
 def _examine(manager: PluginManager) -> list[_Finding]:
@@ -159,14 +201,22 @@ def _print_findings(findings: list[_Finding]) -> None:
         print(f"no backend is installed; install one, for example with: {install_hint('tcp')}")
         return
     print_table(
-        ("backend", "distribution", "version", "available", "summary"),
-        [(each.name, each.distribution, each.version, "yes" if each.available else "no", each.summary) for each in findings],
+        ("backend", "version", "runs", "what it is"),
+        [(each.name, each.version, "yes" if each.available else "no", _about(each)) for each in findings],
     )
     for finding in findings:
         if not finding.available:
-            print(f"\n{finding.name} cannot run: {finding.reason}")
+            print()
+            print_text(f"{finding.name} cannot run: {finding.reason}")
             if finding.install:
-                print(f"  try: {finding.install}")
+                print_command(finding.install, "  try: ")
+
+
+def _about(finding: _Finding) -> str:
+    """Return what a backend is, and who brings it where the name does not tell."""
+    if finding.distribution == f"manyhands-{finding.name}":
+        return finding.summary
+    return f"{finding.summary} ({finding.distribution})".strip()
 
 
 def _print_diagnoses(diagnoses: dict[str, list[tuple[str, str]]]) -> None:
@@ -174,4 +224,6 @@ def _print_diagnoses(diagnoses: dict[str, list[tuple[str, str]]]) -> None:
         print(f"\n{name}:")
         width = max((len(what) for what, _ in facts), default=0)
         for what, value in facts:
-            print(f"  {what.ljust(width)}  {' '.join(value.split())}")  # libraries may say why in several lines
+            print_text(
+                " ".join(value.split()), f"  {what.ljust(width)}  ", " " * (width + 4)
+            )  # libraries may say why in several lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The command ended by itself, well or badly; this is how typer leaves.
     """
     words = sys.argv[1:] if argv is None else list(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show, as may what a plugin says
+        sys.stdout.reconfigure(errors="backslashreplace")
     options = understand(words[1:]) if words[:1] == ["run"] else None
     try:
         return _with_typer(words) if options is None else _run(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -12,13 +13,15 @@ from pydantic import ValidationError
 
 from manyhands.config.problems import as_error, from_validation, is_secret, problem
 from manyhands.config.settings import TABLES, Settings
-from manyhands.errors import BackendUnavailableError, ConfigError, UnknownBackendError
+from manyhands.errors import BackendUnavailableError, ConfigError, PluginError, UnknownBackendError
 from manyhands.plugins import PluginManager, get_plugin_manager
 from manyhands.plugins.installed import install_hint, nearest
+from manyhands.plugins.loading import named
 from manyhands.provenance import (
     ARGUMENT,
     HIDDEN,
     MAPPING,
+    REQUIRED,
     Leaf,
     Merged,
     Problem,
@@ -63,12 +66,36 @@ class Resolved:
         PluginError
             The plugin is not installed or cannot be described; see `PluginManager.describe`.
         """
-        model = self._manager.describe(name).config
+        config, problems = self._check(self._manager.describe(name))
+        if config is None:
+            raise as_error(problems)
+        return config
+
+    def _check(self, spec: BackendSpec) -> tuple[BackendConfig | None, list[Problem]]:
+        """Return the table of a backend as its model, or what is wrong with it."""
         try:
-            return model.model_validate(self.settings.backends.get(name, {}))
+            return spec.config.model_validate(self.settings.backends.get(spec.name, {})), []
         except ValidationError as error:
             # Not chained: pydantic's own text repeats the values, secrets included.
-            raise as_error(from_validation(error, model, self._merged, ("backends", name))) from None
+            return None, from_validation(error, spec.config, self._merged, ("backends", spec.name))
+        except Exception as error:
+            raise PluginError(f"the backend {spec.name!r} raised {named(error)} while its table was checked") from error
+
+    def lacking(self, name: str) -> str | None:
+        """Return why a backend cannot be taken without being asked for: what nobody set, and what it cannot do without.
+
+        Returns
+        -------
+        str or None
+            None where nothing is missing, and where somebody set its table: what is wrong with that is an error.
+        """
+        if name in self.settings.backends:
+            return None
+        try:
+            _, problems = self._check(self._manager.describe(name))
+        except PluginError as error:
+            return str(error)
+        return "; ".join(each.text for each in problems) or None
 
     def runnable(self, name: str, within: tuple[str, ...] = ()) -> BackendSpec:
         """Describe a backend that is asked for by its name.
@@ -104,7 +131,7 @@ class Resolved:
             what_to_do = f"try: {spec.install}" if spec.install else "see: manyhands doctor"
             raise BackendUnavailableError(f"the backend {name!r} cannot run here: {reason}; {what_to_do}")
         config = self.backend_config(name)
-        for key, part in ({} if spec.parts is None else spec.parts(config)).items():
+        for key, part in _parts(spec, config).items():
             path = ("backends", name, *key.split("."))
             try:
                 self.runnable(part, (*within, name))
@@ -130,21 +157,73 @@ class Resolved:
         ----------
         backends
             Backends whose tables are shown whole, defaults included, for which their plugins are described. Of any other
-            backend only what somebody set is shown.
+            backend only what somebody set is shown. A key that a backend cannot do without, and that nobody set, has no
+            value, and the origin `REQUIRED`.
 
         Raises
         ------
-        ConfigError, PluginError
+        ConfigError
+            A table does not fit; the message has one line for each problem, of all tables. A table that nobody set is
+            right until somebody chooses its backend.
+        PluginError
             As `backend_config`, for one of ``backends``.
         """
         values = self.settings.model_dump(exclude={"backends"})
         tables: dict[str, Any] = dict(self.settings.backends)
-        tables.update({name: self.backend_config(name).model_dump() for name in backends})
+        problems: list[Problem] = []
+        required: set[tuple[str, ...]] = set()
+        named_here = self._named()
+        for name in backends:
+            spec = self._manager.describe(name)
+            try:
+                config, wrong = self._check(spec)
+            except PluginError:
+                if name in named_here:
+                    raise
+                config, wrong = None, []
+            if config is None and name not in named_here:
+                needed = [key for key, field in spec.config.model_fields.items() if field.is_required()]
+                required |= {("backends", name, key) for key in needed}
+                tables[name] = dict.fromkeys(needed) | spec.config.model_construct().model_dump(warnings=False)
+            elif config is None:
+                problems.extend(wrong)
+            else:
+                tables[name] = config.model_dump()
+        if problems:
+            raise as_error(problems)
         leaves = [*flatten(values, ""), *flatten(dict(sorted(tables.items())), "", ("backends",))]
         return [
-            (".".join(path), HIDDEN if is_secret(path) and value is not None else value, self._merged.origin(path))
+            (
+                ".".join(path),
+                HIDDEN if is_secret(path) and value is not None else value,
+                REQUIRED if path in required else self._merged.origin(path),
+            )
             for path, value, _ in leaves
         ]
+
+    def _named(self) -> set[str]:
+        """Return the backends that the configuration names: the chosen one, its parts, and those that have a table."""
+        found: set[str] = set(self.settings.backends)
+        seen: set[str] = set()
+        waiting = [self.settings.backend]
+        while waiting:
+            name = waiting.pop()
+            if name in seen or name not in self._manager.names():
+                continue
+            seen.add(name)
+            with contextlib.suppress(PluginError):  # said by who describes it
+                spec = self._manager.describe(name)
+                config, _ = self._check(spec)
+                waiting += [] if config is None else _parts(spec, config).values()
+        return found | seen
+
+
+def _parts(spec: BackendSpec, config: BackendConfig) -> Mapping[str, str]:
+    """Return the backends that a backend is composed of, by their keys."""
+    try:
+        return {} if spec.parts is None else spec.parts(config)
+    except Exception as error:
+        raise PluginError(f"the backend {spec.name!r} raised {named(error)} when it was asked for its parts") from error
 
 
 def load(
@@ -199,7 +278,11 @@ def load(
     words = merged.tree.get("plugins", [])
     if isinstance(words, list) and all(isinstance(word, str) for word in words):
         manager.switch(words)
-    problems.extend(_check_names(merged, manager))
+    broken: PluginError | None = None
+    try:
+        problems.extend(_check_names(merged, manager))
+    except PluginError as error:
+        broken = error
     if settings is not None and settings.selection is not None:
         from manyhands.select import read_table
 
@@ -207,6 +290,10 @@ def load(
             read_table(settings.selection)
         except ConfigError as error:
             problems.append(problem(merged, ("selection",), str(settings.selection), str(error)))
+    if broken is not None:
+        if not problems:
+            raise broken
+        problems.append(Problem(str(broken)))
     if problems or settings is None:
         raise as_error(problems)
     return Resolved(settings, file, merged, manager)
@@ -234,7 +321,10 @@ def _with_backend_names(leaves: list[Leaf], manager: PluginManager) -> list[Leaf
     """Give backends their own spelling: a variable's name has neither small letters nor dashes."""
     if not any(path[0] == "backends" for path, _, _ in leaves):
         return leaves
-    spelling = {name.lower().replace("-", "_"): name for name in manager.installed_names()}
+    try:
+        spelling = {name.lower().replace("-", "_"): name for name in manager.installed_names()}
+    except PluginError:  # a module that a switch names: told when the names are checked, with all else that is wrong
+        return leaves
     return [
         ((path[0], spelling.get(path[1], path[1]), *path[2:]), value, origin)
         if path[0] == "backends" and len(path) > 1

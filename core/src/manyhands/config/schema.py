@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from manyhands.config.settings import Settings
+from manyhands.plugins.loading import named
 from manyhands.schedule.steps import Collective
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ __all__ = ["json_schema"]
 def json_schema(manager: PluginManager) -> dict[str, Any]:
     """Return the JSON Schema of ``manyhands.toml``, with a table for each backend of ``manager``.
 
-    A backend that cannot be described keeps its table, without any statement of what it may hold.
+    A backend that cannot be described, or whose model has no schema, keeps its table, without any statement of what it may hold.
     """
     schema = Settings.model_json_schema()
     definitions: dict[str, Any] = schema.setdefault("$defs", {})
@@ -27,7 +28,11 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
             tables[name] = {"type": "object", "description": str(description.error)}
             continue
         # Two plugins may both have a model `Options`: each gets its own room among the definitions.
-        table = description.spec.config.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+        try:
+            table = description.spec.config.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+        except Exception as error:  # noqa: BLE001 - a field of a stranger's model may have no schema, and raises as it likes
+            tables[name] = {"type": "object", "description": f"What it may hold has no schema: {named(error)}"}
+            continue
         definitions.update({f"{name}.{model}": value for model, value in table.pop("$defs", {}).items()})
         tables[name] = {**table, "description": description.spec.summary}
     properties = schema["properties"]

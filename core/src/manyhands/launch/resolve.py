@@ -51,7 +51,7 @@ def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
     settings = resolved.settings
     name = settings.backend
     if name == "auto":
-        name, _ = manager.auto()
+        name, _ = manager.auto(resolved.lacking)
     else:
         resolved.runnable(name)
     config_of_backend = resolved.backend_config(name)

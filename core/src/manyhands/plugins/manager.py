@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Description", "PluginManager", "get_plugin_manager"]
 
+Lacking = Callable[[str], str | None]
+"""Says of a backend what it cannot do without, and has not; None where nothing is missing."""
+
 _STARTED: Final[str] = "manyhands_collective_started"
 _FINISHED: Final[str] = "manyhands_collective_finished"
 
@@ -91,6 +94,21 @@ class PluginManager:
         """
         with self._lock:
             self._switches = self._switches.with_words(words)
+
+    def block_broken(self) -> dict[str, PluginError]:
+        """Block the plugins and modules that a switch names and that cannot be loaded; return what is wrong with them, by name.
+
+        For who reports on what is there, and goes on; everybody else shall get the error, since somebody asked for the plugin.
+        """
+        broken: dict[str, PluginError] = {}
+        with self._lock:
+            for name in self._switches.load:
+                try:
+                    self._load_extra(name)
+                except PluginError as error:
+                    broken[name] = error
+            self.switch(f"no:{name}" for name in broken)
+        return broken
 
     def names(self) -> list[str]:
         """Return the names of all backends that count, sorted; imports nothing but the modules that a switch names."""
@@ -152,9 +170,10 @@ class PluginManager:
             return self._described[name]
 
     def describe_all(self) -> list[Description]:
-        """Describe every backend that counts; one that cannot be described is recorded with its error."""
+        """Describe every backend that counts, each name once; one that cannot be described is recorded with its error."""
         descriptions = []
-        for plugin in self.entries():
+        first = {plugin.name: plugin for plugin in reversed(self.entries())}
+        for _, plugin in sorted(first.items()):
             try:
                 descriptions.append(Description(plugin, spec=self.describe(plugin.name)))
             except PluginError as error:
@@ -183,28 +202,38 @@ class PluginManager:
             return reason
         return f"its probe returned {reason!r} instead of None or a reason"
 
-    def auto(self) -> tuple[str, list[tuple[str, str]]]:
+    def auto(self, lacking: Lacking | None = None) -> tuple[str, list[tuple[str, str]]]:
         """Return the backend that ``"auto"`` takes for ranks of one host, and each other one with the reason why it was passed over.
 
         The highest `BackendSpec.auto_priority` wins among the backends that can run; names decide between equals.
+
+        Parameters
+        ----------
+        lacking
+            As for `candidates`.
 
         Raises
         ------
         BackendUnavailableError
             No backend can be chosen; the message says why for each.
         """
-        specs, passed_over = self.candidates()
+        specs, passed_over = self.candidates(lacking)
         return specs[0].name, _with_the_others(specs, passed_over)
 
-    def candidates(self) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
+    def candidates(self, lacking: Lacking | None = None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
         """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not.
+
+        Parameters
+        ----------
+        lacking
+            Says of a backend what its configuration lacks, None where nothing: `Resolved.lacking`.
 
         Raises
         ------
         BackendUnavailableError
             There is none; the message says why for each.
         """
-        specs, passed_over = self._candidates()
+        specs, passed_over = self._candidates(lacking)
         if not specs:
             reasons = "".join(f"\n  {name}: {reason}" for name, reason in passed_over) or " none is installed"
             raise BackendUnavailableError(
@@ -213,21 +242,23 @@ class PluginManager:
             )
         return specs, passed_over
 
-    def weigh(self, *, one_host: bool = True) -> tuple[str | None, list[tuple[str, str]]]:
+    def weigh(self, lacking: Lacking | None = None, *, one_host: bool = True) -> tuple[str | None, list[tuple[str, str]]]:
         """Return what `auto` returns, with None in place of a backend when none can be chosen.
 
         Parameters
         ----------
+        lacking
+            As for `candidates`.
         one_host
             Whether all ranks are on one host; ``False`` passes over the backends that need it.
         """
-        specs, passed_over = self._candidates()
+        specs, passed_over = self._candidates(lacking)
         if not one_host:
             passed_over += [(spec.name, "it is for ranks of one host") for spec in specs if spec.one_host]
             specs = [spec for spec in specs if not spec.one_host]
         return (specs[0].name if specs else None), _with_the_others(specs, passed_over)
 
-    def _candidates(self) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
+    def _candidates(self, lacking: Lacking | None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
         """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not."""
         candidates: list[BackendSpec] = []
         passed_over: list[tuple[str, str]] = []
@@ -237,7 +268,7 @@ class PluginManager:
                 passed_over.append((name, str(description.error)))
             elif spec.auto_priority is None:
                 passed_over.append((name, "it is used only when it is asked for by name"))
-            elif (reason := self.available(name)) is not None:
+            elif (reason := self.available(name)) is not None or (lacking and (reason := lacking(name))):
                 passed_over.append((name, reason))
             else:
                 candidates.append(spec)
@@ -377,14 +408,16 @@ class PluginManager:
         if self._extras.issuperset(self._switches.load):
             return
         with self._lock:
-            backends = {plugin.name for plugin in installed(BACKEND_GROUP)}
-            extensions = {plugin.name: plugin for plugin in installed(EXTENSION_GROUP)}
             for name in self._switches.load:
-                if name in self._extras:
-                    continue
-                if name not in backends:
-                    self._import_and_adopt(extensions.get(name, InstalledPlugin(name, IN_PROCESS, "", name, EXTENSION_GROUP)))
-                self._extras.add(name)
+                self._load_extra(name)
+
+    def _load_extra(self, name: str) -> None:
+        if name in self._extras:
+            return
+        if all(plugin.name != name for plugin in installed(BACKEND_GROUP)):
+            extensions = {plugin.name: plugin for plugin in installed(EXTENSION_GROUP)}
+            self._import_and_adopt(extensions.get(name, InstalledPlugin(name, IN_PROCESS, "", name, EXTENSION_GROUP)))
+        self._extras.add(name)
 
     def _import_and_adopt(self, plugin: InstalledPlugin) -> None:
         """Import an extension, register its hooks, and count its backends as registered ones."""

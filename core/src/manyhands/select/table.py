@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 from manyhands.errors import ConfigError
 from manyhands.plugins.installed import nearest
+from manyhands.provenance import as_toml
 from manyhands.schedule.steps import Collective
 from manyhands.select.rules import MAX_SEGMENTS, Rule
 
@@ -109,20 +109,15 @@ def write_table(rules: Iterable[Rule], heading: Sequence[str] = ()) -> str:
     """
     parts = ["".join(f"# {line}".rstrip() + "\n" for line in heading)]
     for rule in rules:
-        lines = [f"[[{rule.collective.value}]]", f"algorithm = {_text(rule.algorithm)}"]
+        lines = [f"[[{rule.collective.value}]]", f"algorithm = {as_toml(rule.algorithm)}"]
         lines += [f"{flag} = true" for flag in _FLAGS if getattr(rule, flag)]
         for key in _BOUNDS:
             value = getattr(rule, key)
             if value is not None:
                 lines.append(f"{key} = {value}{_comment(value) if key.endswith('_bytes') else ''}")
-        lines.append(f"reason = {_text(rule.reason)}")
+        lines.append(f"reason = {as_toml(rule.reason)}")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(part for part in parts if part)
-
-
-def _text(value: str) -> str:
-    """Return a TOML string: it is one of JSON, save that the character 127 must be escaped."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _comment(nbytes: int) -> str:

@@ -18,15 +18,16 @@ Fact = tuple[str, str]
 
 
 def diagnose() -> list[Fact]:
-    """Return facts about the driver, CUDA, CuPy, NCCL and the GPUs, as (what, value) pairs."""
-    reason = plugin.probe()
-    facts = [("nccl", "nothing speaks against it" if reason is None else f"cannot run here: {reason}")]
-    facts.append(("driver", _driver()))
+    """Return facts about the driver, CUDA, CuPy, NCCL and the GPUs, as (what, value) pairs; of what is not installed, only that."""
+    facts = [("driver", _driver())]
     facts.append(("CuPy", _installed("cupy-cuda12x", "cupy-cuda13x", "cupy")))
     facts.append(("nccl4py", _installed("nccl4py")))
-    facts += _guarded("NCCL", _nccl_facts)
-    facts += _guarded("CUDA", _cuda_facts)
-    facts += _guarded("GPUs", _gpu_facts)
+    if not plugin.is_missing("nccl"):
+        facts += _guarded("NCCL", _nccl_facts)
+    if not plugin.is_missing("cupy"):
+        cuda, gpus = _guarded("CUDA", _cuda_facts), _guarded("GPUs", _gpu_facts)
+        # Without a GPU both fail, and for one reason.
+        facts += [("CUDA, GPUs", cuda[0][1])] if cuda[0][1] == gpus[0][1] else [*cuda, *gpus]
     return facts
 
 

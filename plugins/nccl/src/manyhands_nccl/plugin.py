@@ -11,7 +11,7 @@ from pydantic import Field
 
 from manyhands.api import BackendConfig, BackendSpec, hookimpl
 
-__all__ = ["NcclConfig", "manyhands_register_backends", "probe"]
+__all__ = ["NcclConfig", "is_missing", "manyhands_register_backends", "probe"]
 
 _DRIVER = "libcuda.so.1"
 
@@ -37,7 +37,8 @@ class NcclConfig(BackendConfig):
     )
 
 
-def _is_missing(package: str) -> bool:
+def is_missing(package: str) -> bool:
+    """Tell whether a package is not installed, without importing it."""
     try:
         return find_spec(package) is None
     except (ImportError, ValueError):  # a package that was put into sys.modules by hand has no spec
@@ -49,7 +50,7 @@ def probe() -> str | None:
     if not sys.platform.startswith("linux"):
         return f"NCCL needs Linux, and this is {sys.platform}"
     for package, role in (("cupy", "CuPy"), ("nccl", "nccl4py, NVIDIA's binding of NCCL,")):
-        if _is_missing(package):
+        if is_missing(package):
             return f"{role} is not installed"
     try:
         ctypes.CDLL(_DRIVER)
