@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,25 @@ def test_each_way_of_losing_step_is_found(repository, run_python, copy, file, ol
 def test_the_extras_that_the_readme_promises_exist(repository):
     assert {"tcp", "simulated", "low-precision", "all"} <= set(table(repository)["optional-dependencies"])
     assert {"cli", "low-precision"} <= set(table(repository / "core")["optional-dependencies"])
+
+
+def test_what_is_to_be_typed_to_install_works_in_a_clone(repository):
+    """Each command names folders and extras that are there; one that needs a release says so, and stands below one for a clone."""
+    pages = [repository / "README.md", *repository.glob("docs/*.md"), *(repository / name / "README.md" for name in PROJECTS)]
+    lines = [line.strip() for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    typed = [line for line in lines if line.startswith("pip install ") and ("manyhands[" in line or "./" in line)]
+    released = [line for line in typed if line.endswith("# once there is a release")]
+    assert len(released) > len(PROJECTS)
+    for line in released:
+        assert typed[typed.index(line) - 1].startswith("pip install -e "), line
+    for line in set(typed).difference(released):
+        words = shlex.split(line, comments=True)[2:]
+        places = [after for before, after in pairwise(words) if before == "-e"]
+        assert places, line
+        for place in places:
+            folder, _, extra = place.removesuffix("]").partition("[")
+            assert not extra or extra in table(repository / folder)["optional-dependencies"], line
+            assert table(repository / folder)["name"], line
 
 
 def test_each_plugin_is_found_by_its_entry_point(repository):

@@ -18,7 +18,7 @@ from pathlib import Path
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "_version aliases checks errors error_file deadline partition members",
+        "_version aliases checks errors error_file deadline installing partition members",
         "backend device dtypes low_precision waiting wire",
         "schedule algorithms",
         "libraries",

@@ -13,6 +13,7 @@ from typer.main import get_command
 from manyhands.cli.app import app
 from manyhands.cli.console import print_table
 from manyhands.cli.main import main
+from manyhands.installing import install_command
 from manyhands.plugins import EXTENSION_GROUP
 
 if TYPE_CHECKING:
@@ -358,13 +359,15 @@ def test_version_and_help(manyhands: Run) -> None:
         assert command in usage.stdout
 
 
-def test_without_typer_it_says_what_to_install(run_python: Run) -> None:
+def test_without_typer_it_says_what_to_install(run_python: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a path may be a relative one, and shall be that of the program
     program = "import sys; sys.modules['typer'] = None; from manyhands.cli.main import main; sys.exit(main([]))"
 
     result = run_python("-c", program)
 
     assert result.returncode == 2
-    assert result.stderr == "error: the command line needs typer; try: pip install 'manyhands-core[cli]'\n"
+    command = install_command("pip install 'manyhands-core[cli]'")
+    assert result.stderr == f"error: the command line needs typer; try: {command}\n"
 
 
 def test_a_table_on_a_terminal_takes_brackets_literally(

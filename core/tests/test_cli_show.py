@@ -12,6 +12,7 @@ import pytest
 
 from manyhands.algorithms.registry import BUILTIN
 from manyhands.cli.main import main
+from manyhands.installing import install_command
 from manyhands.schedule.steps import Collective
 from manyhands.select import Rule, default_rules, write_table
 
@@ -242,7 +243,7 @@ def test_a_plot_without_matplotlib_is_an_error_that_says_what_to_type(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     message = refusal(capsys, "all_reduce", "--plot", "out.svg")
-    assert 'pip install "manyhands[plot]"' in message
+    assert install_command("pip install 'manyhands[plot]'") in message
     assert not (tmp_path / "out.svg").exists()
 
 

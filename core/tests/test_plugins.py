@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from manyhands.errors import (
     UnknownBackendError,
 )
 from manyhands.hookspecs import hookimpl
+from manyhands.installing import install_command
 from manyhands.plugins import BACKEND_GROUP, InstalledPlugin, PluginManager, Switches, get_plugin_manager
 from manyhands.plugins.installed import unknown_backend_text
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
     from conftest import PluginFactory
+
+TCP = install_command("pip install 'manyhands[tcp]'")
 
 
 class InProcess:
@@ -147,10 +151,10 @@ def test_an_unknown_name_lists_what_is_there_and_the_nearest(plugins: PluginFact
 
 def test_a_backend_of_our_own_that_is_not_installed_comes_with_its_command() -> None:
     assert unknown_backend_text("tcp", [], Switches()) == (
-        "there is no backend 'tcp' (installed: none); install it with: pip install 'manyhands[tcp]'"
+        "there is no backend 'tcp' (installed: none); install it with: " + TCP
     )
     assert unknown_backend_text("tpc", ["alpha"], Switches()) == (
-        "there is no backend 'tpc' (installed: alpha); did you mean 'tcp'? It is installed with: pip install 'manyhands[tcp]'"
+        "there is no backend 'tpc' (installed: alpha); did you mean 'tcp'? It is installed with: " + TCP
     )
 
 
@@ -191,7 +195,7 @@ def test_auto_takes_the_highest_that_can_run_and_says_why_not_the_others(
 def test_auto_without_a_backend_that_can_run_says_why_for_each(plugins: PluginFactory, manager: PluginManager) -> None:
     plugins.backend("gamma", "factory='os:getcwd', auto_priority=9, probe=lambda: 'no GPU here'")
 
-    with pytest.raises(BackendUnavailableError, match=r"(?s)gamma: no GPU here.*pip install 'manyhands\[tcp\]'"):
+    with pytest.raises(BackendUnavailableError, match=r"(?s)gamma: no GPU here.*" + re.escape(TCP)):
         manager.auto()
 
 

@@ -39,6 +39,7 @@ from manyhands.errors import (
     UsageError,
 )
 from manyhands.hookspecs import hookimpl
+from manyhands.installing import install_command
 
 if TYPE_CHECKING:
     from manyhands.algorithms.registry import Algorithm
@@ -122,6 +123,7 @@ __all__ = [
     "current_rank",
     "hookimpl",
     "init",
+    "install_command",
 ]
 
 # What describes a plugin needs none of these: a command that only asks which backends there are must not wait for NumPy. After a

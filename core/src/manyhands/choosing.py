@@ -16,6 +16,7 @@ from manyhands.backend import BackendSpec
 from manyhands.config import Resolved
 from manyhands.deadline import Deadline
 from manyhands.errors import BackendUnavailableError
+from manyhands.installing import install_command
 from manyhands.job import Job
 from manyhands.plugins import PluginManager
 
@@ -66,7 +67,8 @@ def start_best(job: Job, resolved: Resolved, plugins: PluginManager, deadline: D
     raise BackendUnavailableError(
         "'auto' finds no backend that can run on all ranks:"
         + "".join(f"\n  {name}: {reason}" for name, reason in reasons)
-        + "\nname one of them as the backend to see why it cannot, or install tcp on all ranks: pip install 'manyhands[tcp]'"
+        + "\nname one of them as the backend to see why it cannot, or install tcp on all ranks: "
+        + install_command("pip install 'manyhands[tcp]'")
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -9,10 +10,10 @@ import pytest
 from fake_gpu import fake_cupy
 from pydantic import ValidationError
 
-from manyhands.api import BackendUnavailableError
+from manyhands.api import BackendUnavailableError, install_command
 from manyhands_nccl import _cuda, _nccl, diagnosis, plugin
 from manyhands_nccl.diagnosis import diagnose
-from manyhands_nccl.plugin import NcclConfig, manyhands_register_backends
+from manyhands_nccl.plugin import INSTALL, NcclConfig, manyhands_register_backends
 
 
 def without(monkeypatch, *packages):
@@ -66,9 +67,13 @@ def test_the_probe_sees_what_is_there(nccl, monkeypatch):
 
 def test_a_missing_library_is_refused_in_words(monkeypatch):
     without(monkeypatch, "cupy", "nccl")
-    with pytest.raises(BackendUnavailableError, match=r"^nccl4py cannot be imported \(.*\): pip install 'manyhands\[nccl\]'"):
+    with pytest.raises(
+        BackendUnavailableError, match=r"^nccl4py cannot be imported \(.*\): " + re.escape(install_command(INSTALL))
+    ):
         _nccl.load()
-    with pytest.raises(BackendUnavailableError, match=r"^CuPy cannot be imported \(.*\): pip install 'manyhands\[nccl\]'"):
+    with pytest.raises(
+        BackendUnavailableError, match=r"^CuPy cannot be imported \(.*\): " + re.escape(install_command(INSTALL))
+    ):
         _cuda.load()
 
 
@@ -87,9 +92,8 @@ def test_a_library_that_cannot_be_loaded_is_refused_in_words(nccl, monkeypatch):
     monkeypatch.setattr(nccl, "get_version", fail)
     with pytest.raises(BackendUnavailableError) as caught:
         _nccl.load()
-    assert str(caught.value) == (
-        "NCCL's library cannot be loaded (libnccl.so.2: no such file): pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13"
-    )
+    command = install_command(INSTALL)
+    assert str(caught.value) == f"NCCL's library cannot be loaded (libnccl.so.2: no such file): {command}"
 
 
 def test_doctor_tells_what_is_missing_where_there_is_nothing(monkeypatch, tmp_path):

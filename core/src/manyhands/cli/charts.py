@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from manyhands.drawing.labels import PALETTE
 from manyhands.errors import ConfigError, UsageError
+from manyhands.installing import install_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +41,8 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         import matplotlib.figure
     except ImportError as error:
-        raise UsageError(f'--plot needs matplotlib ({error}); try: pip install "manyhands[plot]"') from None
+        command = install_command("pip install 'manyhands[plot]'")
+        raise UsageError(f"--plot needs matplotlib ({error}); try: {command}") from None
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 

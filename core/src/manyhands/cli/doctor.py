@@ -15,6 +15,7 @@ from manyhands._version import __version__
 from manyhands.cli.console import print_command, print_json, print_table, print_text
 from manyhands.config import load
 from manyhands.errors import ConfigError, PluginError
+from manyhands.installing import install_command
 from manyhands.plugins import PluginManager, get_plugin_manager
 from manyhands.plugins.installed import install_hint
 from manyhands.plugins.loading import load as load_function
@@ -156,7 +157,7 @@ def _examine(manager: PluginManager) -> list[_Finding]:
             findings.append(_Finding(plugin.name, plugin.distribution, plugin.version, False, reason, "", ""))
             continue
         reason = manager.available(plugin.name)
-        install = spec.install or install_hint(plugin.name)
+        install = install_command(spec.install) or install_hint(plugin.name)
         findings.append(
             _Finding(plugin.name, plugin.distribution, plugin.version, reason is None, reason, install, spec.summary)
         )
@@ -198,7 +199,8 @@ def _extensions(manager: PluginManager) -> list[dict[str, str | None]]:
 
 def _print_findings(findings: list[_Finding]) -> None:
     if not findings:
-        print(f"no backend is installed; install one, for example with: {install_hint('tcp')}")
+        print("no backend is installed; install one, for example:")
+        print_command(install_hint("tcp"), "  ")
         return
     print_table(
         ("backend", "version", "runs", "what it is"),

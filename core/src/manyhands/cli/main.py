@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from manyhands.cli.quick import understand
 from manyhands.errors import ManyHandsError
+from manyhands.installing import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from manyhands.launch.starting import RunOptions
 
 __all__ = ["main"]
+
+_WITH_TYPER = "pip install 'manyhands-core[cli]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +65,7 @@ def _with_typer(words: list[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "typer":
             raise
-        print("error: the command line needs typer; try: pip install 'manyhands-core[cli]'", file=sys.stderr)
+        print(f"error: the command line needs typer; try: {install_command(_WITH_TYPER)}", file=sys.stderr)
         return 2
     app(args=words, prog_name="manyhands")
     return 0

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from manyhands.config.problems import as_error, from_validation, is_secret, problem
 from manyhands.config.settings import TABLES, Settings
 from manyhands.errors import BackendUnavailableError, ConfigError, PluginError, UnknownBackendError
+from manyhands.installing import install_command
 from manyhands.plugins import PluginManager, get_plugin_manager
 from manyhands.plugins.installed import install_hint, nearest
 from manyhands.plugins.loading import named
@@ -128,7 +129,7 @@ class Resolved:
             raise
         reason = self._manager.available(name)
         if reason is not None:
-            what_to_do = f"try: {spec.install}" if spec.install else "see: manyhands doctor"
+            what_to_do = f"try: {install_command(spec.install)}" if spec.install else "see: manyhands doctor"
             raise BackendUnavailableError(f"the backend {name!r} cannot run here: {reason}; {what_to_do}")
         config = self.backend_config(name)
         for key, part in _parts(spec, config).items():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from manyhands.errors import DTypeError, LayoutError
+from manyhands.installing import install_command
 
 __all__ = ["WAYS_OUT", "low_precision_dtype", "refuse_overlap"]
 
@@ -30,7 +31,8 @@ def low_precision_dtype(name: str) -> np.dtype[np.void]:
 
         found: np.dtype[np.void] = np.dtype(getattr(ml_dtypes, name))
     except ImportError:
-        raise DTypeError(f"arrays of dtype {name} need ml_dtypes: pip install 'manyhands-core[low-precision]'") from None
+        command = install_command("pip install 'manyhands-core[low-precision]'")
+        raise DTypeError(f"arrays of dtype {name} need ml_dtypes: {command}") from None
     except AttributeError:
         raise DTypeError(f"an array of dtype {name} cannot travel between ranks: NumPy and ml_dtypes have none such") from None
     return found

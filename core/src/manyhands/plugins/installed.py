@@ -6,6 +6,8 @@ import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from manyhands.installing import install_command
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
@@ -136,7 +138,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 def install_hint(name: str) -> str:
     """Return the command that installs the first-party backend ``name``; empty for any other name."""
-    return f"pip install 'manyhands[{name}]'" if name in _FIRST_PARTY else ""
+    return install_command(f"pip install 'manyhands[{name}]'") if name in _FIRST_PARTY else ""
 
 
 def unknown_backend_text(name: str, installed: Collection[str], switches: Switches, left_out: Collection[str] = ()) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from manyhands.backend import API_VERSION, BackendConfig, BackendSpec
 from manyhands.errors import ApiVersionError, BackendUnavailableError, PluginError
+from manyhands.installing import install_command
 from manyhands.plugins.installed import InstalledPlugin, find_installed, install_hint
 
 __all__ = ["IN_PROCESS", "check_spec", "import_plugin", "installed", "load", "named", "owner"]
@@ -76,7 +77,7 @@ def load(spec: BackendSpec, target: str, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        help_text = spec.install or install_hint(spec.name)
+        help_text = install_command(spec.install) or install_hint(spec.name)
         raise BackendUnavailableError(
             f"the backend {spec.name!r} cannot be loaded: {named(error)}" + (f"; try: {help_text}" if help_text else "")
         ) from error

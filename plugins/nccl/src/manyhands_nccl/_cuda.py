@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from manyhands.api import BackendUnavailableError, DeviceFailure
+from manyhands.api import BackendUnavailableError, DeviceFailure, install_command
+from manyhands_nccl.plugin import INSTALL
 
 __all__ = ["Cuda", "Description", "load", "relax_capture"]
 
@@ -151,7 +152,5 @@ def load() -> Cuda:
     try:
         cuda = import_module("cupy.cuda")
     except ImportError as error:
-        raise BackendUnavailableError(
-            f"CuPy cannot be imported ({error}): pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13"
-        ) from error
+        raise BackendUnavailableError(f"CuPy cannot be imported ({error}): {install_command(INSTALL)}") from error
     return Cuda(cuda.runtime, cuda.driver)

@@ -23,9 +23,10 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from manyhands.api import BackendUnavailableError, Deadline, DeviceFailure, Launch
+from manyhands.api import BackendUnavailableError, Deadline, DeviceFailure, Launch, install_command
 from manyhands_nccl._cuda import Cuda
 from manyhands_nccl.dtypes import named
+from manyhands_nccl.plugin import INSTALL
 
 __all__ = ["Communicator", "Library", "load", "wait_for_ends"]
 
@@ -131,7 +132,7 @@ def load() -> Library:
     BackendUnavailableError
         It is not there, or not as it is needed, in words.
     """
-    remedy = "pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13"
+    remedy = install_command(INSTALL)
     try:
         raw = import_module("nccl.bindings.nccl")
     except ImportError as error:

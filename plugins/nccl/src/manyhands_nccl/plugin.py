@@ -11,7 +11,10 @@ from pydantic import Field
 
 from manyhands.api import BackendConfig, BackendSpec, hookimpl
 
-__all__ = ["NcclConfig", "is_missing", "manyhands_register_backends", "probe"]
+__all__ = ["INSTALL", "NcclConfig", "is_missing", "manyhands_register_backends", "probe"]
+
+INSTALL = "pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13"
+"""What brings CuPy, nccl4py and NCCL."""
 
 _DRIVER = "libcuda.so.1"
 
@@ -82,6 +85,6 @@ def manyhands_register_backends() -> BackendSpec:
         devices=("cuda",),
         capabilities=frozenset(),
         probe=probe,
-        install="pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 13",
+        install=INSTALL,
         diagnose="manyhands_nccl.diagnosis:diagnose",
     )
