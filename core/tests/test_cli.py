@@ -157,6 +157,14 @@ def test_doctor_goes_on_where_a_plugin_that_is_asked_for_is_broken(plugins: Plug
     assert "No module named 'no_such_module'" in show.stderr
 
 
+def test_doctor_says_once_what_is_wrong_with_an_extension(plugins: PluginFactory, run_python: Run) -> None:
+    plugins("tracer", "raise RuntimeError('[red]ah[/red]')", group=EXTENSION_GROUP)
+
+    result = run_python("-m", "manyhands", "doctor")
+
+    assert (result.stdout + result.stderr).count("RuntimeError: [red]ah[/red]") == 1
+
+
 def test_a_path_that_no_terminal_can_show_is_no_error(manyhands: Run, tmp_path: Path) -> None:
     name = "\udcff[b].toml"  # a byte that is no UTF-8
     (tmp_path / name).write_text("timeout_s = 5")
@@ -171,9 +179,12 @@ def test_doctor_names_a_name_that_two_plugins_have_once(plugins: PluginFactory, 
     plugins.backend("alpha", distribution="dist-two")
 
     result, program = manyhands("doctor"), manyhands("doctor", "--json")
+    chosen = manyhands("doctor", MANYHANDS_BACKEND="alpha")
 
     assert sum(line.split()[:1] == ["alpha"] and line.split()[2:3] == ["no"] for line in result.stdout.splitlines()) == 1
-    assert " ".join(result.stdout.split()).count("is provided more than once, by dist-one 1.0") == 1
+    assert chosen.returncode == 1
+    for page in (result, chosen):
+        assert " ".join(page.stdout.split()).count("is provided more than once, by dist-one 1.0") == 1
     assert [each["name"] for each in json.loads(program.stdout)["backends"]] == ["alpha"]
 
 
@@ -304,6 +315,7 @@ def test_a_backend_that_nobody_chose_may_lack_what_it_needs(
     alone = run_python("-c", program, MANYHANDS_PLUGINS=names["plugins"], **ONLY)
 
     assert (shown.returncode, shown.stderr) == (0, "")
+    assert max(map(len, shown.stdout.splitlines())) <= 80
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert "# backends.needy.url: needed to use it # required" in lines
     assert '# backends.needy.path = "x y" # default' in lines

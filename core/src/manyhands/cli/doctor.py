@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Callable
@@ -85,7 +86,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     for line in config.error.splitlines() if config.error else ():
         print_text(line, "config error: ")
     print()
-    _print_findings(findings)
+    _print_findings(findings, config.error or "")
     _print_diagnoses(diagnoses)
     print()
     for extension in extensions:
@@ -184,8 +185,12 @@ def _as_dict(finding: _Finding) -> dict[str, Any]:
 
 
 def _extensions(manager: PluginManager) -> list[dict[str, str | None]]:
-    manager.load_extensions()
-    errors = manager.extension_errors()
+    logger = logging.getLogger("manyhands.plugins")
+    logger.disabled = True  # what it would say stands on the page
+    try:
+        errors = manager.extension_errors()
+    finally:
+        logger.disabled = False
     return [
         {
             "name": plugin.name,
@@ -197,7 +202,7 @@ def _extensions(manager: PluginManager) -> list[dict[str, str | None]]:
     ]
 
 
-def _print_findings(findings: list[_Finding]) -> None:
+def _print_findings(findings: list[_Finding], said: str) -> None:
     if not findings:
         print("no backend is installed; install one, for example:")
         print_command(install_hint("tcp"), "  ")
@@ -207,7 +212,7 @@ def _print_findings(findings: list[_Finding]) -> None:
         [(each.name, each.version, "yes" if each.available else "no", _about(each)) for each in findings],
     )
     for finding in findings:
-        if not finding.available:
+        if not finding.available and (finding.reason or "") not in said:
             print()
             print_text(f"{finding.name} cannot run: {finding.reason}")
             if finding.install:
@@ -226,6 +231,5 @@ def _print_diagnoses(diagnoses: dict[str, list[tuple[str, str]]]) -> None:
         print(f"\n{name}:")
         width = max((len(what) for what, _ in facts), default=0)
         for what, value in facts:
-            print_text(
-                " ".join(value.split()), f"  {what.ljust(width)}  ", " " * (width + 4)
-            )  # libraries may say why in several lines
+            # Libraries may say why in several lines.
+            print_text(" ".join(value.split()), f"  {what.ljust(width)}  ", " " * (width + 4))
