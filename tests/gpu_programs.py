@@ -192,6 +192,11 @@ def refusals(group: Group, xp: Any) -> None:
         group.all_reduce(x, reproducible=True)
     with pytest.raises(mh.UnsupportedError, match="bitwise"):
         group.all_reduce(xp.asarray(np.ones(3, np.int32)), "xor")
+    with pytest.raises(mh.UnsupportedError, match=r"op=Op\(larger\): it reduces by"):
+        group.all_reduce(x, mh.Op(np.maximum, name="larger"))
+    for call in (group.scan, group.exscan):
+        with pytest.raises(mh.UnsupportedError, match="not there for arrays on GPUs"):
+            call(x)
     with pytest.raises(mh.LayoutError, match="out="):
         group.all_reduce(x, out=np.zeros(3, np.float32))
     same(group.all_reduce(x), np.full(3, group.world_size, np.float32))

@@ -60,12 +60,15 @@ def calls(group: Group, array: np.ndarray, root: int = 1) -> dict[str, tuple]:
         "scatter": (group.scatter, (array if at_root else None, root), everybody[root][mine]),
         "reduce_scatter": (group.reduce_scatter, (array,), total[mine]),
         "all_to_all": (group.all_to_all, (array,), np.concatenate([values[mine] for values in everybody])),
+        "scan": (group.scan, (array,), sum(everybody[: rank + 1])),
+        "exscan": (group.exscan, (array,), sum(everybody[:rank], np.zeros_like(total))),
         "sendrecv": (group.sendrecv, (array, (rank + 1) % SIZE, (rank - 1) % SIZE), everybody[rank - 1]),
     }
 
 
 COLLECTIVES = [
-    *("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "sendrecv"),
+    *("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"),
+    *("scan", "exscan", "sendrecv"),
 ]
 
 

@@ -27,7 +27,9 @@ OPS: dict[str, Callable[[list[Any]], Any]] = {
     "min": lambda parts: np.min(parts, axis=0),
     "xor": lambda parts: np.bitwise_xor.reduce(parts, axis=0),
 }
-COLLECTIVES = "all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all barrier ring uneven".split()
+COLLECTIVES = (
+    "all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all scan exscan barrier ring uneven".split()
+)
 
 
 @dataclass
@@ -159,9 +161,14 @@ class Runner:
                 arguments, expected = [blocks[mine], step.op], OPS[step.op]([part[mine] for part in parts])
             case "all_to_all":
                 arguments, expected = [blocks[mine]], np.concatenate([part[mine] for part in parts])
+            case "scan":
+                arguments, expected = [given, step.op], OPS[step.op](whole[: mine + 1])
+            case "exscan":
+                identity = {"max": -(2**63), "min": 2**63 - 1}.get(step.op, 0)
+                arguments, expected = [given, step.op], OPS[step.op](whole[:mine] or [np.full(n, identity)])
             case _:
                 name, expected = "barrier", None
-        if step.in_place and name in {"all_reduce", "broadcast"}:
+        if step.in_place and name in {"all_reduce", "broadcast", "scan", "exscan"}:
             keywords["out"] = given
             expected = expected.copy()
         if step.later:

@@ -23,14 +23,15 @@ def test_every_call_works_in_a_world_of_one(run_python, tmp_path):
                 assert (group.rank, group.world_size) == (0, 1)
                 x = np.arange(6.0).reshape(3, 2)
                 results = [
-                    group.all_reduce(x), group.all_reduce(x, "mean"), group.all_reduce(x, np.hypot), group.reduce(x),
+                    group.all_reduce(x), group.all_reduce(x, "mean"), group.all_reduce(x, np.hypot), group.reduce(x), group.scan(x),
                     group.broadcast(x), group.all_gather(x), group.gather(x), group.scatter(x), group.reduce_scatter(x),
                     group.all_to_all(x), group.all_gather(x, counts=[3]), group.gather(x, counts=[3]),
                     group.scatter(x, counts=[3]), group.reduce_scatter(x, counts=[3]), group.all_to_all(x, send_counts=[3]),
                 ]
                 for result in results:
                     assert result.tolist() == x.tolist() and not np.shares_memory(result, x)
-                for method in (group.all_reduce, group.reduce, group.broadcast, group.all_gather, group.all_to_all):
+                assert group.exscan(x, "max").tolist() == [[-np.inf] * 2] * 3
+                for method in (group.all_reduce, group.reduce, group.broadcast, group.all_gather, group.all_to_all, group.scan):
                     y = x.copy()
                     assert method(y, out=y) is y and (x == y).all(), method
                 group.barrier()

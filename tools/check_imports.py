@@ -19,7 +19,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "_version aliases checks errors error_file deadline installing partition members",
-        "backend device dtypes low_precision waiting wire",
+        "backend device dtypes low_precision ops waiting wire",
         "schedule algorithms",
         "libraries",
         "arrays hookspecs observe simulation drawing objects",
@@ -36,7 +36,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "peers",
         "operations",
         "calls",
-        "async_calls coalescing dividing local_calls message_calls object_calls",
+        "async_calls coalescing dividing local_calls message_calls object_calls scan_calls",
         "group joining",
         "mesh",
         "api",

@@ -144,6 +144,6 @@ def test_the_numbers_are_right(
     for rank in filter(contract.holds_output, range(size)):
         for chunk, piece in enumerate(contract.output_pieces(rank)):
             expected = sum(
-                (values(other, piece, size_of) for other in contract.contributors(piece)), np.zeros(size_of[piece], int)
+                (values(other, piece, size_of) for other in contract.contributors(piece, rank)), np.zeros(size_of[piece], int)
             )
             assert ranks[rank][Ref(Buffer.OUTPUT, chunk)].tolist() == expected.tolist()

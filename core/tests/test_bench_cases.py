@@ -42,9 +42,9 @@ def perform(benchmark: str, op: str, arrays: list[Arrays]) -> None:
     size = len(arrays)
     given = [each.given for each in arrays]
 
-    def total() -> Array:
+    def total(ranks: int = size) -> Array:
         result: Any = given[0]
-        for other in given[1:]:
+        for other in given[1:ranks]:
             result = COMBINE[op](result, other)
         return result / np.array(size).astype(result.dtype) if op == "mean" else result
 
@@ -67,6 +67,10 @@ def perform(benchmark: str, op: str, arrays: list[Arrays]) -> None:
         case "all_to_all":
             blocks = [np.split(each, size) for each in given]  # type: ignore[arg-type]
             results = [np.concatenate([blocks[sender][rank] for sender in range(size)]) for rank in range(size)]
+        case "scan":
+            results = [total(rank + 1) for rank in range(size)]
+        case "exscan":
+            results = [0, *(total(rank) for rank in range(1, size))]
         case "sendrecv":
             results = [given[rank - 1] for rank in range(size)]
         case "pingpong":
@@ -110,7 +114,7 @@ def test_a_result_that_nobody_wrote_is_wrong(benchmark: str) -> None:
     for case, own in zip(cases, arrays, strict=True):
         case.spoil(own)
     faults = [case.fault(own) for case, own in zip(cases, arrays, strict=True)]
-    silent = {"reduce": [1], "gather": [1], "broadcast": [0]}.get(benchmark, [])
+    silent = {"reduce": [1], "gather": [1], "broadcast": [0], "exscan": [0]}.get(benchmark, [])
     assert [rank for rank in range(2) if not faults[rank]] == silent
 
 

@@ -72,6 +72,8 @@ def test_each_benchmark_is_one_function_of_mpi_on_the_arrays_themselves(world: W
         ("Gather", *pair("gather"), 0, {}),
         ("Scatter", *pair("scatter"), 0, {}),
         ("Alltoall", *pair("all_to_all"), {}),
+        ("Scan", *pair("scan"), "SUM", {}),
+        ("Exscan", *pair("exscan"), "SUM", {}),
         ("Sendrecv", arrays["sendrecv"].given, 0, {"recvbuf": arrays["sendrecv"].result, "source": 0}),
         ("Recv", ping.result, 0, {}),
         ("Send", ping.given, 0, {}),

@@ -24,6 +24,8 @@ from manyhands.bench.statistics import bus_factor, order, samples, summary
         ("scatter", 0.75),
         ("reduce_scatter", 0.75),
         ("all_to_all", 0.75),
+        ("scan", 1.0),
+        ("exscan", 1.0),
         ("sendrecv", 1.0),
         ("pingpong", 1.0),
         ("barrier", 1.0),

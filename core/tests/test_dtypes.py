@@ -8,8 +8,10 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from manyhands.dtypes import OP_NAMES, check_dtype, dtype_code, dtype_from_code, dtype_name, resolve_op
+from manyhands.dtypes import OP_NAMES, check_dtype, dtype_code, dtype_from_code, dtype_name, fields_of, resolve_op
 from manyhands.errors import DTypeError
 
 # A code that changes is a protocol that changes: two versions would read each other's bytes wrongly.
@@ -65,6 +67,39 @@ def test_unknown_codes():
     assert dtype_name(99) == "dtype code 99"
 
 
+STRUCTURED = [
+    "f8,i8",
+    [("a", "?"), ("größe", "f4", (2, 3)), ("z", "c16")],
+    np.dtype([("a", "u1"), ("b", "f8")], align=True),
+    {"names": ["b", "a"], "formats": ["i4", "i2"], "offsets": [8, 0], "itemsize": 20},
+    [("low", ml_dtypes.bfloat16), ("long", "g")],
+]
+
+
+@pytest.mark.parametrize("made", STRUCTURED)
+def test_a_structured_dtype_comes_back_from_its_fields(made):
+    dtype = np.dtype(made)
+    back = dtype_from_code(check_dtype(dtype), fields_of(dtype))
+    assert back == dtype
+    assert (back.itemsize, back.isalignedstruct or True) == (dtype.itemsize, True)
+    assert dtype_name(dtype_code(dtype), fields_of(dtype)) == str(back)
+    assert fields_of(dtype) != fields_of(np.dtype([("a", "f8"), ("b", "i8")]))
+
+
+@given(
+    data=st.binary()
+    | st.sampled_from(STRUCTURED).flatmap(lambda made: st.permutations(list(fields_of(np.dtype(made)))).map(bytes))
+)
+def test_any_bytes_are_fields_or_not(data):
+    dtype = dtype_from_code(128, data)
+    assert dtype is None or dtype.names is not None
+    assert dtype_name(128, data)
+
+
+def test_no_dtype_has_the_fields_of_another():
+    assert fields_of(np.dtype(float)) == fields_of(np.dtype([])) == fields_of(np.dtype([("a", object)])) == b""
+
+
 def test_low_precision_without_ml_dtypes(run_python: Callable[..., subprocess.CompletedProcess[str]]):
     """A rank without ml_dtypes says so instead of failing at import."""
     done = run_python(
@@ -87,7 +122,7 @@ def test_a_stranger_named_like_one_of_ours_is_refused():
 
 @pytest.mark.parametrize("name", OP_NAMES)
 def test_reductions_are_resolved_once(name):
-    dtype = np.dtype(bool if name in ("and", "or", "xor") else float)
+    dtype = np.dtype("f8,i8" if name.endswith("loc") else bool if name in ("and", "or", "xor") else float)
     reduction = resolve_op(name, dtype)
     assert (reduction.name, reduction.code, reduction.is_mean) == (name, OP_NAMES.index(name) + 1, name == "mean")
     assert resolve_op(name, dtype) is reduction

@@ -23,6 +23,8 @@ def test_every_collective_has_a_promise() -> None:
         (Collective.ALL_REDUCE, (2, 2)),
         (Collective.REDUCE, (2, 2)),
         (Collective.BROADCAST, (2, 2)),
+        (Collective.SCAN, (2, 2)),
+        (Collective.EXSCAN, (2, 2)),
         (Collective.ALL_GATHER, (2, 6)),
         (Collective.GATHER, (2, 6)),
         (Collective.SCATTER, (6, 2)),
@@ -86,18 +88,27 @@ def test_in_place_the_same_chunks_are_the_same_memory(
 def test_an_output_chunk_holds_every_rank_or_the_one_it_comes_from() -> None:
     def of(collective: Collective, rank: int, chunk: int) -> list[int]:
         one = contract(collective)
-        return list(one.contributors(one.output_pieces(rank)[chunk]))
+        return list(one.contributors(one.output_pieces(rank)[chunk], rank))
 
     assert of(Collective.REDUCE_SCATTER, 2, 0) == [0, 1, 2]
     assert of(Collective.BROADCAST, 2, 0) == [1]
     assert of(Collective.SCATTER, 2, 0) == [1]
     assert of(Collective.ALL_GATHER, 0, 5) == [2]
     assert of(Collective.ALL_TO_ALL, 0, 5) == [2]
+    assert [of(Collective.SCAN, rank, 0) for rank in range(3)] == [[0], [0, 1], [0, 1, 2]]
+    assert [of(Collective.EXSCAN, rank, 0) for rank in range(3)] == [[], [0], [0, 1]]
 
 
 def test_what_a_rank_sends_in_all_to_all_is_what_another_one_gets() -> None:
     one = contract(Collective.ALL_TO_ALL)
     assert one.input_pieces(0)[4] == one.output_pieces(2)[0] == (0, 2, 0)
+
+
+def test_rank_0_gets_nothing_of_an_exscan() -> None:
+    one = contract(Collective.EXSCAN)
+    assert [one.holds_output(rank) for rank in range(3)] == [False, True, True]
+    assert one.aliases(0) == {}
+    assert all(contract(Collective.SCAN).holds_output(rank) for rank in range(3))
 
 
 @pytest.mark.parametrize("collective", [one for one in Collective if one is not Collective.BARRIER])

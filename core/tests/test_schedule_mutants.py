@@ -249,7 +249,7 @@ def is_right(schedules: Sequence[Schedule], outcome: dict[tuple[int, int], list[
     for (rank, chunk), values in outcome.items():
         piece = contract.output_pieces(rank)[chunk]
         for number, value in enumerate(values):
-            if Counter(leaves(value)) != Counter((other, piece, number) for other in contract.contributors(piece)):
+            if Counter(leaves(value)) != Counter((other, piece, number) for other in contract.contributors(piece, rank)):
                 return False
     return True
 

@@ -96,6 +96,7 @@ def test_the_digest_differs_where_any_field_differs(field):
         "part": "the counts",
         "reproducible": True,
         "device": "cuda",
+        "fields": b"another one",
     }
     changed = replace(SIGNATURE, **{field: other[field]})
     assert changed.digest != SIGNATURE.digest
@@ -115,7 +116,7 @@ def test_a_call_and_a_header_in_words():
     assert header.describe() == 'reduce_scatter(float32, 12 elements, op="sum")'
 
 
-@pytest.mark.parametrize(("code", "name"), [(0, ""), *enumerate(OP_NAMES, start=1), (255, "a ufunc")])
+@pytest.mark.parametrize(("code", "name"), [(0, ""), *enumerate(OP_NAMES, start=1), (254, "a function"), (255, "a ufunc")])
 def test_the_reduction_of_a_header_in_words(code, name):
     header = parse_header(pack_header(replace(SIGNATURE, op_code=code), 0, 0, 0, 0, 0))
     assert header is not None

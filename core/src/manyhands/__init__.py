@@ -5,7 +5,7 @@
 >>> with mh.init() as group:
 ...     total = group.all_reduce(np.ones(3))
 
-`init`, `sleep`, `Group`, `DeviceMesh` and `Work` are loaded when they are first used, so that a program that may or may not run distributed,
+`init`, `sleep`, `Group`, `DeviceMesh`, `Op`, `with_index` and `Work` are loaded when they are first used, so that a program that may or may not run distributed,
 a command line or a test collection pays next to nothing for the import.
 """
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from manyhands.group import Group
     from manyhands.joining import init
     from manyhands.mesh import DeviceMesh
+    from manyhands.ops import Op, with_index
     from manyhands.threads import sleep
     from manyhands.work import Work
 
@@ -73,6 +74,7 @@ __all__ = [
     "InvalidWorldSizeError",
     "LayoutError",
     "ManyHandsError",
+    "Op",
     "PeerLostError",
     "PluginError",
     "ProtocolError",
@@ -86,14 +88,17 @@ __all__ = [
     "__version__",
     "init",
     "sleep",
+    "with_index",
 ]
 
 _HOMES = {
     "DeviceMesh": "manyhands.mesh",
     "Group": "manyhands.group",
+    "Op": "manyhands.ops",
     "Work": "manyhands.work",
     "init": "manyhands.joining",
     "sleep": "manyhands.threads",
+    "with_index": "manyhands.ops",
 }
 
 

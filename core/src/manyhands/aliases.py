@@ -29,6 +29,8 @@ _OF_A_GROUP = _by_theirs(
         "broadcast_object": "broadcast_object_list",
         "close": "Free Disconnect destroy_process_group",
         "coalesce": "all_reduce_coalesced groupStart group_start",
+        "exscan": "Exscan",
+        "exscan_async": "Iexscan",
         "gather": "Gather Gatherv",
         "gather_async": "Igather Igatherv",
         "rank": "Get_rank get_rank getRank",
@@ -38,6 +40,8 @@ _OF_A_GROUP = _by_theirs(
         "reduce_async": "Ireduce",
         "reduce_scatter": "Reduce_scatter Reduce_scatter_block reduceScatter reducescatter reduce_scatter_tensor",
         "reduce_scatter_async": "Ireduce_scatter Ireduce_scatter_block",
+        "scan": "Scan",
+        "scan_async": "Iscan",
         "scatter": "Scatter Scatterv",
         "scatter_async": "Iscatter Iscatterv",
         "scatter_object": "scatter_object_list",
@@ -67,6 +71,8 @@ _OPS = _by_theirs(
         "and": "band land all bitwise_and logical_and",
         "or": "bor lor any bitwise_or logical_or",
         "xor": "bxor lxor bitwise_xor logical_xor",
+        "minloc": "argmin",
+        "maxloc": "argmax",
     }
 )
 

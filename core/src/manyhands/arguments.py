@@ -12,7 +12,7 @@ from manyhands.checks import whole
 from manyhands.errors import InvalidRankError, SelfSendError, SizeMismatchError, UsageError
 from manyhands.libraries import DeviceArray
 from manyhands.members import Members
-from manyhands.wire import MAX_DIMENSIONS
+from manyhands.wire import MAX_DIMENSIONS, can_describe
 
 __all__ = ["Arguments", "extents", "integer"]
 
@@ -171,11 +171,17 @@ class Arguments:
         Raises
         ------
         SizeMismatchError
-            It has too many dimensions.
+            It has too many dimensions, or too many fields.
         """
         if array.ndim > MAX_DIMENSIONS:
             raise SizeMismatchError(
                 f"an array of {array.ndim} dimensions cannot be sent: reshape it to at most {MAX_DIMENSIONS}", rank=self._rank
+            )
+        if not can_describe(array.dtype, array.ndim):
+            raise SizeMismatchError(
+                f"an array of {array.ndim} dimensions and {len(array.dtype.names or ())} fields cannot be described to another rank: use fewer or "
+                "shorter names, fewer dimensions, or send x.view(np.uint8)",
+                rank=self._rank,
             )
 
 

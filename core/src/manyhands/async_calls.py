@@ -10,7 +10,7 @@ from manyhands.arrays import Array
 from manyhands.calls import Calls
 from manyhands.deadline import Deadline
 from manyhands.devices.actions import DeviceAction
-from manyhands.dtypes import Op
+from manyhands.dtypes import OpLike
 from manyhands.operations import Action, Traded
 from manyhands.work import Work
 
@@ -30,7 +30,7 @@ class AsyncCalls(Calls):
     def all_reduce_async(
         self,
         array: npt.ArrayLike,
-        op: Op = "sum",
+        op: OpLike = "sum",
         *,
         out: Array | None = None,
         reproducible: bool | None = None,
@@ -42,7 +42,7 @@ class AsyncCalls(Calls):
     def reduce_async(
         self,
         array: npt.ArrayLike,
-        op: Op = "sum",
+        op: OpLike = "sum",
         root: int = 0,
         *,
         out: Array | None = None,
@@ -100,7 +100,7 @@ class AsyncCalls(Calls):
     def reduce_scatter_async(
         self,
         array: npt.ArrayLike,
-        op: Op = "sum",
+        op: OpLike = "sum",
         *,
         counts: Sequence[int] | None = None,
         out: Array | None = None,

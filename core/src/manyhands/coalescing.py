@@ -19,7 +19,7 @@ from manyhands.deadline import Deadline
 from manyhands.devices.actions import DeviceAction, launch_together, together
 from manyhands.devices.watch import DeviceWatch
 from manyhands.devices.work import DeviceWork
-from manyhands.dtypes import Op, Reduction, resolve_op
+from manyhands.dtypes import OpLike, Reduction, resolve_op
 from manyhands.errors import UsageError
 from manyhands.job import Job
 from manyhands.lanes import Lane
@@ -163,7 +163,7 @@ class Batch:
             self._entries, self._on_devices = {}, []
 
     def all_reduce(
-        self, array: npt.ArrayLike, op: Op = "sum", *, out: Array | None = None, reproducible: bool | None = None
+        self, array: npt.ArrayLike, op: OpLike = "sum", *, out: Array | None = None, reproducible: bool | None = None
     ) -> Work[Array]:
         """Add an `all_reduce` to the batch.
 
@@ -197,7 +197,7 @@ class Batch:
             self._on_devices.append(_DeviceEntry(action, later))
             return later
         assert not isinstance(target, DeviceArray)
-        reduction = resolve_op(op, source.dtype)
+        reduction = resolve_op(op, source.dtype, source)
         if target is not None:
             check_out(target, source.shape, source.dtype)
         key = (source.dtype, reduction, self._reproducible if reproducible is None else bool(reproducible))

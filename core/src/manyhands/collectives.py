@@ -16,7 +16,7 @@ from manyhands.algorithms.registry import Algorithm
 from manyhands.arrays import Array, divide
 from manyhands.backend import CollectiveRequest
 from manyhands.deadline import Deadline
-from manyhands.dtypes import Reduction, dtype_code
+from manyhands.dtypes import Reduction, dtype_code, fields_of
 from manyhands.engine import MAX_MESSAGES, Engine, Express, Plan, compile_plan, has_long
 from manyhands.failures import check_usable, guarded
 from manyhands.job import Job
@@ -28,6 +28,7 @@ from manyhands.plugins import PluginManager
 from manyhands.rendezvous.messages import Wait
 from manyhands.rendezvous.recorder import Record
 from manyhands.schedule.compose import in_parallel
+from manyhands.schedule.contracts import PROMISES
 from manyhands.schedule.steps import Collective, Schedule
 from manyhands.select import Selector
 from manyhands.shortcuts import Kind, Native, Shortcut
@@ -39,8 +40,10 @@ __all__ = ["Call", "Collectives"]
 _MAX_PLANS = 512
 _MAX_SCHEDULES = 1024
 _MAX_SHORTCUTS = 512
-_ROOTED = frozenset({Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER})
-_VECTOR = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST})
+_ONE_WAY = frozenset(
+    {Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER, Collective.SCAN, Collective.EXSCAN}
+)
+_VECTOR = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST, Collective.SCAN, Collective.EXSCAN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Call:
             algorithm=algorithm,
             count=math.prod(self.shape),
             device=device,
+            fields=fields_of(self.dtype),
         )
 
 
@@ -242,7 +246,8 @@ class Collectives:
             boxes is None
             or len(plan.pieces) > MAX_MESSAGES
             or not (
-                engine.transport.streams or not has_long(plan, min((len(box.outgoing[0]) for box in boxes.values()), default=0))
+                plan.streams
+                or (plan.is_whole and not has_long(plan, min((len(box.outgoing[0]) for box in boxes.values()), default=0)))
             )
         ):
             prepared.in_order = False
@@ -296,20 +301,22 @@ class Collectives:
         nbytes = elements * call.dtype.itemsize
         # What one rank sends in an uneven all_to_all is its own affair, and must not choose the algorithm for all.
         uneven = call.collective is Collective.ALL_TO_ALL and call.uneven is not None
+        reduction = call.reduction
+        ordered = reduction is not None and not reduction.commutes
         choice = self._selector.choose(
             call.collective,
             0 if uneven else nbytes,
             size,
             ranks_per_host=members.ranks_per_host,
             even=len(set(call.counts)) <= 1 and not uneven,
-            reproducible=call.reproducible,
+            # Reproducible reductions are in the order of ranks, and scans always are.
+            reproducible=call.reproducible or (ordered and PROMISES[call.collective].behind is None),
         )
         schedule = _schedule(choice.algorithm, rank, size, max(call.root, 0), choice.segments, members.ranks_per_host)
-        if call.collective in _ROOTED and size > 1:
-            # The data of a rooted collective flow one way. The barrier in their shadow makes every rank hear from every other, so
+        if call.collective in _ONE_WAY and size > 1:
+            # The data flow one way, from or to the root or the last rank. The barrier in their shadow makes every rank hear from every other, so
             # that none returns before all have entered the same call.
             schedule = in_parallel(schedule, dissemination(rank, size))
-        reduction = call.reduction
         signature = call.signature(algorithm=f"{choice.algorithm.name}/{choice.segments}")
         input_offsets, output_offsets = _offsets(call, schedule, choice.segments, elements, rank)
         engine = self._engine_of(call.collective)
@@ -322,7 +329,8 @@ class Collectives:
             call.dtype.itemsize,
             reduction,
             members.ranks,
-            streams=engine.transport.streams,
+            # What streams comes in multiples of 64 bytes, which need not be whole elements of a structured dtype.
+            streams=engine.transport.streams and not 64 % max(1, call.dtype.itemsize),
         )
         op = reduction.name if reduction else None
         is_even = len(set(call.counts)) <= 1 and not uneven
@@ -330,7 +338,7 @@ class Collectives:
             self._job.backend_name, call.collective, "cpu", call.dtype, op, nbytes, size, is_even, signature.digest
         )
         # Natively performed collectives reduce in an order of their own, and know the world alone.
-        asked = members.number == 0 and not call.reproducible
+        asked = members.number == 0 and not call.reproducible and not ordered
         native = self._plugins.native_collective(request) if asked else None
         carrier = choice.algorithm.name if native is None else self._job.backend_name
         divisor = size if native is None and reduction is not None and reduction.is_mean else 1

@@ -18,7 +18,7 @@ from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel
 from manyhands.devices.opening import open_channel
 from manyhands.dividing import DividingCalls
-from manyhands.dtypes import Op
+from manyhands.dtypes import OpLike
 from manyhands.errors import ClosedError, CommError, UsageError
 from manyhands.forming import Setup
 from manyhands.job import Job
@@ -27,19 +27,22 @@ from manyhands.members import Members, ranks_per_host
 from manyhands.message_calls import MessageCalls
 from manyhands.object_calls import ObjectCalls
 from manyhands.operations import Operations
+from manyhands.scan_calls import ScanCalls
 from manyhands.select import Selector
 from manyhands.shrinking import check_possible, shrink
 
 __all__ = ["Group"]
 
 
-class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls["Group"], ForeignNames):
+class Group(
+    AsyncCalls, ScanCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls["Group"], ForeignNames
+):
     """The ranks that communicate together. Made by `manyhands.init`; a context manager that closes itself.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the
     same ``root``; where one does not, every rank gets a `CollectiveMismatchError` that says who did what.
 
-    Arrays are NumPy arrays of any numeric dtype, bool, or bfloat16 and float8 of ml_dtypes; anything that NumPy can read as one
+    Arrays are NumPy arrays of any numeric dtype, bool, or bfloat16 and float8 of ml_dtypes, or structured of fields of these; anything that NumPy can read as one
     (the buffer protocol, ``__array__``); Python numbers; or arrays of CuPy, torch, JAX and others that speak DLPack or the CUDA array interface,
     in host memory or, where the backend moves that, on GPUs. An array that is not C-contiguous is copied first, so that elements never change
     places. Results are new C-contiguous arrays of the same library, or ``out``, which may be the input itself. On GPUs, calls are enqueued on the
@@ -205,7 +208,7 @@ class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, 
     def all_reduce(
         self,
         array: npt.ArrayLike,
-        op: Op = "sum",
+        op: OpLike = "sum",
         *,
         out: Array | None = None,
         reproducible: bool | None = None,
@@ -218,8 +221,9 @@ class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, 
         array
             Any shape and dtype, alike on all ranks.
         op
-            ``"sum"``, ``"mean"``, ``"product"``, ``"min"``, ``"max"``, ``"and"``, ``"or"``, ``"xor"``, or an associative and commutative
-            binary NumPy ufunc that keeps the dtype.
+            ``"sum"``, ``"mean"``, ``"product"``, ``"min"``, ``"max"``, ``"and"``, ``"or"``, ``"xor"``; ``"minloc"`` or ``"maxloc"`` for
+            values with their locations (see `with_index`); an associative and commutative binary NumPy ufunc that keeps the dtype; or
+            such a function of one's own, ``fn(a, b)``, as `Op` describes, and an `Op` where it does not commute.
         out
             Where the result goes: the same shape and dtype; may be ``array``.
         reproducible
@@ -238,6 +242,9 @@ class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, 
         ------
         DTypeError
             The dtype does not have ``op``: mean of integers, sum of bools, min of complex numbers, bits of floats.
+        UsageError
+            A function that is given as ``op`` does not keep dtype or shape, writes into its arguments, or raised something, which is the
+            cause. Where it shows only in the midst of the call, the others get an `AbortedError`, and the group is finished.
         """
         result = self._quickly(("all_reduce", op, reproducible), array, out, timeout_s)
         if result is not None:
@@ -247,7 +254,7 @@ class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, 
     def reduce(
         self,
         array: npt.ArrayLike,
-        op: Op = "sum",
+        op: OpLike = "sum",
         root: int = 0,
         *,
         out: Array | None = None,
@@ -437,7 +444,7 @@ class Group(AsyncCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, 
     def reduce_scatter(
         self,
         array: npt.ArrayLike,
-        op: Op = "sum",
+        op: OpLike = "sum",
         *,
         counts: Sequence[int] | None = None,
         out: Array | None = None,

@@ -20,8 +20,8 @@ from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel, DeviceEvent
 from manyhands.devices.actions import STRIDED, DeviceAction, begin, check_arrays, check_device_out, collective
 from manyhands.devices.calls import Devices
-from manyhands.dtypes import Op, dtype_code, dtype_from_code, resolve_op
-from manyhands.errors import CommError, LayoutError, ManyHandsError, SizeMismatchError, UsageError
+from manyhands.dtypes import OpLike, Reduction, identity_of, resolve_op
+from manyhands.errors import CommError, LayoutError, ManyHandsError, SizeMismatchError, UnsupportedError, UsageError
 from manyhands.failures import check_usable, meet
 from manyhands.job import Job
 from manyhands.libraries import DeviceArray, Library, device_library, device_number, present
@@ -32,7 +32,7 @@ from manyhands.rendezvous.messages import Report
 from manyhands.schedule.steps import Collective
 from manyhands.select import Selector
 from manyhands.taking import Give, Memory, Taken, Taking
-from manyhands.wire import MAX_DIMENSIONS, CallSignature
+from manyhands.wire import DESCRIPTION_BYTES, CallSignature, pack_description, parse_description
 
 __all__ = ["Action", "Operations", "Traded"]
 
@@ -43,7 +43,7 @@ Action = Callable[[Deadline], Any]
 
 _HOST = frozenset({"cpu"})
 _INT64 = np.dtype(np.int64)
-_MAY_ALIAS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST})
+_MAY_ALIAS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST, Collective.SCAN, Collective.EXSCAN})
 """Where input and output may be the very same memory; schedules are proved for that as well."""
 
 
@@ -153,24 +153,24 @@ class Operations:
         )
         self._reproducible = settings.reproducible
 
-    def all_reduce(self, array: npt.ArrayLike, op: Op, out: Array | None, reproducible: bool | None) -> Action:
+    def all_reduce(self, array: npt.ArrayLike, op: OpLike, out: Array | None, reproducible: bool | None) -> Action:
         """Prepare `Group.all_reduce`."""
         return self.all_reduce_of(self.take("all_reduce", array, out), array, op, reproducible)
 
-    def all_reduce_of(self, taken: Taken, array: npt.ArrayLike, op: Op, reproducible: bool | None) -> Action:
+    def all_reduce_of(self, taken: Taken, array: npt.ArrayLike, op: OpLike, reproducible: bool | None) -> Action:
         """Prepare `Group.all_reduce` of an array that was taken before."""
         source, target, give = taken
         call = Call(
             Collective.ALL_REDUCE,
             source.dtype,
             source.shape,
-            reduction=resolve_op(op, source.dtype),
+            reduction=self._reduction(op, source),
             reproducible=self._fixed(reproducible),
         )
         action = self._into(call, source, source.shape, target, give)
         return self._shortened(("all_reduce", op, reproducible), array, call, source.shape, action)
 
-    def reduce(self, array: npt.ArrayLike, op: Op, root: int, out: Array | None, reproducible: bool | None) -> Action:
+    def reduce(self, array: npt.ArrayLike, op: OpLike, root: int, out: Array | None, reproducible: bool | None) -> Action:
         """Prepare `Group.reduce`."""
         root = self.arguments.rank(root, "root")
         source, target, give = self.take("reduce", array, out)
@@ -178,7 +178,7 @@ class Operations:
             Collective.REDUCE,
             source.dtype,
             source.shape,
-            reduction=resolve_op(op, source.dtype),
+            reduction=self._reduction(op, source),
             root=root,
             reproducible=self._fixed(reproducible),
         )
@@ -226,7 +226,7 @@ class Operations:
         """Prepare `Group.scatter`: the root's dtype and shape travel first."""
         root = self.arguments.rank(root, "root")
         source: Memory = NOTHING
-        description = np.zeros(3 + MAX_DIMENSIONS, _INT64)
+        description = np.zeros(1 + DESCRIPTION_BYTES // 8, _INT64)  # what kind of memory, and then a description
         if self._rank == root:
             if array is None:
                 raise LayoutError("scatter needs an array on the root, and None was given")
@@ -234,9 +234,8 @@ class Operations:
             self.arguments.check_dimensions(source)
             self.arguments.blocks(source, counts, "scatter")
             source = _in_order(source)
-            where = device_number(source.library) if isinstance(source, DeviceArray) else 0
-            description[:3] = where, dtype_code(source.dtype), source.ndim
-            description[3 : 3 + source.ndim] = source.shape
+            description[0] = device_number(source.library) if isinstance(source, DeviceArray) else 0
+            description[1:] = np.frombuffer(pack_description(source.dtype, source.shape), _INT64)
         else:
             target, give = self.take.receiving("scatter", out)
         uneven = None if counts is None else self.arguments.counts(counts)
@@ -255,8 +254,7 @@ class Operations:
             return self._rest("scatter", hand_out)
 
         def hand_out() -> Action:
-            dtype = dtype_from_code(int(description[1]))
-            shape = tuple(int(n) for n in description[3 : 3 + int(description[2])])
+            dtype, shape, _ = parse_description(description[1:].tobytes())
             if dtype is None:
                 raise self._give_up("the root scatters an array whose dtype needs ml_dtypes: pip install ml_dtypes")
             per_rank = self.arguments.divide(shape[0], uneven)
@@ -285,7 +283,7 @@ class Operations:
         return self._in_two_steps("scatter", trade, [source, target], may_be_on_device=self.devices.channel is not None)
 
     def reduce_scatter(
-        self, array: npt.ArrayLike, op: Op, counts: Sequence[int] | None, out: Array | None, reproducible: bool | None
+        self, array: npt.ArrayLike, op: OpLike, counts: Sequence[int] | None, out: Array | None, reproducible: bool | None
     ) -> Action:
         """Prepare `Group.reduce_scatter`."""
         source, target, give = self.take("reduce_scatter", array, out)
@@ -295,7 +293,7 @@ class Operations:
             source.dtype,
             source.shape,
             counts=sizes,
-            reduction=resolve_op(op, source.dtype),
+            reduction=self._reduction(op, source),
             uneven=None if counts is None else per_rank,
             reproducible=self._fixed(reproducible),
         )
@@ -304,6 +302,25 @@ class Operations:
         return (
             action if counts is not None else self._shortened(("reduce_scatter", op, reproducible), array, call, shape, action)
         )
+
+    def scan(
+        self, collective: Collective, array: npt.ArrayLike, op: OpLike, out: Array | None, reproducible: bool | None
+    ) -> Action:
+        """Prepare `Group.scan` or `Group.exscan`; what rank 0 gets of the latter comes from no rank."""
+        source, target, give = self.take(collective.value, array, out)
+        if isinstance(source, DeviceArray):
+            raise UnsupportedError(
+                f"{collective.value} is not there for arrays on GPUs: copy the array to the host, and give that"
+            )
+        reduction, fixed = self._reduction(op, source), self._fixed(reproducible)
+        if reduction.is_mean:
+            raise UsageError(f'{collective.value} has no op="mean": use op="sum", and divide by the number of ranks')
+        identity = identity_of(op, source.dtype) if collective is Collective.EXSCAN else None  # on all ranks, to refuse alike
+        call = Call(collective, source.dtype, source.shape, reduction=reduction, reproducible=fixed)
+        if identity is not None and self._rank == 0:
+            return self._into(call, source, source.shape, target, give, identity=identity)
+        action = self._into(call, source, source.shape, target, give)
+        return self._shortened((collective.value, op, reproducible), array, call, source.shape, action)
 
     def all_to_all(
         self,
@@ -373,6 +390,9 @@ class Operations:
 
     # What they have in common
 
+    def _reduction(self, op: OpLike, source: Memory) -> Reduction:
+        return resolve_op(op, source.dtype, source if isinstance(source, np.ndarray) else None)
+
     def _fixed(self, reproducible: bool | None) -> bool:
         return self._reproducible if reproducible is None else bool(reproducible)
 
@@ -385,8 +405,9 @@ class Operations:
         give: Give | None,
         *,
         is_agreed: bool = False,
+        identity: Array | None = None,
     ) -> Action:
-        """Prepare a call whose result this rank gets."""
+        """Prepare a call whose result this rank gets; from no rank where it is an ``identity``."""
         may_alias = call.collective in _MAY_ALIAS
         if isinstance(source, DeviceArray):
             assert out is None or isinstance(out, DeviceArray)
@@ -396,6 +417,8 @@ class Operations:
 
         def action(deadline: Deadline) -> Any:
             self.collectives.run(call, memory, target, deadline)
+            if identity is not None:
+                target[...] = identity
             return handed_over(target, out)
 
         return action if give is None else lambda deadline: give(action(deadline))

@@ -8,25 +8,21 @@ and never overtake each other.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from manyhands.arrays import Array, bytes_of
 from manyhands.backend import Mailbox, Transfer, Transport
 from manyhands.deadline import Deadline
-from manyhands.dtypes import dtype_code, dtype_from_code, dtype_name
 from manyhands.waiting import StallCallback, Waiter
-from manyhands.wire import MAX_DIMENSIONS, CallSignature, pack_header, split_header
+from manyhands.wire import DESCRIPTION_BYTES, CallSignature, pack_description, pack_header, parse_description, split_header
 
 __all__ = ["ARRAY", "DescriptionMismatch", "Incoming", "Outgoing", "move"]
 
-_DESCRIPTION = struct.Struct(f"<BB6x{MAX_DIMENSIONS}Q")
 _FIRST_BYTES = 1024
-_OPENING_BYTES = _DESCRIPTION.size + _FIRST_BYTES
+_OPENING_BYTES = DESCRIPTION_BYTES + _FIRST_BYTES
 _PIECE_BYTES = 1 << 20
 _MAX_HEADERS = 1024
 _headers: dict[tuple[bytes, int, int, int, int], tuple[bytes, bytes]] = {}
@@ -68,10 +64,10 @@ class Outgoing:
     def open(self, opening: memoryview) -> memoryview:
         """Write the opening; return the rest of the array."""
         array = self._array
-        opening[: _DESCRIPTION.size] = _description(array.dtype, array.shape)
+        opening[:DESCRIPTION_BYTES] = pack_description(array.dtype, array.shape)
         data = bytes_of(array)
         first = min(len(data), _FIRST_BYTES)
-        opening[_DESCRIPTION.size : _DESCRIPTION.size + first] = data[:first]
+        opening[DESCRIPTION_BYTES : DESCRIPTION_BYTES + first] = data[:first]
         return data[first:]
 
     def header(self, nbytes: int, index: int) -> bytes:
@@ -103,21 +99,18 @@ class Incoming:
         DescriptionMismatch
             It does not fit ``out``, or cannot be taken.
         """
-        description = opening[: _DESCRIPTION.size].tobytes()
+        description = opening[:DESCRIPTION_BYTES].tobytes()
         array = self._out
-        if array is None or description != _description(array.dtype, array.shape):
+        if array is None or description != pack_description(array.dtype, array.shape):
             array = self._prepare(description)
         self.array = array
         data = bytes_of(array)
         first = min(len(data), _FIRST_BYTES)
-        data[:first] = opening[_DESCRIPTION.size : _DESCRIPTION.size + first]
+        data[:first] = opening[DESCRIPTION_BYTES : DESCRIPTION_BYTES + first]
         return data[first:]
 
     def _prepare(self, description: bytes) -> Array:
-        code, ndim, *extents = _DESCRIPTION.unpack(description)
-        shape = tuple(extents[:ndim])
-        dtype = dtype_from_code(code)
-        sent = f"{dtype_name(code)}{list(shape)}"
+        dtype, shape, sent = parse_description(description)
         if self._out is not None:
             expected = f"{self._out.dtype}{list(self._out.shape)}"
             raise DescriptionMismatch(
@@ -127,7 +120,7 @@ class Incoming:
             raise DescriptionMismatch(
                 self.peer, f"rank {self.peer} sent {sent}, and this rank cannot make such an array: pip install ml_dtypes"
             )
-        if ndim > MAX_DIMENSIONS or math.prod(shape) * dtype.itemsize >= 1 << 62:
+        if math.prod(shape) * dtype.itemsize >= 1 << 62:
             raise DescriptionMismatch(self.peer, f"rank {self.peer} sent a description that cannot be: {sent}")
         try:
             return np.empty(shape, dtype)
@@ -150,11 +143,6 @@ def _header(signature: CallSignature, sender: int, channel: int, number: int, nb
             _headers.clear()
         parts = _headers[key] = split_header(pack_header(signature, sender, channel, 0, nbytes, index))
     return parts[0] + number.to_bytes(8, "little") + parts[1]
-
-
-@lru_cache(maxsize=256)
-def _description(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    return _DESCRIPTION.pack(dtype_code(dtype), len(shape), *shape, *(0,) * (MAX_DIMENSIONS - len(shape)))
 
 
 def move(

@@ -5,17 +5,24 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
 
 from manyhands.backend import HEADER_BYTES
-from manyhands.dtypes import OP_NAMES, dtype_name
+from manyhands.dtypes import OP_NAMES, dtype_code, dtype_from_code, dtype_name, fields_of
 
 __all__ = [
+    "DESCRIPTION_BYTES",
     "MAX_DIMENSIONS",
     "OPERATIONS",
     "CallSignature",
     "Header",
+    "can_describe",
+    "pack_description",
     "pack_header",
+    "parse_description",
     "parse_header",
     "split_header",
 ]
@@ -27,11 +34,17 @@ _MAGIC = b"MHD1"
 OPERATIONS: tuple[str, ...] = (
     *("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier"),
     *("send", "send_object", "broadcast_object", "all_gather_object", "gather_object", "scatter_object"),
+    *("scan", "exscan"),
 )
 """The operations that send messages; a header names one by its position."""
 
 MAX_DIMENSIONS: int = 32
 """The most dimensions of an array that is sent from rank to rank."""
+
+_ABOUT_BYTES = 8 * MAX_DIMENSIONS
+_DESCRIPTION = struct.Struct(f"<BBH4x{_ABOUT_BYTES}s")
+DESCRIPTION_BYTES: int = _DESCRIPTION.size
+"""The bytes of a description."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,8 @@ class CallSignature:
         Whether the order of reduction was asked to be fixed.
     device
         Where the arrays live, ``"cuda"``; empty for the host's memory.
+    fields
+        What the fields of a structured dtype are, as `fields_of` says.
     """
 
     operation: str
@@ -76,6 +91,7 @@ class CallSignature:
     part: str = ""
     reproducible: bool = False
     device: str = ""
+    fields: bytes = b""
 
     @cached_property
     def digest(self) -> bytes:
@@ -91,6 +107,7 @@ class CallSignature:
             self.part,
             self.reproducible,
             self.device,
+            self.fields,
         )
         return hashlib.blake2b(repr(fields).encode(), digest_size=8).digest()
 
@@ -104,7 +121,7 @@ class CallSignature:
         parts = []
         if self.dtype:
             where = f" on {self.device}" if self.device else ""
-            parts.append(f"{dtype_name(self.dtype)}{list(self.shape)}{where}")
+            parts.append(f"{dtype_name(self.dtype, self.fields)}{list(self.shape)}{where}")
         if self.op:
             parts.append(f'op="{self.op}"')
         if self.root >= 0:
@@ -143,6 +160,29 @@ class Header:
         return f"{self.operation}({', '.join(parts)})"
 
 
+def can_describe(dtype: np.dtype[Any], ndim: int) -> bool:
+    """Tell whether there is a description of arrays of a dtype and so many dimensions."""
+    return 8 * ndim + len(fields_of(dtype)) <= _ABOUT_BYTES
+
+
+@lru_cache(maxsize=256)
+def pack_description(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return the dtype and shape of an array, for another rank; `can_describe` it."""
+    extents, fields = b"".join(extent.to_bytes(8, "little") for extent in shape), fields_of(dtype)
+    return _DESCRIPTION.pack(dtype_code(dtype), len(shape), len(fields), extents + fields)
+
+
+def parse_description(data: bytes) -> tuple[np.dtype[Any] | None, tuple[int, ...], str]:
+    """Return what `pack_description` packed, and its words; no dtype where there is none such here, or it can be of no array."""
+    code, ndim, length, about = _DESCRIPTION.unpack(data)
+    if ndim > MAX_DIMENSIONS:
+        return None, (), f"an array of {ndim} dimensions"
+    shape = tuple(int.from_bytes(about[start : start + 8], "little") for start in range(0, 8 * ndim, 8))
+    fields = about[8 * ndim : 8 * ndim + length]
+    dtype = dtype_from_code(code, fields)
+    return dtype, shape, f"{dtype_name(code, fields)}{list(shape)}"
+
+
 def pack_header(signature: CallSignature, sender: int, channel: int, sequence: int, nbytes: int, index: int) -> bytes:
     """Return the header of message ``index`` of a call, `HEADER_BYTES` bytes."""
     return _FORMAT.pack(
@@ -172,5 +212,5 @@ def parse_header(data: bytes) -> Header | None:
     magic, operation, op, dtype, _, root, sender, channel, sequence, count, digest, nbytes, index = _FORMAT.unpack(data)
     if magic != _MAGIC or operation >= len(OPERATIONS):
         return None
-    op_name = OP_NAMES[op - 1] if 0 < op <= len(OP_NAMES) else "a ufunc" if op else ""
+    op_name = OP_NAMES[op - 1] if 0 < op <= len(OP_NAMES) else {0: "", 254: "a function"}.get(op, "a ufunc")
     return Header(OPERATIONS[operation], op_name, dtype, root, sender, channel, sequence, count, digest, nbytes, index)

@@ -57,6 +57,8 @@ def test_gloo_performs_what_it_has_and_leaves_the_rest(tmp_path: Path):
             assert not offered(Collective.ALL_REDUCE, name, "sum"), name
         assert not offered(Collective.ALL_REDUCE, "float64", "max") and not offered(Collective.ALL_REDUCE, "uint32", "max")
         assert not offered(Collective.ALL_GATHER, "float64", even=False) and not offered(Collective.BROADCAST, "int8", nbytes=0)
+        assert not offered(Collective.SCAN, "float64", "sum") and not offered(Collective.EXSCAN, "int64", "max")
+        assert not offered(Collective.ALL_REDUCE, "float64", "Op(f)") and offered(Collective.BROADCAST, "f8,i8")
         print("all is well")
     """
     well(run_ranks(tmp_path, "gloo", textwrap.dedent(program), 2), 2)

@@ -96,6 +96,8 @@ def test_mpi_performs_what_it_has_and_leaves_the_rest(tmp_path: Path):
         assert not offered(Collective.ALL_REDUCE, "float16", "sum") and not offered(Collective.ALL_REDUCE, ml_dtypes.bfloat16, "sum")
         assert not offered(Collective.ALL_REDUCE, "float64", "max") and not offered(Collective.ALL_REDUCE, "complex128", "product")
         assert not offered(Collective.ALL_GATHER, "float64", even=False) and not offered(Collective.BROADCAST, "int8", nbytes=1 << 31)
+        assert not offered(Collective.SCAN, "float64", "sum") and not offered(Collective.EXSCAN, "int64", "max")
+        assert not offered(Collective.ALL_REDUCE, "float64", "Op(f)") and offered(Collective.BROADCAST, "f8,i8")
         print("all is well")
     """
     well(run_ranks(tmp_path, "mpi", textwrap.dedent(program), 2), 2)

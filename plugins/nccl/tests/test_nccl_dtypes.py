@@ -35,6 +35,7 @@ def typed(name):
         ),
         ("complex64", "product", f'NCCL has no op="product" for complex64, only sum and mean: {HOST}'),
         ("complex128", "max", f'NCCL has no op="max" for complex128, only sum and mean: {HOST}'),
+        ("bool", "Op(f)", f"NCCL has no op=Op(f): it reduces by sum, product, max, min, mean alone; {HOST}"),
         ("float32", "np.hypot", f"NCCL has no op=np.hypot: it reduces by sum, product, max, min, mean alone; {HOST}"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from manyhands.algorithms import bruck, circulant, composed, doubling, halving, hierarchical, pairwise, ring, tree
+from manyhands.algorithms import bruck, circulant, composed, doubling, halving, hierarchical, pairwise, prefix, ring, tree
 from manyhands.algorithms.cost import Cost
 from manyhands.schedule.steps import Collective, Schedule
 
@@ -303,6 +303,44 @@ BUILTIN: tuple[Algorithm, ...] = (
         even=True,
         in_order=True,
         cost=bruck.all_to_all_cost,
+    ),
+    Algorithm(
+        "recursive_doubling",
+        Collective.SCAN,
+        prefix.scan,
+        "handed on in log2 P rounds, twice as far in each: the fewest steps, for small arrays",
+        in_order=True,
+        cost=prefix.scan_cost,
+    ),
+    Algorithm(
+        "chain",
+        Collective.SCAN,
+        prefix.chain_scan,
+        "segments passed along all ranks in a row: the time of one transfer, for large arrays",
+        segment_bytes=512 * _KIB,
+        canonical=True,
+        pipelined=True,
+        in_order=True,
+        cost=prefix.chain_scan_cost,
+    ),
+    Algorithm(
+        "doubling_123",
+        Collective.EXSCAN,
+        prefix.exscan,
+        "handed on by 1, 2, 3, 6, 12, ... ranks: the fewest steps, for small arrays",
+        in_order=True,
+        cost=prefix.exscan_cost,
+    ),
+    Algorithm(
+        "chain",
+        Collective.EXSCAN,
+        prefix.chain_exscan,
+        "segments passed along all ranks in a row: the time of one transfer, for large arrays",
+        segment_bytes=512 * _KIB,
+        canonical=True,
+        pipelined=True,
+        in_order=True,
+        cost=prefix.chain_exscan_cost,
     ),
     Algorithm(
         "dissemination",

@@ -114,6 +114,8 @@ class Case:
             "scatter": (whole if root else None, block),
             "reduce_scatter": (whole, block),
             "all_to_all": (whole, whole),
+            "scan": (whole, whole),
+            "exscan": (whole, whole),
             SENDRECV: (whole, whole),
             PINGPONG: (whole, whole),
         }.get(self.benchmark, (None, None))
@@ -143,7 +145,7 @@ class Case:
         match self.benchmark:
             case "barrier":
                 return group.barrier
-            case "all_reduce" | "reduce_scatter":
+            case "all_reduce" | "reduce_scatter" | "scan" | "exscan":
                 return partial(getattr(group, self.benchmark), given, self.op, out=out)
             case "reduce":
                 return partial(group.reduce, given, self.op, 0, out=out)
@@ -202,6 +204,10 @@ class Case:
                 return [(self._combined(), 0)]
             case "reduce_scatter":
                 return [(self._combined(), own)]
+            case "scan":
+                return [(self._combined(self.rank + 1), 0)]
+            case "exscan" if self.rank:
+                return [(self._combined(self.rank), 0)]
             case "broadcast":
                 return [(self._values(0), 0)]
             case "scatter":
@@ -235,9 +241,10 @@ class Case:
     def _greatest(self, terms: int) -> int:
         return max(1, min(_GREATEST, _limit(self.dtype) // terms))
 
-    def _combined(self) -> Period:
+    def _combined(self, ranks: int | None = None) -> Period:
+        """Return what the first ``ranks`` ranks give together, by default all."""
         combine = _COMBINE[self.op]
-        total = np.array(combine.reduce([self._values(rank) for rank in range(self.world_size)]), np.int64)
+        total = np.array(combine.reduce([self._values(rank) for rank in range(ranks or self.world_size)]), np.int64)
         return total // self.world_size if self.op == "mean" else total
 
 

@@ -54,7 +54,7 @@ RAW: Final[str] = "raw"
 VARIANTS: Final[tuple[str, ...]] = (SYMMETRIC, RAW)
 """Ways of using a backend: with arrays of `Group.empty`, which peers may read in place, and its library without manyhands."""
 
-_VECTORS: Final[frozenset[str]] = frozenset({"all_reduce", "reduce", "broadcast", SENDRECV, PINGPONG})
+_VECTORS: Final[frozenset[str]] = frozenset({"all_reduce", "reduce", "broadcast", "scan", "exscan", SENDRECV, PINGPONG})
 """What moves one vector; the others move a block for each rank."""
 
 

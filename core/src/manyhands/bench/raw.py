@@ -98,6 +98,14 @@ class RawMpi:
         """Call MPI_Alltoall."""
         self._world.Alltoall(array, out)
 
+    def scan(self, array: Array, op: str, *, out: Array) -> None:
+        """Call MPI_Scan."""
+        self._world.Scan(array, out, self._op(op))
+
+    def exscan(self, array: Array, op: str, *, out: Array) -> None:
+        """Call MPI_Exscan."""
+        self._world.Exscan(array, out, self._op(op))
+
     def sendrecv(self, array: Array, dest: int, source: int, *, out: Array) -> None:
         """Call MPI_Sendrecv."""
         self._world.Sendrecv(array, dest, recvbuf=out, source=source)

@@ -26,7 +26,7 @@ def bus_factor(benchmark: str, world_size: int) -> float:
         return 2 * (world_size - 1) / world_size
     if benchmark in _ALL_BUT_ONE:
         return (world_size - 1) / world_size
-    assert benchmark in {"reduce", "broadcast", "barrier", SENDRECV, PINGPONG}
+    assert benchmark in {"reduce", "broadcast", "scan", "exscan", "barrier", SENDRECV, PINGPONG}
     return 1.0
 
 

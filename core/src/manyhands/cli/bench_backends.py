@@ -129,7 +129,7 @@ def _points(request: Request) -> tuple[list[Point], dict[str, list[tuple[int, in
         names = alone
     dtype = parse_dtype(request.dtype)
     check_dtype(dtype)
-    if any("reduce" in name for name in names):
+    if any("reduce" in name or "scan" in name for name in names):
         resolve_op(request.op, dtype)
     points: list[Point] = []
     rounded: dict[str, list[tuple[int, int]]] = {}

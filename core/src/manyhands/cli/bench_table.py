@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Printer"]
 
 _BARRIER: Final[str] = "barrier"
-_REDUCING: Final[frozenset[str]] = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+_REDUCING: Final[frozenset[str]] = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
 _WIDTHS: Final[tuple[int, ...]] = (12, 12, 10, 0, 11, 11, 11, 9, 9, 10)
 _NAMES: Final[tuple[str, ...]] = ("size", "count", "type", "backend", "median", "min", "p95", "algbw", "busbw")
 _UNITS: Final[tuple[str, ...]] = ("(B)", "(elements)", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "")

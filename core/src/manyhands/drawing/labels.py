@@ -80,7 +80,7 @@ def reading(timeline: Timeline) -> str:
             return ""
         case Collective.ALL_TO_ALL:
             return f"0{_ARROW}1: the block from rank 0 for rank 1, in the colour of the receiver; n: all blocks that one rank gives"
-        case Collective.ALL_REDUCE | Collective.REDUCE | Collective.BROADCAST:
+        case Collective.ALL_REDUCE | Collective.REDUCE | Collective.BROADCAST | Collective.SCAN | Collective.EXSCAN:
             return "a, b, ...: the chunks of the vector; n: the vector"
         case Collective.ALL_GATHER | Collective.GATHER:
             return "0, 1, ...: the block of each rank; n: all blocks together"

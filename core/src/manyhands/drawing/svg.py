@@ -187,7 +187,8 @@ class _Picture:
             items.append(
                 (lambda group, x, y: _draw_tile(group, x, y, TILE, colour, "", 0.4), "combines some ranks (the bar: how many)")
             )
-            items.append((lambda group, x, y: _draw_tile(group, x, y, TILE, colour, "", 1.0), "combines all ranks"))
+            if any(value.contributions == timeline.complete for values in timeline.after for value in values):
+                items.append((lambda group, x, y: _draw_tile(group, x, y, TILE, colour, "", 1.0), "combines all ranks"))
         if any(message.reduces for message in timeline.messages):
             items.append((lambda group, x, y: _plus(group, x + 9, y, colour), "reduced into what is there"))
         if any(not message.reduces for message in timeline.messages):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from manyhands.dtypes import Reduction
 from manyhands.errors import InternalError
-from manyhands.schedule.contracts import Contract
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
+from manyhands.schedule.contracts import PROMISES, Contract
+from manyhands.schedule.steps import Buffer, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
 from manyhands.wire import CallSignature, pack_header, split_header
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ KEPT_RUNS: int = 32
 _KEPT_PIECES = 1 << 12
 """The most pieces of messages that these have together, where they are more than one."""
 
-_REDUCING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER})
 _PIECE_BYTES = 1 << 20
 _REDUCE_PIECE_BYTES = 1 << 18
 """Both ends cut a message alike, so the size of a piece is a constant of the collective."""
@@ -123,6 +122,11 @@ class Plan:
     kept: int
     _runs: dict[Place, Run] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no message was cut."""
+        return len(self.pieces) == sum(len(lane.steps) for lane in self.lanes)
+
     def take_run(self, place: Place) -> Run | None:
         """Return a run for whoever calls alone: that of this place; else, where all are there, the one unused for longest."""
         runs = self._runs
@@ -212,7 +216,7 @@ class _Compiler:
             _, start, stop = self._range(ref)
             scratch.append(scratch[-1] + stop - start)
         self._offsets[2] = scratch
-        piece_bytes = _REDUCE_PIECE_BYTES if schedule.collective in _REDUCING else _PIECE_BYTES
+        piece_bytes = _REDUCE_PIECE_BYTES if PROMISES[schedule.collective].reduces else _PIECE_BYTES
         self._piece_count = sys.maxsize if streams else max(1, piece_bytes // max(1, itemsize))
         self._streams = streams
         self._lanes: dict[tuple[int, bool], list[int]] = {}

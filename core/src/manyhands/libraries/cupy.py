@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.dtypes import check_dtype
+from manyhands.errors import DTypeError
 from manyhands.libraries.library import Array, DeviceArray, Library
 from manyhands.libraries.shared import refuse_overlap
 
@@ -28,6 +29,10 @@ class CuPyLibrary(Library):
     def read(self, value: Any) -> Array | DeviceArray:
         """Return where the array is. CuPy's own calls are queued on the current stream, so that there is nothing to wait for."""
         check_dtype(value.dtype)
+        if value.dtype.names is not None:
+            raise DTypeError(
+                f"a structured array on a GPU, such as this one of {value.dtype}, cannot travel: copy it to the host, with x.get()"
+            )
         data = value.data
         return DeviceArray(
             value, self, data.ptr, value.shape, value.dtype, data.device_id, is_contiguous=value.flags.c_contiguous

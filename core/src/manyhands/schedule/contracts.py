@@ -6,7 +6,7 @@ Where a schedule asks for even blocks, pieces with the same last number have the
 ======================  =========================  ==========================================================
 layout                  pieces                     used for
 ======================  =========================  ==========================================================
-``VECTOR``              ``(chunk,)``               all_reduce, reduce, broadcast
+``VECTOR``              ``(chunk,)``               all_reduce, reduce, broadcast, scan, exscan
 ``OWN_BLOCK``           ``(rank, segment)``        the input of all_gather and gather, the output of scatter
                                                    and reduce_scatter
 ``EVERY_BLOCK``         ``(owner, segment)``       the other side of each of those
@@ -54,7 +54,10 @@ class Promise:
     input_on_root, output_on_root
         Whether only the root holds that buffer.
     reduces
-        Whether an output chunk combines the input of every rank; otherwise it is a copy of one rank's.
+        Whether an output chunk combines the input of every rank, or of the first ones; otherwise it is a copy of one rank's.
+    behind
+        Where rank r gets the input of ranks 0 to r - ``behind`` alone, in their order: 0 with its own, 1 without. A rank that
+        would get nothing holds no output.
     """
 
     input: Layout
@@ -62,6 +65,7 @@ class Promise:
     input_on_root: bool = False
     output_on_root: bool = False
     reduces: bool = False
+    behind: int | None = None
 
 
 PROMISES: dict[Collective, Promise] = {
@@ -73,6 +77,8 @@ PROMISES: dict[Collective, Promise] = {
     Collective.SCATTER: Promise(Layout.EVERY_BLOCK, Layout.OWN_BLOCK, input_on_root=True),
     Collective.REDUCE_SCATTER: Promise(Layout.EVERY_BLOCK, Layout.OWN_BLOCK, reduces=True),
     Collective.ALL_TO_ALL: Promise(Layout.TO_EACH, Layout.FROM_EACH),
+    Collective.SCAN: Promise(Layout.VECTOR, Layout.VECTOR, reduces=True, behind=0),
+    Collective.EXSCAN: Promise(Layout.VECTOR, Layout.VECTOR, reduces=True, behind=1),
     Collective.BARRIER: Promise(Layout.NOTHING, Layout.NOTHING),
 }
 """What each collective promises."""
@@ -156,12 +162,15 @@ class Contract:
 
     def holds_output(self, rank: int) -> bool:
         """Tell whether a rank holds ``OUTPUT``."""
-        return self.promise.output is not Layout.NOTHING and (not self.promise.output_on_root or rank == self.root)
+        promise = self.promise
+        return promise.output is not Layout.NOTHING and (
+            rank == self.root if promise.output_on_root else promise.behind is None or rank >= promise.behind
+        )
 
-    def contributors(self, piece: Piece) -> range:
-        """Return the ranks whose input an output chunk with that piece must hold, each exactly once."""
+    def contributors(self, piece: Piece, rank: int) -> range:
+        """Return the ranks whose input an output chunk of ``rank`` with that piece must hold, each exactly once."""
         if self.promise.reduces:
-            return range(self.size)
+            return range(self.size if self.promise.behind is None else rank + 1 - self.promise.behind)
         source = self.root if self.promise.input_on_root else piece[0]
         return range(source, source + 1)
 

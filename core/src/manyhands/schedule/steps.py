@@ -37,6 +37,8 @@ class Collective(enum.Enum):
     SCATTER = "scatter"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
+    SCAN = "scan"
+    EXSCAN = "exscan"
     BARRIER = "barrier"
 
 

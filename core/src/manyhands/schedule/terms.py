@@ -79,12 +79,13 @@ class Term:
 class Terms:
     """The one place where terms are made, so that equal terms are one object."""
 
-    __slots__ = ("_canonical", "_leaves", "_pairs")
+    __slots__ = ("_canonical", "_folded", "_leaves", "_pairs")
 
     def __init__(self) -> None:
         self._leaves: dict[tuple[int, Piece], Term] = {}
         self._pairs: dict[tuple[Term, Term], Term] = {}
         self._canonical: dict[tuple[int, Piece], Term] = {}
+        self._folded: list[Term] = []
 
     def leaf(self, rank: int, piece: Piece = ()) -> Term:
         """Return the input of a rank."""
@@ -109,6 +110,13 @@ class Terms:
             values = [self.combine(left, right) for left, right in zip(values[::2], values[1::2], strict=True)]
         self._canonical[size, piece] = values[0]
         return values[0]
+
+    def folded(self, size: int) -> Term:
+        """Return the input of ranks 0, 1, ... combined from left to right, the one expression of every reproducible scan."""
+        while len(self._folded) < size:
+            leaf = self.leaf(len(self._folded))
+            self._folded.append(self.combine(self._folded[-1], leaf) if self._folded else leaf)
+        return self._folded[size - 1]
 
     def combine(self, left: Term, right: Term) -> Term:
         """Return ``left op right``."""

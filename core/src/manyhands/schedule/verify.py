@@ -52,7 +52,8 @@ class Report:
         Whether the operands of every reduction, read from left to right, are those of rank 0, 1, ...: then it is enough
         that the reduction is associative. True for a collective that reduces nothing.
     canonical
-        Whether every reduction is the one expression of `Terms.canonical`: then floating-point results have the same bits as
+        Whether every reduction is the one expression of `Terms.canonical`, or of `Terms.folded` where each rank gets that of the ranks
+        before it: then floating-point results have the same bits as
         those of every other canonical algorithm. True for a collective that reduces nothing.
     synchronising
         Whether no rank can finish before every rank has started, even where a transport buffers messages.
@@ -105,7 +106,7 @@ def verify(schedules: Sequence[Schedule], *, ordered: bool = False, canonical: b
     WrongResultError
         An output chunk does not hold every contribution exactly once, or a barrier lets a rank pass early.
     OrderError
-        Ranks of an all_reduce combine in different orders, or what a rank sends depends on whether it calls in place; or
+        Ranks of an all_reduce combine in different orders, or those of a scan in another one than theirs, or what a rank sends depends on whether it calls in place; or
         ``ordered`` or ``canonical`` is given and the order is another one.
     """
     contract, pieces = check_structure(schedules)
@@ -125,7 +126,7 @@ def verify(schedules: Sequence[Schedule], *, ordered: bool = False, canonical: b
     if ordered and disorder is not None:
         raise OrderError(f"{disorder}, and the order of ranks is expected")
     if canonical and deviation is not None:
-        raise OrderError(f"{deviation}, and expected is {terms.canonical(contract.size)}, as in every reproducible reduction")
+        raise OrderError(f"{deviation}, as in every reproducible reduction")
     sends = [[step for step in schedule.steps if isinstance(step, Send)] for schedule in schedules]
     return Report(
         ordered=disorder is None,
@@ -186,12 +187,24 @@ class _Run:
                         rank=rank,
                         step=self.writers[rank].get(self.cells[rank][Buffer.OUTPUT][chunk]),
                     )
-                if not self.contract.promise.reduces:
+                promise = self.contract.promise
+                if not promise.reduces:
                     continue
+                if not term.in_order and promise.behind is not None:
+                    raise OrderError(
+                        f"{self._place(rank, chunk)} is {term}, and a {self.contract.collective.value} combines in the order of ranks",
+                        rank=rank,
+                    )
                 if disorder is None and not term.in_order:
                     disorder = f"{self._place(rank, chunk)} is {term}"
-                if deviation is None and term is not self.terms.canonical(self.contract.size, term.piece or ()):
-                    deviation = f"{self._place(rank, chunk)} is {term}"
+                if deviation is None:
+                    expected = (
+                        self.terms.canonical(self.contract.size, term.piece or ())
+                        if promise.behind is None
+                        else self.terms.folded(rank + 1 - promise.behind)
+                    )
+                    if term is not expected:
+                        deviation = f"{self._place(rank, chunk)} is {term}, and expected is {expected}"
         return disorder, deviation
 
     def output(self, rank: int, chunk: int) -> Term | None:
@@ -227,7 +240,7 @@ class _Run:
             self.values[rank][cell] = term
 
     def _check_chunk(self, rank: int, chunk: int, piece: Piece) -> Term:
-        expected = self.contract.contributors(piece)
+        expected = self.contract.contributors(piece, rank)
         term = self.output(rank, chunk)
         if term is None:
             found = "nothing"

@@ -19,6 +19,7 @@ from manyhands_gloo.backend import GlooBackend, current
 __all__ = ["offer"]
 
 _REDUCING = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER})
+_LACKING = frozenset({Collective.SCAN, Collective.EXSCAN})
 _NUMBERS: dict[str, tuple[str, str]] = {
     # dtype: as which dtype of NumPy torch takes its memory, and what that then is in torch
     **{name: (name, name) for name in ("int8", "uint8", "int32", "int64", "float16", "float32", "float64")},
@@ -50,7 +51,7 @@ def offer(request: CollectiveRequest) -> NativeCollective | None:
     backend = current()
     if backend is None or not backend.config.native or request.device != "cpu" or not request.even or request.dtype is None:
         return None
-    if not request.nbytes and request.collective is not Collective.BARRIER:
+    if request.collective in _LACKING or (not request.nbytes and request.collective is not Collective.BARRIER):
         return None
     numbers, op = None, None
     if request.collective in _REDUCING:

@@ -60,7 +60,13 @@ def offer(request: CollectiveRequest) -> NativeCollective | None:
     backend = current()
     if backend is None or backend.config.native == "off":
         return None
-    if request.device != "cpu" or not request.even or request.nbytes > _LONGEST_BYTES or request.dtype is None:
+    if (
+        request.collective not in _NAMES
+        or request.device != "cpu"
+        or not request.even
+        or request.nbytes > _LONGEST_BYTES
+        or request.dtype is None
+    ):
         return None
     datatype, op = backend.mpi.BYTE, None
     if request.collective in _REDUCING:
@@ -192,6 +198,8 @@ class _Native:
                 return self._message(source), self._message(target, self._blocks) if is_root else None, root
             case Collective.SCATTER:
                 return self._message(source, self._blocks) if is_root else None, self._message(target), root
+            case Collective.SCAN | Collective.EXSCAN:
+                raise AssertionError("it is not offered")
 
     def _message(self, array: Array, blocks: int = 1) -> Message:
         """Return memory as mpi4py takes it: with the number of elements of one block."""

@@ -34,6 +34,7 @@ _TYPES = {
 _OPS = {"sum": 0, "product": 1, "max": 2, "min": 3, "mean": 4}
 # NumPy's bool is a byte that holds 0 or 1.
 _BOOL_OPS = {"min": "min", "and": "min", "max": "max", "or": "max"}
+_BITWISE = frozenset({"and", "or", "xor"})
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 _WIDER = {"int16": "int32", "uint16": "int32"}
 
@@ -87,7 +88,7 @@ def wire_of(dtype: np.dtype[Any], op: str, abilities: Abilities) -> Wire:
         It does not.
     """
     name = dtype.name
-    if op.startswith("np."):
+    if op not in _OPS and op not in _BITWISE:
         raise UnsupportedError(f"NCCL has no op={op}: it reduces by {', '.join(_OPS)} alone; {_ON_THE_HOST}")
     if name == "bool":
         if op not in _BOOL_OPS:
