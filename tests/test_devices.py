@@ -156,6 +156,17 @@ def test_work_beside_the_stream(gpus: FakeNccl) -> None:
                 return await group.all_reduce_async(x, "max")
 
             assert asyncio.run(main()).get().tolist() == [2.0] * 100
+
+            async def wait() -> None:
+                works = [group.all_reduce_async(x), group.all_reduce_async(x, "max")]
+                assert await asyncio.wait(works, timeout=20) == ({*works}, set())
+
+            asyncio.run(wait())
+            works = [group.all_reduce_async(x, "min"), group.all_reduce_async(x)]
+            assert [result.get().tolist() for result in mh.wait_all(works)] == [[1.0] * 100, [3.0] * 100]
+            works = [group.all_reduce_async(x, "min"), group.all_reduce_async(x)]
+            assert [works.index(work) for work in mh.as_completed(works, timeout_s=20)] == [0, 1]
+            assert mh.wait_any(works) == 0
             out = cupy.zeros((100, 2), np.float32)[:, 0]
             with pytest.raises(mh.LayoutError, match="C-contiguous"):
                 group.all_reduce_async(x, out=out)

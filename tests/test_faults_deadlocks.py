@@ -67,6 +67,9 @@ DEADLOCKS = {
         "group.recv(0) if group.rank else (group.all_reduce(np.ones(1)), group.send(np.ones(1), 1))"
     ),
     "works that wait for each other": "group.recv_async((group.rank + 1) % 3).wait()",
+    "any of works of which none can end": (
+        "next(mh.as_completed([group.recv_async((group.rank + step) % 3) for step in (1, 2)])).wait()"
+    ),
     "several works in flight": (
         "[work.wait() for work in [group.barrier_async(), group.recv_async((group.rank + 1) % 3)][::-1]]"
     ),

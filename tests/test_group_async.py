@@ -138,6 +138,48 @@ def test_works_can_be_awaited(world):
     world(program, 2)
 
 
+def test_asyncio_waits_for_works_of_several_groups(world):
+    def program(group: Group) -> None:
+        own = group.subgroup([group.rank])
+        assert own is not None
+        go = threading.Event()
+
+        async def main() -> None:
+            works = [group.all_reduce_async(1), own.all_reduce_async(2), group.recv_async(1 - group.rank)]
+            done, pending = await asyncio.wait(works[:2], timeout=20)
+            assert (done, pending) == ({*works[:2]}, set())
+            first, second = asyncio.wait(works[2:], timeout=0.01), asyncio.wait(works[2:], timeout=20)
+            assert await first == (set(), {works[2]})
+            group.barrier()  # so is it on the other rank
+            go.set()
+            assert await second == ({works[2]}, set())
+            assert [work.wait().item() for work in works] == [2, 2, 1 - group.rank]
+
+        sender = threading.Thread(target=lambda: (go.wait(20), group.send(group.rank, 1 - group.rank)))
+        sender.start()
+        asyncio.run(main())
+        sender.join()
+
+    world(program, 2)
+
+
+def test_several_works_of_several_groups_are_waited_for_at_once(world):
+    def program(group: Group) -> None:
+        other = group.split(0, -group.rank)
+        assert other is not None
+        works = [group.recv_async(1 - group.rank), other.all_reduce_async(2.0), group.broadcast_async(group.rank, 1)]
+        assert mh.wait_any(works[:1] + works[1:]) in (1, 2)
+        assert {works.index(work) for work in mh.as_completed(works[1:])} == {1, 2}
+        with pytest.raises(mh.DeadlineError, match=r"none of 1 calls was done within 0\.01 s of waiting"):
+            mh.wait_any(works[:1], timeout_s=0.01)
+        group.barrier()
+        group.send(5.0 + group.rank, 1 - group.rank)
+        assert mh.wait_any(works[:1]) == 0
+        assert [result.item() for result in mh.wait_all(works)] == [6.0 - group.rank, 4.0, 1]
+
+    world(program, 2)
+
+
 def test_an_awaited_work_raises_what_the_call_raised(world):
     def program(group: Group) -> None:
         async def main() -> None:

@@ -167,8 +167,15 @@ def test_waiting_inside_the_block_is_an_error_in_words(world):
             async def main() -> None:
                 await work
 
-            with pytest.raises(mh.UsageError, match="sent when the block of coalesce"):
-                asyncio.run(main())
+            async def wait() -> None:
+                await asyncio.wait([work])  # type: ignore[type-var]
+
+            for waits in (main, wait):
+                with pytest.raises(mh.UsageError, match="sent when the block of coalesce"):
+                    asyncio.run(waits())
+            for several in (mh.wait_all, mh.wait_any, lambda works: next(mh.as_completed(works))):
+                with pytest.raises(mh.UsageError, match="sent when the block of coalesce"):
+                    several([work])
         assert work.wait().tolist() == [2.0] * 3
 
     world(program, 2)

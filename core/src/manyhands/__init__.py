@@ -5,7 +5,7 @@
 >>> with mh.init() as group:
 ...     total = group.all_reduce(np.ones(3))
 
-`init`, `sleep`, `Group`, `DeviceMesh`, `Op`, `with_index` and `Work` are loaded when they are first used, so that a program that may or may not run distributed,
+All but the errors is loaded when it is first used, so that a program that may or may not run distributed,
 a command line or a test collection pays next to nothing for the import.
 """
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from manyhands.mesh import DeviceMesh
     from manyhands.ops import Op, with_index
     from manyhands.threads import sleep
-    from manyhands.work import Work
+    from manyhands.work import Work, as_completed, wait_all, wait_any
 
 __all__ = [
     "AbortedError",
@@ -86,8 +86,11 @@ __all__ = [
     "UsageError",
     "Work",
     "__version__",
+    "as_completed",
     "init",
     "sleep",
+    "wait_all",
+    "wait_any",
     "with_index",
 ]
 
@@ -96,8 +99,11 @@ _HOMES = {
     "Group": "manyhands.group",
     "Op": "manyhands.ops",
     "Work": "manyhands.work",
+    "as_completed": "manyhands.work",
     "init": "manyhands.joining",
     "sleep": "manyhands.threads",
+    "wait_all": "manyhands.work",
+    "wait_any": "manyhands.work",
     "with_index": "manyhands.ops",
 }
 

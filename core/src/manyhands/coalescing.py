@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -50,7 +50,7 @@ class _Issued:
         """Allow waiting."""
         self._is_issued = True
 
-    def _check_issued(self) -> None:
+    def _check_ends(self) -> None:
         if not self._is_issued:
             raise UsageError(
                 "this all_reduce is sent when the block of coalesce() ends, and waiting inside the block would never end"
@@ -60,26 +60,9 @@ class _Issued:
 class _BatchWork(_Issued, Work[Array]):
     """The handle of one all_reduce of a batch."""
 
-    def __await__(self) -> Generator[Any, None, Array]:
-        self._check_issued()
-        return super().__await__()
-
-    def _wait(self, deadline: Deadline | None) -> bool:
-        self._check_issued()
-        return super()._wait(deadline)
-
 
 class _DeviceBatchWork(_Issued, DeviceWork[Array]):
     """The handle of one all_reduce of a batch, of an array on a GPU."""
-
-    def wait(self, timeout_s: float | None = None) -> Array:
-        """Wait as `DeviceWork.wait`."""
-        self._check_issued()
-        return super().wait(timeout_s)
-
-    def __await__(self) -> Generator[Any, None, Array]:
-        self._check_issued()
-        return super().__await__()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,15 @@
-"""Work: the handle of a call that is still running."""
+"""Work: the handle of a call that is still running, and waiting for several of them."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from manyhands.deadline import Deadline
 from manyhands.errors import ClosedError, DeadlineError, UsageError
@@ -18,11 +19,14 @@ from manyhands.runtime import Place
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Work"]
+__all__ = ["Work", "as_completed", "wait_all", "wait_any"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger("manyhands")
+
+_TOLD = 4
+"""How many calls are named one by one in messages to people."""
 
 
 class Work(Generic[T]):
@@ -34,6 +38,9 @@ class Work(Generic[T]):
 
     Collectives of one group run, and are done, in the order in which they were issued; sends to one rank, and receives from one
     rank, likewise.
+
+    Several are waited for by `manyhands.wait_all`, `manyhands.wait_any` and `manyhands.as_completed`; in a coroutine by ``await`` and by all that
+    asyncio has for awaitables: ``asyncio.wait``, ``gather``, ``wait_for``, ``as_completed``, ``shield``. It is no `concurrent.futures.Future`.
     """
 
     __slots__ = (
@@ -47,9 +54,11 @@ class Work(Generic[T]):
         "_process",
         "_result",
         "_trace",
-        "_wakers",
         "_what",
     )
+
+    _waits_are_told: ClassVar[bool] = True
+    """Whether the rules about waits that never end hear of each call that this may wait for."""
 
     def __init__(self, what: str, lane: Lane, on_failure_seen: Callable[[], None] | None = None) -> None:
         self._what = what
@@ -59,9 +68,8 @@ class Work(Generic[T]):
         self._ended = False
         self._process = os.getpid()
         self._places: list[Place] = []
-        self._wakers: list[Callable[[], object]] = []
         self._trace: TracebackType | None = None
-        self._callbacks: list[Callable[[Work[T]], object]] = []
+        self._callbacks: list[tuple[Callable[[Work[T]], object], asyncio.AbstractEventLoop | None]] = []
         self._result: T
         self._error: BaseException | None = None
 
@@ -71,6 +79,9 @@ class Work(Generic[T]):
 
     def wait(self, timeout_s: float | None = None) -> T:
         """Wait until the call is done, and return its result.
+
+        Of arrays on GPUs, the host waits only until the call has been enqueued, behind those before it, and the caller's current stream
+        until it is done: that stream may use the result from there on. `synchronize` waits on the host.
 
         Parameters
         ----------
@@ -90,14 +101,17 @@ class Work(Generic[T]):
             What the call raised.
         ClosedError
             This process was forked from the one that made the call.
+        UnsupportedError
+            The caller's current stream is being captured.
         UsageError
             ``timeout_s`` is no number of seconds.
         """
-        deadline = None if timeout_s is None else Deadline(timeout_s, self._lane.runtime.now)
-        if not self._ended and not self._wait(deadline):
-            raise DeadlineError(
-                f"{self._what} was not done within {timeout_s:g} s of waiting; it goes on", operation=self._what
-            )
+        return self._finish(None if timeout_s is None else Deadline(timeout_s, self._lane.runtime.now))
+
+    def _finish(self, deadline: Deadline | None) -> T:
+        """Wait as `wait`."""
+        if not self._ended and _first_done([self], deadline) is None:
+            raise self._late(deadline)
         error = self.exception()
         if error is not None:
             # Each raise adds to the traceback; every waiter gets that of the call alone.
@@ -129,11 +143,17 @@ class Work(Generic[T]):
             self._on_failure_seen()
         return error
 
+    def cancelled(self) -> bool:
+        """Return False: a call that has been issued cannot be taken back. ``asyncio.wait`` asks."""
+        return False
+
     def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
         """Call ``callback(work)`` once the call has ended, at once if it has; in a background thread.
 
         The callbacks of a group run one after the other, in the order in which their calls ended, and may use the group. An
         exception that one raises is logged, and changes nothing.
+
+        A callback that is added in a coroutine is called by its event loop, as those of asyncio's own futures are, and must not block.
 
         Parameters
         ----------
@@ -142,63 +162,77 @@ class Work(Generic[T]):
 
         Raises
         ------
+        ClosedError
+            This process was forked from the one that made the call, which runs there.
         UsageError
             ``callback`` cannot be called.
         """
         if not callable(callback):
             raise UsageError(f"a callback is called with the work, and {callback!r} cannot be called")
+        loop = _running_loop()
+        if not self._ended:
+            self._check_process()
+            if loop is not None:  # `asyncio.wait` comes here
+                self._check_ends()
         with self._lock:
-            if not self._ended:
-                self._callbacks.append(callback)
-                return
-        self._lane.submit(lambda: self._call(callback))
+            pending = not self._ended
+            if pending:
+                self._callbacks.append((callback, loop))
+        if not pending:
+            self._tell(callback, loop)
+        elif loop is not None and self._lane.runtime.is_simulated:
+            loop.call_soon(self._ask, callback, loop)
+
+    def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
+        """Do not call ``callback`` where it has not been called yet; return how often it had been added."""
+        with self._lock:
+            before = len(self._callbacks)
+            self._callbacks = [each for each in self._callbacks if each[0] != callback]
+            return before - len(self._callbacks)
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait in a coroutine, without blocking its event loop."""
+        if not self._ended:
+            self._check_process()
+            self._check_ends()
         if self._lane.runtime.is_simulated:
             # The loop would wait on the computer's clock; so it is asked again and again, which lets the simulated time go on.
             while not self.done():
                 yield
-            return self.wait()
-        # Whoever awaits has imported it; for all others it would be a tenth of the time that manyhands takes to import.
-        from asyncio import get_running_loop
+        elif not self._ended:
+            # Whoever awaits has imported it; for all others it would be a tenth of the time that manyhands takes to import.
+            from asyncio import get_running_loop
 
-        loop = get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
+            ended: asyncio.Future[None] = get_running_loop().create_future()
 
-        def wake() -> None:
-            if not ended.done():
-                ended.set_result(None)
+            def wake(_: Work[T]) -> None:
+                if not ended.done():
+                    ended.set_result(None)
 
-        def tell() -> None:
-            # A loop that has been closed since has nobody who waits.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(wake)
-
-        # No callback: those run one after the other, and one of them may be waiting for this.
-        with self._lock:
-            pending = not self._ended
-            if pending:
-                self._wakers.append(tell)
-        if pending:
-            self._check_process()
-            yield from ended
+            self.add_done_callback(wake)
+            try:
+                yield from ended
+            finally:
+                self.remove_done_callback(wake)
         return self.wait()
 
-    def _wait(self, deadline: Deadline | None) -> bool:
-        self._check_process()
-        with self._lock:
-            if self._ended:
-                return True
-            # Whoever will give up may still come to the rescue of others.
-            place = self._lane.runtime.place(for_good=deadline is None)
-            self._places.append(place)
-        try:
-            return place.wait(None if deadline is None else deadline.remaining()) or self._ended
-        finally:
-            with self._lock:
-                if place in self._places:
-                    self._places.remove(place)
+    @property
+    def _condition(self) -> NoReturn:
+        """Say what to do to `concurrent.futures.wait` and ``as_completed``, which begin with this of each of their futures."""
+        raise UsageError(
+            "a Work is no concurrent.futures.Future: wait for several by manyhands.wait_all(works), manyhands.wait_any(works) or "
+            "manyhands.as_completed(works)"
+        )
+
+    def _expect_end(self) -> None:
+        """Prepare to be woken at the end; for DeviceWork, whose end somebody must look for."""
+
+    def _check_ends(self) -> None:
+        """Refuse to wait for an end that never comes; for the works of a batch, which ends after its block."""
+
+    def _late(self, deadline: Deadline | None) -> DeadlineError:
+        seconds = 0.0 if deadline is None else deadline.timeout_s
+        return DeadlineError(f"{self._what} was not done within {seconds:g} s of waiting; it goes on", operation=self._what)
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -217,16 +251,204 @@ class Work(Generic[T]):
             callbacks, self._callbacks = self._callbacks, []
             places, self._places = self._places, []
             self._ended = True
-            wakers, self._wakers = self._wakers, []
             for place in places:
                 place.wake()
-        for waker in wakers:
-            waker()
-        for callback in callbacks:
-            self._lane.submit(lambda callback=callback: self._call(callback))  # type: ignore[misc]
+        for callback, loop in callbacks:
+            self._tell(callback, loop)
+
+    def _tell(self, callback: Callable[[Work[T]], object], loop: asyncio.AbstractEventLoop | None) -> None:
+        """Let a callback be called, by its event loop or when its turn comes."""
+        if loop is None:
+            self._lane.submit(lambda: self._call(callback))
+            return
+        # Not in the lane: one of those that come before may be waiting for this. A loop that has been closed has nobody who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(callback, self)
+
+    def _ask(self, callback: Callable[[Work[T]], object], loop: asyncio.AbstractEventLoop) -> None:
+        """Let the simulated time go on while an event loop, which waits on the computer's clock, waits for a callback."""
+        try:
+            if not self.done() and (callback, loop) in self._callbacks:
+                loop.call_soon(self._ask, callback, loop)
+        except BaseException:
+            self._tell(callback, loop)  # the world has ended, and who waits is to learn so
+            raise
 
     def _call(self, callback: Callable[[Work[T]], object]) -> None:
         try:
             callback(self)
         except BaseException:  # noqa: BLE001 - nobody waits for a callback who could take it, and those after it must run
             _log.exception("manyhands: a callback of %s failed", self._what)
+
+
+def wait_all(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> list[T]:
+    """Wait until several calls are done, and return their results.
+
+    They may be of several groups, and of arrays on GPUs: for those this waits as `Work.wait` does.
+
+    Parameters
+    ----------
+    works
+        What ``Group.*_async`` and batches return.
+    timeout_s
+        The most seconds to wait for all of them together. By default as long as they take.
+
+    Returns
+    -------
+    list
+        The result of each, in the order of ``works``; empty where there are none.
+
+    Raises
+    ------
+    DeadlineError
+        ``timeout_s`` passed. The calls go on, their groups are well, and this may be called again.
+    ManyHandsError
+        What the first that failed, in the order of ``works``, raised; the others go on.
+    ClosedError
+        This process was forked from the one that made the calls.
+    UsageError
+        ``works`` holds something else, or ``timeout_s`` is no number of seconds.
+    """
+    chosen, deadline = _checked(works, timeout_s, "wait_all")
+    return [work._finish(deadline) for work in chosen]
+
+
+def wait_any(works: Iterable[Work[Any]], *, timeout_s: float | None = None) -> int:
+    """Wait until one of several calls has ended, well or badly; its ``wait()`` then gives the result, or raises.
+
+    They may be of several groups, and of arrays on GPUs: those have ended when the GPU is done.
+
+    Parameters
+    ----------
+    works
+        What ``Group.*_async`` and batches return; at least one.
+    timeout_s
+        The most seconds to wait. By default as long as it takes.
+
+    Returns
+    -------
+    int
+        Where in ``works`` it is: the first, where several have ended.
+
+    Raises
+    ------
+    DeadlineError
+        ``timeout_s`` passed. The calls go on, their groups are well, and this may be called again.
+    ClosedError
+        This process was forked from the one that made the calls.
+    UsageError
+        ``works`` is empty or holds something else, or ``timeout_s`` is no number of seconds.
+    """
+    chosen, deadline = _checked(works, timeout_s, "wait_any")
+    if not chosen:
+        raise UsageError("wait_any was given no works, and would wait for ever")
+    place = _first_done(chosen, deadline)
+    if place is None:
+        raise _none_done(chosen, timeout_s)
+    return place
+
+
+def as_completed(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> Iterator[Work[T]]:
+    """Yield several calls, each once it has ended, well or badly: its ``wait()`` gives the result at once, or raises.
+
+    They may be of several groups, and of arrays on GPUs: those have ended when the GPU is done. Of those that have ended by the time
+    the next is asked for, the first in ``works`` comes first.
+
+    Parameters
+    ----------
+    works
+        What ``Group.*_async`` and batches return.
+    timeout_s
+        The most seconds until the last has ended, counted from this call. By default as long as it takes.
+
+    Returns
+    -------
+    iterator of Work
+        Each of ``works`` once.
+
+    Raises
+    ------
+    DeadlineError
+        From the iterator: ``timeout_s`` passed before the next had ended. The calls go on, and their groups are well.
+    ClosedError
+        From the iterator: this process was forked from the one that made the calls.
+    UsageError
+        At once: ``works`` holds something else, or ``timeout_s`` is no number of seconds.
+    """
+    chosen, deadline = _checked(works, timeout_s, "as_completed")
+
+    def completed() -> Iterator[Work[T]]:
+        while chosen:
+            place = _first_done(chosen, deadline)
+            if place is None:
+                raise _none_done(chosen, timeout_s)
+            yield chosen.pop(place)
+
+    return completed()
+
+
+def _checked(works: Iterable[Work[T]], timeout_s: float | None, what: str) -> tuple[list[Work[T]], Deadline | None]:
+    """Return the works, and until when to wait for them."""
+    words = f"{what} takes a list of works, such as group.all_reduce_async() returns, and a"
+    if not isinstance(works, Iterable):
+        raise UsageError(f"{words} {type(works).__name__} was given")
+    chosen: list[Any] = list(works)
+    wrong = [type(each).__name__ for each in chosen if not isinstance(each, Work)]
+    if wrong:
+        raise UsageError(f"{words} {wrong[0]} was given")
+    if timeout_s is None:
+        return chosen, None
+    return chosen, Deadline(timeout_s, chosen[0]._lane.runtime.now) if chosen else Deadline(timeout_s)
+
+
+def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | None:
+    """Wait until one of some works has ended; return where the first is that has, None where that was not so by the deadline."""
+    for work in works:
+        if not work._ended:
+            work._check_process()
+            work._check_ends()
+            work._expect_end()
+    runtime = works[0]._lane.runtime
+    # All locks: the thread counts as waiting from when its place is made, which must not be when one has ended already.
+    with contextlib.ExitStack() as locks:
+        for work in sorted(set(works), key=id):
+            locks.enter_context(work._lock)
+        done = _first_ended(works)
+        if done is not None:
+            return done
+        # Whoever will give up may still come to the rescue of others.
+        place = runtime.place(for_good=deadline is None and all(work._waits_are_told for work in works))
+        for work in works:
+            work._places.append(place)
+    try:
+        place.wait(None if deadline is None else deadline.remaining())
+    finally:
+        for work in works:
+            with work._lock:
+                if place in work._places:
+                    work._places.remove(place)
+    return _first_ended(works)
+
+
+def _first_ended(works: Sequence[Work[Any]]) -> int | None:
+    return next((place for place, work in enumerate(works) if work._ended), None)
+
+
+def _none_done(works: Sequence[Work[Any]], timeout_s: float | None) -> DeadlineError:
+    names = [work._what for work in works]
+    if len(names) > _TOLD:
+        names[_TOLD:] = [f"{len(names) - _TOLD} more"]
+    return DeadlineError(
+        f"none of {len(works)} calls was done within {timeout_s or 0:g} s of waiting ({', '.join(names)}); they go on",
+        operation=works[0]._what,
+    )
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that the calling thread runs, if it does; asyncio is not imported for that."""
+    module = sys.modules.get("asyncio")
+    try:
+        loop: asyncio.AbstractEventLoop | None = None if module is None else module.get_running_loop()
+    except (RuntimeError, AttributeError):  # there is none; asyncio is being imported by another thread
+        return None
+    return loop

@@ -482,6 +482,79 @@ def test_an_event_loop_meets_the_error_of_a_work():
     assert run.trace.marks_of(0)[0].time_s == 3.0
 
 
+def test_an_event_loop_waits_for_several_works_while_the_clock_goes_on():
+    def program(group: Group) -> list[Any]:
+        async def main() -> list[Any]:
+            works = [group.recv_async(rank) for rank in range(1, 4)]
+            first, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+            group.mark("any")
+            every, _ = await asyncio.wait(works)
+            group.mark("every")
+            return [sorted(int(work.wait()) for work in done) for done in (first, every)]
+
+        if group.rank:
+            mh.sleep(4.0 - group.rank)
+            group.send(group.rank, 0)
+            return []
+        return asyncio.run(main())
+
+    runs = [simulated.run(program, 4) for _ in range(3)]
+    first, every = runs[0].results[0]
+    assert 3 in first
+    assert every == [1, 2, 3]
+    assert runs[0].trace.marks_of(0)[1].time_s == 3.0
+    assert runs[0].trace_json() == runs[1].trace_json() == runs[2].trace_json()
+
+
+def test_an_event_loop_that_waits_for_several_works_learns_that_they_never_end():
+    def program(group: Group) -> None:
+        async def main() -> None:
+            works = [group.recv_async(1 - group.rank), group.recv_async(1 - group.rank)]
+            done, _ = await asyncio.wait(works)
+            assert done == {*works}
+            works[0].wait()
+
+        asyncio.run(main())
+
+    with pytest.raises(mh.DeadlockError, match="rank 0 waits for rank 1, which waits for rank 0"):
+        simulated.run(program, 2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_works_are_completed_in_an_order_that_follows_from_the_seed(seed: int):
+    def program(group: Group) -> list[int]:
+        if group.rank:
+            group.send(group.rank, 0)
+            return []
+        works = [group.recv_async(rank) for rank in range(1, 8)]
+        first = mh.wait_any(works)
+        return [first, *(int(work.wait()) for work in mh.as_completed(works)), *(int(each) for each in mh.wait_all(works))]
+
+    runs = [simulated.run(program, 8, seed=seed).results[0] for _ in range(3)]
+    assert runs[0] == runs[1] == runs[2]
+    assert sorted(runs[0][1:8]) == runs[0][8:] == list(range(1, 8))
+
+
+def test_who_waits_for_any_work_goes_on_when_it_ends_or_when_its_time_is_up():
+    def program(group: Group) -> list[float]:
+        if group.rank:
+            mh.sleep(float(group.rank))
+            group.send(group.rank, 0)
+            return []
+        works = [group.recv_async(rank) for rank in (3, 2)]
+        with pytest.raises(mh.DeadlineError, match="none of 2 calls was done within 1 s"):
+            mh.wait_any(works, timeout_s=1.0)
+        group.mark("late")
+        assert mh.wait_any(works, timeout_s=60.0) == 1
+        group.mark("any")
+        assert [work.wait().item() for work in mh.as_completed(works)] == [2, 3]
+        group.mark("every")
+        return [group.recv(1).item()]
+
+    run = simulated.run(program, 4)
+    assert [mark.time_s for mark in run.trace.marks_of(0)[:3]] == [1.0, 2.0, 3.0]
+
+
 def test_callbacks_come_when_work_ends_on_the_virtual_clock():
     def program(group: Group) -> None:
         if group.rank == 0:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceEvent, DeviceFailure
@@ -57,6 +57,8 @@ class DeviceWork(Work[T]):
 
     __slots__ = ("_ending", "_is_urgent", "_job", "_launched", "_underway", "_watch")
 
+    _waits_are_told = False  # not before it has lasted for a while
+
     def __init__(self, what: str, lane: Lane, on_failure_seen: Callable[[], None], job: Job, watch: DeviceWatch) -> None:
         super().__init__(what, lane, on_failure_seen)
         self._job = job
@@ -76,37 +78,31 @@ class DeviceWork(Work[T]):
             self._watch.follow(self)
         self._launched.set()
 
-    def wait(self, timeout_s: float | None = None) -> T:
-        """Make the caller's current stream wait for the call; return the result, which that stream may use from there on.
-
-        The host waits only until the call has been enqueued, behind those before it. Other parameters and errors are those of
-        `Work.wait`, and an UnsupportedError where that stream is being captured.
-        """
-        deadline = None if timeout_s is None else Deadline(timeout_s)
+    def _finish(self, deadline: Deadline | None) -> T:
         self._check_process()
+        self._check_ends()
         if not self._launched.wait(None if deadline is None else deadline.remaining()):
-            raise DeadlineError(f"{self._what} was not enqueued within {timeout_s:g} s; it goes on", operation=self._what)
+            seconds = 0.0 if deadline is None else deadline.timeout_s
+            raise DeadlineError(f"{self._what} was not enqueued within {seconds:g} s; it goes on", operation=self._what)
         underway = self._underway
         if underway is None or self.done():
-            return super().wait()
+            return super()._finish(deadline)
         try:
             underway.hold()
         except DeviceFailure as failure:
             self.fail(self._reported(failure))
-            return super().wait()
+            return super()._finish(deadline)
         return underway.collect()
 
     def synchronize(self, timeout_s: float | None = None) -> T:
         """Wait on the host until the device has done the call; return the result. Parameters and errors are those of `Work.wait`."""
         deadline = None if timeout_s is None else Deadline(timeout_s)
-        self.wait(timeout_s)
+        self._finish(deadline)
         while not self.done():
             if deadline is not None and deadline.passed():
-                raise DeadlineError(
-                    f"{self._what} was not done within {timeout_s:g} s of waiting; it goes on", operation=self._what
-                )
+                raise self._late(deadline)
             time.sleep(_NAP_S)
-        return super().wait()
+        return super()._finish(None)
 
     def done(self) -> bool:
         """Tell whether the device has done the call, or it has failed. Never blocks."""
@@ -116,15 +112,11 @@ class DeviceWork(Work[T]):
     def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
         """Call ``callback(work)`` once the device has done the call, or it has failed, as `Work.add_done_callback`."""
         super().add_done_callback(callback)
-        self._hurry()
+        self._expect_end()
 
-    def __await__(self) -> Generator[Any, None, T]:
-        """Wait in a coroutine until the device has done the call."""
-        self._hurry()
-        return super().__await__()
-
-    def _hurry(self) -> None:
-        """Let the watch look soon, and often."""
+    def _expect_end(self) -> None:
+        """Look now, and let the watch look soon, and often."""
+        self.look()
         with self._lock:
             first = not self._is_urgent and not self._ended
             self._is_urgent = self._is_urgent or first
