@@ -32,6 +32,59 @@ def test_the_survivors_of_a_kill_go_on_in_a_group_of_their_own(
     assert {rank: code for rank, code in codes.items() if rank in left} == dict.fromkeys(left, 0)
 
 
+BLOCKS = {
+    "a split": "with group.split(0) as part:\n        until_lost(part)",
+    "a split that another rank dies outside of": "with group.split(group.rank // 2) as part:\n        until_lost(group)",
+    "a split within a subgroup": (
+        "with group.subgroup(range(4)) as some, some.split(0) as part:\n        until_lost(part)"
+    ),
+    "a split that is left by the program's own error": (
+        "with group.split(0) as part:\n        try:\n            until_lost(part)\n        except mh.PeerLostError as error:\n"
+        "            raise Exception('a step has failed') from error"
+    ),
+    "a split in which it is caught": (
+        "with group.split(0) as part:\n        try:\n            until_lost(part)\n        except mh.PeerLostError:\n            pass"
+    ),
+    "a mesh": 'with mh.DeviceMesh(group, (2, 2), ("a", "b")) as mesh:\n        until_lost(mesh.group("a"))',
+    "a mesh of a mesh": (
+        'with mh.DeviceMesh(group, (2, 2), ("a", "b")) as mesh, mesh.submesh("b", "a") as part:\n        until_lost(part.parent)'
+    ),
+    "a mesh in which it is caught": (
+        'with mh.DeviceMesh(group, (4,)) as mesh:\n        try:\n            until_lost(mesh.group(0))\n        except mh.PeerLostError:\n'
+        "            pass"
+    ),
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS.keys())
+def test_the_survivors_go_on_although_the_death_left_the_block_of_a_part(nursery: Nursery, block: str) -> None:
+    """On rank 0, which holds the store, and on the others."""
+    program = (
+        GOING_ON
+        + f"""
+def until_lost(group):
+    tell("running")
+    while True:
+        group.all_reduce(np.ones(1 << 14))
+
+group = mh.init(timeout_s=20)
+try:
+    {block}
+except Exception:
+    pass
+assert "failed" in repr(group)
+"""
+        + SHRINKING
+    )
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(2, signal.SIGKILL)
+        works = ranks.await_facts("works", 3)
+        codes = ranks.wait()
+    assert places(works) == {0: (0, 3), 1: (1, 3), 3: (2, 3)}
+    assert [codes[rank] for rank in (0, 1, 3)] == [0, 0, 0]
+
+
 def test_a_group_that_shrank_can_shrink_again(nursery: Nursery) -> None:
     program = (
         GOING_ON

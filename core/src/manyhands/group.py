@@ -104,8 +104,9 @@ class Group(
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None or is_success(error):
             self.close()
-        else:
+        elif self._members.number == 0 or not self._job.control.failed:
             self._job.abort(error)
+        # Else the ranks know already, and what becomes of the job is up to the group of all ranks, which can still shrink.
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Wait for the calls that are still in flight, for at most ``timeout_s``, and leave the group. Twice is fine.
