@@ -35,9 +35,7 @@ def test_the_survivors_of_a_kill_go_on_in_a_group_of_their_own(
 BLOCKS = {
     "a split": "with group.split(0) as part:\n        until_lost(part)",
     "a split that another rank dies outside of": "with group.split(group.rank // 2) as part:\n        until_lost(group)",
-    "a split within a subgroup": (
-        "with group.subgroup(range(4)) as some, some.split(0) as part:\n        until_lost(part)"
-    ),
+    "a split within a subgroup": ("with group.subgroup(range(4)) as some, some.split(0) as part:\n        until_lost(part)"),
     "a split that is left by the program's own error": (
         "with group.split(0) as part:\n        try:\n            until_lost(part)\n        except mh.PeerLostError as error:\n"
         "            raise Exception('a step has failed') from error"
@@ -50,7 +48,7 @@ BLOCKS = {
         'with mh.DeviceMesh(group, (2, 2), ("a", "b")) as mesh, mesh.submesh("b", "a") as part:\n        until_lost(part.parent)'
     ),
     "a mesh in which it is caught": (
-        'with mh.DeviceMesh(group, (4,)) as mesh:\n        try:\n            until_lost(mesh.group(0))\n        except mh.PeerLostError:\n'
+        "with mh.DeviceMesh(group, (4,)) as mesh:\n        try:\n            until_lost(mesh.group(0))\n        except mh.PeerLostError:\n"
         "            pass"
     ),
 }

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from manyhands.backend import Damaged, HeaderMismatch, LinkLost
+from manyhands.backend import Damaged, HeaderMismatch, LinkLost, Transfer
 from manyhands.checks import said
 from manyhands.deadline import Deadline
-from manyhands.errors import ClosedError, DeadlineError, ManyHandsError
+from manyhands.errors import ClosedError, DeadlineError, ManyHandsError, PluginError
 from manyhands.job import Job
 from manyhands.members import Members
 from manyhands.rendezvous.messages import Report
-from manyhands.waiting import Overdue
+from manyhands.waiting import Breach, Overdue
 from manyhands.wire import CallSignature, parse_header
 
 __all__ = ["check_usable", "guarded", "meet"]
@@ -79,13 +79,28 @@ def guarded(
         kind, text = _explain(job, str(words), signature, sequence, mismatch)
         raise first_cause(kind, text, mismatch.peer) from None
     except BaseException as error:
-        if job.control.failed:
+        problem = _breach(error)
+        cause = error if problem is None else PluginError(f"the backend {job.backend_name!r} breaks its contract: {problem}")
+        if not job.control.failed:
+            # A signal, a lack of memory, an error inside a user's ufunc, a bug: messages are half sent, so that nobody can go on.
+            text = f"rank {job.rank} broke off {operation} #{sequence} with {type(cause).__name__}: {said(cause)}"
+            first_cause("aborted", text, job.rank)
+        if cause is error:
             raise
-        # A signal, a lack of memory, an error inside a user's ufunc, a bug: messages are half sent, so that nobody can go on.
-        first_cause(
-            "aborted", f"rank {job.rank} broke off {operation} #{sequence} with {type(error).__name__}: {said(error)}", job.rank
-        )
-        raise
+        raise cause from error
+
+
+def _breach(error: BaseException) -> str | None:
+    """Say what a backend did wrong, where an error tells: messages are not looked at one by one, which would cost time."""
+    if isinstance(error, Breach):
+        return str(error)
+    if isinstance(error, AttributeError) and error.name in ("done", "moved"):
+        if isinstance(error.obj, Transfer):
+            return (
+                f"its {type(error.obj).__name__} has no {error.name!r}, which a manyhands.api.Transfer has from the beginning"
+            )
+        return f"it gave {error.obj!r} where a manyhands.api.Transfer was expected"
+    return None
 
 
 def meet(

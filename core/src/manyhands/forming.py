@@ -97,16 +97,26 @@ def among_threads(member: ThreadRank, setup: Setup, deadline: Deadline, hosts: S
 
 
 def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None) -> Job:
-    """Come into a world of one, where a backend has something to do on GPUs alone; ``local_rank`` as for `Meeting`."""
-    name = _choose_alone(setup)
+    """Come into a world of one; ``local_rank`` as for `Meeting`.
+
+    A backend has something to do there on GPUs alone. One that was asked for by its name is made all the same, so that what is wrong with it does
+    not first show in a world of two; but for those whose ranks are no processes, and live in a world that only their launcher makes.
+    """
+    name = setup.resolved.settings.backend
+    is_named = name != "auto"
+    if not is_named:
+        name = setup.plugins.weigh(setup.resolved.lacking)[0] or _NO_BACKEND
     spec = None if name == _NO_BACKEND else setup.plugins.describe(name)
-    if spec is not None and _moves_alone(spec):
+    is_made = spec is not None and (_moves_alone(spec) or (is_named and spec.launcher is None))
+    if is_made:
         setup.resolved.runnable(name)
-    elif spec is not None:  # it carries nothing, and is held to be right all the same
+    elif spec is not None:
         setup.resolved.backend_config(name)
+        if is_named:
+            setup.plugins.load_factory(spec)
     job = Job.among_threads(ThreadRank(ThreadWorld(1, name), 0), name, setup.choices, deadline, local_rank)
     _place(job, setup.resolved, None)
-    if spec is not None and _moves_alone(spec):
+    if spec is not None and is_made:
         _start_backend(job, spec, setup, deadline, None)
     return job
 
@@ -145,9 +155,3 @@ def _place(job: Job, resolved: Resolved, hosts: Sequence[int] | None) -> None:
 def _moves_alone(spec: BackendSpec) -> bool:
     """Tell whether a backend is needed in a world of one: calls on GPU arrays are launched on their device, whoever takes part."""
     return "cuda" in spec.devices
-
-
-def _choose_alone(setup: Setup) -> str:
-    """Return the backend's name in a world of one, which needs none that can run."""
-    name = setup.resolved.settings.backend
-    return (setup.plugins.weigh(setup.resolved.lacking)[0] or _NO_BACKEND) if name == "auto" else name

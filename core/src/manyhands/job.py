@@ -27,7 +27,7 @@ from manyhands.errors import (
     ManyHandsError,
     RendezvousError,
 )
-from manyhands.plugins import PluginManager
+from manyhands.plugins import PluginManager, checked_kind
 from manyhands.rendezvous.control import Control, SocketControl, make_join
 from manyhands.rendezvous.forking import close_after_fork, forget_after_fork
 from manyhands.rendezvous.loop import Loop
@@ -281,11 +281,14 @@ class Job:
 
     def open_transport(self, channel: int) -> Transport:
         """Return the backend's transport for a channel."""
-        return _NoTransport() if self.backend is None or self.world_size == 1 else self.backend.open_transport(channel)
+        if self.backend is None or self.world_size == 1:
+            return _NoTransport()
+        return checked_kind(self.backend.open_transport(channel), Transport, "open_transport()", self.backend_name)
 
     def open_barrier(self, channel: int) -> Transport | None:
         """Return the backend's transport for the barriers of a channel, where that is another one."""
-        return None if self.backend is None or self.world_size == 1 else self.backend.open_barrier(channel)
+        transport = None if self.backend is None or self.world_size == 1 else self.backend.open_barrier(channel)
+        return None if transport is None else checked_kind(transport, Transport, "open_barrier()", self.backend_name)
 
     def fail(self, report: Report) -> ManyHandsError:
         """Report a failure that this rank found, and return the first cause that all ranks agree on, to be raised."""
@@ -451,7 +454,8 @@ class _Maker:
 
     def make(self, spec: BackendSpec, names: tuple[str, ...], ranks: tuple[int, ...]) -> Backend:
         """Make a backend for some ranks; ``names`` are those of the backends that it is a part of, and its own."""
-        return self.plugins.load_factory(spec)(_JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks))
+        backend = self.plugins.load_factory(spec)(_JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks))
+        return checked_kind(backend, Backend, f"the factory {spec.factory!r}", spec.name)
 
     def find(self, name: str, within: tuple[str, ...]) -> BackendSpec:
         """Describe the backend that is to be a part of others."""

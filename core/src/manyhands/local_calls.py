@@ -14,7 +14,7 @@ from manyhands.arrays import Array, aligned_empty
 from manyhands.backend import Backend
 from manyhands.calls import Calls
 from manyhands.dtypes import check_dtype
-from manyhands.errors import DeadlineError, UsageError
+from manyhands.errors import DeadlineError, PluginError, UsageError
 from manyhands.threads import duration
 
 __all__ = ["LocalCalls"]
@@ -56,6 +56,12 @@ class LocalCalls(Calls):
         nbytes = math.prod(shape) * dtype.itemsize
         backend = self._job.backend
         shared = backend.allocate(nbytes) if backend is not None and nbytes > 0 else None
+        given: object = shared
+        if given is not None and not (isinstance(given, memoryview) and given.nbytes == nbytes and not given.readonly):
+            raise PluginError(
+                f"allocate({nbytes}) of the backend {self._job.backend_name!r} returned {shared!r}, and neither a writable memoryview of "
+                "so many bytes nor None"
+            )
         # Not np.ndarray(..., shared): that would hold what the memoryview is of, and not the memoryview.
         memory = aligned_empty(nbytes) if shared is None else np.frombuffer(shared, np.uint8)
         return memory.view(dtype).reshape(shape)

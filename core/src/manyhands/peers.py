@@ -17,6 +17,7 @@ from manyhands.point_to_point import ARRAY, DescriptionMismatch, Incoming, Outgo
 from manyhands.rendezvous.messages import Report, Wait
 from manyhands.rendezvous.recorder import Record
 from manyhands.runtime import Runtime
+from manyhands.waiting import checked_mailbox
 from manyhands.wire import CallSignature
 
 __all__ = ["Peers"]
@@ -149,7 +150,7 @@ class Peers:
                 transport.connect([peer], deadline)
                 with self._opening:
                     if peer not in self._boxes:
-                        self._boxes[peer] = transport.mailbox(peer)
+                        self._boxes[peer] = checked_mailbox(transport, peer)
         return transport
 
     def _open(self) -> Transport:

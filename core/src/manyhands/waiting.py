@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from manyhands.backend import Transfer, Transport
+from manyhands.backend import Mailbox, Transfer, Transport
 from manyhands.deadline import Deadline
 
-__all__ = ["Overdue", "StallCallback", "Waiter"]
+__all__ = ["Breach", "Overdue", "StallCallback", "Waiter", "checked_mailbox", "checked_transfer"]
 
 StallCallback = Callable[[list[int]], None]
 """Called with the peers waited for, when nothing has moved for a while."""
@@ -23,6 +23,48 @@ class Overdue(Exception):
     def __init__(self, peers: list[int]) -> None:
         super().__init__(peers)
         self.peers: list[int] = peers
+
+
+class Breach(Exception):
+    """A transport does not do what `Transport` says; `failures` names the backend."""
+
+
+def checked_transfer(given: Transfer | None, source: Transport | Mailbox, call: str) -> Transfer:
+    """Return what a plugin's ``call`` gave, where it is a `Transfer`. For first uses, and where a message must wait anyway.
+
+    Raises
+    ------
+    Breach
+        It is none. What is merely like one, such as a future, whose ``done`` is a method, would seem to be done.
+    """
+    if not isinstance(given, Transfer):
+        raise Breach(f"{_name(source)}.{call}() returned {given!r}, and not a manyhands.api.Transfer")
+    return given
+
+
+def checked_mailbox(transport: Transport, peer: int) -> Mailbox | None:
+    """Ask a transport for its mailbox for a peer.
+
+    Raises
+    ------
+    Breach
+        What it gives is none.
+    """
+    box = transport.mailbox(peer)
+    given: object = box
+    if given is not None and not isinstance(given, Mailbox):
+        raise Breach(f"{_name(transport)}.mailbox() returned {given!r}, and neither a manyhands.api.Mailbox nor None")
+    if box is not None:
+        slots: list[object] = [*box.outgoing, *box.incoming]
+        if not (box.outgoing and box.incoming) or not all(isinstance(slot, memoryview) for slot in slots):
+            raise Breach(
+                f"{_name(box)} has outgoing={box.outgoing!r} and incoming={box.incoming!r}, and not one or more memoryviews each"
+            )
+    return box
+
+
+def _name(of: object) -> str:
+    return f"{type(of).__module__}.{type(of).__qualname__}"
 
 
 class Waiter:
@@ -49,6 +91,8 @@ class Waiter:
             The deadline passed.
         LinkLost, HeaderMismatch
             As `Transport.wait`.
+        Breach
+            None is done.
         """
         patience = self._patience
         if self.on_stall is None:
@@ -64,6 +108,10 @@ class Waiter:
                     raise Overdue(peers()) from None
                 self._stalled(patience, transfers, peers)
             else:
+                if not any(
+                    transfer.done for transfer in transfers
+                ):  # who asks again and again would never hear of the deadline
+                    raise Breach(f"{_name(self._transport)}.wait() returned, and none of the transfers is done")
                 self._moved = -1
                 return
 

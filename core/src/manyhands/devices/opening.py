@@ -9,6 +9,7 @@ from manyhands.errors import CommError
 from manyhands.failures import meet
 from manyhands.job import Job
 from manyhands.members import Members
+from manyhands.plugins import checked_kind
 from manyhands.rendezvous.messages import Report
 
 __all__ = ["open_channel"]
@@ -31,7 +32,8 @@ def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChanne
 
     ranks = list(members.ranks)
     try:
-        channel = backend.open_device(members.channel, DeviceMeeting(members.ranks, members.rank, exchange, deadline))
+        meeting = DeviceMeeting(members.ranks, members.rank, exchange, deadline)
+        channel = checked_kind(backend.open_device(members.channel, meeting), DeviceChannel, "open_device()", job.backend_name)
     except DeviceFailure as failure:
         kind, peer = ("lost", None) if failure.is_remote else ("aborted", job.rank)
         text = f"rank {job.rank} cannot open the GPUs of group {members.number}: {failure.reason}"

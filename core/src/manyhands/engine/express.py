@@ -35,7 +35,7 @@ from manyhands.engine.steps import (
     Steps,
 )
 from manyhands.errors import InternalError
-from manyhands.waiting import Waiter
+from manyhands.waiting import Waiter, checked_transfer
 
 __all__ = ["Express", "Patience"]
 
@@ -123,13 +123,13 @@ class Express:
                 if unfinished is not None:
                     # Not waited for now: the peer may be as far, and must get what it waits for.
                     traffic = traffic or _Traffic(self._transport, patience)
-                    traffic.add(peer, unfinished)
+                    traffic.add(peer, checked_transfer(unfinished, box, "post"))
             elif kind < REDUCE:
                 number[0] = sequence
                 unfinished = box.fetch(header, nbytes)
                 if unfinished is not None:
                     traffic = traffic or _Traffic(self._transport, patience)
-                    traffic.wait(unfinished, peer)
+                    traffic.wait(checked_transfer(unfinished, box, "fetch"), peer)
                 if kind == RECV_RIGHT:
                     combine(views[first], slots[box.next_in], out=views[second])
                 elif kind == RECV_LEFT:
@@ -167,10 +167,12 @@ class Express:
         if kind == LONG_SEND:
             traffic.send(peer, header, bytes_of(first))
         elif kind == LONG_RECV:
-            traffic.wait(self._transport.recv(peer, header, bytes_of(first)), peer)
+            transfer = self._transport.recv(peer, header, bytes_of(first))
+            traffic.wait(checked_transfer(transfer, self._transport, "recv"), peer)
         else:
             sink = self._reducer(first, second, incoming_first=kind == LONG_LEFT)
-            traffic.wait(self._transport.consume(peer, header, second.nbytes, sink), peer)
+            transfer = self._transport.consume(peer, header, second.nbytes, sink)
+            traffic.wait(checked_transfer(transfer, self._transport, "consume"), peer)
 
     def _reducer(self, operand: Array, target: Array, *, incoming_first: bool) -> Sink:
         """Return what reduces a message part by part, where each lies."""
@@ -246,7 +248,7 @@ class _Traffic:
     def _start(self, peer: int, header: bytes, payload: memoryview, is_long: bool) -> None:
         queued = self._queued.get(peer)
         while True:
-            transfer = self._transport.send(peer, header, payload)
+            transfer = checked_transfer(self._transport.send(peer, header, payload), self._transport, "send")
             if not transfer.done:
                 self._active[peer] = transfer, is_long
                 return

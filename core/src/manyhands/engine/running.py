@@ -16,7 +16,7 @@ from manyhands.deadline import Deadline
 from manyhands.engine.memory import Memory, address_of, shared_pool
 from manyhands.engine.plan import WORK, Piece, Place, Plan, Task
 from manyhands.errors import InternalError
-from manyhands.waiting import StallCallback, Waiter
+from manyhands.waiting import StallCallback, Waiter, checked_mailbox, checked_transfer
 
 __all__ = ["Engine", "Run"]
 
@@ -55,7 +55,7 @@ class Engine:
     def mailboxes(self, peers: frozenset[int]) -> dict[int, Mailbox] | None:
         """Return the mailboxes of peers that are connected, None where one has none."""
         for peer in peers - self._boxes.keys():
-            self._boxes[peer] = self.transport.mailbox(peer)
+            self._boxes[peer] = checked_mailbox(self.transport, peer)
         boxes = {peer: box for peer in peers if (box := self._boxes[peer]) is not None}
         return boxes if len(boxes) == len(peers) else None
 
@@ -229,6 +229,7 @@ class Run:
         messages, stop = self._messages, task.pieces.stop
         while number < stop:
             message = messages[number]
+            is_new = message is None
             if message is None:
                 message = messages[number] = self._bind_piece(task, self._plan.pieces[number])
             head, tail, payload, operands, sink = message
@@ -237,6 +238,8 @@ class Run:
                 transfer = start(peer, header, payload)
             else:
                 transfer = self._transport.consume(peer, header, len(payload), sink)
+            if is_new:
+                checked_transfer(transfer, self._transport, "send" if is_send else "recv" if sink is None else "consume")
             if not transfer.done:
                 self._busy[lane] = transfer
                 self._piece[lane] = number

@@ -48,8 +48,8 @@ _NO_NUMBER = memoryview(_NO_HEADER)
 
 
 def has_long(plan: Plan, capacity: int) -> bool:
-    """Tell whether a plan has messages that are too long for mailboxes of ``capacity`` bytes a slot."""
-    return any(_is_long(plan, capacity))
+    """Tell whether a plan has messages that are too long for mailboxes of ``capacity`` bytes a slot, or that were cut into pieces."""
+    return any(_is_long(plan, capacity)) or any(len(task.pieces) > 1 for task in plan.tasks)
 
 
 def in_order(plan: Plan) -> list[int]:

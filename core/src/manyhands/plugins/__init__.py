@@ -10,6 +10,7 @@ Three tiers, each paid for only when it is asked for:
 from __future__ import annotations
 
 from manyhands.plugins.installed import BACKEND_GROUP, EXTENSION_GROUP, InstalledPlugin, Switches
+from manyhands.plugins.loading import checked_kind
 from manyhands.plugins.manager import Description, PluginManager, get_plugin_manager
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "InstalledPlugin",
     "PluginManager",
     "Switches",
+    "checked_kind",
     "get_plugin_manager",
 ]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from manyhands.backend import API_VERSION, BackendConfig, BackendSpec
 from manyhands.errors import ApiVersionError, BackendUnavailableError, PluginError
 from manyhands.installing import install_command
 from manyhands.plugins.installed import InstalledPlugin, find_installed, install_hint
 
-__all__ = ["IN_PROCESS", "check_spec", "import_plugin", "installed", "load", "named", "owner"]
+__all__ = ["IN_PROCESS", "check_spec", "checked_kind", "import_plugin", "installed", "load", "named", "owner"]
+
+T = TypeVar("T")
 
 IN_PROCESS: Final[str] = "(this process)"
 """The distribution of a plugin that has none."""
@@ -85,3 +87,16 @@ def load(spec: BackendSpec, target: str, what: str) -> Any:
     if not callable(function):
         raise PluginError(f"the backend {spec.name!r} names its {what} {target!r}, and there is no such function")
     return function
+
+
+def checked_kind(given: T, kind: type[Any], source: str, backend: str) -> T:
+    """Return what a backend gave, where it is of the kind that it must be of.
+
+    Raises
+    ------
+    PluginError
+        It is not.
+    """
+    if not isinstance(given, kind):
+        raise PluginError(f"{source} of the backend {backend!r} returned {given!r}, and not a manyhands.api.{kind.__name__}")
+    return given

@@ -344,7 +344,7 @@ class PluginManager:
         Raises
         ------
         PluginError
-            A plugin raised; it must not be passed over, since the other ranks may have been promised its collective.
+            A plugin raised, or returned what cannot be called; it must not be passed over, since the other ranks may have been promised its collective.
         """
         self.load_extensions()
         try:
@@ -354,6 +354,11 @@ class PluginManager:
                 f"a plugin raised {named(error)} when it was asked who performs {request.collective.value} on the "
                 f"backend {request.backend!r}"
             ) from error
+        if native is not None and not callable(native):
+            raise PluginError(
+                f"a plugin returned {native!r} when it was asked who performs {request.collective.value} on the backend "
+                f"{request.backend!r}, and neither a function nor None"
+            )
         return native
 
     def observers(self) -> bool:
