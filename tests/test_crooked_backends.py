@@ -152,6 +152,8 @@ COLLECTIVES = {
     "fetch": r"\.fetch\(\) returned 'later', and not a manyhands.api.Transfer",
     "wait": r"CrookedTransport.wait\(\) returned, and none of the transfers is done",
 }
+
+
 @pytest.mark.parametrize("elements", [3, 1 << 15, 1 << 18])
 def test_a_transport_may_have_mailboxes_and_not_stream(elements: int) -> None:
     found = outcomes("mailbox and no fault", lambda group: group.all_reduce(np.arange(elements)).tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
 import enum
@@ -11,16 +12,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple, TypedDict
 
+import ml_dtypes
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from worlds import must, over_sockets, thread_world
 
 import manyhands as mh
 from manyhands import object_calls
 from manyhands.api import Group
+from manyhands.objects import Unpacker
 
 
 class Color(enum.Enum):
@@ -210,13 +214,144 @@ class Unknown:
     pass
 
 
+@dataclass
+class Layer:
+    name: str
+    weights: np.ndarray[Any, Any]
+    more: list[npt.NDArray[np.float32]]
+
+
+DTYPES = [*"?bBhHiIqQefdgFDG", "bfloat16", "float8_e4m3fn"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_travel_inside_objects_with_dtype_shape_and_bytes(world, dtype):
+    dtype = np.dtype(getattr(ml_dtypes, dtype) if len(dtype) > 1 else dtype)
+    wide = np.arange(24).astype(dtype).reshape(2, 3, 4)
+    arrays = [
+        wide,
+        wide[0, 0, 1],
+        np.array(wide[0, 0, 1]),
+        wide[:, ::2],
+        wide.T,
+        np.asfortranarray(wide),
+        wide[:0],
+        wide[:, 1:1],
+        wide.ravel()[1:],
+    ]
+    arrays = [np.asarray(array) for array in arrays]
+
+    def program(group: Group) -> None:
+        other = 1 - group.rank
+        given = {"arrays": arrays, "rank": group.rank, ("a", 1): (arrays[0], {2: [arrays[1]]})}
+        sent = group.send_object_async(given, other)
+        found = [group.recv_object(other), *group.all_gather_object(given), group.broadcast_object(given, 1)]
+        found += [group.scatter_object([given, given] if group.rank == 0 else None), *(group.gather_object(given) or [])]
+        sent.wait()
+        for each in found:
+            for mine, got in zip(arrays, each["arrays"], strict=True):
+                assert type(got) is np.ndarray
+                assert (got.dtype, got.shape) == (mine.dtype, mine.shape)
+                np.testing.assert_array_equal(got, mine)
+                assert got.flags.writeable
+                assert got.flags.aligned
+                got[...] = 0  # its own
+            np.testing.assert_array_equal(each["a", 1][0], wide)
+        np.testing.assert_array_equal(wide.ravel(), np.arange(24).astype(dtype))
+
+    world(program, 2)
+
+
+def test_arrays_come_as_fields_of_what_type_says(world):
+    def program(group: Group) -> None:
+        layer = Layer("first", np.eye(3), [np.ones(2, np.float32)] * 2)
+        for found in group.all_gather_object(layer, type=Layer):
+            assert found.weights.tolist() == np.eye(3).tolist()
+            assert [each.tolist() for each in found.more] == [[1.0, 1.0]] * 2
+        with pytest.raises(mh.UsageError, match=r"Expected `numpy\.ndarray`, got `str`"):
+            group.broadcast_object({"name": "first", "weights": "none", "more": []}, type=Layer)
+        with pytest.raises(mh.UsageError, match="Expected `int`, got `ext`"):
+            group.broadcast_object([np.ones(2)], type=list[int])
+        group.barrier()
+
+    world(program, 2)
+
+
+def damaged(bytes_of_extension: bytes) -> bytes:
+    return msgspec.msgpack.encode([msgspec.msgpack.Ext(77, bytes_of_extension)])
+
+
+WELL = bytes([13, 2]) + (2).to_bytes(8, "little") * 2
+"""An array of two times two of something, without its bytes."""
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=40),
+        st.binary(max_size=100).map(lambda data: WELL + data),
+        st.binary(max_size=30).map(lambda data: bytes([1, 1]) + data),
+    )
+)
+@example(bytes([1, 255]) + b"\xff" * 2040)
+@example(bytes([1, 2]) + (0).to_bytes(8, "little") + (1 << 63).to_bytes(8, "little"))
+@example(bytes([1, 1]) + (1 << 62).to_bytes(8, "little"))
+@example(b"")
+def test_any_bytes_make_an_array_of_what_is_there_or_an_error(data: bytes) -> None:
+    for message in (damaged(data), b"\x81" + damaged(data)[1:] + b"\x01"):  # in a list; as the key of a dict
+        with contextlib.suppress(mh.UsageError):
+            (array,) = Unpacker[Any](None, "recv_object").unpack(bytearray(message), 1)
+            assert array.nbytes == len(data) - 2 - 8 * array.ndim
+
+
+def test_objects_travel_in_the_background(world):
+    def program(group: Group) -> None:
+        other = 1 - group.rank
+        received = [
+            group.recv_object_async(other, type=Point),
+            group.recv_object_async(other),
+            group.recv_object_async(other, type=int),
+        ]
+        point = [group.rank]
+        sent = [
+            group.send_object_async(Point(group.rank), other),
+            group.send_object_async(point, other),
+            group.send_object_async("text", other),
+        ]
+        point.append(5)
+        assert mh.wait_all(received[:2]) == [Point(other), [other]]
+        with pytest.raises(mh.UsageError, match="cannot read the object of rank"):
+            received[2].wait()
+        assert mh.wait_all(sent) == [None] * 3
+        with pytest.raises(mh.UsageError, match="cannot send obj, a function"):
+            group.send_object_async(lambda: 1, other)
+        with pytest.raises(mh.UsageError, match="cannot decode into type"):
+            group.recv_object_async(other, type=5)
+        with pytest.raises(mh.SelfSendError):
+            group.recv_object_async(group.rank)
+        group.barrier()
+
+    world(program, 2)
+
+
 # An object, where in it the culprit is, and what is said of it.
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "function": (lambda: 1, "obj, a function", "may hold None, bool"),
     "type": ([int], "obj[0], a type", "may hold"),
     "instance": ({"a": {"b": Unknown()}}, 'obj["a"]["b"], a ', "Unknown"),
-    "array": ([0, 1, 2, {"model": np.zeros(3)}], 'obj[3]["model"], a NumPy array', "broadcast()"),
-    "0-d array": ((np.array(3),), "obj[0], a NumPy array", "x.tolist()"),
+    "array of objects": (
+        [0, {"model": np.array([1, "a"], object)}],
+        'obj[1]["model"], a NumPy array',
+        "it holds Python objects",
+    ),
+    "array of text": ((np.array("a"),), "obj[0], a NumPy array", "it holds text"),
+    "array of times": (np.zeros(2, "M8[s]"), "obj, a NumPy array", 'send x.view("int64")'),
+    "array of records": (np.zeros(2, "i4,f8"), "obj, a NumPy array", "send the fields one by one"),
+    "array in another order": (np.zeros(2, np.dtype("f8").newbyteorder()), "obj, a NumPy array", "newbyteorder"),
+    "array with a mask": (
+        [np.ma.array([1], mask=[True])],
+        "obj[0], a numpy.ma.MaskedArray, a kind of array",
+        "give np.asarray(x)",
+    ),
     "complex": ({1: 1j}, "obj[1], a complex", "[z.real, z.imag]"),
     "NumPy complex": (np.complex64(1j), "obj, a numpy.complex64", "z.real"),
     "long double": ([np.longdouble(1)], "obj[0], a numpy.longdouble", "float(x)"),

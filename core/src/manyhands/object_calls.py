@@ -18,6 +18,7 @@ from manyhands.objects import Unpacker, pack
 from manyhands.rendezvous.messages import Report
 from manyhands.schedule.steps import Collective
 from manyhands.wire import CallSignature
+from manyhands.work import Work
 
 __all__ = ["ObjectCalls"]
 
@@ -49,12 +50,13 @@ class ObjectCalls(Calls):
     Enum                                                    its value
     bytearray, memoryview                                   bytes
     NumPy scalar of a bool, an integer, a float or text     the Python one
+    NumPy array of any dtype that `Group.send` takes        a new array of its shape and dtype
     datetime with a time zone                               a datetime in UTC
     datetime without one, date, time, timedelta             a str, in ISO 8601
     Decimal, UUID                                           a str
     ======================================================  =====================================================================
 
-    What else is given, such as a NumPy array, a function, a complex number, an instance of a plain class or of a subclass of int,
+    What else is given, such as an array of Python objects, a function, a complex number, an instance of a plain class or of a subclass of int,
     float or str, and a structure that contains itself or nests too deep, is a `UsageError` that names the place. It is
     raised before any byte moves, and the group stays as it was; other ranks of a collective, which may wait already, then get
     an `AbortedError` when this rank leaves. An object that does not fit ``type=`` is a `UsageError` as well: the call has been made
@@ -122,6 +124,33 @@ class ObjectCalls(Calls):
             lambda deadline: self._operations.peers.exchange(None, None, peer, None, deadline, signature=_MESSAGE), timeout_s
         )
         return unpacker.unpack(data, source)
+
+    def send_object_async(self, obj: object, dest: int, *, timeout_s: float | None = None) -> Work[None]:
+        """Begin a `send_object`; the object may be changed at once, and what cannot travel is refused at once."""
+        peer = self._members.ranks[self._operations.arguments.peer(dest, "dest")]
+        data = np.frombuffer(pack(obj, "send_object"), _BYTE)
+
+        def action(deadline: Deadline) -> None:
+            self._operations.peers.exchange(data, peer, None, None, deadline, signature=_MESSAGE, has_turn=True)
+
+        lane = self._operations.peers.lane(peer, is_send=True)
+        return self._later(f"send_object to rank {dest}", action, timeout_s, lane)
+
+    @overload
+    def recv_object_async(self, source: int, *, type: type[T], timeout_s: float | None = None) -> Work[T]: ...
+    @overload
+    def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]: ...
+    def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]:
+        """Begin a `recv_object`; the object is the result of the work, which raises where it does not fit ``type``."""
+        peer = self._members.ranks[self._operations.arguments.peer(source, "source")]
+        unpacker: Unpacker[Any] = Unpacker(type, "recv_object")
+
+        def action(deadline: Deadline) -> Any:
+            data = self._operations.peers.exchange(None, None, peer, None, deadline, signature=_MESSAGE, has_turn=True)
+            return unpacker.unpack(data, source)
+
+        lane = self._operations.peers.lane(peer, is_send=False)
+        return self._later(f"recv_object from rank {source}", action, timeout_s, lane)
 
     @overload
     def broadcast_object(self, obj: object, root: int = 0, *, type: type[T], timeout_s: float | None = None) -> T: ...

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import reprlib
+import struct
 import sys
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
@@ -11,7 +13,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from manyhands.dtypes import check_dtype, dtype_from_code, dtype_name
 from manyhands.errors import UsageError
+from manyhands.wire import MAX_DIMENSIONS
 
 __all__ = ["Unpacker", "pack"]
 
@@ -19,8 +23,11 @@ T = TypeVar("T")
 
 _CAN_TRAVEL = (
     "an object between ranks may hold None, bool, int of 64 bits, float, str, bytes, lists, tuples, sets, dicts, enums, times, "
-    "Decimal, UUID, dataclasses, msgspec.Struct and NumPy scalars"
+    "Decimal, UUID, dataclasses, msgspec.Struct, NumPy arrays and scalars"
 )
+_ARRAY = 77
+"""The code of msgpack's extension type that carries a NumPy array: dtype, number of extents, extents, and its bytes in C order."""
+_DESCRIPTION = struct.Struct("<BB")
 _TEXT_CHARACTERS = 120
 _CANNOT = (TypeError, ValueError, OverflowError, RecursionError, BufferError)
 """What msgspec raises for an object that it cannot encode."""
@@ -69,7 +76,9 @@ class Unpacker(Generic[T]):
         self._expected = expected
         self._what = what
         try:
-            self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Any if expected is None else expected)
+            self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+                Any if expected is None else expected, ext_hook=_rebuilt
+            )
         except (TypeError, NameError, AttributeError) as error:
             raise UsageError(
                 f"{what} cannot decode into type={_type_name(expected)}: {error}; give a dataclass, a msgspec.Struct, a TypedDict, "
@@ -92,7 +101,7 @@ class Unpacker(Generic[T]):
             raise UsageError(
                 f"{self._what} cannot read the object of rank {sender}{expected}: {problem}", peer=sender
             ) from None
-        except ValueError as error:  # what msgspec and the decoding of text raise for bytes that make no object
+        except (ValueError, struct.error) as error:  # for bytes that make no object, text or array
             raise UsageError(
                 f"{self._what} cannot rebuild the object of rank {sender}: {error}; where a dict has dataclasses or the like for "
                 "keys, give type=",
@@ -102,16 +111,45 @@ class Unpacker(Generic[T]):
 
 
 def _plain(value: object) -> object:
-    """Return a NumPy scalar as a Python one, for the encoder.
+    """Return a NumPy array as an extension, and a NumPy scalar as a Python one, for the encoder.
 
     Raises
     ------
     TypeError
         It is none, or no Python number has its value.
+    DTypeError
+        Arrays of that dtype do not travel.
     """
+    if type(value) in (np.ndarray, np.memmap):  # others hold more than their elements, such as a mask
+        array: np.ndarray[Any, Any] = np.asarray(value)
+        extents = struct.pack(f"<{array.ndim}Q", *array.shape)
+        data = bytearray(_DESCRIPTION.pack(check_dtype(array.dtype), array.ndim) + extents)
+        data += np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        return msgspec.msgpack.Ext(_ARRAY, data)
     if isinstance(value, np.generic) and (value.dtype.kind == "U" or (value.dtype.kind in "biuf" and value.itemsize <= 8)):
         return value.item()
     raise TypeError
+
+
+def _rebuilt(code: int, data: memoryview) -> object:
+    """Return the array that an extension carries, for the decoder; it takes no memory beyond that of the message.
+
+    Raises
+    ------
+    ValueError
+        It carries none.
+    """
+    if code != _ARRAY:
+        return msgspec.msgpack.Ext(code, bytes(data))
+    kind, ndim = _DESCRIPTION.unpack_from(data)
+    dtype, start = dtype_from_code(kind), _DESCRIPTION.size + 8 * ndim
+    if dtype is None:
+        raise ValueError(f"it holds an array of {dtype_name(kind)}, which this rank cannot make: pip install ml_dtypes")
+    shape = struct.unpack_from(f"<{ndim}Q", data, _DESCRIPTION.size)
+    if ndim > MAX_DIMENSIONS or math.prod(shape) * dtype.itemsize != len(data) - start or max(shape, default=0) >= 1 << 62:
+        raise ValueError(f"it holds {len(data)} bytes that are said to be an array {dtype}{list(shape)}")
+    array = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape)
+    return array if array.flags.aligned and array.flags.writeable else array.copy()
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
@@ -183,9 +221,9 @@ def _problem(value: object, error: Exception) -> str:
             return "a str with half a surrogate pair, which UTF-8 cannot hold: give bytes, os.fsencode(x) for a file name"
         return f"a {_type_name(type(value))}, a kind of str: give str(x)"
     if isinstance(value, np.ndarray):
-        return (
-            "a NumPy array: arrays travel by send(), broadcast() and their like, which keep dtype and shape; or give x.tolist()"
-        )
+        if isinstance(error, UsageError):
+            return f"a NumPy array: {error}"
+        return f"a {_type_name(type(value))}, a kind of array: give np.asarray(x), and what it holds more on its own"
     kind = _type_name(type(value))
     if isinstance(value, complex | np.complexfloating):
         return f"a {kind}: give its parts, [z.real, z.imag]"

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from worlds import must, thread_world
 
 import manyhands as mh
-from manyhands.api import Bootstrap
+from manyhands.api import Backend, Bootstrap, DeviceChannel
 
 Counting = Callable[[str], str]
 
@@ -203,13 +202,17 @@ def test_a_plain_program_is_such_a_world(register: Callable[..., str]) -> None:
         assert group.all_reduce(5) == 5
 
 
-class Silent:
+class Silent(Backend):
     """A backend that has nothing to do."""
 
     memory = frozenset({"cuda"})
 
+    def open_transport(self, channel: int) -> Any:
+        raise AssertionError
+
     def open_device(self, channel: int, meeting: Any) -> Any:
-        return SimpleNamespace(device=0, stream=0, library="none", failure=lambda: None, close=lambda: None)
+        methods = dict.fromkeys(DeviceChannel.__abstractmethods__, lambda self: None)
+        return type("SilentChannel", (DeviceChannel,), {"device": 0, "stream": 0, "library": "none", **methods})()
 
     def abort(self) -> None:
         pass
