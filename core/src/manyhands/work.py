@@ -184,7 +184,18 @@ class Work(Generic[T]):
             loop.call_soon(self._ask, callback, loop)
 
     def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
-        """Do not call ``callback`` where it has not been called yet; return how often it had been added."""
+        """Take back callbacks that have not been called yet.
+
+        Parameters
+        ----------
+        callback
+            What was given to `add_done_callback`.
+
+        Returns
+        -------
+        int
+            How often it had been added.
+        """
         with self._lock:
             before = len(self._callbacks)
             self._callbacks = [each for each in self._callbacks if each[0] != callback]
