@@ -15,7 +15,7 @@ import pytest
 
 import manyhands as mh
 from manyhands.deadline import Deadline
-from manyhands.errors import AbortedError, DeadlineError, UsageError
+from manyhands.errors import AbortedError, ClosedError, DeadlineError, UsageError
 from manyhands.lanes import Lane
 from manyhands.work import Work
 
@@ -580,3 +580,24 @@ def test_any_of_no_works_is_refused() -> None:
     with pytest.raises(UsageError, match="wait_any was given no works, and would wait for ever"):
         mh.wait_any([])
     assert mh.wait_all([]) == []
+
+
+def test_a_forked_child_is_told_that_a_work_of_its_parent_never_ends_there(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    work = group.later(gate)
+    with monkeypatch.context() as child:
+        child.setattr("os.getpid", lambda: -1)
+        waits: list[Callable[[], object]] = [
+            lambda: work.add_done_callback(print),
+            lambda: asyncio.run(asyncio.wait([work])),  # type: ignore[type-var]
+            lambda: mh.wait_all([work]),
+            lambda: mh.wait_any([work]),
+            lambda: next(mh.as_completed([work])),
+        ]
+        for wait in waits:
+            with pytest.raises(ClosedError, match="issued by the process that this one was forked from"):
+                wait()
+    gate.open.set()
+    assert work.wait() is None
