@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
@@ -27,6 +28,8 @@ _log = logging.getLogger("manyhands")
 
 _TOLD = 4
 """How many calls are named one by one in messages to people."""
+_ROUNDS = 8
+"""How often an event loop in a simulated world does what it has to do, which may bring more, before it asks for the next thing to happen."""
 
 
 class Work(Generic[T]):
@@ -53,6 +56,7 @@ class Work(Generic[T]):
         "_places",
         "_process",
         "_result",
+        "_takes_stock",
         "_trace",
         "_what",
     )
@@ -70,6 +74,7 @@ class Work(Generic[T]):
         self._places: list[Place] = []
         self._trace: TracebackType | None = None
         self._callbacks: list[tuple[Callable[[Work[T]], object], asyncio.AbstractEventLoop | None]] = []
+        self._takes_stock = False
         self._result: T
         self._error: BaseException | None = None
 
@@ -132,7 +137,9 @@ class Work(Generic[T]):
 
     def done(self) -> bool:
         """Tell whether the call has ended, well or badly. Never blocks."""
-        if not self._ended:
+        if self._takes_stock:
+            self._takes_stock = False
+        elif not self._ended:
             self._lane.runtime.glance()
         return self._ended
 
@@ -181,7 +188,7 @@ class Work(Generic[T]):
         if not pending:
             self._tell(callback, loop)
         elif loop is not None and self._lane.runtime.is_simulated:
-            loop.call_soon(self._ask, callback, loop)
+            _Asking.of(loop).add(self, callback)
 
     def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
         """Take back callbacks that have not been called yet.
@@ -197,6 +204,9 @@ class Work(Generic[T]):
             How often it had been added.
         """
         with self._lock:
+            # `asyncio.wait`, when it has been told, does this to each work and then asks whether it is done. Were the simulated time to go on
+            # between one and the next, what it finds would depend on the order of a set.
+            self._takes_stock = self._lane.runtime.is_simulated
             before = len(self._callbacks)
             self._callbacks = [each for each in self._callbacks if each[0] != callback]
             return before - len(self._callbacks)
@@ -276,20 +286,49 @@ class Work(Generic[T]):
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(callback, self)
 
-    def _ask(self, callback: Callable[[Work[T]], object], loop: asyncio.AbstractEventLoop) -> None:
-        """Let the simulated time go on while an event loop, which waits on the computer's clock, waits for a callback."""
-        try:
-            if not self.done() and (callback, loop) in self._callbacks:
-                loop.call_soon(self._ask, callback, loop)
-        except BaseException:
-            self._tell(callback, loop)  # the world has ended, and who waits is to learn so
-            raise
-
     def _call(self, callback: Callable[[Work[T]], object]) -> None:
         try:
             callback(self)
         except BaseException:  # noqa: BLE001 - nobody waits for a callback who could take it, and those after it must run
             _log.exception("manyhands: a callback of %s failed", self._what)
+
+
+class _Asking:
+    """Lets the simulated time go on while an event loop, which waits on the computer's clock, waits for callbacks of works."""
+
+    _known: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Asking]] = weakref.WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._waits: list[tuple[Work[Any], Callable[[Work[Any]], object]]] = []
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> _Asking:
+        """Return that of an event loop."""
+        return cls._known.setdefault(loop, cls())
+
+    def add(self, work: Work[Any], callback: Callable[[Work[Any]], object]) -> None:
+        """Ask until a callback of the running event loop has been told."""
+        self._waits.append((work, callback))
+        if len(self._waits) == 1:
+            self._go_on(_ROUNDS)
+
+    def _go_on(self, rounds: int) -> None:
+        loop = _running_loop()
+        assert loop is not None
+        if rounds:  # first comes what the loop has to do, or it would hear of an end after more has happened
+            loop.call_soon(self._go_on, rounds - 1)
+            return
+        waits = self._waits = [(work, callback) for work, callback in self._waits if (callback, loop) in work._callbacks]
+        if not waits:
+            return
+        try:
+            waits[0][0]._lane.runtime.glance()
+        except BaseException:  # the world has ended, and who waits is to learn so
+            self._waits = []
+            for work, callback in waits:
+                work._tell(callback, loop)
+            raise
+        loop.call_soon(self._go_on, _ROUNDS)
 
 
 def wait_all(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> list[T]:
