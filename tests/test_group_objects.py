@@ -25,6 +25,7 @@ import manyhands as mh
 from manyhands import object_calls
 from manyhands.api import Group
 from manyhands.objects import Unpacker
+from manyhands.wire import pack_description
 
 
 class Color(enum.Enum):
@@ -221,12 +222,12 @@ class Layer:
     more: list[npt.NDArray[np.float32]]
 
 
-DTYPES = [*"?bBhHiIqQefdgFDG", "bfloat16", "float8_e4m3fn"]
+DTYPES = [*"?bBhHiIqQefdgFDG", "bfloat16", "float8_e4m3fn", "f4,i8"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_arrays_travel_inside_objects_with_dtype_shape_and_bytes(world, dtype):
-    dtype = np.dtype(getattr(ml_dtypes, dtype) if len(dtype) > 1 else dtype)
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
     wide = np.arange(24).astype(dtype).reshape(2, 3, 4)
     arrays = [
         wide,
@@ -277,30 +278,37 @@ def test_arrays_come_as_fields_of_what_type_says(world):
     world(program, 2)
 
 
-def damaged(bytes_of_extension: bytes) -> bytes:
-    return msgspec.msgpack.encode([msgspec.msgpack.Ext(77, bytes_of_extension)])
+WELL = pack_description(np.dtype("f4"), (2, 2)).rstrip(b"\0")
+"""The description of an array of two times two numbers."""
 
 
-WELL = bytes([13, 2]) + (2).to_bytes(8, "little") * 2
-"""An array of two times two of something, without its bytes."""
+def described(description: bytes) -> bytes:
+    return len(description).to_bytes(2, "little") + description
 
 
 @given(
     st.one_of(
         st.binary(max_size=40),
-        st.binary(max_size=100).map(lambda data: WELL + data),
-        st.binary(max_size=30).map(lambda data: bytes([1, 1]) + data),
+        st.binary(max_size=300).map(described),
+        st.binary(max_size=20).map(lambda data: described(WELL) + data),
+        st.tuples(st.integers(0, len(WELL) - 1), st.binary(max_size=3)).map(
+            lambda hit: described(WELL[: hit[0]] + hit[1] + WELL[hit[0] + 1 :]) + bytes(16)
+        ),
     )
 )
-@example(bytes([1, 255]) + b"\xff" * 2040)
-@example(bytes([1, 2]) + (0).to_bytes(8, "little") + (1 << 63).to_bytes(8, "little"))
-@example(bytes([1, 1]) + (1 << 62).to_bytes(8, "little"))
+@example(b"\xff\xff" + b"\xff" * 70000)
+@example(described(pack_description(np.dtype("f4"), (0, 1 << 63))))
+@example(described(pack_description(np.dtype("f4"), (1 << 62,))))
+@example(described(pack_description(np.dtype("f4"), (1 << 33, 1 << 33))))
 @example(b"")
 def test_any_bytes_make_an_array_of_what_is_there_or_an_error(data: bytes) -> None:
-    for message in (damaged(data), b"\x81" + damaged(data)[1:] + b"\x01"):  # in a list; as the key of a dict
+    message = msgspec.msgpack.encode([msgspec.msgpack.Ext(77, data)])
+    for each in (message, b"\x81" + message[1:] + b"\x01"):  # in a list; as the key of a dict
         with contextlib.suppress(mh.UsageError):
-            (array,) = Unpacker[Any](None, "recv_object").unpack(bytearray(message), 1)
-            assert array.nbytes == len(data) - 2 - 8 * array.ndim
+            (array,) = Unpacker[Any](None, "recv_object").unpack(bytearray(each), 1)
+            assert array.nbytes == len(data) - 2 - int.from_bytes(data[:2], "little")
+    whole = msgspec.msgpack.encode([msgspec.msgpack.Ext(77, described(WELL) + bytes(16))])
+    assert Unpacker[Any](None, "recv_object").unpack(bytearray(whole), 1)[0].tolist() == [[0.0, 0.0]] * 2
 
 
 def test_objects_travel_in_the_background(world):
@@ -345,7 +353,8 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     ),
     "array of text": ((np.array("a"),), "obj[0], a NumPy array", "it holds text"),
     "array of times": (np.zeros(2, "M8[s]"), "obj, a NumPy array", 'send x.view("int64")'),
-    "array of records": (np.zeros(2, "i4,f8"), "obj, a NumPy array", "send the fields one by one"),
+    "array of records": (np.zeros(2, "i4,U2"), "obj, a NumPy array", "send its fields one by one"),
+    "array of many fields": (np.zeros(2, [(f"field {n}", "i4") for n in range(40)]), "obj, a NumPy array", "x.view(np.uint8)"),
     "array in another order": (np.zeros(2, np.dtype("f8").newbyteorder()), "obj, a NumPy array", "newbyteorder"),
     "array with a mask": (
         [np.ma.array([1], mask=[True])],

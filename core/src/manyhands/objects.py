@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
-import struct
 import sys
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
@@ -13,9 +12,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from manyhands.dtypes import check_dtype, dtype_from_code, dtype_name
-from manyhands.errors import UsageError
-from manyhands.wire import MAX_DIMENSIONS
+from manyhands.dtypes import check_dtype
+from manyhands.errors import DTypeError, UsageError
+from manyhands.wire import DESCRIPTION_BYTES, can_describe, pack_description, parse_description
 
 __all__ = ["Unpacker", "pack"]
 
@@ -26,8 +25,7 @@ _CAN_TRAVEL = (
     "Decimal, UUID, dataclasses, msgspec.Struct, NumPy arrays and scalars"
 )
 _ARRAY = 77
-"""The code of msgpack's extension type that carries a NumPy array: dtype, number of extents, extents, and its bytes in C order."""
-_DESCRIPTION = struct.Struct("<BB")
+"""The code of msgpack's extension type that carries a NumPy array: the length of a description, the description, and its bytes in C order."""
 _TEXT_CHARACTERS = 120
 _CANNOT = (TypeError, ValueError, OverflowError, RecursionError, BufferError)
 """What msgspec raises for an object that it cannot encode."""
@@ -101,7 +99,7 @@ class Unpacker(Generic[T]):
             raise UsageError(
                 f"{self._what} cannot read the object of rank {sender}{expected}: {problem}", peer=sender
             ) from None
-        except (ValueError, struct.error) as error:  # for bytes that make no object, text or array
+        except ValueError as error:  # for bytes that make no object, text or array
             raise UsageError(
                 f"{self._what} cannot rebuild the object of rank {sender}: {error}; where a dict has dataclasses or the like for "
                 "keys, give type=",
@@ -122,8 +120,13 @@ def _plain(value: object) -> object:
     """
     if type(value) in (np.ndarray, np.memmap):  # others hold more than their elements, such as a mask
         array: np.ndarray[Any, Any] = np.asarray(value)
-        extents = struct.pack(f"<{array.ndim}Q", *array.shape)
-        data = bytearray(_DESCRIPTION.pack(check_dtype(array.dtype), array.ndim) + extents)
+        check_dtype(array.dtype)
+        if not can_describe(array.dtype, array.ndim):
+            raise DTypeError(
+                f"{array.ndim} dimensions and its dtype are too much to be described; give its fields, or x.view(np.uint8)"
+            )
+        description = pack_description(array.dtype, array.shape).rstrip(b"\0")
+        data = bytearray(len(description).to_bytes(2, "little") + description)
         data += np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         return msgspec.msgpack.Ext(_ARRAY, data)
     if isinstance(value, np.generic) and (value.dtype.kind == "U" or (value.dtype.kind in "biuf" and value.itemsize <= 8)):
@@ -141,13 +144,12 @@ def _rebuilt(code: int, data: memoryview) -> object:
     """
     if code != _ARRAY:
         return msgspec.msgpack.Ext(code, bytes(data))
-    kind, ndim = _DESCRIPTION.unpack_from(data)
-    dtype, start = dtype_from_code(kind), _DESCRIPTION.size + 8 * ndim
+    start = 2 + int.from_bytes(data[:2], "little")
+    dtype, shape, words = parse_description(bytes(data[2:start])[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES, b"\0"))
     if dtype is None:
-        raise ValueError(f"it holds an array of {dtype_name(kind)}, which this rank cannot make: pip install ml_dtypes")
-    shape = struct.unpack_from(f"<{ndim}Q", data, _DESCRIPTION.size)
-    if ndim > MAX_DIMENSIONS or math.prod(shape) * dtype.itemsize != len(data) - start or max(shape, default=0) >= 1 << 62:
-        raise ValueError(f"it holds {len(data)} bytes that are said to be an array {dtype}{list(shape)}")
+        raise ValueError(f"it holds {words}, which this rank cannot make: is ml_dtypes installed?")
+    if math.prod(shape) * dtype.itemsize != len(data) - start or max(shape, default=0) >= 1 << 62:
+        raise ValueError(f"it holds {len(data)} bytes that are said to be an array {words}")
     array = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape)
     return array if array.flags.aligned and array.flags.writeable else array.copy()
 
