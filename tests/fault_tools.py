@@ -32,6 +32,7 @@ PREAMBLE = """
 import faulthandler, json, os, sys, threading, time
 import numpy as np
 import manyhands as mh
+from manyhands.rendezvous.bystanders import current_frames
 
 faulthandler.dump_traceback_later(25, exit=True)
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -67,7 +68,7 @@ def until_told_to_go():
 def until_blocked(thread):
     \"\"\"Wait until a thread waits for other ranks.\"\"\"
     while True:
-        frame = sys._current_frames().get(thread.ident)
+        frame = current_frames().get(thread.ident)
         while frame is not None:
             if frame.f_code.co_filename.endswith("waiting.py"):
                 return

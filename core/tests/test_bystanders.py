@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -257,3 +259,40 @@ def test_work_that_runs_may_come_to_the_rescue_and_work_that_has_ended_cannot() 
     assert not nobody_else(HOME)
     end.set()
     until(lambda: nobody_else(HOME))
+
+
+def test_to_look_at_all_threads_stops_nothing_while_others_begin_and_end_and_the_collector_runs():
+    """Found as a hang of the whole interpreter (python/cpython#106883), which no signal handler and no Python thread could have ended."""
+    program = """
+        import faulthandler, gc, threading, time
+        from manyhands.rendezvous.bystanders import current_frames
+
+        faulthandler.dump_traceback_later(20, exit=True)
+        is_over = threading.Event()
+
+        def come_and_go():
+            while not is_over.is_set():
+                threads = [threading.Thread(target=int) for _ in range(20)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+
+        other = threading.Thread(target=come_and_go)
+        other.start()
+        gc.callbacks.append(lambda phase, info: time.sleep(0))
+        gc.set_threshold(1)
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            assert threading.get_ident() in current_frames()
+            assert gc.isenabled()
+        gc.disable()
+        current_frames()
+        assert not gc.isenabled()
+        is_over.set()
+        other.join()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=40, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from manyhands.joining import init
     from manyhands.mesh import DeviceMesh
     from manyhands.observe import OperationEvent
+    from manyhands.rendezvous.bystanders import current_frames
     from manyhands.rendezvous.recorder import FlightRecorder, Record
     from manyhands.runtime import Condition, Place, Runtime
     from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
@@ -120,6 +121,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "Work",
+    "current_frames",
     "current_rank",
     "hookimpl",
     "init",
@@ -147,6 +149,7 @@ _HOMES = {
     "Paths": "manyhands.simulation.paths",
     "ThreadWorld": "manyhands.threads",
     "Work": "manyhands.work",
+    "current_frames": "manyhands.rendezvous.bystanders",
     "current_rank": "manyhands.threads",
     "init": "manyhands.joining",
     **dict.fromkeys(

@@ -6,17 +6,21 @@ until it runs again, which the interpreter may leave for later.
 
 from __future__ import annotations
 
+import gc
+import operator
 import os
 import sys
 import threading
 import weakref
-from typing import Protocol
+from types import FrameType
+from typing import Any, Protocol
 
 __all__ = [
     "Helper",
     "Sleeper",
     "begin_to_help",
     "blocked",
+    "current_frames",
     "end_of_help",
     "last_move",
     "nobody_else",
@@ -125,7 +129,22 @@ def nobody_else(home: threading.Thread, since: object | None = None) -> bool:
 
 def _strangers(known: list[threading.Thread]) -> bool:
     """Tell whether there are threads that `threading` did not start, and of which nothing is known."""
-    return not sys._current_frames().keys() <= {thread.ident for thread in known}
+    return not current_frames().keys() <= {thread.ident for thread in known}
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread of the process, by the identifier of the thread.
+
+    All look at other threads through this. `sys._current_frames` holds a lock of the interpreter, which every thread needs that begins or
+    ends. Before Python 3.12 its own allocations can start the garbage collector, whose callbacks and finalizers let such a thread run; it then
+    waits for that lock and keeps the interpreter, and all stands still (python/cpython#106883, mended in 3.11.9). So the collector is off
+    meanwhile; and from its being off to its being on again no line of Python runs, so that neither another thread nor a signal can come between.
+    """
+    if not gc.isenabled():
+        return sys._current_frames()  # noqa: TID251 - the one place
+    found: list[Any] = list(map(operator.call, (gc.disable, sys._current_frames, gc.enable)))  # noqa: TID251 - likewise
+    frames: dict[int, FrameType] = found[1]
+    return frames
 
 
 def _in_child() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 import manyhands.api
+from manyhands.api import current_frames
 from manyhands_simulated.task import ENDED, OUTSIDE, Task
 
 __all__ = ["FORSAKEN_S", "LOOK_S", "Outside"]
@@ -107,7 +108,7 @@ class Outside:
 
         ``switches`` is how often the baton was passed on.
         """
-        frame = sys._current_frames().get(task.ident)
+        frame = current_frames().get(task.ident)
         used = _used(task)
         if frame is None or used is None:
             if task.is_foreign:
@@ -124,7 +125,7 @@ class Outside:
         with self._lock:
             # It may go on at any moment. From here on it asks first, so that one more look tells whether it has not.
             task.is_leaving = True
-            frame = sys._current_frames().get(task.ident)
+            frame = current_frames().get(task.ident)
             if waits:
                 task.is_leaving = frame is not None and (task, frame.f_code, frame.f_lasti) == seen[:3] and _used(task) == used
             else:
@@ -224,7 +225,7 @@ def _threads() -> set[int | None]:
     """
     known = threading.enumerate()
     ours = {thread.ident for thread in known if thread.name.startswith("manyhands-")}
-    return ({thread.ident for thread in known} | sys._current_frames().keys()) - ours
+    return ({thread.ident for thread in known} | current_frames().keys()) - ours
 
 
 def _used(task: Task) -> tuple[float, bool] | None:

@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import manyhands.api
-from manyhands.api import Condition, FlightRecorder, Network, Place, Record, Runtime, ThreadWorld
+from manyhands.api import Condition, FlightRecorder, Network, Place, Record, Runtime, ThreadWorld, current_frames
 from manyhands_simulated.deadlock import explain, story
 from manyhands_simulated.faults import FaultPlan
 from manyhands_simulated.flight import Flights
@@ -191,7 +191,7 @@ class SimulatedRuntime(Runtime):
 
     def where_is(self, task: Task) -> str:
         """Return the line of the program that a task works for, wherever it waits."""
-        return task.where or line_of(sys._current_frames().get(task.ident))
+        return task.where or line_of(current_frames().get(task.ident))
 
     def where_is_rank(self, rank: int) -> str:
         """Return the line of its program at which a rank is."""
