@@ -1,10 +1,65 @@
-"""What holds for the tests of every distribution."""
+"""No test may hang the suite.
 
-import contextlib
+The timeout of pytest-timeout is a signal, for which Python has a handler: it ends the test alone, but not one that is stuck where no line of
+Python runs. So a watchdog that needs no Python ends the whole process a little later, shows where all threads are, and pytest-xdist, where
+tests run in its workers, goes on with another worker.
+"""
 
-with contextlib.suppress(ModuleNotFoundError):  # the environments of the peers need none
-    from hypothesis import settings
+from __future__ import annotations
 
-    # An example that takes long says something about the computer, which other programs use as well, and nothing about the code.
-    settings.register_profile("manyhands", deadline=None)
-    settings.load_profile("manyhands")
+import faulthandler
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+_PATIENCE = 1.25
+"""How many times the test's own timeout each of its phases may last."""
+_LIMIT = pytest.StashKey[float]()
+_STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep standard error, before output is captured."""
+    config.stash[_STDERR] = os.dup((sys.__stderr__ or sys.stderr).fileno())
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    """Take note of a test's timeout, wherever it is set; pytest-timeout sets its own timer all the same."""
+    item.stash[_LIMIT] = settings.timeout * _PATIENCE
+
+
+@contextmanager
+def _bounded(item: pytest.Item) -> Iterator[None]:
+    # Anew for each phase, since pytest stops the watchdog when one fails.
+    if _LIMIT in item.stash:
+        faulthandler.dump_traceback_later(item.stash[_LIMIT], exit=True, file=item.config.stash[_STDERR])
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Bound what comes before a test."""
+    with _bounded(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Bound a test."""
+    with _bounded(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Bound what comes after a test, also where the test has failed."""
+    with _bounded(item):
+        return (yield)

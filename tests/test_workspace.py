@@ -146,3 +146,36 @@ def test_make_builds_its_environment_once_and_again_when_it_is_stale_or_was_inte
     assert "installing" in make_venv(run_python, installed).stdout
     assert remains.exists(), "an environment that is merely stale must be kept"
     assert make_venv(run_python, installed).stdout == ""
+
+
+STUCK = """
+import ctypes
+
+def stuck():
+    lock = ctypes.PyDLL(None).PyThread_allocate_lock
+    lock.restype = ctypes.c_void_p
+    mine = ctypes.c_void_p(lock())
+    while True:
+        ctypes.pythonapi.PyThread_acquire_lock(mine, 1)  # the second time for ever, and holding on to the interpreter
+"""
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["in this process", "in a worker"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def test_it(): stuck()",
+        "import pytest\n@pytest.fixture\ndef left():\n    yield\n    stuck()\ndef test_it(left): assert False",
+    ],
+    ids=["the test", "what comes after a failure"],
+)
+def test_a_test_that_is_stuck_where_no_signal_helps_ends(repository, run_python, tmp_path, workers, test):
+    shutil.copy(repository / "conftest.py", tmp_path)
+    (tmp_path / "test_stuck.py").write_text(STUCK + test)
+    options = ["-p", "no:cacheprovider", "-c", repository / "pyproject.toml", "--rootdir", tmp_path, "--confcutdir", tmp_path]
+    answer = run_python("-m", "pytest", *options, "-o", "timeout=2", *workers, "test_stuck.py")
+    assert answer.returncode == 1, answer.stdout + answer.stderr
+    assert "Timeout (0:00:02.500000)!" in answer.stderr
+    assert 'test_stuck.py", line 9 in stuck' in answer.stderr
+    if workers:
+        assert "crashed while running 'test_stuck.py::test_it'" in answer.stdout
