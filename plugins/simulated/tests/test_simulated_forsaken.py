@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 
 import pytest
@@ -25,6 +26,32 @@ def test_a_rank_that_waits_for_what_nobody_does_ends_the_run(monkeypatch: pytest
     ):
         manyhands_simulated.run(program, 3)
     never.set()
+
+
+def test_no_deadline_passes_for_those_who_wait_for_a_rank_that_waits_for_what_nobody_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their deadline is an hour on a clock that stands still: it is not what ended the wait."""
+    monkeypatch.setattr(outside, "_HELP_S", 0.1)
+    monkeypatch.setattr(outside, "FORSAKEN_S", 0.5)
+    empty: queue.Queue[None] = queue.Queue()
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            empty.get()
+        group.barrier()
+
+    with pytest.raises(
+        mh.DeadlockError, match=r"^rank 0 waits at .*forsaken\.py:\d+, for .* nothing has happened for "
+    ) as caught:
+        manyhands_simulated.run(program, 3, timeout_s=3600)
+    assert "3600" not in str(caught.value)
+    assert [line.partition(" at ")[0] for line in str(caught.value).splitlines()[1:]] == [
+        "  rank 0: waiting",
+        "  ranks 1-2: barrier() #0",
+    ]
+    assert caught.value.run.duration_s == 0  # type: ignore[attr-defined]
+    empty.put(None)
 
 
 def test_who_polls_lets_a_rank_that_was_paused_go_on() -> None:

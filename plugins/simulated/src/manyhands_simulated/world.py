@@ -13,7 +13,7 @@ from typing import Any
 
 import manyhands.api
 from manyhands.api import Condition, FlightRecorder, Network, Place, Record, Runtime, ThreadWorld, current_frames
-from manyhands_simulated.deadlock import explain, story
+from manyhands_simulated.deadlock import explain, positions, story
 from manyhands_simulated.faults import FaultPlan
 from manyhands_simulated.flight import Flights
 from manyhands_simulated.injecting import Injector
@@ -242,9 +242,13 @@ class SimulatedRuntime(Runtime):
             task.rank: self.where_is(task) for task in self.scheduler.tasks() if task.state is OUTSIDE and not task.is_foreign
         }
         words = "; ".join(f"rank {rank} waits at {where}" for rank, where in waiting.items())
-        return manyhands.api.DeadlockError(
+        others = positions(self) if len(waiting) < self.world.world_size else []
+        headline = (
             f"{words}, for something that is not of the simulated world, and nothing has happened for {FORSAKEN_S:g} s. Is there a lock, an event "
-            "or a queue that nobody serves?",
+            "or a queue that nobody serves?"
+        )
+        return manyhands.api.DeadlockError(
+            "\n".join([headline, *others]),
             rank=min(waiting, default=None),
         )
 
