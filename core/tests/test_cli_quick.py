@@ -84,13 +84,26 @@ def test_a_mistake_is_reported_as_it_always_is(capsys, tmp_path, monkeypatch):
     assert told.startswith("error: --config none.toml: there is no such file in")
 
 
-def test_an_interrupt_before_the_ranks_are_there(capsys, monkeypatch):
-    def interrupted(_: object) -> int:
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("manyhands.cli.main.understand", "manyhands: ended by SIGINT, while it started"),
+        (
+            "manyhands.launch.resolve.resolve_launcher",
+            "manyhands run: ended by SIGINT, while it read the configuration and looked for the backend",
+        ),
+        ("manyhands.launch.processes.run_job", "manyhands run: ended by SIGINT, while it got ready to start the ranks"),
+    ],
+)
+def test_an_interrupt_before_the_ranks_are_there_says_what_was_going_on(capsys, monkeypatch, tmp_path, where, said):
+    def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(starting, "start", interrupted)
-    assert main(["run", "script.py"]) == 1
-    assert capsys.readouterr().err.strip() == "Aborted!"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("")
+    monkeypatch.setattr(where, interrupted)
+    assert main(["run", "--backend", "tcp", "script.py"]) == 130
+    assert capsys.readouterr().err.strip() == said
 
 
 def test_a_launcher_loads_neither_typer_nor_numpy_before_the_ranks_start(

@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from manyhands.api import LaunchRequest
+from manyhands_simulated import launcher
+from manyhands_simulated.plugin import SimulatedConfig
+
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -563,3 +567,26 @@ def test_a_signal_ends_every_rank(tmp_path, number):
     assert "the trace is in trace.json" in stderr
     assert "Traceback" not in stderr
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "doing"),
+    [("Simulation", "made a world of 2 ranks, of which none has run"), ("_write", "wrote the trace")],
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_or_after_the_run_says_what_was_going_on(tmp_path, monkeypatch, capsys, cut_off, doing, number):
+    def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(launcher, cut_off, interrupted)
+    monkeypatch.chdir(tmp_path)
+    handlers = [signal.signal(each, signal.default_int_handler) for each in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        Path("script.py").write_text("")
+        config = SimulatedConfig(trace="trace.json")
+        request = LaunchRequest("script.py", False, (), 2, "simulated", {}, True, config)
+        assert launcher.launch(request) == 128 + number
+    finally:
+        for each, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
+            signal.signal(each, handler)
+    assert capsys.readouterr().err.strip() == f"manyhands run: ended by {number.name}, while it {doing}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit code: 2 when a command raised a `ManyHandsError`, whose message is printed to stderr without a traceback.
+        The exit code: 2 when a command raised a `ManyHandsError`, whose message is printed to stderr without a traceback; 130 when Ctrl-C
+        came before the command had begun.
 
     Raises
     ------
@@ -41,22 +43,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show, as may what a plugin says
         sys.stdout.reconfigure(errors="backslashreplace")
-    options = understand(words[1:]) if words[:1] == ["run"] else None
     try:
+        options = understand(words[1:]) if words[:1] == ["run"] else None
         return _with_typer(words) if options is None else _run(options)
     except ManyHandsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nmanyhands: ended by SIGINT, while it started", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _run(options: RunOptions) -> int:
     from manyhands.launch.starting import start
 
-    try:
-        return start(options)
-    except KeyboardInterrupt:  # before the ranks are there, who hear of it otherwise; these are typer's words
-        print("\nAborted!", file=sys.stderr)
-        return 1
+    return start(options)
 
 
 def _with_typer(words: list[str]) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +33,7 @@ class RunOptions:
 
 
 def start(options: RunOptions) -> int:
-    """Start the ranks, wait for their end, and return the exit code.
+    """Start the ranks, wait for their end, and return the exit code: 130 where Ctrl-C came before there was anybody to hear of it.
 
     Raises
     ------
@@ -41,6 +44,18 @@ def start(options: RunOptions) -> int:
     PluginError
         The backend is not installed, is broken, or cannot run here.
     """
+    doing = "read the configuration and looked for the backend"
+    try:
+        run = _prepared(options)
+        doing = "got ready to start the ranks"
+        return run()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nmanyhands run: ended by SIGINT, while it {doing}\n")
+        return 128 + signal.SIGINT
+
+
+def _prepared(options: RunOptions) -> Callable[[], int]:
+    """Check all that can be known before a rank is there; return what starts them. Raises as `start`."""
     config, backend, rendezvous = options.config, options.backend, options.rendezvous
     if config is not None and not Path(config).is_file():
         raise ConfigError(
@@ -78,7 +93,7 @@ def start(options: RunOptions) -> int:
     if resolution.launcher is None:
         from manyhands.launch.processes import run_job
 
-        return run_job(job, environ)
+        return lambda: run_job(job, environ)
 
     from manyhands.backend import LaunchRequest
 
@@ -95,7 +110,8 @@ def start(options: RunOptions) -> int:
     request = LaunchRequest(
         options.target, options.module, job.args, options.ranks, resolution.backend, chosen, job.prefix, resolution.config
     )
-    return resolution.launcher(request)
+    launcher = resolution.launcher
+    return lambda: launcher(request)
 
 
 def _secret_of(path: Path) -> str:

@@ -45,6 +45,18 @@ def launch(request: LaunchRequest) -> int:
     ConfigError
         There is no such network or fault plan, the plan does not fit the world, or the trace cannot be written.
     """
+    made: list[Simulation] = []
+    try:
+        with _signals(lambda: positions(made[0].runtime) if made else []):
+            return _launch(request, made)
+    except _SignalledError as signalled:  # outside of the run, which has its own words
+        doing = "wrote the trace" if made else f"made a world of {request.ranks} ranks, of which none has run"
+        sys.stderr.write(f"\nmanyhands run: ended by {signalled.number.name}, while it {doing}\n")
+        return 128 + signalled.number
+
+
+def _launch(request: LaunchRequest, made: list[Simulation]) -> int:
+    """As `launch`; take note of the world as soon as there is one."""
     config = cast("SimulatedConfig", request.config or SimulatedConfig())
     trace = Path(config.trace).absolute() if config.trace else None
     if trace is not None and (trace.is_dir() or not trace.parent.is_dir()):
@@ -53,6 +65,7 @@ def launch(request: LaunchRequest) -> int:
     simulation = Simulation(
         request.ranks, seed=config.seed, network=network, faults=config.faults or None, keep_messages=trace is not None
     )
+    made.append(simulation)
     code, words = _execute(request, simulation, request.ranks if network is None else network.neighbours(request.ranks))
     if trace is not None:
         _write(simulation.runtime.trace, trace, config.trace)
@@ -97,8 +110,7 @@ def _execute(request: LaunchRequest, simulation: Simulation, ranks_per_host: int
         os.environ.update(_common_variables(request))
         runtime.scheduler.on_switch = processes.show
         try:
-            with _signals(lambda: positions(runtime)):
-                run = simulation.execute(body)
+            run = simulation.execute(body)
         except _SignalledError as signalled:
             said = "\n".join(
                 [f"manyhands run: ended by {signalled.number.name}, when the ranks were here:", *signalled.positions]
