@@ -28,7 +28,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "engine rendezvous runtime",
         "lanes",
         "job threads work",
-        "choosing failures",
+        "choosing failures inputs",
         "collectives shortcuts",
         "devices taking",
         "forming",

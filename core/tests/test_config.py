@@ -65,6 +65,7 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
         "MANYHANDS_TIMEOUT_S": "20",
         "MANYHANDS_RENDEZVOUS__TIMEOUT_S": "3",
         "MANYHANDS_BACKENDS__ALPHA__INTERFACE": "eth1",
+        "MANYHANDS_CHECK_INPUTS": "true",
         "MANYHANDS_RANK": "3",
     }
 
@@ -72,7 +73,7 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
 
     settings = resolved.settings
     assert (settings.backend, settings.timeout_s, settings.gpu_fallback) == ("alpha", 30.0, "host")
-    assert (settings.rendezvous.address, settings.rendezvous_timeout_s) == ("node:1", 3.0)
+    assert (settings.rendezvous.address, settings.rendezvous_timeout_s, settings.check_inputs) == ("node:1", 3.0, True)
     assert resolved.backend_config("alpha").model_dump() == {"interface": "eth1", "mode": "safe", "token": None}
     assert resolved.file == file
     origins = {key: origin for key, _, origin in resolved.explain(backends=["alpha"])}
@@ -84,6 +85,7 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
         "algorithms": "default",
         "selection": "default",
         "reproducible": "default",
+        "check_inputs": "MANYHANDS_CHECK_INPUTS",
         "ranks_per_host": "default",
         "plugins": "default",
         "rendezvous.address": str(file),
@@ -159,7 +161,7 @@ def test_config_must_be_a_path_or_a_mapping(read: Load) -> None:
             3,
             (
                 "timeout = 3: this key is unknown; did you mean 'timeout_s'? Valid here: backend, timeout_s, gpu_fallback, gpu_check, "
-                "algorithms, selection, reproducible, ranks_per_host, plugins, rendezvous, backends"
+                "algorithms, selection, reproducible, check_inputs, ranks_per_host, plugins, rendezvous, backends"
             ),
         ),
         (

@@ -23,7 +23,8 @@ class AsyncCalls(Calls):
     Each takes the arguments of the call without ``_async``, checks them at once and raises what that raises for them, and returns
     a `Work` whose ``wait`` gives the result and raises the rest. Any number may be in flight. ``timeout_s`` counts from when the
     call's turn comes. The input must not be written to, and ``out`` not be touched, until the work is done; an array that is
-    not C-contiguous is copied at once. Arrays on GPUs go through a stream of the group's own, behind what the caller's current stream has queued
+    not C-contiguous is copied at once. In a simulated world, and with ``check_inputs`` in the config, an input in the host's memory that was written
+    to all the same is an `InputChangedError`. Arrays on GPUs go through a stream of the group's own, behind what the caller's current stream has queued
     by then; the work's ``wait`` makes that stream wait, and its ``synchronize`` the host.
     """
 
@@ -37,7 +38,8 @@ class AsyncCalls(Calls):
         timeout_s: float | None = None,
     ) -> Work[Array]:
         """Begin an `all_reduce`; its result is that of the work."""
-        return self._later("all_reduce", self._operations.all_reduce(array, op, out, reproducible), timeout_s)
+        action = self._operations.all_reduce(array, op, out, reproducible)
+        return self._later("all_reduce", action, timeout_s, reads=array, writes=(out,))
 
     def reduce_async(
         self,
@@ -51,13 +53,15 @@ class AsyncCalls(Calls):
     ) -> Work[Array | None]:
         """Begin a `reduce`; the result of the work is None on all ranks but the root."""
         action = self._operations.reduce(array, op, root, out, reproducible)
-        return self._later("reduce", self._on_root(root, action), timeout_s)
+        return self._later("reduce", self._on_root(root, action), timeout_s, reads=array, writes=(out,))
 
     def broadcast_async(
         self, array: npt.ArrayLike, root: int = 0, *, out: Array | None = None, timeout_s: float | None = None
     ) -> Work[Array]:
         """Begin a `broadcast`; its result is that of the work."""
-        return self._later("broadcast", self._operations.broadcast(array, root, out), timeout_s)
+        action = self._operations.broadcast(array, root, out)
+        reads = array if self._members.rank == root else None
+        return self._later("broadcast", action, timeout_s, reads=reads, writes=(out,))
 
     def all_gather_async(
         self,
@@ -69,7 +73,8 @@ class AsyncCalls(Calls):
         timeout_s: float | None = None,
     ) -> Work[Array]:
         """Begin an `all_gather`; its result is that of the work."""
-        return self._later("all_gather", self._operations.all_gather(array, counts, out, uneven=uneven), timeout_s)
+        action = self._operations.all_gather(array, counts, out, uneven=uneven)
+        return self._later("all_gather", action, timeout_s, reads=array, writes=(out,))
 
     def gather_async(
         self,
@@ -83,7 +88,7 @@ class AsyncCalls(Calls):
     ) -> Work[Array | None]:
         """Begin a `gather`; the result of the work is None on all ranks but the root."""
         action = self._operations.gather(array, root, counts, out, uneven=uneven)
-        return self._later("gather", self._on_root(root, action), timeout_s)
+        return self._later("gather", self._on_root(root, action), timeout_s, reads=array, writes=(out,))
 
     def scatter_async(
         self,
@@ -95,7 +100,9 @@ class AsyncCalls(Calls):
         timeout_s: float | None = None,
     ) -> Work[Array]:
         """Begin a `scatter`; its result is that of the work."""
-        return self._later("scatter", self._operations.scatter(array, root, counts, out), timeout_s)
+        action = self._operations.scatter(array, root, counts, out)
+        reads = array if self._members.rank == root else None
+        return self._later("scatter", action, timeout_s, reads=reads, writes=(out,))
 
     def reduce_scatter_async(
         self,
@@ -109,7 +116,7 @@ class AsyncCalls(Calls):
     ) -> Work[Array]:
         """Begin a `reduce_scatter`; its result is that of the work."""
         action = self._operations.reduce_scatter(array, op, counts, out, reproducible)
-        return self._later("reduce_scatter", action, timeout_s)
+        return self._later("reduce_scatter", action, timeout_s, reads=array, writes=(out,))
 
     def all_to_all_async(
         self,
@@ -122,7 +129,7 @@ class AsyncCalls(Calls):
     ) -> Work[Array]:
         """Begin an `all_to_all`; its result is that of the work."""
         action = self._operations.all_to_all(array, send_counts, receive_counts, out)
-        return self._later("all_to_all", action, timeout_s)
+        return self._later("all_to_all", action, timeout_s, reads=array, writes=(out,))
 
     def barrier_async(self, *, timeout_s: float | None = None) -> Work[None]:
         """Begin a `barrier`; the work is done when every rank has come to it."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from manyhands.arrays import Array
 from manyhands.deadline import Deadline
@@ -118,8 +119,20 @@ class Calls:
             self._saw()
             raise
 
-    def _later(self, what: str, action: Callable[[Deadline], T], timeout_s: float | None, lane: Lane | None = None) -> Work[T]:
-        """Run a call in the background when its turn comes; its time begins then, since those before it have their own."""
+    def _later(
+        self,
+        what: str,
+        action: Callable[[Deadline], T],
+        timeout_s: float | None,
+        lane: Lane | None = None,
+        *,
+        reads: npt.ArrayLike | None = None,
+        writes: Sequence[Array | None] = (),
+    ) -> Work[T]:
+        """Run a call in the background when its turn comes; its time begins then, since those before it have their own.
+
+        ``reads`` and ``writes`` are the arrays of the caller's that it reads, and writes to.
+        """
         seconds = self._begin(timeout_s).timeout_s
         self._check_open()
         if isinstance(action, DeviceAction):
@@ -127,9 +140,11 @@ class Calls:
         if isinstance(action, Traded):
             return cast("Work[T]", self._trade_then_beside(what, action, seconds))
         work: Work[T] = Work(what, self._callbacks, self._saw)
-        runtime = self._job.runtime
+        runtime, lane = self._job.runtime, lane or self._lane
+        if self._operations.inputs is not None:
+            action = self._operations.inputs.guard(what, action, lane, reads, writes)
         run = runtime.on_behalf(lambda: work.run(lambda: action(Deadline(seconds, runtime.now))))
-        (lane or self._lane).submit(run)
+        lane.submit(run)
         return work
 
     def _beside(self, what: str, action: DeviceAction, timeout_s: float) -> Work[Any]:

@@ -289,7 +289,8 @@ class CoalescingCalls(Calls):
             if messages and wait:
                 self._now("coalesce", action, timeout_s)
             elif messages:
-                self._later("coalesce", lambda deadline: _or_end(messages, action, deadline), timeout_s)
+                outs = [entry.out for message in messages for entry in message.entries]
+                self._later("coalesce", lambda deadline: _or_end(messages, action, deadline), timeout_s, writes=outs)
 
         return Batch(issue, self._operations, self._job, self._callbacks, self._saw, reproducible=self._reproducible)
 

@@ -25,6 +25,7 @@
     │   ├─ CollectiveMismatchError                 the ranks did not call the same thing
     │   │   └─ DeadlockError                       ranks wait for each other, and none can go on
     │   ├─ AbortedError                            another rank gave up
+    │   ├─ InputChangedError                       a program wrote to what a call was still to read
     │   ├─ ClosedError                             the group was closed
     │   └─ ProtocolError                           a peer sent what no manyhands sends
     └─ InternalError                      a bug in manyhands
@@ -51,6 +52,7 @@ __all__ = [
     "DeadlockError",
     "DuplicatePluginError",
     "GpuFallbackWarning",
+    "InputChangedError",
     "InternalError",
     "InvalidRankError",
     "InvalidWorldSizeError",
@@ -218,6 +220,10 @@ class DeadlockError(CollectiveMismatchError):
 
 class AbortedError(CommError):
     """Another rank gave up, mostly because its program raised; ``peer`` names it."""
+
+
+class InputChangedError(CommError):
+    """The program of a rank, ``peer``, wrote to an array that a call in the background was still to read."""
 
 
 class ClosedError(CommError):

@@ -140,7 +140,7 @@ class MessageCalls(Calls):
         """Begin a `send`; the array may be written to when the work is done."""
         action = self._send(array, dest, has_turn=True)
         lane = self._operations.peers.lane(self._in_world(dest), is_send=True)
-        return self._later(f"send to rank {dest}", action, timeout_s, lane)
+        return self._later(f"send to rank {dest}", action, timeout_s, lane, reads=None if dest is None else array)
 
     @overload
     def recv_async(self, source: int, *, out: Array | None = None, timeout_s: float | None = None) -> Work[Array]: ...
@@ -154,7 +154,7 @@ class MessageCalls(Calls):
         """Begin a `recv`; the array is the result of the work."""
         action = self._recv(source, out, has_turn=True)
         lane = self._operations.peers.lane(self._in_world(source), is_send=False)
-        return self._later(f"recv from rank {source}", action, timeout_s, lane)
+        return self._later(f"recv from rank {source}", action, timeout_s, lane, writes=(out,))
 
     # What runs when a call's turn comes
 

@@ -23,6 +23,7 @@ from manyhands.devices.calls import Devices
 from manyhands.dtypes import OpLike, Reduction, identity_of, resolve_op
 from manyhands.errors import CommError, LayoutError, ManyHandsError, SizeMismatchError, UnsupportedError, UsageError
 from manyhands.failures import check_usable, meet
+from manyhands.inputs import Inputs
 from manyhands.job import Job
 from manyhands.libraries import DeviceArray, Library, device_library, device_number, present
 from manyhands.members import Members
@@ -152,6 +153,8 @@ class Operations:
             why=routed if "cuda" in memory - messages else "",
         )
         self._reproducible = settings.reproducible
+        watches = settings.check_inputs or job.runtime.is_simulated
+        self.inputs: Inputs | None = Inputs(job, members) if watches else None
 
     def all_reduce(self, array: npt.ArrayLike, op: OpLike, out: Array | None, reproducible: bool | None) -> Action:
         """Prepare `Group.all_reduce`."""

@@ -89,7 +89,9 @@ class ThreadWorld:
     def aborted_by(self) -> int | None:
         """The rank whose failure stopped the others; None where there was none, or it was not a rank's own."""
         verdicts = [hub.verdict for _, hub in sorted(self._hubs.items())]
-        return next((verdict.peer for verdict in verdicts if verdict is not None and verdict.kind == "aborted"), None)
+        return next(
+            (verdict.peer for verdict in verdicts if verdict is not None and verdict.kind in ("aborted", "changed")), None
+        )
 
     def abort(self, text: str, kind: str = "aborted", rank: int | None = None) -> None:
         """Stop every rank: what waits on a group, or comes to one, raises an error with this text.

@@ -92,6 +92,10 @@ class Settings(_Model):
         default=False,
         description="Whether reductions give the same bits whatever the algorithm and the size, where a call does not say it itself.",
     )
+    check_inputs: bool = Field(
+        default=False,
+        description="Whether to look if the program writes to an array that a call in the background still reads; always so in a simulated world.",
+    )
     ranks_per_host: Count | None = Field(
         default=None, description="How many neighbouring ranks share a host, instead of what the names of their hosts say."
     )

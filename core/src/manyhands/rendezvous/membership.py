@@ -29,6 +29,7 @@ from manyhands.errors import (
     CommError,
     DeadlineError,
     DeadlockError,
+    InputChangedError,
     InternalError,
     ManyHandsError,
     PeerLostError,
@@ -65,6 +66,7 @@ __all__ = ["KINDS", "Membership", "error_from"]
 KINDS: dict[str, type[ManyHandsError]] = {
     "aborted": AbortedError,
     "authentication": AuthenticationError,
+    "changed": InputChangedError,
     "deadlock": DeadlockError,
     "deadline": DeadlineError,
     "internal": InternalError,

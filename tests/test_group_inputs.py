@@ -1,0 +1,131 @@
+"""An array that a program writes to while a call in the background still reads it: found in simulated worlds, and elsewhere where asked."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds import must, thread_world
+
+import manyhands as mh
+import manyhands_simulated as simulated
+from manyhands.api import Group
+
+CALLS: dict[str, Callable[[Group, Any], Any]] = {
+    "all_reduce": lambda group, x: group.all_reduce_async(x),
+    "reduce": lambda group, x: group.reduce_async(x, "max", 0),
+    "broadcast": lambda group, x: group.broadcast_async(x, 1),
+    "all_gather": lambda group, x: group.all_gather_async(x),
+    "gather": lambda group, x: group.gather_async(x),
+    "scatter": lambda group, x: group.scatter_async(x, 1),
+    "reduce_scatter": lambda group, x: group.reduce_scatter_async(x),
+    "all_to_all": lambda group, x: group.all_to_all_async(x, send_counts=[1, 1]),
+    "send to rank 0": lambda group, x: group.send_async(x, 0) if group.rank == 1 else group.recv_async(1),
+}
+OVER = pytest.mark.parametrize(
+    ("backend", "config"), [("simulated", {}), ("tcp", {"check_inputs": True}), ("tcp", {})], ids=["simulated", "tcp", "off"]
+)
+
+
+@OVER
+@pytest.mark.parametrize("name", CALLS)
+def test_who_writes_to_what_is_still_read_is_named_on_every_rank(backend, config, name):
+    def program(group: Group) -> None:
+        x = np.ones((2, 3))
+        if group.rank == 0:
+            group.recv(1)  # so that the call of rank 1 can not be over
+        work = CALLS[name](group, x)
+        if group.rank == 1:
+            x[1, 2] = 7.0
+            group.send(1.0, 0)
+        work.wait()
+        group.barrier()
+
+    outcomes = thread_world(program, 2, backend, config=config)
+    if not config and backend == "tcp":
+        assert outcomes == [None, None]  # nobody looks
+        return
+    for rank, error in enumerate(outcomes):
+        assert type(error) is mh.InputChangedError, error
+        assert (error.rank, error.peer, error.operation) == (rank, 1, name)
+        assert str(error).startswith(f"rank 1 wrote to the input of {name}, float64[2, 3], begun at test_group_inputs.py:")
+        assert str(pickle.loads(pickle.dumps(error))) == str(outcomes[0])
+
+
+@OVER
+def test_what_calls_write_one_after_the_other_is_no_mistake(backend, config):
+    def program(group: Group) -> list[float]:
+        w, x, y, z = np.ones(3), np.ones(3), np.empty(3), np.full(3, 5.0)
+        works = [
+            group.all_reduce_async(x, out=x),
+            group.all_reduce_async(x, out=x),
+            group.all_reduce_async(x, out=y),
+            group.all_reduce_async(y, out=z),
+        ]
+        with group.coalesce(wait=False) as batch:
+            batch.all_reduce(w, out=w)
+        works.append(group.all_reduce_async(w, out=w))
+        works[-1].wait()
+        group.all_reduce(x, out=x)
+        return [w[0], x[0], y[0], z[0]]
+
+    assert must(thread_world(program, 2, backend, config=config)) == [[4.0, 8.0, 8.0, 16.0]] * 2
+
+
+@OVER
+def test_what_a_call_does_not_read_and_what_it_has_copied_may_be_written_to(backend, config):
+    def program(group: Group) -> list[float]:
+        x, columns, numbers = np.full(3, float(group.rank)), np.ones((3, 2)), [1.0, 2.0]
+        works = [
+            group.broadcast_async(x, 0),
+            group.all_reduce_async(columns[:, 0]),
+            group.all_reduce_async(numbers),
+            group.all_reduce_async(1.0),
+        ]
+        if group.rank == 1:
+            x[:], columns[:], numbers[0] = 9.0, 9.0, 9.0
+        got = [work.wait().flat[0] for work in works]
+        y = np.ones(2)
+        done = group.all_reduce_async(y)
+        done.wait()
+        y[:] = 9.0
+        return got
+
+    assert must(thread_world(program, 2, backend, config=config)) == [[0.0, 2.0, 2.0, 2.0]] * 2
+
+
+def test_what_is_reduced_in_place_is_looked_at_until_its_turn_comes():
+    def program(group: Group) -> None:
+        x = np.ones(3)
+        work = group.all_reduce_async(x, out=x)
+        x[0] = 2.0
+        work.wait()
+
+    with pytest.raises(mh.InputChangedError, match=r"rank [01] wrote"):
+        simulated.run(program, 2)
+
+
+def test_also_where_nobody_waits_for_the_work():
+    def program(group: Group) -> None:
+        x = np.ones(3)
+        group.all_reduce_async(x)
+        if group.rank == 2:
+            x[0] = 2.0
+        group.barrier()
+
+    found = simulated.explore(program, 3, range(10))
+    assert (found.seed, type(found.error)) == (0, mh.InputChangedError)
+
+
+def test_also_in_a_world_of_one():
+    def program(group: Group) -> None:
+        x = np.ones(3)
+        work = group.all_gather_async(x)
+        x[0] = 2.0
+        work.wait()
+
+    with pytest.raises(mh.InputChangedError, match=r"^rank 0 wrote to the input of all_gather, float64"):
+        simulated.run(program, 1)
