@@ -29,6 +29,7 @@ from manyhands.deadline import Deadline
 from manyhands.errors import (
     AbortedError,
     BackendUnavailableError,
+    ClosedError,
     CommError,
     ConfigError,
     DeadlockError,
@@ -72,6 +73,7 @@ __all__ = [
     "BackendUnavailableError",
     "Bootstrap",
     "Buffer",
+    "ClosedError",
     "Collective",
     "CollectiveRequest",
     "CommError",

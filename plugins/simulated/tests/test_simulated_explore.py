@@ -9,6 +9,8 @@ import itertools
 import re
 import subprocess
 import sys
+import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from hypothesis import strategies as st
 import manyhands as mh
 import manyhands_simulated
 from manyhands.api import Group
-from manyhands_simulated import FaultPlan, Kill, Pause, Run, explore, random_faults, run
+from manyhands_simulated import FaultPlan, Kill, Pause, Run, explore, outside, random_faults, run
 
 
 def first_come(winner: int) -> Callable[[Group], list[int]]:
@@ -425,3 +427,72 @@ def test_the_examples_of_the_package_are_true():
 def test_a_number_of_seeds_is_refused():
     with pytest.raises(mh.UsageError, match=r"^seeds is 100, and expected are several, such as range\(100\)$"):
         explore(lambda group: group.rank, 2, seeds=100)  # type: ignore[arg-type]
+
+
+def the_helper_sleeps(group: Group) -> None:
+    def helper() -> None:
+        time.sleep(0.05)
+        group.all_reduce(np.ones(2))
+
+    thread = threading.Thread(target=helper)
+    thread.start()
+    group.broadcast(np.ones(3))
+    thread.join()
+
+
+def one_rank_sleeps(group: Group) -> None:
+    thread = threading.Thread(target=group.all_reduce, args=(np.ones(2),))
+    thread.start()
+    if group.rank == 1:
+        time.sleep(0.05)
+    group.broadcast(np.ones(3))
+    thread.join()
+
+
+def two_helpers(group: Group) -> None:
+    threads = [threading.Thread(target=group.all_reduce, args=(1.0, op)) for op in ("sum", "max")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("program", [the_helper_sleeps, one_rank_sleeps, two_helpers])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_order_of_threads_that_nothing_fixes_is_found(program):
+    found = explore(program, 2, range(30))
+    assert type(found.error) is mh.CollectiveMismatchError, found
+    assert found.run.errors
+    with pytest.raises(mh.CollectiveMismatchError):
+        run(program, 2, found.seed)
+
+
+def test_an_order_of_threads_that_is_fixed_is_none():
+    def program(group: Group) -> float:
+        thread = threading.Thread(target=group.all_reduce, args=(np.ones(2),))
+        thread.start()
+        thread.join()
+        return group.broadcast(np.ones(3)).sum()
+
+    assert not explore(program, 2, range(20), alike=True).failed
+
+
+def test_threads_that_never_call_are_not_waited_for_for_long(monkeypatch):
+    """One waits for a lock or the like, which is for nobody; one sleeps again and again, which counts once for all seeds."""
+    monkeypatch.setattr(outside, "_COMING_S", 0.3)
+    over = threading.Event()
+
+    def nap() -> None:
+        while not over.is_set():
+            time.sleep(0.01)
+
+    def program(group: Group) -> float:
+        for body in (over.wait, nap):
+            threading.Thread(target=body, daemon=True).start()
+        return sum(group.all_reduce(1.0).item() for _ in range(10))
+
+    begun = time.monotonic()
+    found = explore(program, 2, range(30), alike=True)
+    over.set()
+    assert not found.failed, found
+    assert time.monotonic() - begun < 30 * 0.3

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from manyhands.api import Group, Network, UsageError
 from manyhands_simulated.faults import Fault, FaultPlan
+from manyhands_simulated.outside import Patience, patience
 from manyhands_simulated.running import Faults, NetworkLike, Run, run
 from manyhands_simulated.trace_events import many
 
@@ -117,7 +118,8 @@ def explore(
 ) -> Exploration[T]:
     """Run a function under one seed after the other; stop at the first that fails.
 
-    A seed decides which rank goes first wherever several could, so that other seeds find other orders of what happens.
+    A seed decides which rank goes first wherever several could, and which of its threads where a rank's program has some, so that other seeds
+    find other orders of what happens.
 
     Parameters
     ----------
@@ -155,10 +157,15 @@ def explore(
     name = _name(function)
     first: tuple[int, list[T]] | None = None
     count = 0
+    waiting = Patience()
     for seed in seeds:
         count += 1
         plan = _plan(faults(seed)) if callable(faults) else fixed
-        done = run(function, world_size, seed, resolved, plan, config=config, timeout_s=timeout_s, check=False)
+        token = patience.set(waiting)
+        try:
+            done = run(function, world_size, seed, resolved, plan, config=config, timeout_s=timeout_s, check=False)
+        finally:
+            patience.reset(token)
         error = done.cause if not isinstance(done.cause, expected) else None
         if error is None and check is not None:
             error = _raised_by(check, done)

@@ -15,6 +15,10 @@ import selectors
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +26,7 @@ import manyhands.api
 from manyhands.api import current_frames
 from manyhands_simulated.task import ENDED, OUTSIDE, Task
 
-__all__ = ["FORSAKEN_S", "LOOK_S", "Outside"]
+__all__ = ["FORSAKEN_S", "LOOK_S", "Outside", "Patience", "patience"]
 
 LOOK_S: float = 0.02
 """How often, on the computer's clock, to look whether the thread with the baton waits for something outside."""
@@ -43,8 +47,62 @@ _BUSY_SHARE = 0.3
 """How much of the time the process computes, at least, where it counts as doing something for those that wait."""
 _OURS = tuple(str(Path(file).parent) + os.sep for file in (str(manyhands.api.__file__), __file__))
 _LIBRARY, _SITE = str(Path(str(threading.__file__)).parent) + os.sep, "-packages" + os.sep
+_COMING_S = 1.0
+"""For how long a thread of the program that does something else may keep those waiting that let it go first."""
 _BIRTH_S = 0.001
 """How long a thread that was just started may take to be seen."""
+
+
+class Patience:
+    """For how many seconds in all threads of the program, which do something else, may yet be waited for in vain.
+
+    Those that wait for a lock, a queue or the like are not waited for.
+
+    Attributes
+    ----------
+    left_s
+        The seconds that are left.
+    """
+
+    def __init__(self) -> None:
+        self.left_s: float = _COMING_S
+
+
+patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
+"""What the runs of one exploration share."""
+
+
+_WORLD = "_manyhands_world"
+"""What the attribute is called that tells the world of a thread of a rank, and of those that such threads have started."""
+_watching = threading.Lock()
+_watchers = 0
+_start = threading.Thread.start
+"""What `threading` has, or whoever else has replaced it before."""
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Let threads that are started be known as those of their world, until the context ends."""
+    global _watchers, _start  # noqa: PLW0603 - worlds may run at once
+    with _watching:
+        _watchers += 1
+        if _watchers == 1:
+            _start = threading.Thread.start
+            threading.Thread.start = _start_watched  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        with _watching:
+            _watchers -= 1
+            if _watchers == 0:
+                threading.Thread.start = _start  # type: ignore[method-assign]
+
+
+def _start_watched(thread: threading.Thread) -> None:
+    world: Outside | None = getattr(threading.current_thread(), _WORLD, None)
+    if world is not None and not hasattr(thread, _WORLD) and not thread.name.startswith("manyhands-"):
+        world.adopt(thread)
+    _start(thread)
 
 
 class Outside:
@@ -65,6 +123,9 @@ class Outside:
         self._looks = 0
         self._since: tuple[int, float, float] = (-1, 0.0, 0.0)
         self._before = _threads()
+        self._program: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._patience = patience.get() or Patience()
+        self._since_coming: float | None = None
         self._idle_since: float | None = None
         self._asked = 0.0
         self._busy = 0.0
@@ -100,6 +161,8 @@ class Outside:
             return []
         with self._lock:
             returned, self._returned = self._returned, []
+        if self._since_coming is not None:
+            self._since_coming, self._patience.left_s = None, _COMING_S
         self.expect_help()
         return returned
 
@@ -145,6 +208,36 @@ class Outside:
             self._since = (switches, now, busy)
         _, begin, before = self._since
         return sys.platform == "linux" and now - begin > _IDLE_S and busy - before < _IDLE_SHARE * (now - begin)
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Take note of the threads that the program starts, until the context ends."""
+        return _watched()
+
+    def adopt(self, thread: threading.Thread, *, is_ours: bool = False) -> None:
+        """Take note of a thread of this world, which is about to start."""
+        setattr(thread, _WORLD, self)
+        if not is_ours:
+            self._program.add(thread)
+
+    def are_there_threads_of_the_program(self) -> bool:
+        """Tell whether threads live that the program has started itself."""
+        return any(thread.is_alive() for thread in list(self._program))
+
+    def may_come(self) -> bool:
+        """Tell whether a thread of the program does something after which it may come by itself; asked again and again."""
+        now = time.monotonic()
+        if self._since_coming is not None:
+            self._patience.left_s -= now - self._since_coming
+        self._since_coming = None
+        if self._returned:
+            return True
+        if self._patience.left_s > 0:
+            frames = current_frames()
+            frames.pop(threading.get_ident())
+            others = [frames[thread.ident] for thread in list(self._program) if thread.ident in frames]
+            if not all(map(_waits, others)):
+                self._since_coming = now
+        return self._since_coming is not None
 
     def expect_help(self) -> None:
         """Wait once more for help from outside: something has happened."""

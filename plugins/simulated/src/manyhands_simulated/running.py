@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
-from manyhands.api import CommError, DeadlockError, Group, Network, ThreadWorld, UsageError, init
+from manyhands.api import ClosedError, CommError, DeadlockError, Group, Network, ThreadWorld, UsageError, init
 from manyhands_simulated.faults import Fault, FaultPlan
 from manyhands_simulated.task import Stopped
 from manyhands_simulated.trace import Trace
@@ -93,8 +94,12 @@ class Simulation:
         )
         self.world: ThreadWorld = self.runtime.world
 
-    def execute(self, body: Callable[[int], T]) -> Run[T]:
-        """Call ``body(rank)`` on every rank; return what came of it, also where ranks raised something."""
+    def execute(self, body: Callable[[int], T], *, also_threads: bool = False) -> Run[T]:
+        """Call ``body(rank)`` on every rank; return what came of it, also where ranks raised something.
+
+        With ``also_threads`` the failure of a group is a failure of the run, too, where it ended a thread of the program and no rank raised
+        anything: with processes such a program prints a traceback, and ends well.
+        """
         results: dict[int, T] = {}
         errors: dict[int, BaseException] = {}
 
@@ -107,13 +112,37 @@ class Simulation:
             except BaseException as error:  # noqa: BLE001 - raised again where all ranks are waited for
                 errors[rank] = error
 
+        in_threads: dict[int, BaseException] = {}
         try:
-            self.runtime.run(live)
+            with self._deaths(in_threads):
+                self.runtime.run(live)
         except DeadlockError as error:  # ranks wait for what is not of this world, and are left there
             errors[error.rank or 0] = error
+        if also_threads and not errors:
+            errors = in_threads
         size = self.world.world_size
         outcomes: list[Any] = [results.get(rank) for rank in range(size)]
         return Run(outcomes, errors, self._cause(errors), self.runtime.trace)
+
+    @contextmanager
+    def _deaths(self, errors: dict[int, BaseException]) -> Iterator[None]:
+        """Note which failures of a group end threads of the program; they are told as ever."""
+        before, scheduler = threading.excepthook, self.runtime.scheduler
+
+        def note(args: threading.ExceptHookArgs) -> None:
+            error = args.exc_value
+            is_failure = isinstance(error, CommError) and not isinstance(error, ClosedError) and not scheduler.is_stopping
+            if is_failure and scheduler.is_of_program(args.thread):
+                assert isinstance(error, CommError)
+                errors.setdefault(error.rank or 0, error)
+            before(args)
+
+        threading.excepthook = note
+        try:
+            yield
+        finally:
+            if threading.excepthook is note:
+                threading.excepthook = before
 
     def _cause(self, errors: dict[int, BaseException]) -> BaseException | None:
         """Return the cause among the errors: that of the rank that stopped the others, or else what a program raised by itself."""
@@ -181,6 +210,8 @@ def run(
         The arguments describe no world, or the function is a coroutine's or a generator's.
     DeadlockError
         No rank could go on. The text says where each of them is.
+    CommError
+        The group failed in a thread that the program started, and no rank raised anything.
     Exception
         What ``function`` raised on the rank that failed first. The other ranks are stopped: their calls on the group raise
         `AbortedError`. The exception has the attributes ``rank`` and ``run``, and a note that names rank and seed.
@@ -203,7 +234,7 @@ def run(
                 )
             returned[rank] = result
 
-    done: Run[Any] = simulation.execute(body)
+    done: Run[Any] = simulation.execute(body, also_threads=True)
     killed = simulation.runtime.faults.killed
     done.results = [None if rank in killed else returned.get(rank) for rank in range(world_size)]
     if check and done.cause is not None:

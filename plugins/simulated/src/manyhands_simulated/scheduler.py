@@ -29,6 +29,8 @@ __all__ = ["Scheduler"]
 _EAGER, _NAP_S, _FRUITLESS_S = 100, 0.001, 1.0
 """How often those that ask again and again whether something has ended may ask in vain, while nothing else can happen, before they take
 naps, and how long one lasts; and after how long, on the computer's clock, they count as waiting."""
+_HOLD_BACK = 0.5
+"""How likely it is that a call lets other threads of the program go first."""
 _PATIENCE_S = 2.0
 """How long, on the computer's clock, a thread may take to end once the run is over."""
 _STACKS_BYTES = 1 << 30
@@ -80,6 +82,8 @@ class Scheduler:
         self._threads: deque[threading.Thread] = deque()
         self._numbers: Counter[int] = Counter()
         self._ready: list[Task] = []
+        self._held: list[Task] = []
+        self._seed = seed
         self._events: list[Event] = []
         self._count = itertools.count()
         self._earliest = math.inf
@@ -198,6 +202,21 @@ class Scheduler:
         if self._ready or task.rank in self._standing:
             self._queue_up(task)
 
+    def hold_back(self) -> None:
+        """Let other threads of the program make their calls before the one that the calling task is about to make, if the seed says so.
+
+        Where a rank has several threads, on real backends any of them may come first. A task that is held back goes on before the clock does.
+        """
+        if not self._outside.are_there_threads_of_the_program():
+            return
+        task = self.current()
+        task.calls += 1
+        # From the place alone, and not from the generator that all share: when threads come is up to the computer.
+        if random.Random(f"{self._seed} {task.rank} {task.number} {task.calls}").random() < _HOLD_BACK:  # noqa: S311 - as above
+            task.state = READY
+            self._held.append(task)
+            self._pass_on(task)
+
     def _queue_up(self, task: Task) -> None:
         task.state = READY
         self._ready.append(task)
@@ -231,7 +250,7 @@ class Scheduler:
         """Let no thread of a rank run any more; if one is running, it does not come back from its next wait."""
         for task in [task for task in self._tasks if task.rank == rank]:
             task.state = DEAD
-            for queue in (self._ready, self._asking):
+            for queue in (self._ready, self._held, self._asking):
                 if task in queue:
                     queue.remove(task)
 
@@ -262,6 +281,10 @@ class Scheduler:
             self._asking.remove(task)
         self.wake(task, woken=False)
 
+    def is_of_program(self, thread: threading.Thread | None) -> bool:
+        """Tell whether a thread that the program has started itself uses this world."""
+        return thread is not None and any(task.is_foreign and task.ident == thread.ident for task in list(self._tasks))
+
     def tasks(self) -> Iterator[Task]:
         """Yield the tasks that are not over, those of a rank in the order in which they began."""
         return iter([task for task in self._tasks if task.state is not ENDED])
@@ -276,14 +299,15 @@ class Scheduler:
         BaseException
             An event failed, which is a bug; or the calling thread was interrupted.
         """
-        try:
-            self._pass_on(None)
-            while not self._is_over:
-                self._bell.wait(LOOK_S)
-                self._bell.clear()
-                self._look()
-        finally:
-            self._stop()
+        with self._outside.watched():
+            try:
+                self._pass_on(None)
+                while not self._is_over:
+                    self._bell.wait(LOOK_S)
+                    self._bell.clear()
+                    self._look()
+            finally:
+                self._stop()
         if self.crash is not None:
             raise self.crash
 
@@ -323,6 +347,7 @@ class Scheduler:
         while self._threads and not self._threads[0].is_alive():
             self._threads.popleft()
         self._threads.append(thread)
+        self._outside.adopt(thread, is_ours=True)
         # The size holds for all threads that begin: those of the program, and of other runs, are to have their own.
         with _starting:
             before = threading.stack_size(self._stack_bytes)
@@ -365,6 +390,11 @@ class Scheduler:
             task = self._draw()
             if task is not None:
                 return task
+            if self._held:
+                if self._outside.may_come():
+                    return None
+                self._ready, self._held = self._ready + self._held, []
+                continue
             if self._asking and self._may_ask():
                 continue
             if self._events and self._is_anybody_left():
@@ -477,7 +507,9 @@ class Scheduler:
         if self._is_over:
             return
         if task is None:
-            if self._outside.is_forsaken():
+            if self._held:
+                self._pass_on(None)
+            elif self._outside.is_forsaken():
                 self.crash, self._is_over = self.on_forsaken(), True
             elif self._outside.is_time_to_go_on():
                 self._pass_on(None)

@@ -48,6 +48,8 @@ class Task:
         Whether, while it is outside, it will go on without anybody's doing: it sleeps.
     heard
         How much had happened when it last asked whether something has ended.
+    calls
+        How often it has been about to make a call, while the program had threads of its own.
     doing
         The call that it is in, for whoever looks on; of no concern here.
     awaits
@@ -62,6 +64,7 @@ class Task:
         "action",
         "alarms",
         "awaits",
+        "calls",
         "comes_back",
         "deadline",
         "doing",
@@ -91,6 +94,7 @@ class Task:
         self.ends_job: bool = True
         self.woken: bool = False
         self.where: str = ""
+        self.calls: int = 0
         self.doing: Record | None = None
         self.awaits: tuple[tuple[int, bool], ...] = ()
         self.error: BaseException | None = None

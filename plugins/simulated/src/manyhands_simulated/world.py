@@ -130,6 +130,12 @@ class SimulatedRuntime(Runtime):
         self.scheduler.poll()
 
     def enter(self, rank: int) -> None:
+        """As `belong`; where the program has threads of its own, the seed decides whether those make a call first."""
+        self.belong(rank)
+        if not self.scheduler.is_stopping:
+            self.scheduler.hold_back()
+
+    def belong(self, rank: int) -> None:
         """Take note for which rank a thread from outside makes a call; refuse a rank's own thread that makes one for another rank."""
         if not self.scheduler.is_stopping:  # then the group is closed, and says so itself
             task = self.scheduler.current()
@@ -362,7 +368,7 @@ class _Recorder(FlightRecorder):
     def start(self, channel: int, sequence: int, call: object, nbytes: int = 0) -> Record:
         runtime, scheduler = self._runtime, self._runtime.scheduler
         task = scheduler.current()
-        runtime.enter(self._rank)
+        runtime.belong(self._rank)
         record = super().start(channel, sequence, call, nbytes)
         record.where = runtime.where()
         task.doing = record
