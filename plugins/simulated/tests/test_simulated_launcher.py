@@ -589,4 +589,6 @@ def test_a_signal_before_or_after_the_run_says_what_was_going_on(tmp_path, monke
     finally:
         for each, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
             signal.signal(each, handler)
+    known = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert not [line for line in known if line.startswith(("RANK=", "WORLD_SIZE=", "GROUP_RANK="))]
     assert capsys.readouterr().err.strip() == f"manyhands run: ended by {number.name}, while it {doing}"

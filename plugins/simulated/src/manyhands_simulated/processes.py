@@ -82,6 +82,8 @@ class Processes:
             path[:] = folders
             os.environ.__dict__ = environ
             # Not only what Python sees of the variables has changed, but also what the system does.
+            for name in () if self._shown is None else self._shown.variables:
+                os.unsetenv(name)
             os.environ.clear()
             os.environ.update(variables)
 
