@@ -28,10 +28,10 @@ def test_a_rank_that_waits_for_what_nobody_does_ends_the_run(monkeypatch: pytest
     never.set()
 
 
-def test_no_deadline_passes_for_those_who_wait_for_a_rank_that_waits_for_what_nobody_does(
+def test_a_rank_that_waits_for_what_nobody_does_is_the_cause_of_the_deadlines_that_others_miss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Their deadline is an hour on a clock that stands still: it is not what ended the wait."""
+    """Theirs is an hour on the virtual clock, which passes at once: one of them might go on, and help."""
     monkeypatch.setattr(outside, "_HELP_S", 0.1)
     monkeypatch.setattr(outside, "FORSAKEN_S", 0.5)
     empty: queue.Queue[None] = queue.Queue()
@@ -48,9 +48,8 @@ def test_no_deadline_passes_for_those_who_wait_for_a_rank_that_waits_for_what_no
     assert "3600" not in str(caught.value)
     assert [line.partition(" at ")[0] for line in str(caught.value).splitlines()[1:]] == [
         "  rank 0: waiting",
-        "  ranks 1-2: barrier() #0",
+        "  ranks 1-2: ended after barrier() #0",
     ]
-    assert caught.value.run.duration_s == 0  # type: ignore[attr-defined]
     empty.put(None)
 
 

@@ -113,16 +113,18 @@ class Simulation:
                 errors[rank] = error
 
         in_threads: dict[int, BaseException] = {}
+        forsaken: dict[int, BaseException] = {}
         try:
             with self._deaths(in_threads):
                 self.runtime.run(live)
         except DeadlockError as error:  # ranks wait for what is not of this world, and are left there
-            errors[error.rank or 0] = error
+            forsaken[error.rank or 0] = error
+            errors |= forsaken
         if also_threads and not errors:
             errors = in_threads
         size = self.world.world_size
         outcomes: list[Any] = [results.get(rank) for rank in range(size)]
-        return Run(outcomes, errors, self._cause(errors), self.runtime.trace)
+        return Run(outcomes, errors, self._cause(errors, forsaken), self.runtime.trace)
 
     @contextmanager
     def _deaths(self, errors: dict[int, BaseException]) -> Iterator[None]:
@@ -144,11 +146,14 @@ class Simulation:
             if threading.excepthook is note:
                 threading.excepthook = before
 
-    def _cause(self, errors: dict[int, BaseException]) -> BaseException | None:
-        """Return the cause among the errors: that of the rank that stopped the others, or else what a program raised by itself."""
+    def _cause(self, errors: dict[int, BaseException], forsaken: dict[int, BaseException]) -> BaseException | None:
+        """Return the cause among the errors: that of the rank that stopped the others, or else what a program raised by itself.
+
+        That a rank waits for what nobody does is the cause of every deadline that others have missed meanwhile.
+        """
         if not errors:
             return None
-        causes = {rank: error for rank, error in errors.items() if not isinstance(error, CommError)} or errors
+        causes = {rank: error for rank, error in errors.items() if not isinstance(error, CommError)} or forsaken or errors
         stopped_by = self.world.aborted_by
         rank = stopped_by if stopped_by in causes else next(iter(causes))
         error = causes[rank]

@@ -403,9 +403,9 @@ class Scheduler:
             elif not any(task.state is BLOCKED and task.rank not in self._standing for task in self._tasks):
                 self._is_over = not self._is_rank_outside()
                 return None
-            elif self._may_be_helped() or self._is_up_to_who_is_outside():
+            elif self._may_be_helped():
                 return None
-            elif not ((self.may_wait() or self._is_somebody_impatient()) and self._expire(math.inf)):
+            elif not ((self.may_wait() or self._is_rank_outside() or self._is_somebody_impatient()) and self._expire(math.inf)):
                 self._resolve()
 
     def _may_ask(self) -> bool:
@@ -442,13 +442,6 @@ class Scheduler:
         nobody knows how long it takes on the virtual clock what that rank does.
         """
         return self._outside.may_help() or (self._outside.comes_back() and not self._is_somebody_impatient())
-
-    def _is_up_to_who_is_outside(self) -> bool:
-        """Tell whether a rank outside is all that the others wait for: then no deadline passes, and after a while it counts as forsaken.
-
-        Nothing is to come on the virtual clock, so that whatever the others have waited for there says nothing.
-        """
-        return self._is_rank_outside() and not self.may_wait() and not self._is_somebody_impatient()
 
     def _is_somebody_impatient(self) -> bool:
         """Tell whether the first to give up goes on all the same, so that it may yet help the others."""
