@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -23,11 +24,19 @@ CALLS: dict[str, Callable[[Group, Any], Any]] = {
     "scatter": lambda group, x: group.scatter_async(x, 1),
     "reduce_scatter": lambda group, x: group.reduce_scatter_async(x),
     "all_to_all": lambda group, x: group.all_to_all_async(x, send_counts=[1, 1]),
+    "scan": lambda group, x: group.scan_async(x),
+    "exscan": lambda group, x: group.exscan_async(x),
     "send to rank 0": lambda group, x: group.send_async(x, 0) if group.rank == 1 else group.recv_async(1),
 }
 OVER = pytest.mark.parametrize(
     ("backend", "config"), [("simulated", {}), ("tcp", {"check_inputs": True}), ("tcp", {})], ids=["simulated", "tcp", "off"]
 )
+
+
+def test_every_call_that_reads_an_array_in_the_background_is_tried_below():
+    calls = {name for name, call in inspect.getmembers(Group, callable) if name.endswith("_async")}
+    reading = {name for name in calls if "array" in inspect.signature(getattr(Group, name)).parameters}
+    assert {f"{name.partition(' ')[0]}_async" for name in CALLS} == reading
 
 
 @OVER

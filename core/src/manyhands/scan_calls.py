@@ -108,7 +108,8 @@ class ScanCalls(Calls):
         timeout_s: float | None = None,
     ) -> Work[Array]:
         """Begin a `scan`; its result is that of the work."""
-        return self._later("scan", self._operations.scan(Collective.SCAN, array, op, out, reproducible), timeout_s)
+        action = self._operations.scan(Collective.SCAN, array, op, out, reproducible)
+        return self._later("scan", action, timeout_s, reads=array, writes=(out,))
 
     def exscan_async(
         self,
@@ -120,4 +121,5 @@ class ScanCalls(Calls):
         timeout_s: float | None = None,
     ) -> Work[Array]:
         """Begin an `exscan`; its result is that of the work."""
-        return self._later("exscan", self._operations.scan(Collective.EXSCAN, array, op, out, reproducible), timeout_s)
+        action = self._operations.scan(Collective.EXSCAN, array, op, out, reproducible)
+        return self._later("exscan", action, timeout_s, reads=array, writes=(out,))
