@@ -7,14 +7,21 @@ tests run in its workers, goes on with another worker.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+with contextlib.suppress(ModuleNotFoundError):  # the environments of the peers need none
+    from hypothesis import settings
+
+    # An example that takes long says something about the computer, which other programs use as well, and nothing about the code.
+    settings.register_profile("manyhands", deadline=None)
+    settings.load_profile("manyhands")
 
 _PATIENCE = 1.25
 """How many times the test's own timeout each of its phases may last."""
@@ -33,7 +40,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
     item.stash[_LIMIT] = settings.timeout * _PATIENCE
 
 
-@contextmanager
+@contextlib.contextmanager
 def _bounded(item: pytest.Item) -> Iterator[None]:
     # Anew for each phase, since pytest stops the watchdog when one fails.
     if _LIMIT in item.stash:
