@@ -119,6 +119,86 @@ def test_a_stopped_rank_is_named_when_the_time_is_up(nursery: Nursery, victim: i
         assert failure["took"] < timeout_s + 4
 
 
+_STOPS_RANK_0 = """
+    group = mh.init(timeout_s=20)
+    group.barrier()
+    if rank == 0:
+        tell("ready")
+        def go():
+            while True:
+                time.sleep(1)
+    else:
+        def go():
+            array = np.ones(10)
+            {calls}
+    attempt(go)
+    attempt(group.barrier)
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "group.barrier(timeout_s=0.5 * rank)",  # who gives up first breaks its connections to the others
+        "group.all_reduce(array, timeout_s=1)",
+        "while True: group.sendrecv(array, dest=(rank + 1) % 4, source=rank - 1, timeout_s=1)",
+        "group.split(0, timeout_s=1)",
+        "group.recv(source=rank - 1, timeout_s=2 - 0.5 * rank)",
+    ],
+)
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+def test_where_rank_0_stands_still_every_survivor_says_that_and_names_nobody_else(
+    nursery: Nursery, calls: str, backend: str
+) -> None:
+    with nursery.ranks(_STOPS_RANK_0.format(calls=calls), 4, MANYHANDS_BACKEND=backend) as ranks:
+        ranks.start().await_facts("ready", 1)
+        ranks.signal(0, signal.SIGSTOP)
+        ranks.wait([1, 2, 3])
+        failures = [fact for fact in ranks.facts if fact["what"] == "raised"]
+    assert sorted(fact["rank"] for fact in failures) == [1, 1, 2, 2, 3, 3]
+    assert {(fact["type"], fact["about"]) for fact in failures} == {("DeadlineError", 0)}, failures
+    assert len({fact["text"].splitlines()[0] for fact in failures}) == 1
+    assert "rank 0 does not answer" in failures[0]["text"]
+
+
+def test_a_rank_0_that_goes_on_takes_nobody_for_lost_who_gave_up_because_of_it(nursery: Nursery) -> None:
+    program = """
+        group = mh.init(timeout_s=20)
+        group.barrier()
+        tell("ready")
+        if rank:
+            attempt(group.barrier, timeout_s=0.5)
+            os._exit(3)
+        until_told_to_go()
+        attempt(group.barrier)
+    """
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().await_facts("ready")
+        ranks.signal(0, signal.SIGSTOP)
+        ranks.wait([1, 2, 3])
+        ranks.go()
+        ranks.signal(0, signal.SIGCONT)
+        failures = ranks.raised()
+    assert {(fact["type"], fact["about"]) for fact in failures.values()} == {("DeadlineError", 0)}, failures
+
+
+def test_whom_a_late_rank_waits_for_is_not_named_where_it_waits_for_a_stopped_one(nursery: Nursery) -> None:
+    program = """
+        import signal
+        group = mh.init(timeout_s=20)
+        group.barrier()
+        if rank == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        attempt(group.recv, source=rank + 1, timeout_s=1 + rank)
+        os._exit(3)
+    """
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().wait([0, 1, 2])
+        failures = [fact for fact in ranks.facts if fact["what"] == "raised"]
+    assert [(fact["type"], fact["about"]) for fact in failures] == [("DeadlineError", 3)] * 3, failures
+
+
 def test_a_stopped_rank_that_goes_on_learns_what_the_others_decided(nursery: Nursery) -> None:
     program = """
         import signal
@@ -325,6 +405,41 @@ def test_a_failure_that_no_call_has_told_is_told_by_close(nursery: Nursery) -> N
         ranks.start().wait()
     ends = [(fact["what"], fact.get("type")) for fact in ranks.facts]
     assert ends == [("raised", "PeerLostError"), ("returned", None)]
+
+
+@pytest.mark.parametrize(
+    ("call", "operation", "number"),
+    [
+        ("group.all_reduce(np.ones(3))", "all_reduce", 2),
+        ("group.all_reduce_async(np.ones(3)).wait()", "all_reduce", 2),
+        ("group.recv(source=1)", "recv from rank 1", 1),
+        ("group.split(0)", "split #1 of group 0", None),
+        ("group.broadcast_object({}, root=1)", "broadcast_object", 2),
+        ("until_failed(group) or group.all_gather(np.ones(3))", "all_gather", 2),  # it had failed before
+    ],
+)
+def test_who_loses_a_rank_is_told_which_call_that_ended(
+    nursery: Nursery, call: str, operation: str, number: int | None
+) -> None:
+    program = f"""
+        import pickle
+        group = mh.init(timeout_s=20)
+        group.barrier()
+        group.barrier()
+        if rank == 1:
+            os._exit(1)
+        for _ in range(2):  # a later call is told of the same one
+            error = attempt(lambda: {call})
+            for each in error, pickle.loads(pickle.dumps(error)):
+                tell("ended", call=[type(each).__name__, each.peer, each.operation, each.sequence])
+        attempt(group.all_to_all, np.ones(3))
+        os._exit(0)
+    """
+    with nursery.ranks(program) as ranks:
+        ranks.start().wait([0, 2])
+        ends = [fact["call"] for fact in ranks.facts if fact["what"] == "ended"]
+        assert {fact["operation"] for fact in ranks.facts if fact["what"] == "raised"} == {operation}
+    assert ends == [["PeerLostError", 1, operation, number]] * 8
 
 
 def test_an_error_survives_pickling_with_all_that_it_knows(nursery: Nursery) -> None:

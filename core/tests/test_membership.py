@@ -11,6 +11,7 @@ from manyhands.errors import AbortedError, CollectiveMismatchError, CommError, D
 from manyhands.rendezvous import messages
 from manyhands.rendezvous.membership import KINDS, error_from, show_ranks
 from manyhands.rendezvous.messages import (
+    ANOTHER_CALL,
     Farewell,
     Join,
     Leave,
@@ -209,6 +210,24 @@ def test_a_mismatch_is_told_with_what_each_rank_did() -> None:
         "the ranks did not make the same call:\n  ranks 0, 3: barrier() #7\n  ranks 1-2, 4: all_reduce() #7"
     )
     assert (verdict.kind, verdict.peer, verdict.operation, verdict.sequence) == ("mismatch", 0, "all_reduce", 7)
+
+
+def test_a_reporter_that_saw_only_that_its_peer_differs_gets_the_words_of_that_peer() -> None:
+    job = Job()
+    job.store.handle(0, Report("mismatch", f"rank 0 is in barrier() #7, and rank 2 is in {ANOTHER_CALL}:", 2, "barrier", 0, 7))
+    for rank, text in enumerate(["barrier() #7", "barrier() #7", "gather() #7"]):
+        job.answer(rank, text)
+    assert job.the_verdict().text.splitlines()[0] == "rank 0 is in barrier() #7, and rank 2 is in gather() #7:"
+
+
+def test_who_gave_up_since_rank_0_did_not_answer_is_not_lost() -> None:
+    job = Job()
+    job.store.handle(1, Report("lost", "the connection to rank 2 broke", peer=2))
+    job.store.handle(2, Report("deadline", "barrier #1 did not finish", 0, "barrier", 0, 1))
+    job.store.handle(2, Report("silent", "rank 0 does not answer", 0, "barrier", 0, 1))
+    job.store.lost(2, "closed")
+    verdict = job.the_verdict()
+    assert (KINDS[verdict.kind], verdict.peer, verdict.text) == (DeadlineError, 0, "rank 0 does not answer")
 
 
 def test_a_rank_that_does_not_answer_is_named_when_the_time_is_up() -> None:

@@ -173,7 +173,7 @@ class Collectives:
         CommError
             The first cause, alike on all ranks; ``target`` is undefined and the group revoked.
         """
-        check_usable(self._job, self._members.number)
+        check_usable(self._job, self._members.number, call.operation or call.collective.value, self.sequence)
         prepared = self._prepared.get(call) or self._prepare(call)
         sequence = self.sequence
         self.sequence = self._job.control.progress.calls[self._channel] = sequence + 1

@@ -82,9 +82,9 @@ class ManyHandsError(Exception):
     peer
         The rank that the error is about: the one that died, lagged or differed.
     operation
-        The operation during which it was found, such as ``"all_reduce"``.
+        The call that it ends on this rank, such as ``"all_reduce"`` or ``"recv from rank 2"``; else that during which it was found.
     sequence
-        The number of that operation in its group, counted from 0.
+        The number of that call: of all collectives of its group, or of this rank's own messages, counted from 0.
     """
 
     def __init__(

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from manyhands.backend import Damaged, HeaderMismatch, LinkLost, Transfer
 from manyhands.checks import said
 from manyhands.deadline import Deadline
-from manyhands.errors import ClosedError, DeadlineError, ManyHandsError, PluginError
+from manyhands.errors import ClosedError, CommError, ManyHandsError, PluginError
 from manyhands.job import Job
 from manyhands.members import Members
-from manyhands.rendezvous.messages import Report
+from manyhands.rendezvous.messages import ANOTHER_CALL, Report
 from manyhands.waiting import Breach, Overdue
 from manyhands.wire import CallSignature, parse_header
 
 __all__ = ["check_usable", "guarded", "meet"]
 
 
-def check_usable(job: Job, group: int) -> None:
-    """Refuse a call on a group that is closed or whose job has failed.
+def check_usable(job: Job, group: int, operation: str | None = None, sequence: int | None = None) -> None:
+    """Refuse a call, the operation ``operation`` #``sequence``, on a group that is closed or whose job has failed.
 
     Raises
     ------
@@ -28,11 +28,12 @@ def check_usable(job: Job, group: int) -> None:
         The first cause of the job's failure.
     """
     if job.closed:
-        raise ClosedError(f"the group is closed; {job.instead}", rank=job.rank)
+        raise ClosedError(f"the group is closed; {job.instead}", rank=job.rank, operation=operation, sequence=sequence)
     if group in job.left:
-        raise ClosedError(f"group {group} is closed; make another one with split() or subgroup()", rank=job.rank)
+        text = f"group {group} is closed; make another one with split() or subgroup()"
+        raise ClosedError(text, rank=job.rank, operation=operation, sequence=sequence)
     if job.control.failed:
-        raise job.error()
+        raise job.control.error(operation, sequence)
 
 
 def guarded(
@@ -53,11 +54,11 @@ def guarded(
 
     def first_cause(kind: str, text: str, peer: int | None) -> ManyHandsError:
         if job.closed:
-            return ClosedError(
-                f"the group was closed during {operation} #{sequence}", rank=job.rank, operation=operation, sequence=sequence
-            )
-        channel = members.channel + bool(words)
-        return job.fail(Report(kind, text, peer, operation, channel, None if words else sequence, list(members.ranks)))
+            text = f"the group was closed during {operation} #{sequence}"
+            return ClosedError(text, rank=job.rank, operation=operation, sequence=sequence)
+        place = None if words else sequence
+        error = job.fail(Report(kind, text, peer, operation, members.channel + bool(words), place, list(members.ranks)))
+        return job.control.ended(error, operation, sequence)
 
     try:
         action()
@@ -68,9 +69,7 @@ def guarded(
         text = f"{operation} #{sequence} did not finish within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
         raise first_cause("deadline", text, None) from None
     except LinkLost as lost:
-        text = (
-            f"rank {lost.peer} was lost during {operation} #{sequence}: its connection to rank {job.rank} broke ({lost.reason})"
-        )
+        text = f"in {operation} #{sequence} the connection of rank {job.rank} to rank {lost.peer} broke ({lost.reason})"
         raise first_cause("lost", text, lost.peer) from None
     except Damaged as damaged:
         text = f"during {operation} #{sequence}: {damaged.reason}"
@@ -85,6 +84,8 @@ def guarded(
             # A signal, a lack of memory, an error inside a user's ufunc, a bug: messages are half sent, so that nobody can go on.
             text = f"rank {job.rank} broke off {operation} #{sequence} with {type(cause).__name__}: {said(cause)}"
             first_cause("aborted", text, job.rank)
+        elif isinstance(error, CommError):
+            job.control.ended(error, operation, sequence)
         if cause is error:
             raise
         raise cause from error
@@ -124,9 +125,6 @@ def meet(
     try:
         return job.control.exchange(name, card, deadline, ranks, members.channel, call, is_given=is_given)
     except BaseException as error:
-        if isinstance(error, DeadlineError) and not job.control.failed:
-            report = Report("deadline", str(error), None, name, members.channel, -1 if call is None else call[1], list(ranks))
-            raise job.fail(report) from None
         if not isinstance(error, ManyHandsError):
             # The others may go on with this rank, which does not know of it.
             text = f"rank {job.rank} broke off {name} with {type(error).__name__}: {said(error)}"
@@ -140,7 +138,7 @@ def _explain(job: Job, words: str, signature: CallSignature, sequence: int, mism
     same = "Every rank must make the same calls in the same order, with the same shape, dtype, op and root"
     if not mismatch.header:
         return "mismatch", (
-            f"the ranks did not make the same call: rank {job.rank} is in {call} #{sequence}, and rank {mismatch.peer} is not. {same}; "
+            f"the ranks did not make the same call: rank {job.rank} is in {call} #{sequence}, and rank {mismatch.peer} is in {ANOTHER_CALL}. {same}; "
             f"at #{sequence}:"
         )
     header = parse_header(mismatch.header)

@@ -273,9 +273,7 @@ class Job:
         try:
             self.backend = maker.make(spec, (spec.name,), tuple(range(self.world_size)))
         except LinkLost as lost:
-            text = (
-                f"rank {lost.peer} was lost while {spec.name} started: its connection to rank {self.rank} broke ({lost.reason})"
-            )
+            text = f"while {spec.name} started the connection of rank {self.rank} to rank {lost.peer} broke ({lost.reason})"
             raise self.fail(Report("lost", text, lost.peer)) from lost
         self.control.on_failure(self.backend.abort)
 

@@ -364,7 +364,9 @@ class ObjectCalls(Calls):
         """End the job where a size cannot be, before memory is taken for it."""
         if sizes.min() < 1 or sizes.max() > _LARGEST_BYTES:
             raise self._fail(
-                "protocol", f"{name} on rank {self._job.rank} was told of objects of {sizes.tolist()} bytes, which cannot be"
+                "protocol",
+                f"{name} on rank {self._job.rank} was told of objects of {sizes.tolist()} bytes, which cannot be",
+                name,
             )
 
     def _memory(self, nbytes: int, name: str) -> Array:
@@ -373,11 +375,11 @@ class ObjectCalls(Calls):
             return np.empty(nbytes, _BYTE)
         except MemoryError as error:
             raise self._fail(
-                "aborted", f"rank {self._job.rank} has no memory for the {nbytes} bytes that {name} brings"
+                "aborted", f"rank {self._job.rank} has no memory for the {nbytes} bytes that {name} brings", name
             ) from error
 
-    def _fail(self, kind: str, text: str) -> ManyHandsError:
-        return self._job.fail(Report(kind, text, peer=self._job.rank, members=list(self._members.ranks)))
+    def _fail(self, kind: str, text: str, name: str) -> ManyHandsError:
+        return self._job.fail(Report(kind, text, self._job.rank, name, members=list(self._members.ranks)))
 
 
 def _room(nbytes: int) -> int:

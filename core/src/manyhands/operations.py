@@ -453,7 +453,7 @@ class Operations:
 
     def _trade(self, what: str, card: bytes, deadline: Deadline, alike: str = "") -> list[bytes]:
         """Trade cards with all members through the store, for what moves no host memory; ``alike`` is what none may have otherwise."""
-        check_usable(self._job, self._members.number)
+        check_usable(self._job, self._members.number, what, self.collectives.sequence)
         collectives, members = self.collectives, self._members
         sequence = collectives.sequence
         signature = CallSignature(what, part="meeting")
@@ -569,7 +569,9 @@ class Operations:
         """Do the second part of a call, for which the other ranks wait: whatever goes wrong here, they must learn of it."""
         try:
             return rest()
-        except CommError:
+        except CommError as error:
+            if error.operation is None:
+                self._job.control.ended(error, what, None)
             raise
         except BaseException as error:
             text = f"rank {self._job.rank} broke off {what} with {type(error).__name__}: {said(error)}"

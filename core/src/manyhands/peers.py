@@ -8,7 +8,7 @@ from functools import partial
 from manyhands.arrays import NOTHING, Array
 from manyhands.backend import Mailbox, Transport
 from manyhands.deadline import Deadline
-from manyhands.errors import DeadlineError
+from manyhands.errors import CommError, DeadlineError
 from manyhands.failures import check_usable, guarded
 from manyhands.job import Job
 from manyhands.lanes import Lane
@@ -97,7 +97,7 @@ class Peers:
         CommError
             The first cause, alike on all ranks; ``out`` is then undefined.
         """
-        check_usable(self._job, self._members.number)
+        self._check_usable(dest, source)
         # Both directions first, and only then their numbers: who gives up while it waits must not have used one.
         sending = None if dest is None else self._direction(dest, True)
         receiving = None if source is None else self._direction(source, False)
@@ -107,7 +107,7 @@ class Peers:
                 if direction is not None and not has_turn:
                     self._take(direction, deadline, dest, source)
                     taken.append(direction.lane)
-            check_usable(self._job, self._members.number)
+            self._check_usable(dest, source)
             outgoing, incoming = None, None
             if sending is not None and array is not None and dest is not None:
                 outgoing = Outgoing(self._job.rank, dest, self._channel, sending.next(), array, signature)
@@ -118,6 +118,13 @@ class Peers:
             for lane in taken:
                 lane.give()
         return NOTHING if incoming is None or incoming.array is None else incoming.array
+
+    def _check_usable(self, dest: int | None, source: int | None) -> None:
+        try:
+            check_usable(self._job, self._members.number)
+        except CommError:  # what the call is called is made up only now
+            check_usable(self._job, self._members.number, _words(dest, source))
+            raise
 
     def _move(self, outgoing: Outgoing | None, incoming: Incoming | None, deadline: Deadline, signature: CallSignature) -> None:
         flows = [flow for flow in (outgoing, incoming) if flow is not None]
@@ -178,6 +185,7 @@ class Peers:
                 f"talking with rank {direction.peer}; nothing was sent",
                 rank=self._job.rank,
                 peer=direction.peer,
+                operation=_words(dest, source),
             ) from None
 
     def _stalled(self, record: Record, flows: list[Outgoing | Incoming], peers: list[int]) -> None:

@@ -157,7 +157,7 @@ SEEN = {
     "Pause(rank=2, at_s=0.25, for_s=5)": (None, "", 5.35),
     "Slow(rank=2, factor=5)": (None, "", 2.0),
     "Cut(links=[(0, 2)], from_s=0.25)": (mh.PeerLostError, "rank 2 was lost", 10.25),
-    "Cut(links=[(2, 3)], from_s=0.25)": (mh.DeadlineError, "rank 1 waits for rank 3", 60.3),
+    "Cut(links=[(2, 3)], from_s=0.25)": (mh.DeadlineError, "all ranks were in it, and rank 1 waited for rank 3", 60.3),
     'Cut(links=[(2, "*")], from_s=0.25, until_s=5.25)': (None, "", 5.35),
     "Partition(sides=[(0, 1), (2, 3)], from_s=0.25)": (mh.PeerLostError, "ranks 2-3 were lost", 10.25),
     'Delay(links=[(2, "*")], by_s=0.05)': (None, "", 0.8),

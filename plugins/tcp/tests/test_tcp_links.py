@@ -237,7 +237,7 @@ def test_a_connection_that_breaks_while_both_live_is_a_lost_peer(breaker: int) -
     assert [type(result) for result in results] == [mh.PeerLostError] * 3, results
     assert len({str(result) for result in results}) == 1
     assert results[0].peer in (0, 1)
-    assert "its connection to rank" in str(results[0])
+    assert "the connection of rank" in str(results[0])
     assert time.monotonic() - started < 10
 
 

@@ -143,7 +143,8 @@ class Devices:
         UnsupportedError
             The backend does not do that, on any rank.
         """
-        check_usable(self._job, self._members.number)
+        name = call.operation or call.collective.value
+        check_usable(self._job, self._members.number, name, self._collectives.sequence + ahead)
         prepared = self._traded.get(call) if is_agreed else self._kinds.get(call)
         if prepared is None and is_agreed:
             prepared = self._prepare(call, call.signature(device=DEVICE))
@@ -169,7 +170,8 @@ class Devices:
         CommError, UnsupportedError
             As `ready`.
         """
-        check_usable(self._job, self._members.number)
+        name = "send" if incoming is None else "recv" if outgoing is None else "sendrecv"
+        check_usable(self._job, self._members.number, name)
         rank = self._members.rank
         flows = [(rank, outgoing[1], outgoing[0])] if outgoing is not None else []
         flows += [(incoming[1], rank, incoming[0])] if incoming is not None else []
@@ -486,18 +488,18 @@ class Devices:
     def report(self, failure: DeviceFailure | TimeoutError, what: str, sequence: int = -1) -> ManyHandsError:
         """Tell all ranks that the library failed, and return the first cause that they agree on; where nothing is broken, what tells so."""
         job = self._job
-        members = list(self._members.ranks)
+        members, name, place = list(self._members.ranks), what.partition(" #")[0], sequence if sequence >= 0 else None
         if isinstance(failure, TimeoutError):
-            place = sequence if sequence >= 0 else None
-            name = what.partition(" #")[0]
-            return job.fail(Report("deadline", f"{what}: {failure}", None, name, self._members.channel, place, members))
-        if failure.is_passing:
+            report = Report("deadline", f"{what}: {failure}", None, name, self._members.channel, place, members)
+        elif failure.is_passing:
             return UnsupportedError(f"{what} is not possible while a stream is captured: {failure.reason}")
-        if failure.is_remote:
+        elif failure.is_remote:
             text = f"rank {job.rank} lost its way to another rank's GPU in {what}: {failure.reason}"
-            return job.fail(Report("lost", text, None, members=members))
-        text = f"rank {job.rank} lost its GPU in {what}: {failure.reason}"
-        return job.fail(Report("aborted", text, job.rank, members=members))
+            report = Report("lost", text, None, members=members)
+        else:
+            text = f"rank {job.rank} lost its GPU in {what}: {failure.reason}"
+            report = Report("aborted", text, job.rank, members=members)
+        return job.control.ended(job.fail(report), name, place)
 
     def _launch_observed(self, prepared: Prepared, source: int, target: int, stream: int, sequence: int) -> None:
         """Launch, and tell observers when the launch, not the work on the device, begins and ends."""

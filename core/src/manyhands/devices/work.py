@@ -138,7 +138,7 @@ class DeviceWork(Work[T]):
         # In this order: what was aborted comes to its end as well, with anything in its memory, but the cause was known before that.
         if self._job.control.failed:
             if not self._ended:
-                self.fail(self._job.error())
+                self.fail(self._job.control.ended(self._job.error(), self._what, None))
         elif is_past:
             self.run(underway.collect)
         return is_past

@@ -10,12 +10,13 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from manyhands._version import __version__
 from manyhands.deadline import Deadline
-from manyhands.errors import DeadlineError, InternalError, ManyHandsError, RendezvousError
+from manyhands.errors import CommError, DeadlineError, InternalError, ManyHandsError, RendezvousError
 from manyhands.rendezvous.bystanders import last_move, nobody_else
 from manyhands.rendezvous.loop import Loop
 from manyhands.rendezvous.membership import Membership, error_from
@@ -53,13 +54,18 @@ from manyhands.wire import CallSignature
 __all__ = ["CONTROL_HELLO", "Control", "LocalControl", "LocalHub", "SocketControl", "make_join"]
 
 CONTROL_HELLO = b"control"
-_VERDICT_S = 0.8
-"""How long a rank that found a failure waits to hear the common first cause before it raises its own finding."""
+_SILENCE_S = 1.0
+"""How long a rank that found a failure waits to hear of the common first cause before it says that rank 0 does not answer."""
+_SLICES = 10
+"""In how many parts a rank does so: where it was itself stopped meanwhile, only one of them is over."""
+_SHARED = frozenset({"lost", "deadline", "failed"})
+"""Findings that tell nothing where rank 0 does not answer: whoever is late, or breaks its connections, may do so because of that."""
 _STALL_S = 0.4
 """How long a rank waits in an exchange before it says so."""
 _STORE_S = 2.0
 """How long a rank waits for the store to say who is missing."""
 _MAX_WORDS = 4000
+E = TypeVar("E", bound=ManyHandsError)
 _STORE = -1
 """What stands for the store where a rank could stand."""
 
@@ -100,6 +106,8 @@ class Control(ABC):
         self.verdict: Verdict | None = None
         self._welcome: Welcome | None = None
         self._cards: dict[str, Cards] = {}
+        self._heard = 0
+        self._ended: tuple[str, int | None] | None = None
         self._disbanding: dict[int, Callable[[], None]] = {}
         self._home = threading.current_thread()
         self._farewell = False
@@ -125,8 +133,8 @@ class Control(ABC):
         """Whether the job has failed; once true it stays so."""
         return self.verdict is not None
 
-    def error(self) -> ManyHandsError:
-        """Return the first cause, as a new exception."""
+    def error(self, operation: str | None = None, sequence: int | None = None) -> ManyHandsError:
+        """Return the first cause, as a new exception; it tells the call that it ended on this rank, by default that which asks."""
         if self.verdict is None:
             raise InternalError("asked for the cause of a failure that did not happen", rank=self.rank)
         error = error_from(self.verdict, self.rank)
@@ -135,6 +143,17 @@ class Control(ABC):
             error.add_note(
                 f"since shrink() ranks are counted anew: rank {self.verdict.peer} is the one that began as rank {origin}"
             )
+        if self._ended is None and operation is not None:
+            self._ended = operation, sequence
+        if self._ended is not None:
+            error.operation, error.sequence = self._ended
+        return error
+
+    def ended(self, error: E, operation: str, sequence: int | None) -> E:
+        """Note in an error the call that it ends on this rank, and return it; later calls are told of the first one."""
+        if self._ended is None:
+            self._ended = operation, sequence
+        error.operation, error.sequence = operation, sequence
         return error
 
     def on_failure(self, callback: Callable[[], None]) -> None:
@@ -151,8 +170,9 @@ class Control(ABC):
         if self._welcome is None:
             raise DeadlineError(
                 f"the ranks did not meet within {deadline.timeout_s:g} s: rank {self.rank} of {self.world_size} came, and the store "
-                "did not say that all others had",
+                "with rank 0, which knows of the others, does not answer",
                 rank=self.rank,
+                peer=0,
             )
         return self._welcome
 
@@ -188,10 +208,8 @@ class Control(ABC):
 
         Raises
         ------
-        DeadlineError
-            A rank did not give its own in time.
         CommError
-            The job failed.
+            The first cause, alike on all ranks: a `DeadlineError` where a rank did not give its own in time.
         """
         if len(card) > MAX_CARD_BYTES:
             raise InternalError(f"a card of {len(card)} bytes, and {MAX_CARD_BYTES} are allowed")
@@ -211,8 +229,12 @@ class Control(ABC):
             patience = math.inf if self.runtime.is_simulated else _STALL_S
             while not self._wait(lambda: name in self._cards, deadline, patience):
                 if deadline.passed():
-                    raise DeadlineError(f"not all ranks came to {name} within {deadline.timeout_s:g} s", rank=self.rank)
+                    text = f"not all ranks came to {name} within {deadline.timeout_s:g} s"
+                    raise self.report(Report("deadline", text, None, name, channel, sequence, ranks))
                 self.stalled(record, Wait(channel, sequence, what, digest, others, [], ranks, name))
+        except CommError as error:
+            self.ended(error, what if members is not None else "init", sequence if sequence >= 0 else None)
+            raise
         finally:
             self.recorder.finish(record)
         cards = self._cards.pop(name)
@@ -272,14 +294,39 @@ class Control(ABC):
         report = msgspec.structs.replace(report, text=words)
         if not self.failed:
             self._post(report)
-            with self._changed:
-                self._changed.wait_for(lambda: self.verdict is not None, _VERDICT_S)
+            self._await_verdict()
         if not self.failed:
-            text = report.text
-            if report.kind == "deadline" and report.peer is not None:
-                text += f": rank {self.rank} waits for rank {report.peer}, and the store with rank 0 does not answer"
-            self.fail(Verdict(report.kind, text, report.peer, report.operation, report.sequence))
+            self._give_up(report)
         return self.error()
+
+    def _await_verdict(self) -> None:
+        """Wait for a verdict as long as the store says anything."""
+        left = _SLICES
+        with self._changed:
+            heard = self._heard
+
+            def has_news() -> bool:
+                return self.failed or self._heard != heard
+
+            while left and not self.failed:
+                if self._changed.wait_for(has_news, _SILENCE_S / _SLICES):
+                    left, heard = _SLICES, self._heard
+                else:
+                    left -= 1
+
+    def _give_up(self, report: Report) -> None:
+        """End the job on this rank, which does not hear from the store."""
+        silence = "rank 0 does not answer: it is stopped, cut off or busy"
+        if report.kind in _SHARED:
+            # Alike on all ranks but for the last line. When rank 0 goes on, the store must not take ranks that gave up for lost.
+            text = f"{silence}, and through it the ranks find the first cause.\n  rank {self.rank}: {report.text}"
+            report = msgspec.structs.replace(report, kind="silent", text=text, peer=0)
+            self._post(report)
+        else:
+            report = msgspec.structs.replace(
+                report, text=f"{report.text}\n  {silence}, so that other ranks may not know of this"
+            )
+        self.fail(Verdict(report.kind, report.text, report.peer, report.operation, report.sequence))
 
     def leave(self, deadline: Deadline) -> bool:
         """Say goodbye, and wait until all ranks have, for as long as the deadline allows; tell whether they have.
@@ -345,6 +392,9 @@ class Control(ABC):
             callback()
 
     def _deliver(self, message: FromStore) -> None:
+        with self._changed:
+            self._heard += 1
+            self._changed.notify_all()
         match message:
             case Verdict():
                 self.fail(message)
@@ -353,7 +403,8 @@ class Control(ABC):
                 if not entered and 0 <= sequence < self.progress.calls.get(channel, 0):
                     # So long ago that it is not recorded any more: calls on GPUs are made ahead of what the GPU has done.
                     entered, text = True, f"has made it; {text}"
-                self._post(Testimony(inquest, entered, text, self.progress.calls.get(channel, 0)))
+                calls, waits = self.progress.calls.get(channel, 0), self.recorder.waits()[0]
+                self._post(Testimony(inquest, entered, text, calls, waits, self._come_so_far()))
             case Disbanded(group):
                 then = self._disbanding.pop(group, None)
                 if then is not None:

@@ -7,6 +7,8 @@ what the ranks report and decides on one *first cause*, which every rank learns 
 2. A rank that broke a data connection is only suspected: mostly its control connection ends a moment later, and says more.
 3. A mismatch or a missed deadline opens an *inquest*: every rank says what it did at that place, so that the verdict can
    say who did what. A rank that does not answer within `_INQUEST_S` is named as silent.
+   Where the store itself does not answer, since rank 0 is stopped or cut off, each rank says that, and tells the store so, in
+   case that it hears of it later: ranks that gave up for that reason are not lost.
 4. Ranks that wait for long say in which call. Two that wait in one place with different calls are a mismatch, although
    neither may ever meet a message of the other.
 5. Who waits for what a rank that has left did not do, or in a circle, waits for ever: see `waits`.
@@ -21,6 +23,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from manyhands.errors import (
     AbortedError,
@@ -37,6 +41,7 @@ from manyhands.errors import (
     RendezvousError,
 )
 from manyhands.rendezvous.messages import (
+    ANOTHER_CALL,
     Cards,
     Checkpoint,
     Disbanded,
@@ -59,7 +64,7 @@ from manyhands.rendezvous.messages import (
     Wait,
     Welcome,
 )
-from manyhands.rendezvous.waits import circle, still_owed, unread
+from manyhands.rendezvous.waits import behind_whom, circle, still_owed, unread
 
 __all__ = ["KINDS", "Membership", "error_from"]
 
@@ -71,6 +76,7 @@ KINDS: dict[str, type[ManyHandsError]] = {
     "deadline": DeadlineError,
     "internal": InternalError,
     "lost": PeerLostError,
+    "silent": DeadlineError,
     "mismatch": CollectiveMismatchError,
     "protocol": ProtocolError,
     "rendezvous": RendezvousError,
@@ -407,7 +413,10 @@ class Membership:
             case "mismatch" | "deadline":
                 self._open_inquest(rank, message)
             case "lost":
-                self._call_later(_SUSPICION_S, lambda: self._decide(_as_verdict(message)))
+                # Its control connection is still there: what is known is that the two cannot talk.
+                text = message.text if message.peer is None else f"rank {message.peer} was lost to rank {rank}: {message.text}"
+                lost = msgspec.structs.replace(message, text=text)
+                self._call_later(_SUSPICION_S, lambda: self._decide(_as_verdict(lost)))
             case _:
                 self._decide(_as_verdict(message))
 
@@ -448,14 +457,27 @@ class Membership:
         ):
             lines.append("  arrays of unequal lengths: give counts= or uneven=True on all ranks")
         peer, headline = report.peer, report.text
+        theirs = None if peer is None else inquest.answers.get(peer)
+        if report.kind == "mismatch" and theirs is not None and theirs.entered:
+            headline = headline.replace(ANOTHER_CALL, theirs.text, 1)
         if report.kind == "deadline":
-            # Whom the reporter waits for may itself wait for the one that did not come.
-            if report.sequence is not None and (silent or absent):
-                peer = min(silent or absent)
-                who = show_ranks(silent or absent)
-                headline += f": {who} did not answer" if silent else f": {who} did not come"
+            meeting = self._meetings.get(report.operation or "")
+            if meeting is not None:
+                absent = [member for member in meeting.members if member not in meeting.cards and member not in silent]
+            # Whom the reporter waits for may itself wait for another one.
+            missing = silent or absent
+            if report.sequence is None:
+                peer = behind_whom(inquest.reporter, peer, inquest.answers, silent)
+                missing = [rank for rank in silent if rank == peer]
+            elif peer is not None and not missing:
+                headline += f": all ranks were in it, and rank {inquest.reporter} waited for rank {peer}"
+                peer = None
+            if missing:
+                peer = min(missing)
+                headline += f": {show_ranks(missing)} did not {'answer' if silent else 'come'}"
             elif peer is not None:
-                headline += f": rank {inquest.reporter} waits for rank {peer}"
+                who = "" if peer == report.peer else ", in the end"
+                headline += f": rank {inquest.reporter} waits for rank {peer}{who}"
         self._decide(Verdict(report.kind, "\n".join([headline, *lines]), peer, report.operation, report.sequence))
 
     def _decide(self, verdict: Verdict) -> None:

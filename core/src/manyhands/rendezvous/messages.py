@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 __all__ = [
+    "ANOTHER_CALL",
     "Cards",
     "Disbanded",
     "Exchange",
@@ -30,6 +31,8 @@ __all__ = [
     "encode",
 ]
 
+ANOTHER_CALL = "another call"
+"""What stands in the text of a mismatch where its reporter cannot tell what its peer did; the store puts the peer's own words there."""
 MAX_CARD_BYTES = 65536
 MAX_FROM_RANK_BYTES = MAX_CARD_BYTES + 4096
 
@@ -112,12 +115,17 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 class Testimony(msgspec.Struct, frozen=True, tag=True):
-    """A rank says what it knows about a call: its own call at that place, or the last one it made."""
+    """A rank says what it knows about a call: its own call at that place, or the last one it made.
+
+    ``calls`` is how many it has made there, ``waits`` what it has waited for a while, and ``progress`` how far it has come.
+    """
 
     inquest: int
     entered: bool
     text: str
     calls: int = 0
+    waits: list[Wait] = []
+    progress: Progress = Progress({}, {}, {})
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):

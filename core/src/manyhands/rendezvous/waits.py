@@ -13,11 +13,11 @@ clock:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from manyhands.rendezvous.messages import Progress, Stalled, Wait
+from manyhands.rendezvous.messages import Progress, Stalled, Testimony, Wait
 
-__all__ = ["Owes", "circle", "still_owed", "unread"]
+__all__ = ["Owes", "behind_whom", "circle", "still_owed", "unread"]
 
 Owes = Callable[[Wait, int, int, Progress], bool]
 """``owes(wait, rank, peer, progress)``: `still_owed`, or what stands for it in an exchange."""
@@ -60,6 +60,25 @@ def circle(stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed) -
             return path[path.index(needs[path[-1]]) :]
         stuck -= able
     return []
+
+
+def behind_whom(rank: int, peer: int | None, answers: Mapping[int, Testimony], silent: Sequence[int]) -> int | None:
+    """Return whom ``rank``, which waits for ``peer``, waits for in the end; a rank that is silent, where that may be the one."""
+    path = [rank]
+    while peer is not None and peer in answers:
+        if peer in path:  # a circle, with no end
+            return path[1]
+        path.append(peer)
+        owing = [
+            other
+            for wait in answers[peer].waits
+            for other in (wait.members if wait.is_collective else wait.awaiting)
+            if other != peer and (other not in answers or still_owed(wait, peer, other, answers[other].progress))
+        ]
+        if not owing:
+            break
+        peer = min(owing, key=lambda other: other in answers)
+    return min(silent) if silent and peer not in silent else peer
 
 
 def unread(left: Mapping[int, Progress]) -> str:
