@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fault_tools import Nursery
@@ -350,3 +352,97 @@ def test_a_mistake_of_all_ranks_alike_is_found_before_any_byte_moves(nursery: Nu
         ranks.start().wait()
     assert len(ranks.await_facts("refused", 6)) == 6
     assert [fact["value"] for fact in ranks.await_facts("sum")] == [3.0] * 3
+
+
+DEEP = "b'\\x92' * 60000"
+BROKEN_FRAMES = {
+    "text that is no UTF-8": "b'\\x82\\xa4type\\xa6Report\\xa4kind\\xa2\\xff\\xfe'",
+    "no message": "b'\\xff'",
+    "nothing": "b''",
+    "lists in lists": DEEP,
+    "a rank that is none": "encode(Report('deadline', 'text', 9, 'barrier', 0, 1, [0, 9]))",
+}
+
+
+def assert_garbage(failures: dict[int, dict[str, Any]], sender: int) -> None:
+    assert sorted(failures) == [0, 1, 2]
+    assert {(fact["type"], fact["about"]) for fact in failures.values()} == {("ProtocolError", sender)}, failures
+    assert len({fact["text"] for fact in failures.values()}) == 1
+
+
+@pytest.mark.parametrize("frame", BROKEN_FRAMES)
+@pytest.mark.parametrize("sender", [0, 1, 2])
+def test_a_control_frame_that_cannot_be_read_is_one_first_cause_on_all_ranks(nursery: Nursery, frame: str, sender: int) -> None:
+    program = f"""
+        from manyhands.rendezvous.messages import Report, encode
+        group = mh.init(timeout_s=20)
+        def go():
+            group.barrier()
+            if rank == {sender}:
+                group._job.control._connection.send({BROKEN_FRAMES[frame]})
+            group.recv(source=(rank + 1) % 3)
+        attempt(go)
+    """
+    with nursery.ranks(program) as ranks:
+        assert_garbage(ranks.start().raised(), sender)
+        assert "Traceback" not in ranks.output()
+
+
+def test_a_control_frame_of_the_store_that_cannot_be_read_is_one_first_cause_on_all_ranks(nursery: Nursery) -> None:
+    program = """
+        group = mh.init(timeout_s=20)
+        def go():
+            group.barrier()
+            if rank == 0:
+                group._job._store._ranks[1].send(b"\\x82\\xa4type\\xa7Verdict\\xa4kind\\xa2\\xff\\xfe")
+            group.recv(source=(rank + 1) % 3)
+        attempt(go)
+    """
+    with nursery.ranks(program) as ranks:
+        assert_garbage(ranks.start().raised(), 0)
+
+
+def test_a_control_frame_that_is_announced_too_long_is_one_first_cause_on_all_ranks(nursery: Nursery) -> None:
+    program = """
+        group = mh.init(timeout_s=20)
+        def go():
+            group.barrier()
+            if rank == 2:
+                group._job.control._connection._sock.send(b"\\xff" * 4)
+            group.recv(source=(rank + 1) % 3)
+        attempt(go)
+    """
+    with nursery.ranks(program) as ranks:
+        assert_garbage(ranks.start().raised(), 2)
+
+
+@pytest.mark.parametrize("backend", ["tcp", "shm", "hybrid", "auto"])
+@pytest.mark.parametrize("card", ["b'\\xff'", "b'[' * 50000", "b'{}'", "b''", """b'{"host": 3, "port": -1}'"""])
+def test_a_card_that_cannot_be_read_is_one_first_cause_on_all_ranks(nursery: Nursery, backend: str, card: str) -> None:
+    program = f"""
+        import manyhands.choosing, manyhands_tcp.backend, manyhands_shm.meeting
+        if rank == 2:
+            for module in manyhands.choosing, manyhands_tcp.backend, manyhands_shm.meeting:
+                module.write_card = lambda value: {card}
+        attempt(mh.init, timeout_s=20)
+    """
+    routes = json.dumps({"intra": "shm", "inter": "tcp"})
+    variables = {"MANYHANDS_BACKENDS__HYBRID__ROUTES": routes, "MANYHANDS_RANKS_PER_HOST": "1"} if backend == "hybrid" else {}
+    with nursery.ranks(program, MANYHANDS_BACKEND=backend, **variables) as ranks:
+        assert_garbage(ranks.start().raised(), 2)
+
+
+def test_a_part_of_hybrid_that_serves_one_host_names_a_rank_as_the_world_counts_it(nursery: Nursery) -> None:
+    program = """
+        import manyhands_shm.meeting
+        if rank == 3:
+            manyhands_shm.meeting.write_card = lambda value: b""
+        attempt(mh.init, timeout_s=20)
+    """
+    routes = json.dumps({"intra": "shm", "inter": "tcp"})
+    with nursery.ranks(
+        program, 4, MANYHANDS_BACKEND="hybrid", MANYHANDS_BACKENDS__HYBRID__ROUTES=routes, MANYHANDS_RANKS_PER_HOST="2"
+    ) as ranks:
+        failures = ranks.start().raised()
+    assert {(fact["type"], fact["about"]) for fact in failures.values()} == {("ProtocolError", 3)}, failures
+    assert len({fact["text"] for fact in failures.values()}) == 1

@@ -19,7 +19,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "_version aliases checks errors error_file deadline installing partition members",
-        "backend device dtypes low_precision ops waiting wire",
+        "backend cards device dtypes low_precision ops waiting wire",
         "schedule algorithms",
         "libraries",
         "arrays hookspecs observe simulation drawing objects",

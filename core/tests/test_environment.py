@@ -350,3 +350,20 @@ def test_hosts_of_lsf() -> None:
     assert hosts_of_lsf("h1 1 h2 1") == ["h1", "h2"]
     assert hosts_of_lsf("h1 4") == ["h1"]
     assert hosts_of_lsf("") == []
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 30])
+def test_numbers_that_python_does_not_read_are_refused_in_words(number: str) -> None:
+    for variable in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        with pytest.raises(ConfigError):
+            discover(TORCHRUN | {variable: number})
+    with pytest.raises(ConfigError):
+        parse_address(f"node1:{number}")
+    with pytest.raises(ConfigError):
+        list(islice(expand_hostlist(f"node[{number}-{number}]"), 3))
+    assert tasks_of_node(number, 0) is None
+    assert 61440 <= derived_port(number) < 65536
+
+
+def test_a_job_whose_name_is_no_text_has_a_port_all_the_same() -> None:
+    assert 61440 <= derived_port("job\udcff") < 65536

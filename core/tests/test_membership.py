@@ -135,11 +135,11 @@ def test_ranks_that_wait_in_a_circle_are_a_deadlock_told_with_what_each_did() ->
 
 
 def test_a_circle_that_another_thread_may_break_is_waited_out() -> None:
-    job = Job(2)
+    job = Job()
     for rank in range(2):
         job.store.handle(rank, recv(1 - rank, quiet=rank == 1))
     job.pass_time(10)
-    assert job.told == {0: [], 1: []}
+    assert job.told == {0: [], 1: [], 2: []}
 
 
 def test_a_rank_with_another_call_that_may_yet_end_is_waited_out() -> None:
@@ -218,6 +218,16 @@ def test_a_reporter_that_saw_only_that_its_peer_differs_gets_the_words_of_that_p
     for rank, text in enumerate(["barrier() #7", "barrier() #7", "gather() #7"]):
         job.answer(rank, text)
     assert job.the_verdict().text.splitlines()[0] == "rank 0 is in barrier() #7, and rank 2 is in gather() #7:"
+
+
+def test_two_that_wait_in_different_calls_are_told_in_the_first_line_who_is_in_which() -> None:
+    job = Job(2)
+    for rank, digest in enumerate([b"a", b"b"]):
+        job.store.handle(rank, stalled(7, digest, members=(0, 1)))
+    for rank, text in enumerate(["barrier() #7", "gather() #7"]):
+        job.answer(rank, text)
+    first = job.the_verdict().text.splitlines()[0]
+    assert "rank 1 is in gather() #7, and rank 0 in barrier() #7" in first
 
 
 def test_who_gave_up_since_rank_0_did_not_answer_is_not_lost() -> None:

@@ -379,6 +379,7 @@ def test_a_frame_that_is_too_long_is_refused_before_it_comes(line: Line, length:
     line.raw.sendall(struct.pack("<I", length))
     assert line.lost.get(timeout=5) == f"a frame of {length} bytes was announced, and 1000 are allowed"
     assert line.raw.recv(1) == b""
+    assert line.frames.get_nowait() is None  # told as a frame that cannot be read
     assert line.frames.empty()
 
 

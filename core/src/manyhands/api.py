@@ -44,6 +44,7 @@ from manyhands.installing import install_command
 
 if TYPE_CHECKING:
     from manyhands.algorithms.registry import Algorithm
+    from manyhands.cards import read_cards, write_card
     from manyhands.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
     from manyhands.group import Group
     from manyhands.joining import init
@@ -128,6 +129,8 @@ __all__ = [
     "hookimpl",
     "init",
     "install_command",
+    "read_cards",
+    "write_card",
 ]
 
 # What describes a plugin needs none of these: a command that only asks which backends there are must not wait for NumPy. After a
@@ -154,6 +157,7 @@ _HOMES = {
     "current_frames": "manyhands.rendezvous.bystanders",
     "current_rank": "manyhands.threads",
     "init": "manyhands.joining",
+    **dict.fromkeys(("read_cards", "write_card"), "manyhands.cards"),
     **dict.fromkeys(
         ("Buffer", "Collective", "Copy", "Recv", "RecvReduce", "Reduce", "Ref", "Schedule", "Send"), "manyhands.schedule.steps"
     ),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import operator
 from numbers import Real
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["is_number", "is_success", "said", "whole"]
+__all__ = ["UNREADABLE", "is_number", "is_success", "said", "whole"]
+
+
+UNREADABLE: Final = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError)
+"""What decoders raise for bytes that they cannot read: of msgspec, JSON, TOML and text, for bytes and structures of any kind and depth."""
 
 
 def is_success(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from manyhands.backend import BackendSpec
+from manyhands.cards import write_card
 from manyhands.config import Resolved
 from manyhands.deadline import Deadline
 from manyhands.errors import BackendUnavailableError
@@ -54,8 +55,8 @@ def start_best(job: Job, resolved: Resolved, plugins: PluginManager, deadline: D
     """
     specs, _ = plugins.candidates(resolved.lacking)
     own = _Card(_system(), [_Candidate(spec.name, spec.auto_priority or 0, spec.one_host) for spec in specs])
-    answers = job.control.exchange("the choice of a backend", msgspec.msgpack.encode(own), deadline)[0]
-    names, reasons = _rank([msgspec.msgpack.decode(answer, type=_Card) for answer in answers])
+    answers = job.control.exchange("the choice of a backend", write_card(own), deadline)[0]
+    names, reasons = _rank(job.read_cards(answers, _Card, "the choice of a backend"))
     by_name = {spec.name: spec for spec in specs}
     for name in names:
         problem = _try(job, by_name[name], resolved, plugins, deadline)

@@ -7,10 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-import msgspec
-
 from manyhands.arguments import integer
 from manyhands.calls import Calls
+from manyhands.cards import write_card
 from manyhands.deadline import Deadline
 from manyhands.errors import UsageError
 from manyhands.failures import meet
@@ -62,7 +61,7 @@ class DividingCalls(Calls, ABC, Generic[G]):
         UsageError
             ``color`` or ``key`` is no integer.
         """
-        card = msgspec.msgpack.encode((integer(color, "color"), integer(key, "key") or 0))
+        card = write_card((integer(color, "color"), integer(key, "key") or 0))
         deadline = self._begin(timeout_s)
         self._check_open()
         # Counted last: a call that is refused must not change which calls of the ranks belong together.
@@ -70,7 +69,7 @@ class DividingCalls(Calls, ABC, Generic[G]):
             self._splits = count = self._splits + 1
         name = f"split #{count} of group {self._members.number}"
         cards, number = self._meet(name, card, self._members.ranks, deadline)
-        wishes = [msgspec.msgpack.decode(card, type=tuple[int | None, int]) for card in cards]
+        wishes = self._job.read_cards(cards, tuple[int | None, int], name, self._members.ranks)
         if color is None:
             return None
         chosen = sorted((order, rank) for rank, (other, order) in enumerate(wishes) if other == color)

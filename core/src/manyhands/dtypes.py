@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manyhands.aliases import nearest_op
+from manyhands.checks import UNREADABLE
 from manyhands.errors import DTypeError, UsageError
 from manyhands.low_precision import fast_combine
 from manyhands.ops import LOCATING, Combine, Function, Op, first_of, locating, neutral
@@ -172,7 +173,7 @@ def _structured(fields: bytes) -> np.dtype[Any] | None:
             return None
         names, offsets = [field[0] for field in described], [field[2] for field in described]
         return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize})
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError):
+    except UNREADABLE:
         return None
 
 

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyhands.checks import said
+import msgspec
+
+from manyhands.checks import UNREADABLE, said
 from manyhands.errors import AbortedError, CommError
 
 if TYPE_CHECKING:
@@ -81,8 +83,8 @@ def install(rank: int) -> None:
 def read(path: Path) -> ErrorRecord | None:
     """Return what a rank wrote, None when it wrote nothing that can be read."""
     try:
-        return ErrorRecord(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return msgspec.json.decode(path.read_bytes(), type=ErrorRecord)
+    except (OSError, *UNREADABLE):
         return None
 
 

@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from manyhands.backend import Backend, BackendConfig, BackendSpec, Bootstrap, LinkLost, Transfer, Transport
+from manyhands.backend import Backend, BackendConfig, BackendSpec, Bootstrap, Damaged, LinkLost, Transfer, Transport
+from manyhands.cards import read_cards
 from manyhands.checks import is_success, said
 from manyhands.config import Resolved
 from manyhands.deadline import Deadline
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Meeting"]
 
 _log = logging.getLogger("manyhands")
+
+T = TypeVar("T")
 
 _LATECOMERS_S = 1.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -275,7 +278,28 @@ class Job:
         except LinkLost as lost:
             text = f"while {spec.name} started the connection of rank {self.rank} to rank {lost.peer} broke ({lost.reason})"
             raise self.fail(Report("lost", text, lost.peer)) from lost
+        except Damaged as damaged:
+            raise self._broken(damaged, f"while {spec.name} started") from None
         self.control.on_failure(self.backend.abort)
+
+    def read_cards(self, cards: Sequence[bytes], kind: type[T], what: str, ranks: Sequence[int] | None = None) -> list[T]:
+        """Return what the cards of these ranks, by default all, say, as `manyhands.cards.read_cards`.
+
+        Raises
+        ------
+        ProtocolError
+            A card cannot be read; alike on all ranks.
+        """
+        try:
+            return read_cards(cards, kind)
+        except Damaged as damaged:
+            peer = damaged.peer if ranks is None else ranks[damaged.peer]
+            raise self._broken(Damaged(peer, damaged.reason), f"in {what}") from None
+
+    def _broken(self, damaged: Damaged, when: str) -> ManyHandsError:
+        return self.fail(
+            Report("protocol", f"rank {damaged.peer} sent what no manyhands sends {when}: {damaged.reason}", damaged.peer)
+        )
 
     def open_transport(self, channel: int) -> Transport:
         """Return the backend's transport for a channel."""
@@ -452,7 +476,13 @@ class _Maker:
 
     def make(self, spec: BackendSpec, names: tuple[str, ...], ranks: tuple[int, ...]) -> Backend:
         """Make a backend for some ranks; ``names`` are those of the backends that it is a part of, and its own."""
-        backend = self.plugins.load_factory(spec)(_JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks))
+        factory = self.plugins.load_factory(spec)
+        try:
+            backend = factory(_JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks))
+        except (LinkLost, Damaged) as failure:  # a part for some of the ranks numbers them in its own way
+            if len(ranks) == self.job.world_size:
+                raise
+            raise type(failure)(ranks[failure.peer], failure.reason) from None
         return checked_kind(backend, Backend, f"the factory {spec.factory!r}", spec.name)
 
     def find(self, name: str, within: tuple[str, ...]) -> BackendSpec:

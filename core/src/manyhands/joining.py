@@ -172,7 +172,7 @@ def _address(resolved: Resolved, launch: LaunchEnvironment | None, rank: int) ->
 def _secret(resolved: Resolved) -> bytes:
     text = os.environ.get("MANYHANDS_SECRET")
     if text:
-        return text.encode()
+        return os.fsencode(text)
     path: Path | None = resolved.settings.rendezvous.secret_file
     if path is None:
         return b""

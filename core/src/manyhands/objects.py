@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from manyhands.checks import UNREADABLE, said
 from manyhands.dtypes import check_dtype
 from manyhands.errors import DTypeError, UsageError
 from manyhands.wire import DESCRIPTION_BYTES, can_describe, pack_description, parse_description
@@ -93,13 +94,15 @@ class Unpacker(Generic[T]):
         """
         try:
             value: T = self._decoder.decode(data)
-        except (msgspec.ValidationError, RecursionError) as error:
+        except (msgspec.ValidationError, RecursionError, MemoryError) as error:
             expected = "" if self._expected is None else f" as type={_type_name(self._expected)}"
-            problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+            problem = (
+                "it is nested too deep" if isinstance(error, RecursionError) else said(error) or "there is no memory for it"
+            )
             raise UsageError(
                 f"{self._what} cannot read the object of rank {sender}{expected}: {problem}", peer=sender
             ) from None
-        except ValueError as error:  # for bytes that make no object, text or array
+        except UNREADABLE as error:  # for bytes that make no object, text or array
             raise UsageError(
                 f"{self._what} cannot rebuild the object of rank {sender}: {error}; where a dict has dataclasses or the like for "
                 "keys, give type=",

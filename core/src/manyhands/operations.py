@@ -253,7 +253,7 @@ class Operations:
             else:
                 alike = f"root={root}" + ("" if uneven is None else f" and counts={list(uneven)}")
                 cards = self._trade("scatter", description.tobytes() if self._rank == root else b"", deadline, alike)
-                description[:] = np.frombuffer(cards[root], _INT64)
+                description[:] = self._numbers("scatter", root, cards[root], description.size)
             return self._rest("scatter", hand_out)
 
         def hand_out() -> Action:
@@ -463,8 +463,18 @@ class Operations:
         told = [each.partition(b"\0") for each in cards]
         for rank, (theirs, _, _) in enumerate(told):
             if theirs != alike.encode():
-                raise self._give_up(f"in {what} rank {self._rank} has {alike}, and rank {rank} has {theirs.decode()}")
+                raise self._give_up(
+                    f"in {what} rank {self._rank} has {alike}, and rank {rank} has {theirs.decode(errors='replace')}"
+                )
         return [each for _, _, each in told]
+
+    def _numbers(self, what: str, rank: int, card: bytes, count: int) -> Array:
+        """Return the integers on a rank's card; end the job where there are not so many."""
+        if len(card) == count * _INT64.itemsize:
+            return np.frombuffer(card, _INT64)
+        peer = self._members.ranks[rank]
+        text = f"rank {peer} told the other ranks {len(card)} bytes in {what}, and {count * _INT64.itemsize} are right"
+        raise self._job.fail(Report("protocol", text, peer, members=list(self._members.ranks)))
 
     def _trade_counts(self, about: Call, mine: Array, source: Memory, deadline: Deadline) -> Array:
         """Tell the ranks how many rows of ``source`` come from this one: to each its number, or the same to all; return what they tell."""
@@ -473,7 +483,8 @@ class Operations:
             rows = f"{source.dtype} rows of shape {list(source.shape[1:])}{root}"
             cards = self._trade(about.operation, mine.tobytes(), deadline, rows)
             place = self._rank if mine.size > 1 else 0
-            return np.array([np.frombuffer(card, _INT64)[place] for card in cards], _INT64)
+            told = [self._numbers(about.operation, rank, card, mine.size) for rank, card in enumerate(cards)]
+            return np.array([each[place] for each in told], _INT64)
         incoming = np.empty(self._members.size, _INT64)
         self.collectives.run(about, mine, incoming, deadline)
         return incoming

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from manyhands.arrays import Array, bytes_of
-from manyhands.backend import Mailbox, Transfer, Transport
+from manyhands.backend import Damaged, Mailbox, Transfer, Transport
 from manyhands.deadline import Deadline
 from manyhands.waiting import StallCallback, Waiter, checked_transfer
 from manyhands.wire import DESCRIPTION_BYTES, CallSignature, pack_description, pack_header, parse_description, split_header
@@ -121,10 +121,10 @@ class Incoming:
                 self.peer, f"rank {self.peer} sent {sent}, and this rank cannot make such an array: pip install ml_dtypes"
             )
         if math.prod(shape) * dtype.itemsize >= 1 << 62:
-            raise DescriptionMismatch(self.peer, f"rank {self.peer} sent a description that cannot be: {sent}")
+            raise Damaged(self.peer, f"rank {self.peer} sent an array that cannot be: {sent}")
         try:
             return np.empty(shape, dtype)
-        except (MemoryError, ValueError) as error:
+        except (MemoryError, ValueError, OverflowError) as error:
             raise DescriptionMismatch(
                 self.peer, f"there is no memory for the {dtype}{list(shape)} that it sent: {error}"
             ) from error

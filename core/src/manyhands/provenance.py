@@ -14,6 +14,7 @@ from datetime import date, time
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from manyhands.checks import UNREADABLE
 from manyhands.errors import ConfigError
 from manyhands.plugins.installed import nearest
 
@@ -196,7 +197,7 @@ def _parse(text: str) -> Any:
     if text.lstrip().startswith(("[", "{")):
         try:
             return json.loads(text)
-        except ValueError:  # an IPv6 address in brackets, for one
+        except (ValueError, RecursionError):  # an IPv6 address in brackets, for one
             return text
     return text
 
@@ -262,13 +263,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"the configuration file {str(path)!r} does not exist", file=str(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration file {str(path)!r} cannot be read: {error}", file=str(path)) from error
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         where = f"{path}:{found[1]}:{found[2]}" if found else str(path)
         what = re.sub(r" \(at .*\)$", "", str(error))
         raise ConfigError(f"{where}: this is not valid TOML: {what[:1].lower()}{what[1:]}", file=str(path)) from error
+    except (OSError, *UNREADABLE) as error:
+        raise ConfigError(f"the configuration file {str(path)!r} cannot be read: {error}", file=str(path)) from error
 
 
 def as_toml(value: object) -> str:

@@ -51,14 +51,15 @@ def test_rings_fit_into_their_share(world_size: int) -> None:
 
 
 def test_ranks_with_different_sizes_take_the_smallest(monkeypatch: pytest.MonkeyPatch, outcomes: Any) -> None:
-    original = meeting.Card.encode
+    original = meeting.write_card
     numbers = itertools.count(1)
 
-    def encode(card: Any) -> bytes:
-        object.__setattr__(card, "segment_bytes", next(numbers) << 20)
+    def write(card: Any) -> bytes:
+        if isinstance(card, meeting.Card):
+            object.__setattr__(card, "segment_bytes", next(numbers) << 20)
         return original(card)
 
-    monkeypatch.setattr(meeting.Card, "encode", encode)
+    monkeypatch.setattr(meeting, "write_card", write)
     made = outcomes()
     assert made[0]._geometry == made[1]._geometry == Geometry.of(2, 1 << 20)
 

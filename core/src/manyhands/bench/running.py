@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from manyhands.bench.plan import Done, Plan, Point, Problem, Record, Target, decode_record
+from manyhands.checks import UNREADABLE
 from manyhands.errors import CommError
 
 __all__ = ["Interrupted", "Start", "compare"]
@@ -111,7 +112,7 @@ class _Reader:
                     return
                 try:
                     self._take(decode_record(line))
-                except msgspec.DecodeError:  # a rank that was killed did not finish its line
+                except UNREADABLE:  # a rank that was killed did not finish its line
                     continue
                 except Exception as error:  # noqa: BLE001 - what prints may fail as it likes: the pipe must not fill up
                     self.error = error

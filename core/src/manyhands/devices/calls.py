@@ -460,7 +460,7 @@ class Devices:
             cards, _ = meet(self._job, self._members, name, card, members, deadline, is_given=True)
             if cards[0] != cards[1]:
                 text = (
-                    f"{name}: rank {members[0]} sends {cards[0].decode()}, and rank {members[1]} receives {cards[1].decode()}: give an array of "
+                    f"{name}: rank {members[0]} sends {cards[0].decode(errors='replace')}, and rank {members[1]} receives {cards[1].decode(errors='replace')}: give an array of "
                     "the same dtype and number of elements to out="
                 )
                 raise self._job.fail(Report("mismatch", text, members[0], "send", members=list(members)))

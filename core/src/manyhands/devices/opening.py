@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from manyhands.backend import Damaged
 from manyhands.checks import said
 from manyhands.deadline import Deadline
 from manyhands.device import DeviceChannel, DeviceFailure, DeviceMeeting
@@ -38,6 +39,10 @@ def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChanne
         kind, peer = ("lost", None) if failure.is_remote else ("aborted", job.rank)
         text = f"rank {job.rank} cannot open the GPUs of group {members.number}: {failure.reason}"
         raise job.fail(Report(kind, text, peer, members=ranks)) from failure
+    except Damaged as damaged:
+        peer = members.ranks[damaged.peer]
+        text = f"rank {peer} sent what no manyhands sends for the GPUs of group {members.number}: {damaged.reason}"
+        raise job.fail(Report("protocol", text, peer, members=ranks)) from None
     except TimeoutError as error:
         text = f"the GPUs of group {members.number} were not ready within {deadline.timeout_s:g} s on rank {job.rank} ({error})"
         raise job.fail(Report("deadline", text, None, "init", members.channel, -1, ranks)) from None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import sys
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -16,7 +14,7 @@ import msgspec
 
 from manyhands._version import __version__
 from manyhands.deadline import Deadline
-from manyhands.errors import CommError, DeadlineError, InternalError, ManyHandsError, RendezvousError
+from manyhands.errors import CommError, DeadlineError, InternalError, ManyHandsError
 from manyhands.rendezvous.bystanders import last_move, nobody_else
 from manyhands.rendezvous.loop import Loop
 from manyhands.rendezvous.membership import Membership, error_from
@@ -45,8 +43,9 @@ from manyhands.rendezvous.messages import (
     Welcome,
     decode_from_store,
     encode,
+    ranks_in,
 )
-from manyhands.rendezvous.network import Address, FrameConnection, dial, show_address
+from manyhands.rendezvous.network import Address, FrameConnection, dial_patiently, show_address
 from manyhands.rendezvous.recorder import FlightRecorder, Record
 from manyhands.runtime import COMPUTER, Runtime
 from manyhands.wire import CallSignature
@@ -174,6 +173,9 @@ class Control(ABC):
                 rank=self.rank,
                 peer=0,
             )
+        if len(self._welcome.hosts) != self.world_size:
+            text = f"the store told rank {self.rank} of {len(self._welcome.hosts)} ranks, and there are {self.world_size}"
+            raise self.report(Report("protocol", text, 0))
         return self._welcome
 
     def exchange(
@@ -238,6 +240,9 @@ class Control(ABC):
         finally:
             self.recorder.finish(record)
         cards = self._cards.pop(name)
+        if len(cards.cards) != len(ranks):
+            text = f"the store gave rank {self.rank} {len(cards.cards)} cards of {len(ranks)} ranks in {name}"
+            raise self.ended(self.report(Report("protocol", text, 0)), what, None)
         return cards.cards, cards.number
 
     def leave_group(self, number: int, members: Sequence[int], then: Callable[[], None]) -> None:
@@ -455,7 +460,7 @@ class SocketControl(Control):
         deadline: Deadline,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        sock = _dial_patiently(address, secret, join.rank, deadline, cancelled)
+        sock = dial_patiently(address, secret, CONTROL_HELLO, join.rank, deadline, cancelled)
         super().__init__(join.rank, join.world_size, sock.getsockname()[0])
         self._address = address
         self._connection = FrameConnection(
@@ -470,12 +475,14 @@ class SocketControl(Control):
         """Close the connection."""
         self._connection.close()
 
-    def _frame(self, frame: bytes) -> None:
+    def _frame(self, frame: bytes | None) -> None:
         message = decode_from_store(frame)
-        if message is None:
-            self.fail(Verdict("protocol", f"the store at {show_address(self._address)} sent a frame that cannot be read"))
-        else:
+        if message is not None and all(0 <= rank < self.world_size for rank in ranks_in(message)):
             self._deliver(message)
+            return
+        text = f"rank {self.rank} got a frame that cannot be read from the store with rank 0, at {show_address(self._address)}"
+        self._post(Report("protocol", text, 0))  # who can be told is told the same
+        self.fail(Verdict("protocol", text, 0))
 
     def _lost(self, reason: str) -> None:
         if self._farewell:
@@ -485,28 +492,6 @@ class SocketControl(Control):
         with self._changed:
             self._cut = text
             self._changed.notify_all()
-
-
-def _dial_patiently(
-    address: Address, secret: bytes, rank: int, deadline: Deadline, cancelled: Callable[[], bool]
-) -> socket.socket:
-    pause, failure = 0.005, "no attempt was made"
-    while not deadline.passed() and not cancelled():
-        try:
-            return dial(address, secret, CONTROL_HELLO, deadline, cancelled)
-        except RendezvousError as error:
-            error.rank = rank
-            raise
-        except OSError as error:  # refused, reset, unreachable, unresolved, silent: rank 0 may still be on its way
-            failure = error.strerror or str(error)
-        time.sleep(min(pause, deadline.remaining()))
-        pause = min(pause * 1.5, 0.25)
-    raise RendezvousError(
-        f"rank {rank} could not reach rank 0 at {show_address(address)} within {deadline.timeout_s:g} s ({failure}): is rank 0 running, "
-        "and is that its address and port?",
-        rank=rank,
-        peer=0,
-    )
 
 
 class LocalHub:

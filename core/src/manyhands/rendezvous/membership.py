@@ -63,6 +63,7 @@ from manyhands.rendezvous.messages import (
     Verdict,
     Wait,
     Welcome,
+    ranks_in,
 )
 from manyhands.rendezvous.waits import behind_whom, circle, still_owed, unread
 
@@ -225,6 +226,13 @@ class Membership:
 
     def handle(self, rank: int, message: FromRank) -> None:
         """Take in what a rank that has come says."""
+        stranger = next((other for other in ranks_in(message) if not 0 <= other < self.world_size), None)
+        if stranger is not None:
+            text = (
+                f"rank {rank} sent the store a frame that cannot be: it names rank {stranger} in a world of {self.world_size}"
+            )
+            self._decide(Verdict("protocol", text, rank))
+            return
         match message:
             case Exchange():
                 self._exchange(rank, message)
@@ -383,7 +391,7 @@ class Membership:
         for (other, _), theirs in self._waits.items():
             both = wait.is_collective and theirs.is_collective
             if both and (theirs.channel, theirs.sequence) == place and theirs.digest != wait.digest:
-                text = f"{show_ranks((rank, other))} wait for each other in different calls: {_ORDER}"
+                text = f"the ranks did not make the same call, and wait for each other: rank {rank} is in {ANOTHER_CALL}, and rank {other} in {ANOTHER_CALL}: {_ORDER}"
                 self._open_inquest(rank, Report("mismatch", text, other, wait.operation, *place, wait.members))
                 return
         waiting = circle(self._stalls, rank, self._owes)
@@ -457,9 +465,11 @@ class Membership:
         ):
             lines.append("  arrays of unequal lengths: give counts= or uneven=True on all ranks")
         peer, headline = report.peer, report.text
-        theirs = None if peer is None else inquest.answers.get(peer)
-        if report.kind == "mismatch" and theirs is not None and theirs.entered:
-            headline = headline.replace(ANOTHER_CALL, theirs.text, 1)
+        if report.kind == "mismatch" and peer is not None:
+            # Of two that are left out, the first is the reporter.
+            for rank in (inquest.reporter, peer) if headline.count(ANOTHER_CALL) > 1 else (peer,):
+                if rank in inquest.answers and inquest.answers[rank].entered:
+                    headline = headline.replace(ANOTHER_CALL, inquest.answers[rank].text, 1)
         if report.kind == "deadline":
             meeting = self._meetings.get(report.operation or "")
             if meeting is not None:

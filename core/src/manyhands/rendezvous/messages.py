@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
+
+from manyhands.checks import UNREADABLE
 
 __all__ = [
     "ANOTHER_CALL",
@@ -29,6 +33,7 @@ __all__ = [
     "decode_from_rank",
     "decode_from_store",
     "encode",
+    "ranks_in",
 ]
 
 ANOTHER_CALL = "another call"
@@ -230,17 +235,60 @@ def encode(message: FromRank | FromStore) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_from_rank(frame: bytes) -> FromRank | None:
+def decode_from_rank(frame: bytes | None) -> FromRank | None:
     """Return the message in a frame, None when it is none."""
+    if frame is None:
+        return None
     try:
         return _from_rank.decode(frame)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
 
 
-def decode_from_store(frame: bytes) -> FromStore | None:
+def decode_from_store(frame: bytes | None) -> FromStore | None:
     """Return the message in a frame, None when it is none."""
+    if frame is None:
+        return None
     try:
         return _from_store.decode(frame)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
+
+
+def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
+    """Yield every number of a message that must be that of a rank."""
+    match message:
+        case Exchange() | Checkpoint():
+            yield from message.members
+        case Stalled():
+            for wait in (message.wait, *message.waits):
+                yield from _ranks_of(wait)
+            yield from _ranks_of(message.progress)
+        case Testimony():
+            for wait in message.waits:
+                yield from _ranks_of(wait)
+            yield from _ranks_of(message.progress)
+        case Report():
+            yield from message.members
+            yield 0 if message.peer is None else message.peer
+        case Verdict(peer=int(peer)) | Shrunk(problem=Verdict(peer=int(peer))):
+            yield peer
+        case Shrunk(ranks=hosts) | Welcome(hosts=hosts):
+            yield from hosts
+        case Leave():
+            yield from _ranks_of(message.progress)
+        case LeaveGroup():
+            yield from message.members
+            yield from _ranks_of(message.progress)
+        case _:
+            pass
+
+
+def _ranks_of(part: Wait | Progress) -> Iterator[int]:
+    if isinstance(part, Wait):
+        yield from part.members
+        yield from part.awaiting
+        yield from (peer for peer, _, _ in part.messages)
+    else:
+        for counts in (*part.sends.values(), *part.receives.values()):
+            yield from counts

@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from manyhands.deadline import Deadline
@@ -27,7 +28,7 @@ from manyhands.rendezvous.handshake import (
 )
 from manyhands.rendezvous.loop import Loop
 
-__all__ = ["Address", "FrameConnection", "Listener", "bind", "dial", "is_loopback", "resolve", "show_address"]
+__all__ = ["Address", "FrameConnection", "Listener", "bind", "dial", "dial_patiently", "is_loopback", "resolve", "show_address"]
 
 _log = logging.getLogger("manyhands")
 
@@ -133,6 +134,35 @@ def dial(
         sock.close()
         raise
     return sock
+
+
+def dial_patiently(
+    address: Address, secret: bytes, hello: bytes, rank: int, deadline: Deadline, cancelled: Callable[[], bool]
+) -> socket.socket:
+    """Connect as `dial` to rank 0, which may still be on its way: again and again until the deadline, in the name of ``rank``.
+
+    Raises
+    ------
+    RendezvousError, AuthenticationError
+        As `dial`; or nobody was there in time.
+    """
+    pause, failure = 0.005, "no attempt was made"
+    while not deadline.passed() and not cancelled():
+        try:
+            return dial(address, secret, hello, deadline, cancelled)
+        except RendezvousError as error:
+            error.rank = rank
+            raise
+        except OSError as error:  # refused, reset, unreachable, unresolved, silent: rank 0 may still be on its way
+            failure = error.strerror or str(error)
+        time.sleep(min(pause, deadline.remaining()))
+        pause = min(pause * 1.5, 0.25)
+    raise RendezvousError(
+        f"rank {rank} could not reach rank 0 at {show_address(address)} within {deadline.timeout_s:g} s ({failure}): is rank 0 running, "
+        "and is that its address and port?",
+        rank=rank,
+        peer=0,
+    )
 
 
 def _connect(address: Address, deadline: Deadline, cancelled: Callable[[], bool]) -> socket.socket:
@@ -374,7 +404,7 @@ class FrameConnection:
     loop, sock
         Where it runs, and the non-blocking socket, owned by the connection from now on.
     on_frame
-        Called in the loop's thread with each frame.
+        Called in the loop's thread with each frame; with None for one that is announced to be longer than it may be, the last.
     on_lost
         Called once in the loop's thread, with a reason, when the other side closed or broke the connection.
     max_bytes
@@ -387,7 +417,7 @@ class FrameConnection:
         self,
         loop: Loop,
         sock: socket.socket,
-        on_frame: Callable[[bytes], None],
+        on_frame: Callable[[bytes | None], None],
         on_lost: Callable[[str], None],
         max_bytes: int,
     ) -> None:
@@ -458,7 +488,9 @@ class FrameConnection:
         while self._open and len(self._incoming) >= self._LENGTH.size:
             (length,) = self._LENGTH.unpack_from(self._incoming)
             if length > self._max_bytes:
-                self._lost(f"a frame of {length} bytes was announced, and {self._max_bytes} are allowed")
+                self._on_frame(None)
+                reason = f"a frame of {length} bytes was announced, and {self._max_bytes} are allowed"
+                self._loop.call(partial(self._end, reason))  # behind what is said to that
                 return
             if len(self._incoming) < self._LENGTH.size + length:
                 break
@@ -466,6 +498,10 @@ class FrameConnection:
             del self._incoming[: self._LENGTH.size + length]
             self._on_frame(frame)
         if not piece and self._open:
+            self._lost(reason)
+
+    def _end(self, reason: str) -> None:
+        if self._open:
             self._lost(reason)
 
     def _lost(self, reason: str) -> None:

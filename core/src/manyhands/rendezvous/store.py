@@ -112,12 +112,15 @@ class _Seat:
         self._connection = FrameConnection(store._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES)
         store._seats.add(self._connection)
 
-    def _frame(self, frame: bytes) -> None:
+    def _frame(self, frame: bytes | None) -> None:
         membership = self._store._membership
         message = decode_from_rank(frame)
         if message is None or (self._rank is None) != isinstance(message, Join):
             who = "a process" if self._rank is None else f"rank {self._rank}"
-            membership.fail(Verdict("protocol", f"{who} sent the store a frame that cannot be read", self._rank))
+            verdict = Verdict("protocol", f"{who} sent the store a frame that cannot be read", self._rank)
+            membership.fail(verdict)
+            if self._rank is None:
+                self._connection.send(encode(membership.verdict or verdict))
         elif isinstance(message, Join):
             self._join(message)
         elif self._rank is not None:

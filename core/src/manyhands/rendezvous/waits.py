@@ -63,7 +63,7 @@ def circle(stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed) -
 
 
 def behind_whom(rank: int, peer: int | None, answers: Mapping[int, Testimony], silent: Sequence[int]) -> int | None:
-    """Return whom ``rank``, which waits for ``peer``, waits for in the end; a rank that is silent, where that may be the one."""
+    """Return whom ``rank``, which waits for ``peer``, waits for in the end; a rank that is silent, where that may be the one, and None where it goes on."""
     path = [rank]
     while peer is not None and peer in answers:
         if peer in path:  # a circle, with no end
@@ -76,6 +76,10 @@ def behind_whom(rank: int, peer: int | None, answers: Mapping[int, Testimony], s
             if other != peer and (other not in answers or still_owed(wait, peer, other, answers[other].progress))
         ]
         if not owing:
+            if answers[
+                peer
+            ].waits:  # what it has waited for has come meanwhile, and it goes on: who was late cannot be told any more
+                peer = None
             break
         peer = min(owing, key=lambda other: other in answers)
     return min(silent) if silent and peer not in silent else peer

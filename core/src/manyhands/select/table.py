@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from manyhands.checks import UNREADABLE
 from manyhands.errors import ConfigError
 from manyhands.plugins.installed import nearest
 from manyhands.provenance import as_toml
@@ -70,10 +71,10 @@ def read_table(path: str | os.PathLike[str], below: Iterable[Rule] | None = None
         tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"the table {name!r} does not exist", file=name) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the table {name!r} cannot be read: {error}", file=name) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: this is not valid TOML: {error}", file=name) from None
+    except (OSError, *UNREADABLE) as error:
+        raise ConfigError(f"the table {name!r} cannot be read: {error}", file=name) from None
     return (*_rules(tree, name, name), *(default_rules() if below is None else below))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from manyhands.checks import UNREADABLE
 from manyhands.errors import ConfigError
 from manyhands.simulation.jitter import Jitter
 
@@ -156,10 +157,10 @@ class Network(_Model):
             raise ConfigError(f"{file}: the network file is no file that could be read: expected is a TOML file", file=file)
         try:
             table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: the network file cannot be read: {error}", file=file) from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{file}: the network file is no valid TOML: {error}", file=file) from None
+        except (OSError, *UNREADABLE) as error:
+            raise ConfigError(f"{file}: the network file cannot be read: {error}", file=file) from None
         try:
             return cls.model_validate(table)
         except ValidationError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,8 @@ from manyhands.api import (
     Transfer,
     Transport,
     UnsupportedError,
+    read_cards,
+    write_card,
 )
 from manyhands_gloo.meeting import make_store
 from manyhands_gloo.plugin import GlooConfig
@@ -100,7 +101,7 @@ class GlooBackend(Backend):
         if not self.distributed.is_available() or not self.distributed.is_gloo_available():
             raise BackendUnavailableError("this build of torch has no Gloo: pip install torch brings one that has")
         mine = {"native": config.native, "check": config.check, "torch": str(self.torch.__version__)}
-        _compare([json.loads(card) for card in bootstrap.exchange("gloo", json.dumps(mine).encode())])
+        _compare(read_cards(bootstrap.exchange("gloo", write_card(mine)), dict[str, bool | str]))
         self.group: Any = self._join(bootstrap)
         _backends.append(self)
 
@@ -225,12 +226,12 @@ class GlooBackend(Backend):
         return CommError(f"Gloo failed: {reason(error)}", rank=self.rank)
 
 
-def _compare(cards: list[dict[str, Any]]) -> None:
+def _compare(cards: list[dict[str, bool | str]]) -> None:
     for rank, card in enumerate(cards):
         for key, value in card.items():
-            if value != cards[0][key]:
+            if value != cards[0].get(key):
                 raise ConfigError(
-                    f"{'torch' if key == 'torch' else f'backends.gloo.{key}'} is {cards[0][key]!r} on rank 0 and {value!r} on rank {rank}: all "
+                    f"{'torch' if key == 'torch' else f'backends.gloo.{key}'} is {cards[0].get(key)!r} on rank 0 and {value!r} on rank {rank}: all "
                     "ranks need the same",
                     key=f"backends.gloo.{key}",
                     value=value,

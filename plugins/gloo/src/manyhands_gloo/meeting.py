@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from manyhands.api import Bootstrap
+from manyhands.api import Bootstrap, read_cards, write_card
 
 __all__ = ["make_store"]
 
@@ -20,12 +19,12 @@ def make_store(bootstrap: Bootstrap, distributed: Any) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self._known: dict[str, bytes] = {}
-            self._new: dict[str, str] = {}
+            self._new: dict[str, bytes] = {}
             self._rounds = 0
 
         def set(self, key: str, value: bytes) -> None:
             self._known[key] = bytes(value)
-            self._new[key] = bytes(value).hex()
+            self._new[key] = bytes(value)
 
         def get(self, key: str) -> bytes:
             while key not in self._known:
@@ -41,8 +40,8 @@ def make_store(bootstrap: Bootstrap, distributed: Any) -> Any:
 
         def _trade(self) -> None:
             self._rounds += 1
-            card, self._new = json.dumps(self._new).encode(), {}
-            for others in bootstrap.exchange(f"gloo {self._rounds}", card):
-                self._known |= {key: bytes.fromhex(value) for key, value in json.loads(others).items()}
+            card, self._new = write_card(self._new), {}
+            for others in read_cards(bootstrap.exchange(f"gloo {self._rounds}", card), dict[str, bytes]):
+                self._known |= others
 
     return CardStore()

@@ -7,10 +7,9 @@ ends every wait. Memory that MPI may still touch is held until MPI is done with 
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from manyhands.api import (
     Backend,
@@ -23,6 +22,8 @@ from manyhands.api import (
     Transfer,
     Transport,
     UnsupportedError,
+    read_cards,
+    write_card,
 )
 from manyhands_mpi import library
 from manyhands_mpi.agreement import Agreement
@@ -45,6 +46,16 @@ _backends: list[MpiBackend] = []
 def current() -> MpiBackend | None:
     """Return the backend of this process that was made last and is open, None where there is none."""
     return _backends[-1] if _backends else None
+
+
+class _Card(TypedDict):
+    """What a rank tells the others before they begin."""
+
+    size: int
+    native: str
+    check: bool
+    library: str
+    parallel: bool
 
 
 class MpiBackend(Backend):
@@ -93,14 +104,14 @@ class MpiBackend(Backend):
         self.lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if self._parallel else threading.Lock()
         self.blocking: bool = self._parallel and config.native == "blocking"
         world = self.mpi.COMM_WORLD
-        mine = {
-            "size": world.size,
-            "native": config.native,
-            "check": config.check,
-            "library": library.name_of(self.mpi),
-            "parallel": self._parallel,
-        }
-        cards = [json.loads(card) for card in bootstrap.exchange("mpi", json.dumps(mine).encode())]
+        mine = _Card(
+            size=world.size,
+            native=config.native,
+            check=config.check,
+            library=library.name_of(self.mpi),
+            parallel=self._parallel,
+        )
+        cards = read_cards(bootstrap.exchange("mpi", write_card(mine)), _Card)
         self._compare(cards)
         # All ranks are here, so that this call, which has no deadline, does not wait for anybody.
         self.comm: Any = world.Split(0, self.rank)
@@ -110,7 +121,7 @@ class MpiBackend(Backend):
         self.watchdog: Watchdog = Watchdog(self)
         _backends.append(self)
 
-    def _compare(self, cards: list[dict[str, Any]]) -> None:
+    def _compare(self, cards: list[_Card]) -> None:
         for rank, card in enumerate(cards):
             if card["size"] != self.size:
                 raise BackendUnavailableError(
@@ -118,12 +129,13 @@ class MpiBackend(Backend):
                     f"`manyhands run --backend mpi -n {self.size}`, mpiexec -n {self.size} or srun -n {self.size}, of the MPI that mpi4py "
                     f"loads (rank {rank}: {card['library']})"
                 )
-            for key in ("native", "check", "library", "parallel"):
-                if card[key] != cards[0][key]:
+            first = dict(cards[0])
+            for key, value in card.items():
+                if value != first[key]:
                     raise ConfigError(
-                        f"backends.mpi.{key} is {cards[0][key]!r} on rank 0 and {card[key]!r} on rank {rank}: all ranks need the same",
+                        f"backends.mpi.{key} is {first[key]!r} on rank 0 and {value!r} on rank {rank}: all ranks need the same",
                         key=f"backends.mpi.{key}",
-                        value=card[key],
+                        value=value,
                     )
 
     def open_transport(self, channel: int) -> MpiTransport:

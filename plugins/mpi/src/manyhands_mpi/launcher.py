@@ -172,8 +172,8 @@ class _Run:
         note = self._notes / f"{rank}.exit"
         try:
             record = json.loads((self._notes / f"{rank}.json").read_text(encoding="utf-8"))
-            return _Failure(rank, code, record["time"], record["secondary"], record["traceback"])
-        except (OSError, ValueError, KeyError):
+            return _Failure(rank, code, float(record["time"]), bool(record["secondary"]), str(record["traceback"]))
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
             return _Failure(rank, code, note.stat().st_mtime, secondary=False, traceback="")
 
 

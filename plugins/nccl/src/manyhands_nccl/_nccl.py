@@ -91,6 +91,14 @@ class Library:
         self.group_start: Callable[[], None] = raw.group_start
         self.group_end: Callable[[], None] = raw.group_end
 
+    def is_id(self, data: bytes) -> bool:
+        """Tell whether these bytes can be the id of a communicator."""
+        try:
+            self.raw.UniqueId.from_buffer(bytearray(data))
+        except (ValueError, TypeError):
+            return False
+        return True
+
     def unique_id(self) -> bytes:
         """Return what the ranks of a new communicator meet by; this process is where they do so."""
         try:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from manyhands.api import (
     Backend,
     BackendUnavailableError,
     Bootstrap,
     ConfigError,
+    Damaged,
     DeviceFailure,
     DeviceMeeting,
     Transport,
     UnsupportedError,
+    read_cards,
+    write_card,
 )
 from manyhands_nccl import _cuda, _nccl
 from manyhands_nccl.channel import NcclChannel
@@ -39,7 +41,7 @@ class _Card:
     version: int = 0
     device: int = 0
     bus_id: str = ""
-    capability: tuple[int, ...] = (0, 0)
+    capability: tuple[int, int] = (0, 0)
     may_share: bool = False
     max_ctas: int | None = None
 
@@ -62,7 +64,7 @@ def create(bootstrap: Bootstrap) -> NcclBackend:
         mine = _card(*loaded, config, bootstrap.local_rank)
     except (BackendUnavailableError, DeviceFailure) as error:
         mine = _Card(problem=str(error))
-    cards = [_Card(**json.loads(card)) for card in bootstrap.exchange("nccl", json.dumps(asdict(mine)).encode())]
+    cards = read_cards(bootstrap.exchange("nccl", write_card(mine)), _Card)
     _compare(cards, bootstrap.hosts)
     assert loaded is not None  # else there was a problem
     max_ctas = config.max_ctas or (_SHARED_MAX_CTAS if _shared(cards, bootstrap.hosts) else None)
@@ -207,7 +209,9 @@ class NcclBackend(Backend):
             except DeviceFailure as error:
                 mine = b"\1" + error.reason.encode()
         card = meeting.exchange(f"nccl id {channel}", mine)[0]
-        if card[:1] != b"\0":
+        if card[:1] not in (b"\0", b"\1") or (card[:1] == b"\0" and not self._library.is_id(card[1:])):
+            raise Damaged(0, f"what it sent is no id of NCCL's: {card[:16]!r}")
+        if card[:1] == b"\1":
             raise DeviceFailure(card[1:].decode(errors="replace"), is_remote=meeting.rank != 0)
         return card[1:]
 

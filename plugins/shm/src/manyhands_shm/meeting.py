@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyhands.api import BackendUnavailableError, Bootstrap
+from manyhands.api import BackendUnavailableError, Bootstrap, read_cards, write_card
 from manyhands_shm.segment import TOKEN_BYTES, CannotOpenError, Segment
 
 __all__ = ["Card", "meet"]
@@ -43,15 +42,15 @@ class Card:
     namespace: str
     pid: int
     fd: int
-    token: str
+    token: bytes
     segment_bytes: int
     heap_bytes: int
     has_barrier: bool
     problem: str = ""
 
-    def encode(self) -> bytes:
-        """Return the card as bytes."""
-        return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
+    def __post_init__(self) -> None:
+        if self.pid <= 0 or self.fd < -1 or not 0 <= self.heap_bytes < 1 << 48:
+            raise ValueError(f"there is no such memory: {self}")
 
 
 def boot_id() -> str:
@@ -97,26 +96,27 @@ def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barri
             _namespace(),
             os.getpid(),
             fd,
-            token.hex(),
+            token,
             segment_bytes,
             heap_bytes,
             has_barrier,
             problem,
         )
-        cards = [Card(**json.loads(data)) for data in bootstrap.exchange("shm", card.encode())]
+        cards = read_cards(bootstrap.exchange("shm", write_card(card)), Card)
         _check_cards(cards)
         failures: dict[int, str] = {}
         for rank, other in enumerate(cards):
             if rank == bootstrap.rank:
                 continue
             try:
-                opened[rank] = Segment.open(other.pid, other.fd, bytes.fromhex(other.token), other.heap_bytes)
+                opened[rank] = Segment.open(other.pid, other.fd, other.token, other.heap_bytes)
             except CannotOpenError as error:
                 failures[rank] = str(error)
-        answers = bootstrap.exchange("shm, opened", json.dumps(list(failures.items())[:50]).encode())
-        if any(json.loads(answer) for answer in answers):
+        mine = write_card(list(failures.items())[:50])
+        answers = read_cards(bootstrap.exchange("shm, opened", mine), list[tuple[int, str]])
+        if any(answers):
             bootstrap.exchange("shm, not opened", b"")  # where a rank has died meanwhile, that is what ends the job
-        _check_answers([json.loads(answer) for answer in answers], cards)
+        _check_answers(answers, cards)
     except BaseException:
         for segment in opened.values():
             segment.close()

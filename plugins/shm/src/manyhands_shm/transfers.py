@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from manyhands.api import HEADER_BYTES
+from manyhands.api import HEADER_BYTES, Damaged
 from manyhands_shm.link import Link, Moving
 
 __all__ = ["Consuming", "Receiving", "Sending", "SendingInPlace"]
@@ -91,6 +91,8 @@ class _Incoming(Moving):
             if not slots:
                 self._far = far = link.whole(self._nbytes)
                 slots = 1
+                if start or len(far) != self._nbytes:
+                    raise Damaged(self.peer, f"rank {self.peer} sent a place outside of its memory")
         part = link.part(self._nbytes - start, slots) if far is None else far[start : start + _PART_BYTES]
         if part:
             self._use(part, start)

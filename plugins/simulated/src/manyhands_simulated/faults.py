@@ -345,7 +345,7 @@ class FaultPlan(_Model):
             raise _as_error(error, file) from None
         except OSError as error:
             raise ConfigError(f"the fault plan {file!r} cannot be read: {error.strerror or error}", file=file) from None
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{file}: the fault plan cannot be read as TOML: {error}", file=file) from None
         return cls(summary=read.summary, faults=tuple(fault for kind in KINDS for fault in getattr(read, kind)))
 

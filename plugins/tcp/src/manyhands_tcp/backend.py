@@ -14,10 +14,23 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from manyhands.api import Backend, Bootstrap, ConfigError, Deadline, LinkLost, Mailbox, Sink, Transfer, Transport
+from manyhands.api import (
+    Backend,
+    Bootstrap,
+    ConfigError,
+    Deadline,
+    LinkLost,
+    Mailbox,
+    Sink,
+    Transfer,
+    Transport,
+    read_cards,
+    write_card,
+)
 from manyhands_tcp.interfaces import address_of
 from manyhands_tcp.mailbox import Patience, TcpMailbox, aligned, yield_processor
 from manyhands_tcp.plugin import TcpConfig
@@ -31,6 +44,18 @@ _KNOCK_AFTER_S = 0.02
 _KNOCK_AGAIN_S = 1.0
 _STAGING_BYTES = 1 << 18
 """What is reduced at once: it is still in the cache, while the kernel moves the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """Where a rank listens."""
+
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 1 << 16:
+            raise ValueError(f"there is no port {self.port}")
 
 
 class TcpBackend(Backend):
@@ -58,6 +83,7 @@ class TcpBackend(Backend):
         self._config = config
         self._bootstrap = bootstrap
         self.rank: int = bootstrap.rank
+        self._size = bootstrap.world_size
         self.patience: Patience = Patience.of(bootstrap.world_size, config.spin_us)
         self._changed = threading.Condition()
         self._links: dict[tuple[int, int], socket.socket] = {}
@@ -69,7 +95,8 @@ class TcpBackend(Backend):
         listening, port = bootstrap.listen(host, self._accept)
         # Whoever listens everywhere is dialled where the others meet it: its own word for "everywhere" leads each to itself.
         reachable = bootstrap.host if listening in ("0.0.0.0", "::") else listening  # noqa: S104 - compared, not bound
-        addresses = [parse_card(card) for card in bootstrap.exchange("tcp", make_card(reachable, port))]
+        cards = read_cards(bootstrap.exchange("tcp", write_card(_Card(reachable, port))), _Card)
+        addresses = [(card.host, card.port) for card in cards]
         with self._changed:
             self._addresses = addresses
             knocks, self._early_knocks = self._early_knocks, []
@@ -162,7 +189,10 @@ class TcpBackend(Backend):
 
     def _accept(self, sock: socket.socket, hello: bytes) -> None:
         """Take an authenticated connection; runs in core's background thread, so that it must not block."""
-        _, purpose, channel, peer = _HELLO.unpack_from(hello)
+        magic, purpose, channel, peer = _HELLO.unpack_from(hello)
+        if magic.rstrip(b"\0") != b"tcp" or purpose not in (_LINK, _KNOCK) or not 0 <= peer < self._size or peer == self.rank:
+            sock.close()  # no rank says so; who waits for that connection is told that it broke
+            return
         if purpose == _LINK:
             self._add((channel, peer), sock)
             return
@@ -313,14 +343,3 @@ def _check_congestion_control(name: str) -> None:
                 key="backends.tcp.congestion_control",
                 value=name,
             ) from None
-
-
-def make_card(host: str, port: int) -> bytes:
-    """Return an address as a card for the other ranks."""
-    return f"{port} {host}".encode()
-
-
-def parse_card(card: bytes) -> tuple[str, int]:
-    """Return the address on a card."""
-    port, _, host = card.decode().partition(" ")
-    return host, int(port)

@@ -11,8 +11,8 @@ __all__ = ["expand_hostlist", "hosts_of_lsf", "tasks_of_node"]
 
 _NAME = re.compile(r"(?:[^\[\],]|\[[^\[\]]+\])+")
 _BRACKETS = re.compile(r"\[([^\]]+)\]")
-_RANGE = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+))?\Z", re.ASCII)
-_REPEATED = re.compile(r"(?P<tasks>\d+)(?:\(x(?P<times>\d+)\))?\Z", re.ASCII)
+_RANGE = re.compile(r"(?P<first>\d{1,18})(?:-(?P<last>\d{1,18}))?\Z", re.ASCII)
+_REPEATED = re.compile(r"(?P<tasks>\d{1,18})(?:\(x(?P<times>\d{1,18})\))?\Z", re.ASCII)
 
 
 def expand_hostlist(text: str) -> Iterator[str]:

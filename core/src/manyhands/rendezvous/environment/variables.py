@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Mapping
 
@@ -14,6 +15,7 @@ _FIRST_DERIVED_PORT = 61440
 
 _DERIVED_PORTS = 4096
 _LARGEST_PORT = 65535
+_MOST_DIGITS = 18
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -48,7 +50,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def derived_port(job: str) -> int:
     """Return the port, 61440 to 65535, that all ranks of the job named ``job`` agree on without talking."""
-    number = int(job) if job.isascii() and job.isdigit() else zlib.crc32(job.encode())
+    number = int(job) if _is_number(job) else zlib.crc32(os.fsencode(job))
     return _FIRST_DERIVED_PORT + number % _DERIVED_PORTS
 
 
@@ -129,7 +131,7 @@ class Variables:
 
     def _number(self, name: str) -> int:
         value = self.text(name) or ""
-        if not (value.isascii() and value.isdigit()):
+        if not _is_number(value):
             raise ConfigError(
                 f"{name}={value!r} is not a number of 0 or more; correct it, or unset it when this process was not started by "
                 "the launcher that sets it",
@@ -147,8 +149,13 @@ class Variables:
         )
 
 
+def _is_number(text: str) -> bool:
+    """Tell whether this is a whole number of 64 bits; Python itself reads no text of thousands of digits."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
 def _port(text: str, what: str, value: str, file: str | None = None) -> int:
-    if text.isascii() and text.isdigit() and 0 < int(text) <= _LARGEST_PORT:
+    if _is_number(text) and 0 < int(text) <= _LARGEST_PORT:
         return int(text)
     shown = what if what == file else f"{what} {value!r}"
     raise ConfigError(f"{shown} must be a number from 1 to {_LARGEST_PORT}, and {text!r} was given", file=file, value=value)
