@@ -413,9 +413,10 @@ def test_a_failure_that_no_call_has_told_is_told_by_close(nursery: Nursery) -> N
         ("group.all_reduce(np.ones(3))", "all_reduce", 2),
         ("group.all_reduce_async(np.ones(3)).wait()", "all_reduce", 2),
         ("group.recv(source=1)", "recv from rank 1", 1),
-        ("group.split(0)", "split #1 of group 0", None),
+        ("group.split(0)", "split", None),
         ("group.broadcast_object({}, root=1)", "broadcast_object", 2),
         ("until_failed(group) or group.all_gather(np.ones(3))", "all_gather", 2),  # it had failed before
+        ("until_failed(group) or group.split(0)", "split", None),
     ],
 )
 def test_who_loses_a_rank_is_told_which_call_that_ended(

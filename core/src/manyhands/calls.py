@@ -57,9 +57,9 @@ class Calls:
         self._job.runtime.enter(self._job.rank)
         return Deadline(self._timeout_s if timeout_s is None else timeout_s, self._job.runtime.now)
 
-    def _check_open(self, what: str | None = None) -> None:
+    def _check_open(self, what: str | None = None, sequence: int | None = None) -> None:
         try:
-            check_usable(self._job, self._members.number, what, None if what is None else self._operations.collectives.sequence)
+            check_usable(self._job, self._members.number, what, sequence)
         except CommError:
             self._saw()
             raise
@@ -67,7 +67,7 @@ class Calls:
     def _now(self, what: str, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
         """Run a collective in this thread when its turn comes, and return its result."""
         deadline = self._begin(timeout_s)
-        self._check_open(what)  # before it waits for the turn of a group that has closed
+        self._check_open(what, self._operations.collectives.sequence)  # before it waits for the turn of a group that has closed
         try:
             self._lane.take(deadline)
         except TimeoutError:
@@ -134,7 +134,7 @@ class Calls:
         ``reads`` and ``writes`` are the arrays of the caller's that it reads, and writes to.
         """
         seconds = self._begin(timeout_s).timeout_s
-        self._check_open()
+        self._check_open(what)
         if isinstance(action, DeviceAction):
             return cast("Work[T]", self._beside(what, action, seconds))
         if isinstance(action, Traded):

@@ -63,7 +63,7 @@ class DividingCalls(Calls, ABC, Generic[G]):
         """
         card = write_card((integer(color, "color"), integer(key, "key") or 0))
         deadline = self._begin(timeout_s)
-        self._check_open()
+        self._check_open("split")
         # Counted last: a call that is refused must not change which calls of the ranks belong together.
         with self._counting:
             self._splits = count = self._splits + 1
@@ -104,7 +104,7 @@ class DividingCalls(Calls, ABC, Generic[G]):
         if not chosen or len(set(chosen)) != len(chosen):
             raise UsageError(f"ranks must name at least one rank, and each once, and {list(ranks)} was given")
         deadline = self._begin(timeout_s)
-        self._check_open()
+        self._check_open("subgroup")
         if self._members.rank not in chosen:
             return None
         with self._counting:

@@ -235,14 +235,14 @@ class Control(ABC):
                     raise self.report(Report("deadline", text, None, name, channel, sequence, ranks))
                 self.stalled(record, Wait(channel, sequence, what, digest, others, [], ranks, name))
         except CommError as error:
-            self.ended(error, what if members is not None else "init", sequence if sequence >= 0 else None)
+            self.ended(error, "init" if members is None else what.partition(" ")[0], sequence if sequence >= 0 else None)
             raise
         finally:
             self.recorder.finish(record)
         cards = self._cards.pop(name)
         if len(cards.cards) != len(ranks):
             text = f"the store gave rank {self.rank} {len(cards.cards)} cards of {len(ranks)} ranks in {name}"
-            raise self.ended(self.report(Report("protocol", text, 0)), what, None)
+            raise self.ended(self.report(Report("protocol", text, 0)), what.partition(" ")[0], None)
         return cards.cards, cards.number
 
     def leave_group(self, number: int, members: Sequence[int], then: Callable[[], None]) -> None:
