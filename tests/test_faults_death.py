@@ -411,7 +411,7 @@ def test_a_failure_that_no_call_has_told_is_told_by_close(nursery: Nursery) -> N
     ("call", "operation", "number"),
     [
         ("group.all_reduce(np.ones(3))", "all_reduce", 2),
-        ("group.all_reduce_async(np.ones(3)).wait()", "all_reduce", 2),
+        ("work.wait()", "all_reduce", 2),
         ("group.recv(source=1)", "recv from rank 1", 1),
         ("group.split(0)", "split", None),
         ("group.broadcast_object({}, root=1)", "broadcast_object", 2),
@@ -428,7 +428,10 @@ def test_who_loses_a_rank_is_told_which_call_that_ended(
         group.barrier()
         group.barrier()
         if rank == 1:
+            until_told_to_go()
             os._exit(1)
+        work = {"group.all_reduce_async(np.ones(3))" if call == "work.wait()" else None}
+        tell("calling")
         for _ in range(2):  # a later call is told of the same one
             error = attempt(lambda: {call})
             for each in error, pickle.loads(pickle.dumps(error)):
@@ -437,7 +440,9 @@ def test_who_loses_a_rank_is_told_which_call_that_ended(
         os._exit(0)
     """
     with nursery.ranks(program) as ranks:
-        ranks.start().wait([0, 2])
+        ranks.start().await_facts("calling", 2)
+        ranks.go()
+        ranks.wait([0, 2])
         ends = [fact["call"] for fact in ranks.facts if fact["what"] == "ended"]
         assert {fact["operation"] for fact in ranks.facts if fact["what"] == "raised"} == {operation}
     assert ends == [["PeerLostError", 1, operation, number]] * 8

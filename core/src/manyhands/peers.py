@@ -123,7 +123,7 @@ class Peers:
         try:
             check_usable(self._job, self._members.number)
         except CommError:  # what the call is called is made up only now
-            check_usable(self._job, self._members.number, _words(dest, source))
+            check_usable(self._job, self._members.number, _words(dest, source), self._calls + 1)
             raise
 
     def _move(self, outgoing: Outgoing | None, incoming: Incoming | None, deadline: Deadline, signature: CallSignature) -> None:
