@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,10 @@ with contextlib.suppress(ModuleNotFoundError):  # the environments of the peers 
     # An example that takes long says something about the computer, which other programs use as well, and nothing about the code.
     settings.register_profile("manyhands", deadline=None)
     settings.load_profile("manyhands")
+
+# A shell that starts the tests in the background lets them ignore SIGINT, and every program under test would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PATIENCE = 1.25
 """How many times the test's own timeout each of its phases may last."""

@@ -305,8 +305,6 @@ def _become(request: dict[str, Any]) -> None:
     os.dup2(output, 2)
     os.close(output)
     os.close(nothing)
-    # A test run in the background may ignore SIGINT, and programs inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     random.seed()
 
 

@@ -16,7 +16,6 @@ import pytest
 
 PREAMBLE = """
 import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background may ignore it
 alive = os.open(os.environ["ALIVE"], os.O_WRONLY)
 import numpy as np
 import manyhands as mh
@@ -48,7 +47,6 @@ class Launch:
             stderr=subprocess.PIPE,
             text=True,
             process_group=0,
-            preexec_fn=_default_sigint,  # noqa: PLW1509 - the test process has one thread that forks
         )
 
     def until_ready(self, ranks: int) -> list[int]:
@@ -82,10 +80,6 @@ class Launch:
             self.process.kill()
             self.process.communicate()
         os.close(self._alive)
-
-
-def _default_sigint() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -179,3 +180,13 @@ def test_a_test_that_is_stuck_where_no_signal_helps_ends(repository, run_python,
     assert 'test_stuck.py", line 9 in stuck' in answer.stderr
     if workers:
         assert "crashed while running 'test_stuck.py::test_it'" in answer.stdout
+
+
+def test_tests_that_run_in_the_background_start_programs_that_can_be_interrupted(repository):
+    program = """
+import runpy, signal, subprocess, sys
+runpy.run_path("conftest.py")
+subprocess.run([sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"])
+"""
+    command = ["/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-c", program]
+    assert subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True).stdout == "True\n"
