@@ -6,26 +6,22 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from worlds import free_port
 
-from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, RendezvousError, UsageError
-from manyhands.launch.launching import Launch, arrange_meeting
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DRIVER = """
 import json, signal, sys
-# A test run in the background may ignore SIGINT, and programs inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a test run under nohup ignores it, and programs inherit that
 from manyhands.launch import processes
 from manyhands.launch.launching import Launch
 given = json.loads(sys.argv[1])
@@ -482,6 +478,48 @@ def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path, watch: Watch) -> 
     watch.assert_all_gone()
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_launcher_that_ends_leaves_no_folder(tmp_path: Path, watch: Watch, number: signal.Signals) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = start(tmp_path, WITH_CHILDREN, ranks=2, args=[str(watch.path)], environ={"TMPDIR": str(temporary)})
+    watch.wait_for(4)
+    assert len(list(temporary.iterdir())) == 1, "a folder that is not there cannot be left behind"
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    watch.assert_all_gone()
+    limit = time.monotonic() + 20
+    while list(temporary.iterdir()):
+        assert time.monotonic() < limit, list(temporary.rglob("*"))
+        time.sleep(0.01)
+
+
+def test_a_signal_that_was_ignored_before_stays_ignored_here_and_in_the_ranks(tmp_path: Path, watch: Watch) -> None:
+    script = WATCHED + textwrap.dedent("""
+        report(sys.argv[1])
+        assert sys.stdin.readline() == "go on\\n"
+        print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)
+    """)
+    job = {"target": str(tmp_path / "program.py"), "end_s": 3.0, "args": [str(watch.path)]}
+    (tmp_path / "program.py").write_text(script)
+    command = ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", DRIVER, json.dumps(job)]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env=environment(),
+        text=True,
+    )
+    started.append(process)
+    (rank,) = watch.wait_for(1)
+    process.send_signal(signal.SIGINT)
+    os.kill(rank, signal.SIGINT)
+    out, err = process.communicate("go on\n", timeout=30)
+    assert (process.returncode, out, err) == (0, "[0] True\n", "")
+
+
 def test_what_a_rank_leaves_running_ends_with_it(tmp_path: Path, watch: Watch) -> None:
     script = WATCHED + textwrap.dedent("""
         if sys.argv[2:]:
@@ -495,61 +533,6 @@ def test_what_a_rank_leaves_running_ends_with_it(tmp_path: Path, watch: Watch) -
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     watch.wait_for(1)
     watch.assert_all_gone()
-
-
-# ------------------------------------------------------------------ what is refused before anything starts
-
-
-@pytest.mark.parametrize(
-    ("job", "error", "words"),
-    [
-        ({"target": "missing.py"}, UsageError, "no script 'missing.py'"),
-        ({"target": "numpy_"}, UsageError, "give -m"),
-        ({"target": "no_such_module_here.inside", "is_module": True}, UsageError, "'no_such_module_here'"),
-        ({"ranks": 0}, InvalidWorldSizeError, "-n 0"),
-        ({"nodes": 0}, InvalidWorldSizeError, "--nnodes 0"),
-        ({"nodes": 2, "node_rank": 2, "rendezvous": "h:1"}, InvalidRankError, "--node-rank 2"),
-        ({"nodes": 2}, ConfigError, "--rendezvous host:port"),
-        ({"nodes": 2, "rendezvous": "h:1"}, ConfigError, "MANYHANDS_SECRET"),
-        ({"rendezvous": "nowhere"}, ConfigError, "'nowhere'"),
-    ],
-)
-def test_what_cannot_run_is_refused(job: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error) as caught:
-        Launch(**{"target": __file__} | job).validate({})
-    assert words in str(caught.value)
-
-
-def test_a_directory_needs_a_main(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"__main__\.py"):
-        Launch(str(tmp_path)).validate({})
-    (tmp_path / "__main__.py").write_text("")
-    Launch(str(tmp_path)).validate({})
-
-
-def test_a_port_in_use_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(RendezvousError, match=f"127.0.0.1:{port}: the port is in use"):
-            arrange_meeting(Launch("x", rendezvous=f"127.0.0.1:{port}"), {})
-
-
-def test_an_address_of_another_host_is_named() -> None:
-    with pytest.raises(RendezvousError, match=r"192\.0\.2\.1:\d+: that is no address of this host"):
-        arrange_meeting(Launch("x", rendezvous="192.0.2.1:29500"), {})
-
-
-def test_an_address_of_one_host_is_bound_as_given() -> None:
-    port = free_port()
-    meeting = arrange_meeting(Launch("x", rendezvous=f"127.0.0.1:{port}"), {})
-    assert meeting.listener is not None
-    with meeting.listener:
-        assert meeting.listener.getsockname() == ("127.0.0.1", port)
-    assert (meeting.host, meeting.port) == ("127.0.0.1", port)
-
-
-def test_only_the_first_host_binds() -> None:
-    assert arrange_meeting(Launch("x", nodes=2, node_rank=1, rendezvous="192.0.2.1:29500"), {}).listener is None
 
 
 def test_signals_are_served_while_nobody_reads_the_output(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from manyhands.cards import read_cards, write_card
     from manyhands.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
     from manyhands.group import Group
+    from manyhands.guard import guarded
     from manyhands.joining import init
     from manyhands.mesh import DeviceMesh
     from manyhands.observe import OperationEvent
@@ -126,6 +127,7 @@ __all__ = [
     "Work",
     "current_frames",
     "current_rank",
+    "guarded",
     "hookimpl",
     "init",
     "install_command",
@@ -156,6 +158,7 @@ _HOMES = {
     "Work": "manyhands.work",
     "current_frames": "manyhands.rendezvous.bystanders",
     "current_rank": "manyhands.threads",
+    "guarded": "manyhands.guard",
     "init": "manyhands.joining",
     **dict.fromkeys(("read_cards", "write_card"), "manyhands.cards"),
     **dict.fromkeys(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ import msgspec
 from manyhands.bench.plan import Done, Plan, Point, Problem, Record, Target, decode_record
 from manyhands.checks import UNREADABLE
 from manyhands.errors import CommError
+from manyhands.guard import guarded
 
 __all__ = ["Interrupted", "Start", "compare"]
 
@@ -60,8 +60,8 @@ def compare(plan: Plan, ranks: int, start: Start, listen: Callable[[Record], Non
     end = time.monotonic() + plan.budget_s
     targets, points = list(plan.targets), list(plan.points)
     while targets and points:
-        with tempfile.TemporaryDirectory(prefix="manyhands-") as folder:
-            stream, state = Path(folder, "stream"), Path(folder, "state")
+        with guarded() as guard:
+            stream, state = guard.folder / "stream", guard.folder / "state"
             os.mkfifo(stream, 0o600)
             now = msgspec.structs.replace(
                 plan,

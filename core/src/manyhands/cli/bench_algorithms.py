@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from manyhands.cli.bench_ranks import names_of, start_ranks, write_json
 from manyhands.cli.console import print_table
 from manyhands.errors import CommError, UsageError
+from manyhands.guard import guarded
 from manyhands.provenance import as_toml
 from manyhands.schedule.steps import Collective
 
@@ -108,8 +108,8 @@ def _measure(
     from manyhands.select import candidates
     from manyhands.tuning.plan import Plan, Point
 
-    with tempfile.TemporaryDirectory(prefix="manyhands-") as folder:
-        result = Path(folder, "points.json")
+    with guarded() as guard:
+        result = guard.folder / "points.json"
         named = {
             each.value: [found.name for found in candidates(selector.algorithms(each), ranks, ranks_per_host)]
             for each in collectives

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import IO, Self
 
 from manyhands import error_file
 from manyhands.errors import UsageError
-from manyhands.launch import guard
+from manyhands.guard import Guard, guarded
 from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_lost
 from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
 from manyhands.launch.output import Stream, screens
@@ -65,7 +64,7 @@ def run_job(job: Launch, environ: Mapping[str, str] | None = None) -> int:
     job.validate(environ)
     meeting = arrange_meeting(job, environ)
     try:
-        with tempfile.TemporaryDirectory(prefix="manyhands-") as errors, _Launcher(job, Path(errors)) as launcher:
+        with guarded() as guard, _Launcher(job, guard) as launcher:
             launcher.start(meeting, environ)
             return launcher.wait()
     finally:
@@ -89,9 +88,9 @@ class _Child:
 class _Launcher:
     """The ranks of one host, from their start to their end."""
 
-    def __init__(self, job: Launch, errors: Path) -> None:
+    def __init__(self, job: Launch, guard: Guard) -> None:
         self._job = job
-        self._errors = errors
+        self._guard = guard
         self._screens = screens(1, 2)
         for screen in self._screens:
             screen.wait = self._wait_to_write
@@ -108,7 +107,6 @@ class _Launcher:
         self._cleanup.enter_context(self._selector)
         self._signals = self._cleanup.enter_context(_signals_as_bytes())
         self._selector.register(self._signals, selectors.EVENT_READ, None)
-        self._guard = self._cleanup.enter_context(_guard())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,7 +125,7 @@ class _Launcher:
         job = self._job
         digits = len(str(job.world_size - 1))
         for local_rank, rank in enumerate(job.local_ranks):
-            path = self._errors / f"rank-{rank}.json"
+            path = self._guard.folder / f"rank-{rank}.json"
             variables = meeting.variables(job, local_rank, environ) | {"MANYHANDS_ERROR_FILE": str(path)}
             handed_over = (meeting.listener.fileno(),) if rank == 0 and meeting.listener is not None else ()
             try:
@@ -147,7 +145,7 @@ class _Launcher:
                     f"rank {rank} of {job.world_size} could not be started: {error}; start fewer ranks, or raise the limits of this "
                     "host (ulimit -n, ulimit -u)"
                 ) from error
-            _announce(self._guard, f"+{process.pid}\n")
+            self._guard.add(process.pid)
             prefix = f"[{rank:>{digits}}] ".encode() if job.prefix else b""
             assert process.stdout is not None
             assert process.stderr is not None
@@ -274,7 +272,7 @@ class _Launcher:
         # What the rank itself started ends with it. Its number is not given out again in the moment between the two calls.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.process.pid, signal.SIGKILL)
-        _announce(self._guard, f"-{child.process.pid}\n")
+        self._guard.remove(child.process.pid)
 
     def _signal(self, child: _Child, number: signal.Signals) -> None:
         # To one that has ended and was not reaped yet, the signal does nothing.
@@ -349,33 +347,3 @@ def _signals_as_bytes() -> Iterator[socket.socket]:
 
 def _no_action(_number: int, _frame: object) -> None:
     """Stand in for a handler: with one, Python writes the signal's number to the wakeup socket."""
-
-
-@contextlib.contextmanager
-def _guard() -> Iterator[IO[bytes]]:
-    """Start the process of `manyhands.launch.guard`; its input is what the context yields."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", guard.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    try:
-        yield process.stdin
-    finally:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _announce(pipe: IO[bytes], line: str) -> None:
-    # A guard that was killed protects nobody, and that is no reason to end the job.
-    with contextlib.suppress(BrokenPipeError):
-        pipe.write(line.encode())
-        pipe.flush()

@@ -11,14 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyhands.api import BackendUnavailableError, LaunchRequest
+from manyhands.api import BackendUnavailableError, LaunchRequest, guarded
 from manyhands_mpi.command import Family, family_of, is_root, rank_command, spans_hosts, variables
 from manyhands_mpi.finding import find_mpiexec
 from manyhands_mpi.output import Output
@@ -50,14 +49,14 @@ def launch(request: LaunchRequest) -> int:
             "mpich), load the cluster's module, or give the command as mpiexec = [...] in [backends.mpi]"
         )
     family = family_of(mpiexec)
-    with tempfile.TemporaryDirectory(prefix="manyhands-mpi-") as notes:
+    with guarded() as guard:
         environ = _environ(request, mpiexec, family)
         command = [mpiexec[0], *family.options, *mpiexec[1:]]
         if family.passed_by and spans_hosts(mpiexec, environ):
             for name in sorted(name for name in environ if name.startswith("MANYHANDS_")):
                 command += [family.passed_by, name]
-        command += ["-n", str(request.ranks), *rank_command(request, notes)]
-        return _Run(command, environ, Path(notes), request).wait()
+        command += ["-n", str(request.ranks), *rank_command(request, str(guard.folder))]
+        return _Run(command, environ, guard.folder, request).wait()
 
 
 def _environ(request: LaunchRequest, mpiexec: tuple[str, ...], family: Family) -> dict[str, str]:
