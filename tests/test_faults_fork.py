@@ -108,3 +108,45 @@ def test_a_killed_rank_is_noticed_although_its_child_lives(nursery: Nursery, vic
     for failure in failures.values():
         assert (failure["type"], failure["about"]) == ("PeerLostError", victim)
         assert failure["ended"] - killed_at < PROMISE_S
+
+
+def test_every_handle_says_in_a_child_that_it_was_inherited_and_what_to_do(nursery: Nursery) -> None:
+    program = """
+        import asyncio
+        faulthandler.cancel_dump_traceback_later()
+        with mh.init(timeout_s=20) as group:
+            mesh = mh.DeviceMesh(group, (2, 1), ("a", "b"))
+            half = group.split(0)
+            work = group.recv_async(1 - rank)
+            async def awaited(work):
+                return await work
+            def coalesced():
+                with group.coalesce() as batch:
+                    batch.all_reduce(np.ones(1))
+            calls = {
+                "all_reduce": lambda: group.all_reduce(np.ones(1)), "send": lambda: group.send(np.ones(1), 1 - rank),
+                "recv": lambda: group.recv(1 - rank), "async": lambda: group.barrier_async(), "object": lambda: group.broadcast_object(1),
+                "empty": lambda: group.empty(3), "split": lambda: group.split(0), "shrink": group.shrink, "coalesce": coalesced,
+                "half": half.barrier, "mesh": lambda: mesh.group("a").barrier(), "new mesh": lambda: mh.DeviceMesh(group, (2,), ("a",)),
+                "submesh": lambda: mesh.submesh("a"), "wait": work.wait, "done": work.done, "exception": work.exception,
+                "callback": lambda: work.add_done_callback(print), "await": lambda: asyncio.run(asyncio.wait_for(awaited(work), 20)),
+            }
+            if rank == 0:
+                child = os.fork()
+                if not child:
+                    for name, call in calls.items():
+                        error = attempt(call)
+                        tell("said", name=name, text=f"{type(error).__name__}: {error}")
+                    group.close()
+                    os._exit(0)
+                tell("child", code=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            group.send(np.ones(1), 1 - rank)
+            work.wait()
+    """
+    with nursery.ranks(program, 2) as ranks:
+        assert ranks.start().wait() == {0: 0, 1: 0}, ranks.output()
+        assert ranks.await_facts("child", 1)[0]["code"] == 0
+    said = {fact["name"]: fact["text"] for fact in ranks.facts if fact["what"] == "said"}
+    assert len(said) == 18
+    assert {name: text for name, text in said.items() if not text.startswith("ClosedError: ") or "fork" not in text} == {}
+    assert {name for name, text in said.items() if "a pipe or a queue" not in text} == set()

@@ -28,7 +28,7 @@ def check_usable(job: Job, group: int, operation: str | None = None, sequence: i
         The first cause of the job's failure.
     """
     if job.closed:
-        raise ClosedError(f"the group is closed; {job.instead}", rank=job.rank, operation=operation, sequence=sequence)
+        raise job.closed_error(operation=operation, sequence=sequence)
     if group in job.left:
         text = f"group {group} is closed; make another one with split() or subgroup()"
         raise ClosedError(text, rank=job.rank, operation=operation, sequence=sequence)

@@ -19,7 +19,7 @@ from manyhands.device import DeviceChannel
 from manyhands.devices.opening import open_channel
 from manyhands.dividing import DividingCalls
 from manyhands.dtypes import OpLike
-from manyhands.errors import ClosedError, CommError, UsageError
+from manyhands.errors import CommError, UsageError
 from manyhands.forming import Setup
 from manyhands.job import Job
 from manyhands.local_calls import LocalCalls
@@ -176,7 +176,7 @@ class Group(
             )
         with self._closing:
             if job.closed:
-                raise ClosedError(f"the group is closed, and cannot shrink; {job.instead}", rank=job.rank)
+                raise job.closed_error(", and cannot shrink")
             if not job.control.failed:
                 raise UsageError(
                     "shrink() is for a group that has failed, and this one has not: go on with it, or use subgroup()"

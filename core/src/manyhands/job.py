@@ -24,6 +24,7 @@ from manyhands.config import Resolved
 from manyhands.deadline import Deadline
 from manyhands.errors import (
     AuthenticationError,
+    ClosedError,
     InternalError,
     ManyHandsError,
     RendezvousError,
@@ -151,8 +152,8 @@ class Job:
         The numbers of the groups that this rank has closed.
     told
         Whether the program on this rank has seen how the job failed.
-    instead
-        What to do, in words, where a call is made after the end.
+    how_closed, instead
+        Why a call that is made after the end cannot be, in words, and what to do.
     runtime
         What this rank runs on.
     drains
@@ -186,6 +187,7 @@ class Job:
         self._secure = True
         self.left: set[int] = set()
         self.told: bool = False
+        self.how_closed: str = "the group is closed"
         self.instead: str = "make another one with manyhands.init()"
         self.device_watch: DeviceWatch | None = None
         self.device_channels: list[DeviceChannel] = []
@@ -246,6 +248,7 @@ class Job:
         member.at_end(job.finish)
         welcome = control.welcome(deadline)
         job._key, job.hosts = welcome.key, tuple(welcome.hosts)
+        forget_after_fork(job)
         return job
 
     @property
@@ -320,6 +323,11 @@ class Job:
         """Return the first cause of the job's failure, to be raised."""
         return self.control.error()
 
+    def closed_error(self, what: str = "", operation: str | None = None, sequence: int | None = None) -> ClosedError:
+        """Return the error of a call, ``what`` in words, that is made after the end."""
+        text = f"{self.how_closed}{what}; {self.instead}"
+        return ClosedError(text, rank=self.rank, operation=operation, sequence=sequence)
+
     def close(self, deadline: Deadline) -> None:
         """Leave: wait for the calls in flight and until every rank leaves, as long as the deadline allows; then give all back.
 
@@ -386,6 +394,11 @@ class Job:
     def after_fork(self) -> None:
         """Let go of a parent's job in a forked child, touching nothing that the parent still uses."""
         self.closed = True
+        self.how_closed = "this process inherited the group over a fork, and it belongs to the process that forked"
+        self.instead = (
+            "call it there, and let the two exchange what they need by a pipe or a queue; where the child must not inherit it, start it "
+            'by multiprocessing.get_context("spawn") or subprocess, and start ranks by manyhands run'
+        )
         atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:

@@ -136,10 +136,17 @@ class Work(Generic[T]):
         return self.wait(timeout_s)
 
     def done(self) -> bool:
-        """Tell whether the call has ended, well or badly. Never blocks."""
+        """Tell whether the call has ended, well or badly. Never blocks.
+
+        Raises
+        ------
+        ClosedError
+            It has not, and this process was forked from the one that made the call, so that it would never learn of the end.
+        """
         if self._takes_stock:
             self._takes_stock = False
         elif not self._ended:
+            self._check_process()
             self._lane.runtime.glance()
         return self._ended
 
@@ -170,7 +177,7 @@ class Work(Generic[T]):
         Raises
         ------
         ClosedError
-            This process was forked from the one that made the call, which runs there.
+            The call has not ended, and this process was forked from the one that made it.
         UsageError
             ``callback`` cannot be called.
         """
@@ -258,7 +265,8 @@ class Work(Generic[T]):
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise ClosedError(
-                f"{self._what} was issued by the process that this one was forked from, which alone can wait for it"
+                f"{self._what} was issued by the process that this one was forked from, which alone can wait for it: do that there, and "
+                "hand the result over by a pipe or a queue"
             )
 
     def run(self, action: Callable[[], T]) -> None:

@@ -106,6 +106,8 @@ class DeviceWork(Work[T]):
 
     def done(self) -> bool:
         """Tell whether the device has done the call, or it has failed. Never blocks."""
+        if not self._ended:
+            self._check_process()
         self.look()
         return self._ended
 
