@@ -163,3 +163,11 @@ def test_the_probe_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> No
         patch.delattr(os, "memfd_create")
         patch.setattr(os, "access", lambda *_: False)
         assert "no memfd_create" in (probe() or "")
+
+
+def test_the_memory_of_a_rank_is_its_users_alone() -> None:
+    segment = Segment.create(b"token", 1 << 20)
+    try:
+        assert os.fstat(segment.fd).st_mode & 0o777 == 0o600
+    finally:
+        segment.close()

@@ -120,6 +120,7 @@ class Segment:
         else:
             fd = os.open(_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            os.fchmod(fd, 0o600)  # a memfd begins with 0777
             os.ftruncate(fd, _FILE_BYTES)
             os.pwrite(fd, token, 0)
         except BaseException:
