@@ -526,14 +526,16 @@ def test_a_size_that_cannot_be_ends_the_job_before_memory_is_taken(world, monkey
 
 def test_a_rank_without_memory_for_what_comes_says_so_on_every_rank(world, monkeypatch):
     def no_memory(count: Any, dtype: Any = float) -> Any:
-        if dtype == np.uint8 and count > 2**20:
+        if dtype == np.uint8 and np.prod(count) > 2**20:
             raise MemoryError
         return empty(count, dtype)
 
     empty = np.empty
     monkeypatch.setattr(object_calls.np, "empty", no_memory)
     outcomes = world.outcomes(lambda group: group.broadcast_object(b"x" * 2**21 if group.rank == 0 else None), 3)
-    assert all(isinstance(outcome, mh.AbortedError) for outcome in outcomes), outcomes
+    # Who was first says why; the other one may have heard of that before it came so far.
+    assert type(outcomes[0]) is mh.AbortedError
+    assert mh.OutOfMemoryError in {type(outcome) for outcome in outcomes} <= {mh.AbortedError, mh.OutOfMemoryError}
     assert "has no memory for the 2359296 bytes that broadcast_object brings" in str(outcomes[0])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manyhands.dtypes import check_dtype
-from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
+from manyhands.errors import DTypeError, LayoutError, OutOfMemoryError, SizeMismatchError, UnsupportedError
 from manyhands.libraries import WAYS_OUT, DeviceArray, library_of
 from manyhands.libraries.shared import refuse_overlap
 from manyhands.low_precision import divide as divide_low
@@ -22,8 +23,10 @@ __all__ = [
     "bytes_of",
     "check_out",
     "contiguous",
+    "copy_of",
     "divide",
     "handed_over",
+    "new_array",
     "placed",
     "to_array",
 ]
@@ -32,6 +35,8 @@ Array = npt.NDArray[Any]
 
 ALIGNMENT: int = 64
 """Bytes of a line of the cache."""
+
+_BYTE = np.dtype(np.uint8)
 
 NOTHING: Array = np.empty(0, np.uint8)
 """The array of a call that has none."""
@@ -84,9 +89,33 @@ def _is_masked(value: Any) -> bool:
     return masked is not None and isinstance(value, masked.MaskedArray)
 
 
+def new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return memory of undefined content, for a result or for what is on its way there.
+
+    Raises
+    ------
+    OutOfMemoryError
+        There is none.
+    """
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError):  # NumPy's word for more bytes than an address can count
+        raise OutOfMemoryError(
+            f"there is no memory for an array of {math.prod(shape) * dtype.itemsize:,} bytes, {dtype}{list(shape)}: give smaller arrays, in "
+            "several calls, or fewer ranks to each host"
+        ) from None
+
+
+def copy_of(array: Array) -> Array:
+    """Return a copy in C order; raises as `new_array`."""
+    copy = new_array(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
 def contiguous(array: Array) -> Array:
-    """Return ``array`` itself where it is C-contiguous, else a copy in C order, so that no element changes its place."""
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    """Return ``array`` itself where it is C-contiguous, else a copy, so that no element changes its place; raises as `new_array`."""
+    return array if array.flags.c_contiguous else copy_of(array)
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -126,19 +155,21 @@ def placed(
     ------
     DTypeError, LayoutError, SizeMismatchError
         As `check_out`.
+    OutOfMemoryError
+        As `new_array`.
     """
     source = contiguous(source)
     if out is None:
-        return source, np.empty(shape, dtype)
+        return source, new_array(shape, dtype)
     check_out(out, shape, dtype)
     if not out.flags.c_contiguous:
-        return source, np.empty(shape, dtype)
+        return source, new_array(shape, dtype)
     if source is out and may_alias:
         return source, out
     if source.size and np.may_share_memory(source, out):
         same = source.size == out.size and source.ctypes.data == out.ctypes.data
         if not (same and may_alias):
-            source = source.copy()
+            source = copy_of(source)
     return source, np.asarray(out)
 
 
@@ -160,8 +191,11 @@ def divide(total: Array, count: int) -> None:
 
 
 def aligned_empty(nbytes: int) -> Array:
-    """Return ``nbytes`` bytes of undefined content that begin where a line of the cache does, which makes them faster to add."""
-    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    """Return ``nbytes`` bytes of undefined content that begin where a line of the cache does, which makes them faster to add.
+
+    Raises as `new_array`.
+    """
+    memory = new_array((nbytes + ALIGNMENT,), _BYTE)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + nbytes]
 

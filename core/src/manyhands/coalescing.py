@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from manyhands.arrays import Array, check_out, handed_over
+from manyhands.arrays import Array, check_out, copy_of, handed_over, new_array
 from manyhands.calls import Calls
 from manyhands.checks import said
 from manyhands.collectives import Call
@@ -209,7 +209,8 @@ class _Message:
     def of(cls, key: _Key, entries: list[_Entry], name: str) -> _Message:
         """Join the arrays. Their shapes become part of what all ranks must have alike."""
         dtype, reduction, reproducible = key
-        memory = np.concatenate([entry.source.reshape(-1) for entry in entries])
+        memory = new_array((sum(entry.source.size for entry in entries),), dtype)
+        np.concatenate([entry.source.reshape(-1) for entry in entries], out=memory)
         call = Call(
             Collective.ALL_REDUCE,
             dtype,
@@ -227,7 +228,7 @@ class _Message:
             end = start + entry.source.size
             result = self.memory[start:end].reshape(entry.source.shape)
             # A copy: whoever keeps one small result must not keep the whole batch.
-            placed = handed_over(result, entry.out) if entry.out is not None else result.copy()
+            placed = handed_over(result, entry.out) if entry.out is not None else copy_of(result)
             give = entry.give
             entry.work.run((lambda placed=placed: placed) if give is None else lambda give=give, placed=placed: give(placed))  # type: ignore[misc]
             start = end

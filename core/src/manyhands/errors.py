@@ -17,6 +17,7 @@
     │   ├─ DuplicatePluginError           two plugins register one name
     │   └─ ApiVersionError                a plugin built for another version of the contract
     ├─ UnsupportedError (NotImplementedError)      this backend, device, dtype or reduction cannot
+    ├─ OutOfMemoryError (MemoryError)     no memory for what a call needs
     ├─ CommError                          found while ranks were talking
     │   ├─ RendezvousError (ConnectionError)       the ranks did not meet
     │   │   └─ AuthenticationError                 somebody does not hold the job's secret
@@ -58,6 +59,7 @@ __all__ = [
     "InvalidWorldSizeError",
     "LayoutError",
     "ManyHandsError",
+    "OutOfMemoryError",
     "PeerLostError",
     "PluginError",
     "ProtocolError",
@@ -188,6 +190,14 @@ class ApiVersionError(PluginError):
 
 class UnsupportedError(ManyHandsError, NotImplementedError):
     """The backend, device, dtype or reduction cannot do what was asked; the message says what can."""
+
+
+class OutOfMemoryError(ManyHandsError, MemoryError):
+    """There is no memory for what a call needs: its result, or a copy on the way.
+
+    Where nothing had been sent yet the group can still be used. In the middle of a call the job ends: the other ranks get an `AbortedError`
+    that names this one.
+    """
 
 
 class CommError(ManyHandsError):

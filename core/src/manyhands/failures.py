@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from manyhands.backend import Damaged, HeaderMismatch, LinkLost, Transfer
 from manyhands.checks import said
 from manyhands.deadline import Deadline
-from manyhands.errors import ClosedError, CommError, ManyHandsError, PluginError
+from manyhands.errors import ClosedError, CommError, ManyHandsError, OutOfMemoryError, PluginError
 from manyhands.job import Job
 from manyhands.members import Members
 from manyhands.rendezvous.messages import ANOTHER_CALL, Report
@@ -80,6 +80,9 @@ def guarded(
     except BaseException as error:
         problem = _breach(error)
         cause = error if problem is None else PluginError(f"the backend {job.backend_name!r} breaks its contract: {problem}")
+        if isinstance(error, MemoryError):
+            why = said(error) or "there is no memory left"
+            cause = OutOfMemoryError(why, rank=job.rank, operation=operation, sequence=sequence)
         if not job.control.failed:
             # A signal, a lack of memory, an error inside a user's ufunc, a bug: messages are half sent, so that nobody can go on.
             text = f"rank {job.rank} broke off {operation} #{sequence} with {type(cause).__name__}: {said(cause)}"

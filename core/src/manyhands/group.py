@@ -57,6 +57,8 @@ class Group(
         `ProtocolError`. ``out`` is then undefined, and each later call raises the same; `shrink` makes a new group.
     DTypeError, LayoutError, SizeMismatchError, UsageError
         The arguments cannot be used; found before any byte moves, so that the group stays as it was.
+    OutOfMemoryError
+        There is no memory for the result. The group stays as it was, unless that happened in the middle of the call.
 
     ``timeout_s`` is the most seconds that a call may last, by default the config's ``timeout_s``.
 

@@ -13,8 +13,9 @@ from manyhands.arguments import extents
 from manyhands.arrays import Array, aligned_empty
 from manyhands.backend import Backend
 from manyhands.calls import Calls
+from manyhands.checks import said
 from manyhands.dtypes import check_dtype
-from manyhands.errors import DeadlineError, PluginError, UsageError
+from manyhands.errors import DeadlineError, OutOfMemoryError, PluginError, UsageError
 from manyhands.threads import duration
 
 __all__ = ["LocalCalls"]
@@ -46,8 +47,8 @@ class LocalCalls(Calls):
         ------
         SizeMismatchError
             An extent is negative, or no integer.
-        MemoryError
-            The backend's share of such memory is used up.
+        OutOfMemoryError
+            There is no memory, or the backend's share of such memory is used up.
         """
         self._check_open()
         dtype = np.dtype(dtype)
@@ -55,7 +56,10 @@ class LocalCalls(Calls):
         shape = extents(shape)
         nbytes = math.prod(shape) * dtype.itemsize
         backend = self._job.backend
-        shared = backend.allocate(nbytes) if backend is not None and nbytes > 0 else None
+        try:
+            shared = backend.allocate(nbytes) if backend is not None and nbytes > 0 else None
+        except MemoryError as error:
+            raise OutOfMemoryError(said(error), rank=self._job.rank) from error
         given: object = shared
         if given is not None and not (isinstance(given, memoryview) and given.nbytes == nbytes and not given.readonly):
             raise PluginError(

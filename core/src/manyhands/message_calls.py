@@ -7,7 +7,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from manyhands.arrays import Array, check_out, contiguous, handed_over, placed
+from manyhands.arrays import Array, check_out, contiguous, copy_of, handed_over, new_array, placed
 from manyhands.calls import Calls
 from manyhands.deadline import Deadline
 from manyhands.devices.actions import copied, message
@@ -204,8 +204,8 @@ class MessageCalls(Calls):
         to, whence = self._in_world(dest), self._in_world(source)
         sending = None if to is None or outgoing is None else contiguous(outgoing)
         if sending is not None and out is not None and np.may_share_memory(sending, out):
-            sending = sending.copy()
-        target = out if out is None or out.flags.c_contiguous else np.empty(out.shape, out.dtype)
+            sending = copy_of(sending)
+        target = out if out is None or out.flags.c_contiguous else new_array(out.shape, out.dtype)
 
         def action(deadline: Deadline) -> Any:
             result = peers.exchange(sending, to, whence, target, deadline, has_turn=has_turn)

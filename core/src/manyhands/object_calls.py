@@ -9,11 +9,11 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from manyhands.arrays import Array
+from manyhands.arrays import Array, new_array
 from manyhands.calls import Calls
 from manyhands.collectives import Call
 from manyhands.deadline import Deadline
-from manyhands.errors import ManyHandsError, SizeMismatchError, UsageError
+from manyhands.errors import ManyHandsError, OutOfMemoryError, SizeMismatchError, UsageError
 from manyhands.objects import Unpacker, pack
 from manyhands.rendezvous.messages import Report
 from manyhands.schedule.steps import Collective
@@ -317,7 +317,9 @@ class ObjectCalls(Calls):
         def action(deadline: Deadline) -> Array:
             sizes = self._tell_sizes([len(part) for part in parts], root, name, deadline)
             rooms = tuple(map(_room, sizes))
-            joined = np.concatenate([_padded(part) for part in parts]) if self._is(root) else _NO_BYTES
+            joined = self._memory(sum(rooms), name) if self._is(root) else _NO_BYTES
+            if self._is(root):
+                np.concatenate([_padded(part) for part in parts], out=joined)
             memory = self._memory(rooms[rank], name)
             call = Call(Collective.SCATTER, _BYTE, (sum(rooms),), counts=rooms, root=root, uneven=rooms, operation=name)
             self._operations.collectives.run(call, joined, memory, deadline)
@@ -370,13 +372,12 @@ class ObjectCalls(Calls):
             )
 
     def _memory(self, nbytes: int, name: str) -> Array:
-        """Take memory for what comes; where there is none, end the job, since the others send already."""
+        """Take memory for what comes, or goes; where there is none, end the job, since the others have begun."""
         try:
-            return np.empty(nbytes, _BYTE)
-        except MemoryError as error:
-            raise self._fail(
-                "aborted", f"rank {self._job.rank} has no memory for the {nbytes} bytes that {name} brings", name
-            ) from error
+            return new_array((nbytes,), _BYTE)
+        except OutOfMemoryError:
+            self._fail("aborted", f"rank {self._job.rank} has no memory for the {nbytes} bytes that {name} brings", name)
+            raise
 
     def _fail(self, kind: str, text: str, name: str) -> ManyHandsError:
         return self._job.fail(Report(kind, text, self._job.rank, name, members=list(self._members.ranks)))

@@ -11,9 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-import numpy as np
-
-from manyhands.arrays import Array, bytes_of
+from manyhands.arrays import Array, bytes_of, new_array
 from manyhands.backend import Damaged, Mailbox, Transfer, Transport
 from manyhands.deadline import Deadline
 from manyhands.waiting import StallCallback, Waiter, checked_transfer
@@ -120,14 +118,9 @@ class Incoming:
             raise DescriptionMismatch(
                 self.peer, f"rank {self.peer} sent {sent}, and this rank cannot make such an array: pip install ml_dtypes"
             )
-        if math.prod(shape) * dtype.itemsize >= 1 << 62:
+        if math.prod(extent or 1 for extent in shape) * dtype.itemsize >= 1 << 62:
             raise Damaged(self.peer, f"rank {self.peer} sent an array that cannot be: {sent}")
-        try:
-            return np.empty(shape, dtype)
-        except (MemoryError, ValueError, OverflowError) as error:
-            raise DescriptionMismatch(
-                self.peer, f"there is no memory for the {dtype}{list(shape)} that it sent: {error}"
-            ) from error
+        return new_array(shape, dtype)
 
     def header(self, nbytes: int, index: int) -> bytes:
         """Return the header that one of its messages must have."""

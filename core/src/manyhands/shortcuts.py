@@ -190,7 +190,10 @@ class Shortcut:
         if not self._takes:
             return self._nothing if self._go(array, self._nothing, timeout_s) else None
         if out is None:
-            target: Array = _empty(self._shape, self._dtype)
+            try:
+                target: Array = _empty(self._shape, self._dtype)
+            except MemoryError:  # the long way says so in our words
+                return None
         elif type(out) is _ndarray and out.dtype is self._dtype and out.shape == self._shape and out.flags.carray:
             if not self._any_layout and not (self._in_place and out is array) and _share(array, out):
                 return None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.arrays import Array, to_array
+from manyhands.arrays import Array, new_array, to_array
 from manyhands.dtypes import check_dtype
 from manyhands.errors import GpuFallbackWarning, LayoutError, UnsupportedError
 from manyhands.libraries import WAYS_OUT, DeviceArray, library_of
@@ -105,7 +105,7 @@ class Taking:
             target.library.synchronize(target.device)
             return out
 
-        return np.empty(target.shape, target.dtype), give
+        return new_array(target.shape, target.dtype), give
 
     def target(self, out: Any) -> Memory | None:
         """Return the memory that a result is to go to; None where none is given."""
@@ -145,7 +145,7 @@ class Taking:
             library.synchronize(device)  # this may be another thread than the caller's, with another current stream
             return given
 
-        return host, None if target is None else np.empty(target.shape, target.dtype), finished
+        return host, None if target is None else new_array(target.shape, target.dtype), finished
 
 
 def _level() -> int:

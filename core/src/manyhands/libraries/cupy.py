@@ -12,7 +12,7 @@ import numpy as np
 from manyhands.dtypes import check_dtype
 from manyhands.errors import DTypeError
 from manyhands.libraries.library import Array, DeviceArray, Library
-from manyhands.libraries.shared import refuse_overlap
+from manyhands.libraries.shared import no_memory, refuse_overlap
 
 __all__ = ["CuPyLibrary", "on_device"]
 
@@ -52,7 +52,10 @@ class CuPyLibrary(Library):
         """Return memory of CuPy's pool, allocated for the current stream."""
         cupy = sys.modules["cupy"]
         with on_device(device):
-            return self._device_array(cupy.empty(shape, dtype))
+            try:
+                return self._device_array(cupy.empty(shape, dtype))
+            except MemoryError as error:
+                raise no_memory(shape, dtype, device, error) from error
 
     def address(self, value: Any, device: int) -> int:
         """Return the address of an array."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from manyhands.errors import DTypeError, LayoutError
+from manyhands.checks import said
+from manyhands.errors import DTypeError, LayoutError, OutOfMemoryError
 from manyhands.installing import install_command
 
-__all__ = ["WAYS_OUT", "low_precision_dtype", "refuse_overlap"]
+__all__ = ["WAYS_OUT", "low_precision_dtype", "no_memory", "refuse_overlap"]
 
 WAYS_OUT = (
     'choose a backend that serves GPUs (backend = "nccl", or "hybrid"; `manyhands doctor` lists them), or set '
@@ -36,6 +39,13 @@ def low_precision_dtype(name: str) -> np.dtype[np.void]:
     except AttributeError:
         raise DTypeError(f"an array of dtype {name} cannot travel between ranks: NumPy and ml_dtypes have none such") from None
     return found
+
+
+def no_memory(shape: Sequence[int], dtype: np.dtype[Any], device: int, error: Exception) -> OutOfMemoryError:
+    """Return what is to be raised where a device has no memory, as its library says by ``error``."""
+    return OutOfMemoryError(
+        f"device {device} has no memory for an array of {math.prod(shape) * dtype.itemsize:,} bytes, {dtype}{list(shape)}: {said(error)}"
+    )
 
 
 def refuse_overlap(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from manyhands.errors import DTypeError, LayoutError
 from manyhands.libraries.library import Array, DeviceArray, Library
-from manyhands.libraries.shared import low_precision_dtype, refuse_overlap
+from manyhands.libraries.shared import low_precision_dtype, no_memory, refuse_overlap
 
 __all__ = ["TorchLibrary"]
 
@@ -82,7 +82,12 @@ class TorchLibrary(Library):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> DeviceArray:
         """Return memory of torch's caching allocator, allocated for its current stream on the device."""
         torch = sys.modules["torch"]
-        tensor = torch.empty(shape, dtype=_torch_dtype(dtype), device=torch.device("cuda", device))
+        try:
+            tensor = torch.empty(shape, dtype=_torch_dtype(dtype), device=torch.device("cuda", device))
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":  # which has had several homes
+                raise
+            raise no_memory(shape, dtype, device, error) from error
         return DeviceArray(tensor, self, tensor.data_ptr(), shape, dtype, device, is_contiguous=True)
 
     def uses_devices(self) -> bool:
