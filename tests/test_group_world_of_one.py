@@ -78,6 +78,34 @@ def test_a_script_that_fails_alone_shows_its_own_error_only(run_python):
     assert "manyhands" not in done.stderr.splitlines()[-1]
 
 
+ALONE = """
+import os, sys, manyhands as mh
+os.environ.update(word.split("=") for word in sys.argv[1].split())
+with mh.init(**eval(sys.argv[2])) as group:
+    print(group.world_size)
+"""
+
+
+@pytest.mark.parametrize("variable", ["SLURM_NTASKS=4", "LOCAL_RANK=1", "PMI_ID=3"])
+def test_a_rank_that_is_alone_although_it_seems_to_have_been_launched_says_so(run_python, variable):
+    done = run_python("-c", ALONE, variable, "{}")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert done.stderr.startswith("manyhands: ")
+    assert "a world of one" in done.stderr
+    assert "init(rank=0, world_size=1)" in done.stderr
+    done = run_python("-c", ALONE, variable, "{'rank': 0, 'world_size': 1}")
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_a_launcher_of_pmix_is_told_what_to_set_or_to_give(run_python):
+    done = run_python("-c", ALONE, "PMIX_RANK=0", "{}")
+    assert done.returncode == 1
+    assert "ConfigError: PMIX_RANK=0 is set, by a launcher that speaks PMIx alone" in done.stderr
+    for more, given in (("", "{'rank': 0, 'world_size': 1}"), (" MANYHANDS_WORLD_SIZE=1", "{}")):
+        done = run_python("-c", ALONE, "PMIX_RANK=0" + more, given)
+        assert (done.stdout, done.stderr) == ("1\n", "")
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_closed_group_refuses_every_call(world, size):
     def program(group: Group) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.errors import ConfigError, RendezvousError
-from manyhands.rendezvous.environment import LaunchEnvironment, discover, parse_address
+from manyhands.rendezvous.environment import LaunchEnvironment, discover, parse_address, why_not_alone
 from manyhands.rendezvous.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
 from manyhands.rendezvous.environment.variables import derived_port
 
@@ -59,6 +60,14 @@ OPEN_MPI_5 = {
     "PMIX_NAMESPACE": "prterun-f5n18-3903919@1",
     "PMIX_RANK": "3",
     "PMIX_SERVER_URI41": "prterun-f5n18-3903919@0.1;tcp4://127.0.0.1:57983",
+}
+PRTERUN = {
+    "PMIX_RANK": "1",
+    "PMIX_NAMESPACE": "prterun-f5n18-12192@1",
+    "PMIX_HOSTNAME": "f5n18",
+    "PMIX_SERVER_URI41": "prterun-f5n18-12192@0.0;tcp4://127.0.0.1:57405",
+    "PMIX_VERSION": "5.0.11rc1",
+    "PRTE_LAUNCHED": "1",
 }
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4", "PMI_FD": "9"}
 MVAPICH = {
@@ -132,6 +141,18 @@ LEADER_WORKER_SET = {
             ),
             id="openmpi-5",
         ),
+        pytest.param(
+            PRTERUN | {"MANYHANDS_WORLD_SIZE": "4"},
+            LaunchEnvironment(
+                "pmix", 1, 4, 0, None, "f5n18", derived_port("job prterun-f5n18-12192@1"), "prterun-f5n18-12192@1"
+            ),
+            id="prterun",
+        ),
+        pytest.param(
+            SLURM | {"SLURM_JOB_NAME": "interactive", "SLURM_TASK_PID": "77"},
+            LaunchEnvironment("slurm", 5, 8, 1, 4, "node003", 61440 + 123456 % 4096, "123456"),
+            id="srun from an interactive shell",
+        ),
         pytest.param(HYDRA, LaunchEnvironment("mpich", 2, 4, 2, 4, "127.0.0.1", PARENT_PORT, ""), id="hydra"),
         pytest.param(
             {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "2"},
@@ -156,7 +177,7 @@ LEADER_WORKER_SET = {
     ],
 )
 def test_each_launcher_is_understood(environ: dict[str, str], expected: LaunchEnvironment) -> None:
-    assert discover(environ, parent=PARENT) == expected
+    assert discover(environ, parent=PARENT, process=77) == expected
 
 
 @pytest.mark.parametrize(
@@ -174,6 +195,60 @@ def test_each_launcher_is_understood(environ: dict[str, str], expected: LaunchEn
 def test_plain_python_is_no_launch(environ: dict[str, str]) -> None:
     environ = {name: value for name, value in environ.items() if not name.startswith("PMI_")}
     assert discover(environ, parent=PARENT) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        pytest.param(
+            {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "Slurm has 4 tasks", id="slurm batch script"
+        ),
+        pytest.param(SLURM | {"SLURM_JOB_NAME": "bash", "SLURM_STEP_NUM_TASKS": "8"}, "Slurm has 8 tasks", id="slurm bash"),
+        *(
+            pytest.param({name: "1"}, f"{name}=1: somebody seems to have started", id=name)
+            for name in ("OMPI_COMM_WORLD_SIZE", "PMI_ID", "ALPS_APP_PE", "HOROVOD_RANK", "LOCAL_RANK", "JOB_COMPLETION_INDEX")
+        ),
+    ],
+)
+def test_what_speaks_against_a_world_of_one_is_said(environ: dict[str, str], words: str) -> None:
+    environ = {name: value for name, value in environ.items() if not name.startswith("PMI_") or name == "PMI_ID"}
+    assert discover(environ, process=77) is None
+    doubt = why_not_alone(environ)
+    assert doubt is not None
+    assert doubt.startswith(words)
+    assert "MANYHANDS_RANK=0 and MANYHANDS_WORLD_SIZE=1" in doubt
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1"},
+        {"SLURM_JOB_NAME": "bash", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8", "PMIX_NAMESPACE": "slurm.pmix.1.0"},
+        {"MASTER_ADDR": "node1", "MANYHANDS_RENDEZVOUS": "node1:1"},
+        {"KUBERNETES_SERVICE_HOST": "10.96.0.1"},
+    ],
+)
+def test_where_nothing_speaks_against_it_nothing_is_said(environ: dict[str, str]) -> None:
+    assert discover(environ, process=77) is None
+    assert why_not_alone(environ) is None
+
+
+def test_every_variable_of_a_launcher_alone_is_an_error_or_doubtful() -> None:
+    """A rank that is alone although its environment says that it was launched is never silent."""
+    seen = {
+        name
+        for launch in (TORCHRUN, OPEN_MPI_4, OPEN_MPI_5, PRTERUN, HYDRA, MVAPICH, LSF, FLUX, PALS, LEADER_WORKER_SET)
+        for name in launch
+    }
+    told = {name for name in seen if re.search(r"RANK|SIZE|INDEX|TASK_LOCAL|NAMESPACE", name)}
+    for name in sorted(told):
+        try:
+            assert discover({name: "1"}) is None
+        except ConfigError as error:
+            assert name in str(error)  # noqa: PT017 - either will do
+        else:
+            assert name in str(why_not_alone({name: "1"})), name
 
 
 def test_overrides_win_over_a_launcher() -> None:
@@ -256,6 +331,11 @@ def test_a_world_of_one_needs_no_address(variables: dict[str, str]) -> None:
         pytest.param({"WORLD_SIZE": "4"}, ["WORLD_SIZE=4", "set RANK"], id="world size alone"),
         pytest.param({"MANYHANDS_RANK": "0"}, ["MANYHANDS_RANK=0", "MANYHANDS_WORLD_SIZE"], id="override alone"),
         pytest.param({"MANYHANDS_WORLD_SIZE": "2"}, ["MANYHANDS_WORLD_SIZE=2", "MANYHANDS_RANK"], id="override size alone"),
+        pytest.param(
+            PRTERUN,
+            ["PMIX_RANK=1", "-x MANYHANDS_WORLD_SIZE=4", "mpirun, srun or manyhands run", "unset PMIX_RANK"],
+            id="prterun",
+        ),
         pytest.param({"OMPI_COMM_WORLD_RANK": "1"}, ["OMPI_COMM_WORLD_SIZE"], id="half of open mpi"),
         pytest.param(
             {"JOB_COMPLETION_INDEX": "1", "KUBERNETES_SERVICE_HOST": "h"},

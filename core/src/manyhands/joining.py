@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -22,11 +23,13 @@ from manyhands.forming import Setup, among_processes, among_threads, come_alone,
 from manyhands.group import Group
 from manyhands.job import Job, Meeting
 from manyhands.plugins import get_plugin_manager
-from manyhands.rendezvous.environment import LaunchEnvironment, discover, parse_address
+from manyhands.rendezvous.environment import LaunchEnvironment, discover, parse_address, why_not_alone
 from manyhands.select import Selector
 from manyhands.threads import current_thread_rank
 
 __all__ = ["init"]
+
+_log = logging.getLogger("manyhands")
 
 
 def init(
@@ -105,7 +108,14 @@ def _choices(resolved: Resolved, selector: Selector) -> str:
 
 
 def _among_processes(rank: int | None, world_size: int | None, setup: Setup, deadline: Deadline) -> Job:
-    launch = discover(os.environ)
+    try:
+        launch = discover(os.environ)
+    except ConfigError:
+        if rank is None or world_size is None:
+            raise
+        launch = None  # who is told so here need not understand half of a launcher's words
+    if launch is None and rank is None and world_size is None and (doubt := why_not_alone(os.environ)):
+        _log.warning("manyhands: %s", doubt)
     rank, world_size = _who(rank, world_size, launch)
     install_error_file(rank)
     if world_size == 1:

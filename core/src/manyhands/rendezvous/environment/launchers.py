@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from manyhands.errors import ConfigError
 from manyhands.rendezvous.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
 from manyhands.rendezvous.environment.variables import Variables, derived_port
 
-__all__ = ["LAUNCHERS", "LaunchEnvironment", "Reader"]
+__all__ = ["LAUNCHERS", "NOT_UNDERSTOOD", "LaunchEnvironment", "Reader", "is_shell_of_slurm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,7 @@ def _open_mpi(found: Variables) -> LaunchEnvironment | None:
         return None
     rank, size = found.identity("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     head = found.text("OMPI_MCA_orte_hnp_uri") or ""
-    server = found.text("PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI3", "PMIX_SERVER_URI2")
-    server = server or found.starting_with("PMIX_SERVER_URI") or ""
+    server = _server_of_pmix(found)
     job = found.text("PMIX_NAMESPACE") or re.split("[;.]", head)[0] or re.split("[;@]", server)[0]
     local_size = found.integer("OMPI_COMM_WORLD_LOCAL_SIZE")
     # Version 4 numbers its jobs in steps of 4096 and version 5 names them: a checksum tells them apart, a remainder does not.
@@ -103,6 +103,11 @@ def _open_mpi(found: Variables) -> LaunchEnvironment | None:
         port=derived_port(f"job {job}" if job else str(found.parent)),
         job=job,
     )
+
+
+def _server_of_pmix(found: Variables) -> str:
+    server = found.text("PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI3", "PMIX_SERVER_URI2")
+    return server or found.starting_with("PMIX_SERVER_URI") or ""
 
 
 def _host_of_mpirun(head: str, server: str, job: str) -> str | None:
@@ -178,13 +183,20 @@ def _flux(found: Variables) -> LaunchEnvironment | None:
     )
 
 
+def is_shell_of_slurm(found: Variables) -> bool:
+    """Tell whether this process was started from the shell of an interactive job.
+
+    Such a shell is a step of Slurm too, known by its name. What ``srun`` starts from it bears the same name, and is the very task.
+    """
+    return found.text("SLURM_JOB_NAME") in {"bash", "interactive"} and found.text("SLURM_TASK_PID") != str(found.process)
+
+
 def _slurm(found: Variables) -> LaunchEnvironment | None:
     """Slurm: a task of ``srun``.
 
-    The batch script itself also has a ``SLURM_PROCID``; a task alone has the variables of a step. The shell of an interactive
-    job is a step too, known by its name.
+    The batch script itself also has a ``SLURM_PROCID``; a task alone has the variables of a step.
     """
-    if found.text("SLURM_PROCID") is None or found.text("SLURM_JOB_NAME") in {"bash", "interactive"}:
+    if found.text("SLURM_PROCID") is None or is_shell_of_slurm(found):
         return None
     if found.text("SLURM_STEP_NODELIST", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS") is None:
         return None
@@ -223,6 +235,32 @@ def _pmi(found: Variables) -> LaunchEnvironment | None:
         host=None,
         port=derived_port(str(found.parent)),
         job="",
+    )
+
+
+def _pmix(found: Variables) -> LaunchEnvironment | None:
+    """A launcher that speaks PMIx alone, such as PRRTE's ``prterun``: it tells the rank, and only its server knows of how many."""
+    rank = found.text("PMIX_RANK")
+    if rank is None or is_shell_of_slurm(found):
+        return None
+    job = found.text("PMIX_NAMESPACE") or ""
+    if found.text("MANYHANDS_WORLD_SIZE") is None:
+        raise ConfigError(
+            f"PMIX_RANK={rank} is set, by a launcher that speaks PMIx alone{f' (job {job})' if job else ''}, and no variable tells the number "
+            "of ranks: set MANYHANDS_WORLD_SIZE to it, as in prterun -n 4 -x MANYHANDS_WORLD_SIZE=4; or start the ranks by mpirun, srun or "
+            "manyhands run; or give init(rank=..., world_size=...); or unset PMIX_RANK to run a world of one",
+            file="MANYHANDS_WORLD_SIZE",
+        )
+    number, size = found.identity("PMIX_RANK", "MANYHANDS_WORLD_SIZE")
+    return LaunchEnvironment(
+        launcher="pmix",
+        rank=number,
+        world_size=size,
+        local_rank=0,
+        local_world_size=None,
+        host=_host_of_mpirun("", _server_of_pmix(found), job),
+        port=derived_port(f"job {job}" if job else str(found.parent)),
+        job=job,
     )
 
 
@@ -277,8 +315,36 @@ LAUNCHERS: tuple[Reader, ...] = (
     _flux,
     _slurm,
     _pmi,
+    _pmix,
     _leader_worker_set,
     _kubernetes,
     _by_hand,
 )
 """Who is asked, in this order; the first that recognises its variables wins."""
+
+NOT_UNDERSTOOD: tuple[str, ...] = (
+    # Where a reader above has nothing to say, these are left over from one of its launchers, or come from one that has no reader.
+    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_NODE_RANK"),
+    *(
+        "PMIX_NAMESPACE",
+        "PMI_SIZE",
+        "PMI_ID",
+        "PMI_LOCAL_RANK",
+        "PMI_LOCAL_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        "MPI_RANKID",
+    ),
+    *(
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+        "MPIRUN_RANK",
+        "MP_CHILD",
+        "ALPS_APP_PE",
+    ),
+    *("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NRANKS", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
+    *("JSM_NAMESPACE_LOCAL_SIZE", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "HOROVOD_RANK", "HOROVOD_SIZE"),
+    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "JOB_COMPLETION_INDEX", "LWS_GROUP_SIZE", "MANYHANDS_LAUNCHED"),
+)
+"""Variables that say that a process is one of several, and not completely which; they come from launchers alone."""

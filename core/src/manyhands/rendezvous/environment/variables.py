@@ -63,11 +63,14 @@ class Variables:
         The variables; one that is set to nothing counts as not set.
     parent
         The id of the parent process, alike for all ranks that one launcher process started.
+    process
+        The id of this process.
     """
 
-    def __init__(self, environ: Mapping[str, str], parent: int) -> None:
+    def __init__(self, environ: Mapping[str, str], parent: int, process: int) -> None:
         self._environ = environ
         self.parent: int = parent
+        self.process: int = process
 
     def text(self, *names: str) -> str | None:
         """Return the value of the first of ``names`` that is set, None when none is."""
