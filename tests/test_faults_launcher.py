@@ -37,7 +37,11 @@ class Launch:
         os.mkfifo(alive)
         self._alive = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
         self._seen = ""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("MANYHANDS_", "SLURM_", "PMI"))}
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("MANYHANDS_", "SLURM_", "PMI")) or name == "MANYHANDS_TRACEBACK"
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "manyhands", "run", "-n", str(ranks), "--backend", "tcp", *options, str(script)],
             cwd=directory,
@@ -161,8 +165,17 @@ def test_a_signal_ends_all(start: Start, number: signal.Signals, whom: str) -> N
         os.killpg(launch.process.pid, number)
     else:
         launch.process.send_signal(number)
-    code, _, _ = launch.finish()
+    code, _, err = launch.finish()
     assert code == 128 + number
+    if number == signal.SIGINT:
+        summary = err[err.index("-" * 80) :].splitlines()
+        assert summary[1] == "manyhands run: ended by SIGINT, when the ranks were here:"
+        # One may still be on its way from saying that it is ready.
+        assert all(re.fullmatch(r"  ranks? [012and, ]+: (in all_reduce )?at program\.py:\d+", line) for line in summary[2:]), (
+            summary
+        )
+        assert sorted(re.findall(r"\d", " ".join(line.partition(":")[0] for line in summary[2:]))) == ["0", "1", "2"]
+        assert "Traceback" not in err
 
 
 def test_a_mismatch_is_read_by_the_user_in_words(start: Start) -> None:
@@ -170,12 +183,60 @@ def test_a_mismatch_is_read_by_the_user_in_words(start: Start) -> None:
         with mh.init() as group:
             group.all_reduce(np.zeros(3 if rank else 4))
     """)
-    code, _, err = launch.finish()
+    code, out, err = launch.finish()
     assert code == 1
     assert "CollectiveMismatchError: the ranks did not make the same call" in err
+    assert (out + err).count("the ranks did not make the same call") == 1, "once is enough"
     # A rank that has not come to the call is told as such; the two that found the mismatch are there.
     assert re.search(r"  rank 0: all_reduce\(float64\[4\]", err)
     assert re.search(r"  ranks? (1|2|1-2): all_reduce\(float64\[3\]", err)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("group.all_reduce(np.ones(2), op='no such')", "is not a reduction"),
+        ("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else group.barrier()", "rank 1 was lost"),
+        ("sys.exit(3) if rank == 2 else group.recv(2)", "rank 2 ended with SystemExit"),
+    ],
+    ids=["the same mistake everywhere", "a death", "an exit"],
+)
+def test_what_several_ranks_would_say_alike_is_said_once(start: Start, program: str, words: str) -> None:
+    launch = start(f"""
+        def step(group):
+            {program}
+        with mh.init() as group:
+            group.barrier()
+            step(group)
+    """)
+    _, out, err = launch.finish()
+    assert (out + err).count(words) == 1, err
+    assert re.search(r"^\[\d\] .*program\.py\D*\d+", err, re.MULTILINE), "each rank says where it was"
+
+
+MISTAKEN = """
+        def step(group):
+            group.all_reduce(np.zeros(3 if rank else 4))
+        with mh.init() as group:
+            step(group)
+"""
+
+
+def test_tracebacks_hold_the_users_frames(start: Start) -> None:
+    _, _, err = start(MISTAKEN).finish()
+    last = err[err.index("manyhands run: the error of rank") :]
+    assert re.findall(r"File .*/(.*)\", line \d+, in (.*)", last) == [("program.py", "<module>"), ("program.py", "step")]
+    assert ", without the frames inside manyhands (MANYHANDS_TRACEBACK=full shows them):" in last
+    assert "express.py" not in err
+
+
+def test_tracebacks_are_whole_where_that_is_asked_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYHANDS_TRACEBACK", "full")
+    _, _, err = start(MISTAKEN).finish()
+    last = err[err.index("manyhands run: the error of rank") :]
+    assert "in step\n" in last
+    assert "group.py" in last
+    assert "MANYHANDS_TRACEBACK" not in last
 
 
 def test_two_groups_one_after_the_other_meet_at_the_launchers_socket(start: Start) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from manyhands import error_file
+from manyhands import deadline, error_file
+from manyhands.deadline import Deadline
 from manyhands.error_file import ErrorRecord
-from manyhands.errors import AbortedError, DeadlineError, PeerLostError
-from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report
+from manyhands.errors import AbortedError, DeadlineError, InternalError, PeerLostError
+from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -193,3 +195,86 @@ def test_deaths_at_one_time_are_told_as_the_first_of_them_and_not_as_survived() 
 def test_who_exits_because_of_a_death_is_not_what_ended_the_job() -> None:
     dead, gave_up, quit_ = failure(1, 10.0, code=-9), failure(0, 10.1, secondary=True, time=10.002), failure(2, 10.06, code=3)
     assert last_straw([dead, gave_up, quit_]) == (dead, [])
+
+
+@pytest.mark.parametrize(
+    ("error", "launched", "said"),
+    [
+        (AbortedError("long words"), True, "manyhands.errors.AbortedError at {here}: manyhands run says why, in the end\n"),
+        (AbortedError("long words"), False, "manyhands.errors.AbortedError: long words\n"),
+        (KeyboardInterrupt(), True, ""),
+    ],
+)
+def test_what_a_rank_itself_says_where_its_launcher_says_the_rest(
+    told: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, launched: bool, said: str
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.delenv("MANYHANDS_LAUNCHED", raising=False)
+    if launched:
+        monkeypatch.setenv("MANYHANDS_LAUNCHED", "1")
+    error_file.install(1)
+    end_with(error)
+    record = error_file.read(told)
+    assert record is not None
+    assert capsys.readouterr().err == said.format(here=record.where.removeprefix("at "))
+
+
+def told_failure(rank: int, message: str, where: str = "at x.py:1", kind: str = "manyhands.errors.UsageError") -> Failure:
+    record = ErrorRecord(rank, kind, message, f"trace\n{kind}: {message}\n", float(rank), secondary=False, where=where)
+    return Failure(rank, 1, float(rank), record, "")
+
+
+def test_words_that_others_left_to_say_are_said_once_each() -> None:
+    others = [
+        told_failure(1, "bad"),
+        told_failure(2, "worse"),
+        told_failure(3, "worse"),
+        told_failure(4, "mine", kind="KeyError"),
+    ]
+    text = report(told_failure(0, "bad"), [1, 2, 3, 4], [], (), others)
+    assert text.splitlines()[2:4] == [
+        "manyhands run: ranks 2 and 3: manyhands.errors.UsageError: worse",
+        "manyhands run: the error of rank 0:",
+    ]
+    assert text.count("bad") == 1
+    assert "mine" not in text, "an error that is not ours was shown by the rank itself"
+
+
+def test_those_that_failed_alike_are_told_of_once_where_all_others_ended_well() -> None:
+    text = report_lost([told_failure(2, "bad"), told_failure(1, "bad", where="in barrier at y.py:7")])
+    assert text.count("bad") == 1
+    assert text.endswith("manyhands run: rank 2: exit code 1, at x.py:1, as rank 1\n")
+
+
+def test_where_the_ranks_were_when_a_signal_ended_them() -> None:
+    printed = 'Traceback (most recent call last):\n  File "/a/b.py", line 3, in f\n  File "/a/c.py", line 9, in g\nKeyboardInterrupt\n'
+    failures = [told_failure(2, "bad"), failure(0, 1.0, stderr=printed), failure(1, 1.0, code=-9), failure(3, 1.0, code=0)]
+    assert report_ended(signal.SIGINT, failures).splitlines() == [
+        "manyhands run: rank 2: manyhands.errors.UsageError: bad",
+        "manyhands run: ended by SIGINT, when the ranks were here:",
+        "  rank 0: at /a/c.py:9",
+        "  rank 1: killed by SIGKILL",
+        "  rank 2: at x.py:1",
+        "  rank 3: ended well",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_short"), [(InternalError("m"), False), (PeerLostError("m"), True), (KeyError("m"), False)]
+)
+def test_frames_inside_manyhands_are_left_out_unless_they_may_be_to_blame(
+    told: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_short: bool
+) -> None:
+    def raising(_: float) -> bool:
+        raise error
+
+    monkeypatch.setattr(deadline, "is_number", raising)
+    error_file.install(1)
+    try:
+        Deadline(1.0)
+    except type(error):
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    record = error_file.read(told)
+    assert record is not None
+    assert record.is_short is is_short
+    assert ("deadline.py" in record.traceback) is not is_short

@@ -1,4 +1,8 @@
-"""How a rank tells its launcher what ended it: a small JSON file, named by ``MANYHANDS_ERROR_FILE``."""
+"""How a rank tells its launcher what ended it: a small JSON file, named by ``MANYHANDS_ERROR_FILE``.
+
+What all ranks would say alike is then said once, by the launcher: a rank itself shows where it was. Tracebacks leave out the frames inside
+manyhands, unless ``MANYHANDS_TRACEBACK`` is ``full`` or the error is a bug of manyhands.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +20,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from manyhands.checks import UNREADABLE, said
-from manyhands.errors import AbortedError, CommError
+from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["ErrorRecord", "install", "read"]
+__all__ = ["ErrorRecord", "install", "read", "shown_path"]
 
 _LONGEST_TRACEBACK = 1 << 16
+_HELPERS = ("cupy", "mpi4py", "msgspec", "numpy", "pluggy", "pydantic", "torch")
+_BUG = f"{InternalError.__module__}.{InternalError.__qualname__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,15 @@ class ErrorRecord:
     """When it reached the top of the program, in seconds since the epoch."""
     secondary: bool
     """Whether the rank only learned that another one had failed."""
+    where: str = ""
+    """The last line of the program that it came to, and the call of manyhands there: ``"in all_reduce at train.py:12"``."""
+    is_short: bool = False
+    """Whether frames inside manyhands were left out of the traceback."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the rank has left it to the launcher to say the message."""
+        return self.type.startswith(f"{ManyHandsError.__module__}.") and self.type != _BUG
 
 
 class _Hook:
@@ -54,9 +70,8 @@ class _Hook:
             # A full disk, or a launcher that is gone, must not hide the error itself.
             with contextlib.suppress(OSError):
                 _write(Path(path), record)
-                if record.secondary:
-                    # The launcher shows one traceback, that of the cause; here the words are enough.
-                    sys.stderr.write("\n".join([f"{record.type}: {record.message}", *getattr(error, "__notes__", [])]) + "\n")
+                if self._before is sys.__excepthook__ and _is_brief() and (words := _brief(record, error)) is not None:
+                    sys.stderr.write(words)
                     return
         self._before(kind, error, trace)
 
@@ -93,8 +108,84 @@ def _record(rank: int, kind: type[BaseException], error: BaseException, trace: T
     # Ranks may have been counted anew since: then the error knows what this rank is called by now.
     own = rank if not isinstance(error, CommError) or error.rank is None else error.rank
     told = isinstance(error, AbortedError) or (isinstance(error, CommError) and error.peer not in {None, own})
-    text = "".join(traceback.format_exception(kind, error, trace))
-    return ErrorRecord(rank, name, said(error), text[-_LONGEST_TRACEBACK:], time.time(), told)
+    story = traceback.TracebackException(kind, error, trace)
+    where = _place(story.stack)
+    is_short = _is_ours(error) and _is_brief() and _leave_users_part(story)
+    text = "".join(story.format())
+    return ErrorRecord(rank, name, said(error), text[-_LONGEST_TRACEBACK:], time.time(), told, where, is_short)
+
+
+def _is_brief() -> bool:
+    return os.environ.get("MANYHANDS_TRACEBACK", "").strip().lower() != "full"
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Tell whether an error says all there is to say, wherever in manyhands it was raised."""
+    return isinstance(error, ManyHandsError | KeyboardInterrupt) and not isinstance(error, InternalError)
+
+
+def _brief(record: ErrorRecord, error: BaseException) -> str | None:
+    """Return what a rank shows where its launcher says the rest; None for an error that the rank shows itself."""
+    notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", []))
+    if "MANYHANDS_LAUNCHED" not in os.environ:  # a launcher such as mpi's, which shows one traceback, that of the cause
+        return f"{record.type}: {record.message}\n{notes}" if record.secondary else None
+    if isinstance(error, KeyboardInterrupt):
+        return ""
+    if not record.is_told:
+        return None
+    if record.secondary:
+        return f"{record.type} {record.where}: manyhands run says why, in the end\n{notes}"
+    above, found, _ = record.traceback.rpartition(f"{record.type}: {record.message}")
+    return f"{above}{record.type}: manyhands run says it once for all ranks, in the end\n{notes}" if found else None
+
+
+def _leave_users_part(story: traceback.TracebackException) -> bool:
+    """Take the frames inside manyhands out of a traceback, and out of those that led to it; tell whether there were any."""
+    earlier = [each for each in (story.__cause__, story.__context__) if each is not None]
+    found = [_leave_users_part(each) for each in earlier]
+    kept = [frame for frame, is_inside in _inside(story.stack) if not is_inside]
+    if not kept or len(kept) == len(story.stack):
+        return any(found)
+    story.stack = traceback.StackSummary.from_list(kept)
+    return True
+
+
+def _place(stack: traceback.StackSummary) -> str:
+    """Say where the program was."""
+    last, call = None, ""
+    for frame, is_inside in _inside(stack):
+        if not is_inside:
+            last, call = frame, ""
+        elif not call:
+            call = f"in {frame.name} "
+    if last is None:
+        return ""
+    return f"{call}at {shown_path(last.filename)}:{last.lineno}"
+
+
+def shown_path(path: str) -> str:
+    """Return a path as people read it best: relative where it lies in the working directory."""
+    with contextlib.suppress(OSError, ValueError):  # somebody may have removed that; or it lies elsewhere
+        return str(Path(path).relative_to(Path.cwd()))
+    return path
+
+
+def _inside(stack: traceback.StackSummary) -> Iterator[tuple[traceback.FrameSummary, bool]]:
+    """Yield each frame, and whether it is manyhands' own, or one of the standard library or NumPy that manyhands called."""
+    ours = _folders("manyhands", *(name for name in list(sys.modules) if name.startswith("manyhands_") and "." not in name))
+    standard = (*_folders("os"), "<")  # "<string>": the methods of dataclasses
+    helpers = _folders(*_HELPERS)
+    is_inside = False
+    for frame in stack:
+        is_standard = frame.filename.startswith(standard) and "-packages" not in frame.filename
+        is_inside = frame.filename.startswith(ours) or (is_inside and (is_standard or frame.filename.startswith(helpers)))
+        yield frame, is_inside
+
+
+def _folders(*names: str) -> tuple[str, ...]:
+    """Return the folders of those modules that have been imported."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
+    return tuple(f"{Path(file).parent}{os.sep}" for file in files if file)
 
 
 def _write(path: Path, record: ErrorRecord) -> None:

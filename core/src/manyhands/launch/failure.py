@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from manyhands.error_file import shown_path
+
 if TYPE_CHECKING:
     from manyhands.error_file import ErrorRecord
 
-__all__ = ["Failure", "exit_code", "last_straw", "primary", "report", "report_lost"]
+__all__ = ["Failure", "exit_code", "last_straw", "primary", "report", "report_ended", "report_lost"]
 
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error: )", re.MULTILINE)
 _CHAINED = re.compile(
     r"\n\n(?:During handling of the above exception, another exception occurred:"
     r"|The above exception was the direct cause of the following exception:)\n\n\Z"
 )
+_PLACE = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _LAST_LINES = 10
 _LATE_S = 0.1
 """How much later than its consequences a death may be seen."""
@@ -42,6 +45,19 @@ class Failure:
         if self.code < 0:
             return f"killed by {_signal_name(-self.code)}"
         return f"exit code {self.code}"
+
+    @property
+    def where(self) -> str:
+        """Where it was when it ended, by its own account or by the traceback that it wrote; empty where nothing tells."""
+        if self.record is not None and self.record.where:
+            return self.record.where
+        places = _PLACE.findall(_last_traceback(self.stderr))
+        return f"at {shown_path(places[-1][0])}:{places[-1][1]}" if places else ""
+
+    @property
+    def message(self) -> str:
+        """The words that it has left to the launcher to say."""
+        return f"{self.record.type}: {self.record.message}" if self.record is not None and self.record.is_told else ""
 
     @property
     def is_secondary(self) -> bool:
@@ -79,7 +95,13 @@ def exit_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def report(first: Failure, also_failed: Sequence[int], ended: Sequence[int], survived: Sequence[Failure] = ()) -> str:
+def report(
+    first: Failure,
+    also_failed: Sequence[int],
+    ended: Sequence[int],
+    survived: Sequence[Failure] = (),
+    others: Sequence[Failure] = (),
+) -> str:
     """Return what the user reads last: who failed first, how, what became of the others, and the traceback.
 
     Parameters
@@ -90,6 +112,8 @@ def report(first: Failure, also_failed: Sequence[int], ended: Sequence[int], sur
         The ranks that failed after it by themselves, and those that the launcher ended.
     survived
         The failures before it that the others had gone on after.
+    others
+        All other failures, whose words are said here, each once.
     """
     if first.record is not None and first.record.secondary:
         # The cause may be a rank of another host, whose launcher tells more.
@@ -101,9 +125,12 @@ def report(first: Failure, also_failed: Sequence[int], ended: Sequence[int], sur
         lines.append(f"manyhands run: {_ranks(also_failed)} failed after it")
     if ended:
         lines.append(f"manyhands run: {_ranks(ended)} {'was' if len(ended) == 1 else 'were'} ended because of it")
+    # An error that says of the first one what it said itself adds nothing.
+    cause = "" if first.record is None else first.record.message.partition("\n")[0]
+    lines += _said_once([each for each in others if not cause or cause not in each.message])
     text = first.record.traceback if first.record is not None else _last_traceback(first.stderr)
     if text:
-        lines.append(f"manyhands run: the error of rank {first.rank}:")
+        lines.append(f"manyhands run: the error of rank {first.rank}{_left_out(first)}:")
     elif last := first.stderr.strip().splitlines()[-_LAST_LINES:]:
         lines.append(f"manyhands run: rank {first.rank} left no traceback; the last that it wrote to its standard error:")
         text = "\n".join(last)
@@ -115,11 +142,44 @@ def report(first: Failure, also_failed: Sequence[int], ended: Sequence[int], sur
 def report_lost(lost: Sequence[Failure]) -> str:
     """Return what the user reads last where all other ranks ended well: which failed, how, and their tracebacks."""
     lines = [f"manyhands run: {len(lost)} rank{'s' * (len(lost) > 1)} failed, and all others ended well"]
+    said: dict[str, int] = {}
     for failure in sorted(lost, key=lambda failure: failure.at):
-        lines.append(f"manyhands run: rank {failure.rank}: {failure.how}")
+        if failure.message and said.setdefault(failure.message, failure.rank) != failure.rank:
+            lines.append(
+                f"manyhands run: rank {failure.rank}: {failure.how}{f', {failure.where}' if failure.where else ''}, as rank {said[failure.message]}"
+            )
+            continue
+        lines.append(f"manyhands run: rank {failure.rank}: {failure.how}{_left_out(failure)}")
         text = failure.record.traceback if failure.record is not None else _last_traceback(failure.stderr)
         lines += [text.rstrip("\n")] if text else []
     return "\n".join(lines) + "\n"
+
+
+def report_ended(number: signal.Signals, failures: Sequence[Failure]) -> str:
+    """Return what the user reads last where a signal ended the job from outside: where the ranks were, and what had failed before."""
+    ranks: dict[str, list[int]] = {}
+    for failure in sorted(failures, key=lambda failure: failure.rank):
+        ranks.setdefault(failure.where or ("ended well" if failure.code == 0 else failure.how), []).append(failure.rank)
+    lines = [f"manyhands run: ended by {number.name}"]
+    if any(failure.where for failure in failures):
+        lines[0] += ", when the ranks were here:"
+        lines += [f"  {_ranks(each)}: {where}" for where, each in ranks.items()]
+    # What followed from the signal needs no words.
+    return "\n".join(_said_once([each for each in failures if not each.is_secondary]) + lines) + "\n"
+
+
+def _said_once(failures: Sequence[Failure]) -> list[str]:
+    """Return each of the words that ranks have left to say, with the ranks that they are of."""
+    ranks: dict[str, list[int]] = {}
+    for failure in sorted(failures, key=lambda failure: failure.rank):
+        if failure.message:
+            ranks.setdefault(failure.message, []).append(failure.rank)
+    return [f"manyhands run: {_ranks(each)}: {message}" for message, each in ranks.items()]
+
+
+def _left_out(failure: Failure) -> str:
+    is_short = failure.record is not None and failure.record.is_short
+    return ", without the frames inside manyhands (MANYHANDS_TRACEBACK=full shows them)" if is_short else ""
 
 
 def _last_traceback(stderr: str) -> str:

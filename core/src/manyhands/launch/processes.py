@@ -20,7 +20,7 @@ from typing import IO, Self
 from manyhands import error_file
 from manyhands.errors import UsageError
 from manyhands.guard import Guard, guarded
-from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_lost
+from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
 from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
 from manyhands.launch.output import Stream, screens
 
@@ -283,22 +283,13 @@ class _Launcher:
     def _conclude(self) -> int:
         if self._told_to_end is not None:
             if self._told_to_end != signal.SIGPIPE:
-                self._say(f"manyhands run: ended by {self._told_to_end.name}\n")
+                self._say("-" * 80 + "\n" + report_ended(self._told_to_end, list(map(_failure, self._children))))
             return 128 + self._told_to_end
         failed = [child for child in self._children if child.process.returncode != 0]
         if not failed:
             return 0
         own = [child for child in failed if not child.signalled] or failed
-        failures = [
-            Failure(
-                child.rank,
-                child.process.returncode,
-                child.exited_at,
-                error_file.read(child.error_file),
-                child.stderr.tail.decode(errors="replace"),
-            )
-            for child in own
-        ]
+        failures = list(map(_failure, own))
         # Who ended only because of another rank's end was left, and did not end well.
         is_survived = len(failed) < len(self._children) and not any(failure.is_secondary for failure in failures)
         if self._job.keep_going and is_survived:
@@ -308,13 +299,24 @@ class _Launcher:
         before = {first.rank, *(failure.rank for failure in survived)}
         also = [child.rank for child in own if child.rank not in before]
         ended = [child.rank for child in failed if child.signalled and child.rank != first.rank]
-        self._say("-" * 80 + "\n" + report(first, also, ended, survived))
+        others = [_failure(child) for child in failed if child.rank != first.rank]
+        self._say("-" * 80 + "\n" + report(first, also, ended, survived, others))
         return exit_code(first.code)
 
     def _say(self, text: str) -> None:
         screen = self._screens[1]
         before = "\n" if screen.open_line is not None else ""
         screen.write(2, (before + text).encode(errors="backslashreplace"))
+
+
+def _failure(child: _Child) -> Failure:
+    return Failure(
+        child.rank,
+        child.process.returncode,
+        child.exited_at,
+        error_file.read(child.error_file),
+        child.stderr.tail.decode(errors="replace"),
+    )
 
 
 def _is_stopped(child: _Child) -> bool:

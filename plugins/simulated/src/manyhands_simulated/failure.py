@@ -67,7 +67,8 @@ def _words(error: BaseException, file: str) -> str:
     """Return what the interpreter would print for an error that nobody caught, without what is not the user's."""
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int) else f"{error.code}\n"
-    _leave_users_part(error, file, set())
+    if os.environ.get("MANYHANDS_TRACEBACK", "").strip().lower() != "full":
+        _leave_users_part(error, file, set())
     return "".join(traceback.format_exception(error))
 
 
