@@ -23,7 +23,7 @@ from manyhands.plugins import PluginManager
 
 __all__ = ["start_best"]
 
-_log = logging.getLogger("manyhands")
+_log = logging.getLogger("manyhands.job")
 
 
 class _Candidate(msgspec.Struct, frozen=True):
@@ -57,13 +57,16 @@ def start_best(job: Job, resolved: Resolved, plugins: PluginManager, deadline: D
     own = _Card(_system(), [_Candidate(spec.name, spec.auto_priority or 0, spec.one_host) for spec in specs])
     answers = job.control.exchange("the choice of a backend", write_card(own), deadline)[0]
     names, reasons = _rank(job.read_cards(answers, _Card, "the choice of a backend"))
+    for name, reason in reasons:
+        _passed_over(job, name, reason)
     by_name = {spec.name: spec for spec in specs}
     for name in names:
         problem = _try(job, by_name[name], resolved, plugins, deadline)
         if not problem:
             job.backend_name = name
+            _log.info("rank %d: 'auto' takes %s, the best that every rank has and that starts on all", job.rank, name)
             return
-        _log.info("manyhands: 'auto' passes %s over: %s", name, problem)
+        _passed_over(job, name, problem)
         reasons.append((name, problem))
     raise BackendUnavailableError(
         "'auto' finds no backend that can run on all ranks:"
@@ -71,6 +74,10 @@ def start_best(job: Job, resolved: Resolved, plugins: PluginManager, deadline: D
         + "\nname one of them as the backend to see why it cannot, or install tcp on all ranks: "
         + install_command("pip install 'manyhands[tcp]'")
     )
+
+
+def _passed_over(job: Job, name: str, reason: str) -> None:
+    _log.info("rank %d: 'auto' passes %s over: %s", job.rank, name, reason)
 
 
 def _rank(cards: list[_Card]) -> tuple[list[str], list[tuple[str, str]]]:

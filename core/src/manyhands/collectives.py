@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Hashable
@@ -36,6 +37,8 @@ from manyhands.waiting import Waiter
 from manyhands.wire import CallSignature
 
 __all__ = ["Call", "Collectives"]
+
+_log = logging.getLogger("manyhands.calls")
 
 _MAX_PLANS = 512
 _MAX_SCHEDULES = 1024
@@ -349,6 +352,9 @@ class Collectives:
         while len(self._prepared) >= _MAX_PLANS:
             del self._prepared[next(iter(self._prepared))]
         self._prepared[call] = prepared
+        if _log.isEnabledFor(logging.DEBUG):
+            why = choice.reason if native is None else "a plugin performs it"
+            _log.debug("rank %d of group %d: %s by %s: %s", rank, members.number, signature.describe(), carrier, why)
         return prepared
 
 

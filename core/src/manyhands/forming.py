@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,12 +16,15 @@ from manyhands.devices.opening import open_channel
 from manyhands.job import Job, Meeting
 from manyhands.members import Members, ranks_per_host
 from manyhands.plugins import PluginManager
+from manyhands.rendezvous.network import show_address
 from manyhands.select import Selector
 from manyhands.threads import ThreadRank, ThreadWorld
 
 __all__ = ["Formed", "Setup", "among_processes", "among_threads", "come_alone", "finish"]
 
 _NO_BACKEND = "none"
+
+_log = logging.getLogger("manyhands.job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,10 @@ def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: S
     if spec is None:
         setup.plugins.candidates(setup.resolved.lacking)  # without any, there is no need to meet
     job = Job.meet(meeting, deadline)
+    _log.info("rank %d met the others, %d in all, at %s", job.rank, job.world_size, show_address(meeting.address))
     _place(job, setup.resolved, hosts)
     if spec is not None:
+        _log.info("rank %d: backend %s, from %s", job.rank, name, setup.resolved.origin("backend"))
         _start_backend(job, spec, setup, deadline, None)
         return job
     try:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "Meeting"]
 
-_log = logging.getLogger("manyhands")
+_log = logging.getLogger("manyhands.job")
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from manyhands.threads import current_thread_rank
 
 __all__ = ["init"]
 
-_log = logging.getLogger("manyhands")
+_log = logging.getLogger("manyhands.job")
 
 
 def init(
@@ -118,6 +118,9 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, dea
         _log.warning("manyhands: %s", doubt)
     rank, world_size = _who(rank, world_size, launch)
     install_error_file(rank)
+    _log.info(
+        "rank %d of %d, by %s", rank, world_size, "plain Python or init's arguments" if launch is None else launch.launcher
+    )
     if world_size == 1:
         return come_alone(setup, deadline)
     resolved = setup.resolved

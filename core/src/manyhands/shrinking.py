@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from manyhands.job import Job, Meeting, guarded_bind
 from manyhands.rendezvous.messages import Shrunk
 
 __all__ = ["check_possible", "shrink"]
+
+_log = logging.getLogger("manyhands.job")
 
 
 def check_possible(job: Job) -> None:
@@ -93,6 +96,7 @@ class _Shrinking:
         job = self.meet(shrunk, listener)
         origins = self.old.control.origins or tuple(range(self.old.world_size))
         job.control.origins = tuple(origins[rank] for rank in shrunk.ranks)
+        _log.info("rank %d of %d goes on as rank %d of %d", self.old.rank, self.old.world_size, job.rank, job.world_size)
         formed = finish(job, self.setup, None, self.deadline)
         try:
             job.control.exchange("the end of shrink()", b"", self.deadline)

@@ -24,7 +24,7 @@ __all__ = ["Work", "as_completed", "wait_all", "wait_any"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger("manyhands")
+_log = logging.getLogger("manyhands.calls")
 
 _TOLD = 4
 """How many calls are named one by one in messages to people."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -51,6 +52,8 @@ from manyhands.runtime import COMPUTER, Runtime
 from manyhands.wire import CallSignature
 
 __all__ = ["CONTROL_HELLO", "Control", "LocalControl", "LocalHub", "SocketControl", "make_join"]
+
+_log = logging.getLogger("manyhands.job")
 
 CONTROL_HELLO = b"control"
 _SILENCE_S = 1.0
@@ -393,6 +396,7 @@ class Control(ABC):
             self.verdict = verdict
             callbacks = list(self._on_failure)
             self._changed.notify_all()
+        _log.info("rank %d: the job has failed, %s: %s", self.rank, verdict.kind, verdict.text)
         for callback in callbacks:
             callback()
 

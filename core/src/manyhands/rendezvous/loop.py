@@ -21,7 +21,7 @@ from manyhands.rendezvous.forking import close_after_fork, forget_after_fork
 
 __all__ = ["Loop"]
 
-_log = logging.getLogger("manyhands")
+_log = logging.getLogger("manyhands.network")
 
 
 class Loop:

@@ -30,7 +30,7 @@ from manyhands.rendezvous.loop import Loop
 
 __all__ = ["Address", "FrameConnection", "Listener", "bind", "dial", "dial_patiently", "is_loopback", "resolve", "show_address"]
 
-_log = logging.getLogger("manyhands")
+_log = logging.getLogger("manyhands.network")
 
 Address = tuple[str, int]
 

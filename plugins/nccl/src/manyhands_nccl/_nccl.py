@@ -30,7 +30,7 @@ from manyhands_nccl.plugin import INSTALL
 
 __all__ = ["Communicator", "Library", "load", "wait_for_ends"]
 
-_log = logging.getLogger("manyhands")
+_log = logging.getLogger("manyhands.nccl")
 
 _IN_PROGRESS = 7
 _REMOTE = frozenset({6, 8})
