@@ -230,10 +230,11 @@ def test_tracebacks_hold_the_users_frames(start: Start) -> None:
     assert "express.py" not in err
 
 
-def test_tracebacks_are_whole_where_that_is_asked_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["tcp", "simulated"])
+def test_tracebacks_are_whole_where_that_is_asked_for(start: Start, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setenv("MANYHANDS_TRACEBACK", "full")
-    _, _, err = start(MISTAKEN).finish()
-    last = err[err.index("manyhands run: the error of rank") :]
+    _, _, err = start(MISTAKEN, 3, "--backend", backend).finish()
+    last = err[err.index("-" * 80) :]
     assert "in step\n" in last
     assert "group.py" in last
     assert "MANYHANDS_TRACEBACK" not in last
