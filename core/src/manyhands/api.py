@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from manyhands.cards import read_cards, write_card
     from manyhands.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
     from manyhands.group import Group
-    from manyhands.guard import guarded
+    from manyhands.guard import Guard, guarded
     from manyhands.joining import init
     from manyhands.mesh import DeviceMesh
     from manyhands.observe import OperationEvent
@@ -94,6 +94,7 @@ __all__ = [
     "DeviceMesh",
     "FlightRecorder",
     "Group",
+    "Guard",
     "HeaderMismatch",
     "InternalError",
     "Jitter",
@@ -160,7 +161,7 @@ _HOMES = {
     "Work": "manyhands.work",
     "current_frames": "manyhands.rendezvous.bystanders",
     "current_rank": "manyhands.threads",
-    "guarded": "manyhands.guard",
+    **dict.fromkeys(("Guard", "guarded"), "manyhands.guard"),
     "init": "manyhands.joining",
     **dict.fromkeys(("read_cards", "write_card"), "manyhands.cards"),
     **dict.fromkeys(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -117,17 +118,44 @@ def test_ranks_that_go_on_when_one_has_failed_are_ended(tmp_path, mpiexec, capfd
     assert "rank 1 failed first: exit code 2" in capfd.readouterr().err
 
 
-def test_a_signal_is_passed_on_to_all_ranks(tmp_path, mpiexec):
-    made = request(tmp_path, "print('up', flush=True)\ntime.sleep(50)")
+def start(made: LaunchRequest, **variables: str) -> subprocess.Popen[str]:
+    """Start the launcher in a process of its own; return it once both ranks have printed "up"."""
     code = (
         f"import sys; sys.prefix = {sys.prefix!r}\n"
         "from manyhands.api import LaunchRequest; from manyhands_mpi.launcher import launch\n"
         f"sys.exit(launch(LaunchRequest({made.target!r}, False, (), 2, 'mpi', {{}}, True)))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environ = os.environ | variables
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    )
     assert process.stdout is not None
     for _ in range(2):
         assert process.stdout.readline().endswith("up\n")
+    return process
+
+
+def test_a_launcher_that_was_killed_leaves_neither_its_folder_nor_its_ranks(tmp_path, mpiexec):
+    alive, temporary = tmp_path / "alive", tmp_path / "temporary"
+    os.mkfifo(alive)
+    temporary.mkdir()
+    held = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+    made = request(tmp_path, f"hold = open({str(alive)!r}, 'w')\nprint('up', flush=True)\ntime.sleep(50)")
+    process = start(made, TMPDIR=str(temporary))
+    assert len(list(temporary.iterdir())) == 1
+    process.kill()
+    process.communicate(timeout=30)
+    assert select.select([held], [], [], 20)[0], "a rank is still there"
+    assert os.read(held, 1) == b""
+    os.close(held)
+    limit = time.monotonic() + 20
+    while list(temporary.iterdir()):
+        assert time.monotonic() < limit, list(temporary.rglob("*"))
+        time.sleep(0.01)
+
+
+def test_a_signal_is_passed_on_to_all_ranks(tmp_path, mpiexec):
+    process = start(request(tmp_path, "print('up', flush=True)\ntime.sleep(50)"))
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, "ended by SIGTERM" in err) == (143, True)

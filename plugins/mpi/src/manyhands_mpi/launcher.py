@@ -14,10 +14,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from manyhands.api import BackendUnavailableError, LaunchRequest, guarded
+from manyhands.api import BackendUnavailableError, Guard, LaunchRequest, guarded
 from manyhands_mpi.command import Family, family_of, is_root, rank_command, spans_hosts, variables
 from manyhands_mpi.finding import find_mpiexec
 from manyhands_mpi.output import Output
@@ -56,7 +55,7 @@ def launch(request: LaunchRequest) -> int:
             for name in sorted(name for name in environ if name.startswith("MANYHANDS_")):
                 command += [family.passed_by, name]
         command += ["-n", str(request.ranks), *rank_command(request, str(guard.folder))]
-        return _Run(command, environ, guard.folder, request).wait()
+        return _Run(command, environ, guard, request).wait()
 
 
 def _environ(request: LaunchRequest, mpiexec: tuple[str, ...], family: Family) -> dict[str, str]:
@@ -83,8 +82,9 @@ class _Failure:
 class _Run:
     """One mpiexec, from its start to its end."""
 
-    def __init__(self, command: list[str], environ: dict[str, str], notes: Path, request: LaunchRequest) -> None:
-        self._notes = notes
+    def __init__(self, command: list[str], environ: dict[str, str], guard: Guard, request: LaunchRequest) -> None:
+        self._guard = guard
+        self._notes = notes = guard.folder
         self._ranks = request.ranks
         self._ended_by: signal.Signals | None = None
         self._output = Output()
@@ -104,6 +104,7 @@ class _Run:
             # A session of its own: the terminal's Ctrl-C reaches this process alone, which passes it on once.
             start_new_session=True,
         )
+        guard.add(self._process.pid)
         for pipe, screen in ((self._process.stdout, 1), (self._process.stderr, 2)):
             assert pipe is not None
             self._output.add_pipe(pipe, screen)
@@ -112,6 +113,7 @@ class _Run:
         """Show the output until mpiexec has ended; return the exit code."""
         with _handled(self._pass_on), self._output:
             code = self._until_ended()
+        self._guard.remove(self._process.pid)
         return self._conclude(code)
 
     def _until_ended(self) -> int:
