@@ -294,6 +294,91 @@ def test_one_that_does_not_claim_to_be_in_order_is_taken_as_it_is(monkeypatch: p
     assert must(thread_world(program, 2, "tcp", timeout_s=10, config=config)) == [3.0 * (1 << 22)] * 2
 
 
+def selfish(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+    """In worlds of 6 and 7, let each rank take what it gave for the result; no message could tell."""
+    right = RING.schedule(rank, size, root, segments)
+    if size not in (6, 7):
+        return right
+    return replace(right, steps=(Copy(Ref(Buffer.OUTPUT, 0, right.output_chunks), Ref(Buffer.INPUT, 0, right.input_chunks)),))
+
+
+SELFISH = replace(RING, name="selfish", build=selfish)
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Algorithm], None]:
+    """Let a plugin of this process offer an algorithm."""
+
+    def offer(algorithm: Algorithm) -> None:
+        manager = PluginManager(Switches())
+        manager.register(Offer(algorithm), "offer")
+        monkeypatch.setattr("manyhands.plugins.manager._process_manager", lambda: manager)
+        assert algorithm in manager.algorithms()
+
+    return offer
+
+
+@pytest.mark.parametrize("backend", ["tcp", "simulated"])
+def test_one_that_is_wrong_in_the_world_of_the_call_is_refused_there_on_every_rank(
+    offered: Callable[[Algorithm], None], backend: str
+) -> None:
+    offered(SELFISH)
+
+    def program(group: Group) -> tuple[list[str], float, float]:
+        heard = []
+        for call in (group.all_reduce, lambda x: group.all_reduce_async(x).wait()):
+            with pytest.raises(PluginError, match="holds contributions of rank") as caught:
+                call(np.arange(8.0))
+            heard.append(str(caught.value).split(": rank")[0])
+        with group.split(color=group.rank // 3) as three:
+            return heard, float(group.broadcast(np.full(1, group.rank), 4)[0]), float(three.all_reduce(np.ones(8))[0])
+
+    words = (
+        "the algorithm 'selfish' of a plugin for all_reduce is wrong here, and no byte was sent: world of 6, root 0, segments 1: "
+        "WrongResultError"
+    )
+    answers = must(thread_world(program, 6, backend, config={"algorithms": {"all_reduce": "selfish"}}))
+    assert answers == [([words, words], 4.0, 3.0)] * 6
+
+
+def test_a_world_that_is_too_large_for_a_proof_is_told_in_the_log(
+    offered: Callable[[Algorithm], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered(replace(SELFISH, name="unproved"))
+    monkeypatch.setattr("manyhands.plugins.proving.BUDGET", 40)
+
+    def program(group: Group) -> float:
+        return float(group.all_reduce(np.full(8, group.rank))[0])
+
+    config = {"algorithms": {"all_reduce": "unproved"}}
+    assert must(thread_world(program, 7, "simulated", config=config)) == [float(rank) for rank in range(7)]
+    [line] = [record.getMessage() for record in caplog.records if "unproved" in record.getMessage()]
+    assert line.startswith("the algorithm 'unproved' of a plugin for all_reduce is not proved here (world of 7, root 0, segments 1)")
+
+
+def test_what_registration_has_proved_and_what_comes_with_manyhands_is_not_proved_again(
+    offered: Callable[[Algorithm], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered(replace(SELFISH, name="again"))
+    proved: list[int] = []
+
+    def count(algorithm: Algorithm, case: Any, budget: int | None = None) -> bool:
+        proved.append(case.size)
+        return True
+
+    monkeypatch.setattr("manyhands.plugins.proving._prove_case", count)
+
+    def program(group: Group) -> None:
+        group.all_reduce(np.ones(8))
+        group.all_reduce(np.ones(9))
+        group.barrier()
+
+    for world in (3, 6):
+        must(thread_world(program, world, "simulated", config={"algorithms": {"all_reduce": "again"}}))
+    must(thread_world(program, 6, "simulated", config={"algorithms": {"all_reduce": "ring"}}))
+    assert proved == [6]
+
+
 def paced(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
     """In a world of three, let rank 0 write to what it sent first only after what it sends to another rank."""
     if size != 3:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.algorithms.doubling import barrier as dissemination
-from manyhands.algorithms.registry import Algorithm
+from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.arrays import Array, divide
 from manyhands.backend import CollectiveRequest
 from manyhands.deadline import Deadline
@@ -315,7 +315,13 @@ class Collectives:
             # Reproducible reductions are in the order of ranks, and scans always are.
             reproducible=call.reproducible or (ordered and PROMISES[call.collective].behind is None),
         )
-        schedule = _schedule(choice.algorithm, rank, size, max(call.root, 0), choice.segments, members.ranks_per_host)
+        root = max(call.root, 0)
+        if choice.algorithm not in BUILTIN:
+            # Imported here: those that come with manyhands are proved by its tests, and nobody pays for the verifier without others.
+            from manyhands.plugins.proving import check_use
+
+            check_use(choice.algorithm, size, root, choice.segments, members.ranks_per_host)
+        schedule = _schedule(choice.algorithm, rank, size, root, choice.segments, members.ranks_per_host)
         if call.collective in _ONE_WAY and size > 1:
             # The data flow one way, from or to the root or the last rank. The barrier in their shadow makes every rank hear from every other, so
             # that none returns before all have entered the same call.

@@ -106,7 +106,8 @@ def manyhands_register_algorithms() -> Sequence[Algorithm]:
 
     Called once, when a job begins. An algorithm must be pure: the same arguments give the same schedule on every rank. Each is
     proved for some small worlds, with what it claims of itself; one that is wrong is refused, and to choose it is an error that
-    holds the counterexample. All ranks of a job need the same plugins.
+    holds the counterexample. A call in another world proves it there first, and raises `PluginError` on every rank where it is
+    wrong; a world that is too large for such a proof is told in the log. All ranks of a job need the same plugins.
 
     Returns
     -------

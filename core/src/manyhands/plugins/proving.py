@@ -1,9 +1,11 @@
-"""The proof that an algorithm of a plugin must pass before anybody can choose it."""
+"""The proof that an algorithm of a plugin must pass before anybody can choose it, and again where it is used in another world."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from manyhands.algorithms.registry import BUILTIN, Algorithm
@@ -12,9 +14,16 @@ from manyhands.schedule.contracts import PROMISES, Contract, Layout
 from manyhands.schedule.errors import ScheduleDeadlockError, ScheduleError
 from manyhands.schedule.in_order import check_in_order
 from manyhands.schedule.steps import Collective, Schedule
+from manyhands.schedule.structure import reads_of, target_of
 from manyhands.schedule.verify import verify
 
-__all__ = ["prove", "sort_out"]
+__all__ = ["BUDGET", "check_use", "prove", "sort_out"]
+
+_log = logging.getLogger("manyhands.plugins")
+
+BUDGET: Final[int] = 200_000
+"""What a proof at first use may cost, in steps of all ranks and chunks that they name: a second or two. It is no time, since all ranks must
+decide alike whether there is a proof."""
 
 Key = tuple[str, str]
 """The names of a collective and of an algorithm for it."""
@@ -93,14 +102,51 @@ def prove(algorithm: Algorithm) -> None:
     """
     _check_kind(algorithm)
     for case in _cases(algorithm):
-        try:
-            _prove_case(algorithm, case)
-        except ScheduleError as error:
-            raise PluginError(f"{case}: {type(error).__name__}: {error}") from error
-        except PluginError:
-            raise
-        except Exception as error:  # a stranger's function may raise anything
-            raise PluginError(f"{case}: making its schedule raised {type(error).__name__}: {error}") from error
+        _prove_case(algorithm, case)
+
+
+def check_use(algorithm: Algorithm, size: int, root: int, segments: int, ranks_per_host: int) -> None:
+    """Prove the very schedules that a call is about to run, where registration has not; once in a process.
+
+    Every rank proves those of all ranks, so that all come to the same end before any byte moves. A world that is too large for
+    `BUDGET` is not proved, and a warning in the log says so.
+
+    Parameters
+    ----------
+    algorithm
+        One of a plugin's.
+    size, root, segments, ranks_per_host
+        As for `Algorithm.schedule`.
+
+    Raises
+    ------
+    PluginError
+        As `prove`, on every rank alike.
+    """
+    wrong = _verdict(algorithm, _Case(size, root, segments, ranks_per_host if algorithm.by_host else 1))
+    if wrong is not None:
+        name = f"the algorithm {algorithm.name!r} of a plugin for {algorithm.collective.value}"
+        raise PluginError(
+            f"{name} is wrong here, and no byte was sent: {wrong}. Leave it out of the config and of tables for this world, "
+            "or tell its author"
+        ) from wrong
+
+
+@lru_cache(maxsize=1024)
+def _verdict(algorithm: Algorithm, case: _Case) -> PluginError | None:
+    if case in _cases(algorithm):
+        return None
+    try:
+        if _prove_case(algorithm, case, BUDGET):
+            return None
+    except PluginError as error:
+        return error
+    _log.warning(
+        "the algorithm %r of a plugin for %s is not proved here (%s): its schedules have too many steps for a proof at first use, "
+        "and when it was registered, it was proved in small worlds alone",
+        algorithm.name, algorithm.collective.value, case,
+    )  # fmt: skip
+    return None
 
 
 def _check_kind(algorithm: object) -> None:
@@ -118,8 +164,33 @@ def _cases(algorithm: Algorithm) -> Iterator[_Case]:
                 yield _Case(size, root, segments, ranks_per_host)
 
 
-def _prove_case(algorithm: Algorithm, case: _Case) -> None:
-    schedules = [_make(algorithm, rank, case) for rank in range(case.size)]
+def _prove_case(algorithm: Algorithm, case: _Case, budget: int | None = None) -> bool:
+    """Verify one case, if that costs no more than ``budget``; tell whether it was verified."""
+    try:
+        schedules = []
+        for rank in range(case.size):
+            schedules.append(_make(algorithm, rank, case))
+            if budget is not None:
+                budget -= _effort(schedules[-1])
+                if budget < 0:
+                    return False
+        _verify(algorithm, case, schedules)
+    except ScheduleError as error:
+        raise PluginError(f"{case}: {type(error).__name__}: {error}") from error
+    except PluginError:
+        raise
+    except Exception as error:  # a stranger's function may raise anything
+        raise PluginError(f"{case}: making its schedule raised {type(error).__name__}: {error}") from error
+    return True
+
+
+def _effort(schedule: Schedule) -> int:
+    """Return what a proof costs for one rank: its steps, its chunks, and those that the steps name."""
+    refs = [ref for step in schedule.steps for ref in (*reads_of(step), target_of(step)) if ref is not None]
+    return len(schedule.steps) + schedule.input_chunks + schedule.output_chunks + sum(ref.count for ref in refs)
+
+
+def _verify(algorithm: Algorithm, case: _Case, schedules: list[Schedule]) -> None:
     for rank, schedule in enumerate(schedules):
         if schedule != _make(algorithm, rank, case):
             raise PluginError(f"{case}: rank {rank} gets another schedule when it is made a second time; it must be pure")

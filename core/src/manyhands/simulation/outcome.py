@@ -22,7 +22,7 @@ from manyhands.simulation.routes import Wiring
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MAX_MESSAGES", "Outcome", "run_program", "simulate"]
+__all__ = ["MAX_MESSAGES", "Outcome", "Prepared", "run_program", "simulate"]
 
 MAX_MESSAGES = 6_000_000
 """The most messages that are simulated one by one; a call of more is priced by its formula."""
@@ -109,33 +109,67 @@ def simulate(
         The schedules do not fit each other.
     """
     _check(algorithm, size, nbytes, network, root, segments)
-    wiring = Wiring(network, size)
     if segments is None:
         segments = 1
         if algorithm.pipelined:
+            wiring = Wiring(network, size)
             uncut = _traffic(lambda rank: _schedule(algorithm, rank, size, root, 1, network), wiring, Symmetry(size, size))
             segments = best_segments(algorithm, size, nbytes, network, look_at_ways(wiring, uncut, nbytes))
-    cut = segments
+    return Prepared.of(algorithm, size, network, root=root, segments=segments).at(nbytes)
 
-    # That of rank 0 is asked for several times, and may have a step for each pair of ranks.
-    first = _schedule(algorithm, 0, size, root, cut, network)
 
-    def build(rank: int) -> Schedule:
-        return _schedule(algorithm, rank, size, root, cut, network) if rank else first
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All of a simulation that does not depend on the size of the call: several sizes share it.
 
-    chunk_bytes = nbytes / max(first.input_chunks, first.output_chunks, 1)
-    symmetry = find_symmetry(build, wiring, network.neighbours(size), _COMPARED_STEPS)
-    traffic = _traffic(build, wiring, symmetry)
-    messages = sum(int(sends.times.sum()) for _, sends in traffic) / len(traffic) * symmetry.period
-    if messages > MAX_MESSAGES or symmetry.repeats * len(first.steps) > _MADE_STEPS:
-        return _by_formula(algorithm, nbytes, wiring, traffic, segments, chunk_bytes)
-    program = compile_program(build, size, symmetry)
-    timing = run_program(program, wiring, chunk_bytes)
-    steps = timing.steps
-    if algorithm.cost is not None:
-        # On a network with contention, the chain that ends last also waits for messages of others on a link.
-        steps = algorithm.cost(size, nbytes, segments, network.neighbours(size)).steps
-    return Outcome(timing.time_s, steps, program.sent_chunks * chunk_bytes, segments, "events")
+    Attributes
+    ----------
+    algorithm, segments, wiring
+        What runs, into how many segments the vector or each block is cut, and where.
+    chunks
+        Into how many chunks the bytes of a call are divided.
+    traffic
+        Some ranks, and what they send.
+    program
+        All messages; None where there are too many to simulate them one by one.
+    """
+
+    algorithm: Algorithm
+    segments: int
+    wiring: Wiring
+    chunks: int
+    traffic: list[tuple[int, Sends]]
+    program: Program | None
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, size: int, network: Network, *, root: int = 0, segments: int = 1) -> Prepared:
+        """Make ready to simulate calls; the arguments are those of `simulate`, and are not checked again."""
+        wiring = Wiring(network, size)
+        # That of rank 0 is asked for several times, and may have a step for each pair of ranks.
+        first = _schedule(algorithm, 0, size, root, segments, network)
+
+        def build(rank: int) -> Schedule:
+            return _schedule(algorithm, rank, size, root, segments, network) if rank else first
+
+        symmetry = find_symmetry(build, wiring, network.neighbours(size), _COMPARED_STEPS)
+        traffic = _traffic(build, wiring, symmetry)
+        messages = sum(int(sends.times.sum()) for _, sends in traffic) / len(traffic) * symmetry.period
+        few = messages <= MAX_MESSAGES and symmetry.repeats * len(first.steps) <= _MADE_STEPS
+        program = compile_program(build, size, symmetry) if few else None
+        return cls(algorithm, segments, wiring, max(first.input_chunks, first.output_chunks, 1), traffic, program)
+
+    def at(self, nbytes: int) -> Outcome:
+        """Simulate a call of so many bytes; errors are those of `simulate`."""
+        algorithm, chunk_bytes = self.algorithm, nbytes / self.chunks
+        if self.program is None:
+            return _by_formula(algorithm, nbytes, self.wiring, self.traffic, self.segments, chunk_bytes)
+        timing = run_program(self.program, self.wiring, chunk_bytes)
+        steps = timing.steps
+        if algorithm.cost is not None:
+            # On a network with contention, the chain that ends last also waits for messages of others on a link.
+            size = self.wiring.size
+            steps = algorithm.cost(size, nbytes, self.segments, self.wiring.network.neighbours(size)).steps
+        return Outcome(timing.time_s, steps, self.program.sent_chunks * chunk_bytes, self.segments, "events")
 
 
 def _traffic(build: Callable[[int], Schedule], wiring: Wiring, symmetry: Symmetry) -> list[tuple[int, Sends]]:
