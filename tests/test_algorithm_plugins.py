@@ -353,7 +353,9 @@ def test_a_world_that_is_too_large_for_a_proof_is_told_in_the_log(
     config = {"algorithms": {"all_reduce": "unproved"}}
     assert must(thread_world(program, 7, "simulated", config=config)) == [float(rank) for rank in range(7)]
     [line] = [record.getMessage() for record in caplog.records if "unproved" in record.getMessage()]
-    assert line.startswith("the algorithm 'unproved' of a plugin for all_reduce is not proved here (world of 7, root 0, segments 1)")
+    assert line.startswith(
+        "the algorithm 'unproved' of a plugin for all_reduce is not proved here (world of 7, root 0, segments 1)"
+    )
 
 
 def test_what_registration_has_proved_and_what_comes_with_manyhands_is_not_proved_again(

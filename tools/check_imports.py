@@ -18,7 +18,7 @@ from pathlib import Path
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "_version aliases checks errors error_file deadline guard installing partition members",
+        "_version aliases checks errors error_file deadline guard installing partition members units",
         "backend cards device dtypes low_precision ops waiting wire",
         "schedule algorithms",
         "libraries",

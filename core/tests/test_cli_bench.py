@@ -174,10 +174,10 @@ def test_the_ranks_get_the_config_file_that_was_named(tmp_path: Path) -> None:
 
 def test_times_are_printed_from_the_fastest_on() -> None:
     lines = call("all_reduce", "--algorithms", "--sizes", "8,1MiB").splitlines()
-    assert lines[0].split() == ["collective", "bytes", "algorithm", "time"]
-    assert lines[1].split() == ["all_reduce", "8", "recursive_doubling", "31", "us", "fastest"]
-    assert lines[2].split() == ["all_reduce", "8", "ring", "45", "us", "+45%"]
-    assert " ".join(" ".join(lines).split()).endswith("all_reduce 1048576 not measured: the budget is used up")
+    assert lines[0].split() == ["collective", "size", "algorithm", "time"]
+    assert lines[1].split() == ["all_reduce", "8", "B", "recursive_doubling", "31", "us", "fastest"]
+    assert lines[2].split() == ["all_reduce", "8", "B", "ring", "45", "us", "+45%"]
+    assert " ".join(" ".join(lines).split()).endswith("all_reduce 1 MiB not measured: the budget is used up")
     assert not Path("tuned.toml").exists()
 
 
@@ -192,7 +192,7 @@ def test_json_is_for_programs() -> None:
 def test_the_table_that_is_written_makes_manyhands_take_the_fastest(manager: PluginManager) -> None:
     said = call("all_reduce", "--tune", "--sizes", "8,64KiB", "--output", "mine.toml")
     assert said.endswith('wrote mine.toml; to use it, add this line to manyhands.toml:\n\nselection = "mine.toml"\n')
-    assert "measured here at 8 bytes: 31 us against 45 us of ring" in " ".join(said.split())
+    assert "measured here at 8 B: 31 us against 45 us of ring" in " ".join(said.split())
     text = Path("mine.toml").read_text()
     assert text.startswith("# Measured by `manyhands bench --tune` with 4 ranks on one host over wires.\n")
     selector = make_selector(load({"selection": "mine.toml"}, environ={}, manager=manager), manager)
@@ -262,10 +262,10 @@ def test_rows_are_printed_in_the_order_that_was_asked_for_and_compared_with_the_
     story[:] = [row("ropes", 8, 5.0), row("wires", 8, 10.0), Done(), row("wires", 1024, 10.0), row("ropes", 1024, 12.5), Done()]
     said = call("all_reduce", "--backends", "wires,ropes", "-n", "2", "--sizes", "8,1KiB")
     assert lines(said) == [
-        ["8", "2", "float32", "wires", "10.00", "5.00", "20.00", "1.50", "2.25", "1.000"],
-        ["8", "2", "float32", "ropes", "5.00", "5.00", "20.00", "1.50", "2.25", "0.500"],
-        ["1024", "256", "float32", "wires", "10.00", "5.00", "20.00", "1.50", "2.25", "1.000"],
-        ["1024", "256", "float32", "ropes", "12.50", "5.00", "20.00", "1.50", "2.25", "1.250"],
+        ["8", "B", "wires", "10.00", "5.00", "20.00", "1.50", "2.25", "1.000"],
+        ["8", "B", "ropes", "5.00", "5.00", "20.00", "1.50", "2.25", "0.500"],
+        ["1", "KiB", "wires", "10.00", "5.00", "20.00", "1.50", "2.25", "1.000"],
+        ["1", "KiB", "ropes", "12.50", "5.00", "20.00", "1.50", "2.25", "1.250"],
     ]
     assert "/ wires\n" in said
 
@@ -305,12 +305,28 @@ def test_on_a_terminal_the_same_lines_stand_in_colours(monkeypatch: pytest.Monke
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured.getvalue()) == plain.getvalue()
 
 
+def test_no_line_of_the_table_is_longer_than_80_characters() -> None:
+    names = ["wires", "ropes+symmetric", "wires+symmetric"]
+    sizes = [8, 128 << 20]
+    story[:] = [
+        record
+        for size in sizes
+        for record in (*(row(name, size, 123456.7, min_us=99999.9, p95_us=1234567.0) for name in names[:2]),
+                       Problem(names[2], "all_reduce", size, "rank 1: " + "it broke " * 20), Done())
+    ]  # fmt: skip
+    said = call("all_reduce", "--backends", ",".join(names), "--world", "2", "--sizes", "8,128MiB", code=1)
+    assert max(map(len, said.splitlines())) <= 80
+    assert [words[:3] for words in lines(said) if words[1] in ("B", "MiB")] == [
+        [number, unit, name] for number, unit in (("8", "B"), ("128", "MiB")) for name in names
+    ]
+
+
 def test_sizes_that_do_not_divide_are_said_to_be_others() -> None:
     story[:] = [row("wires", 12, collective="all_gather"), Done()]
     said = call("all_gather", "--backends", "wires", "-n", "3", "--sizes", "8")
     assert comparisons[0][0].points == [Call("all_gather", 12)]
-    assert "# 8 bytes are measured as 12: equal blocks of whole elements, at least one for each rank\n" in said
-    assert lines(said)[0][:2] == ["12", "3"]
+    assert "# 8 B measured as 12 B: equal blocks of whole elements, at least one for each\n#   rank\n" in said
+    assert lines(said)[0][:3] == ["12", "B", "wires"]
 
 
 def test_json_is_a_list_of_rows_with_these_keys() -> None:
@@ -339,12 +355,12 @@ def test_what_failed_or_is_wrong_stands_in_the_table_and_in_the_exit_code() -> N
         *(Problem("wires", "all_reduce", 16, "rank 1: it broke"), row("ropes", 16), Done()),
     ]
     first, second, third, _ = lines(call("all_reduce", "--backends", "wires,ropes", "-n", "2", "--sizes", "8,16", code=1))
-    assert first == ["8", "2", "float32", "wires", "failed:", "rank", "1:", "it", "broke"]
+    assert first == ["8", "B", "wires", "failed:", "rank", "1:", "it", "broke"]
     assert second[-1] == "-"
-    assert third[4:] == ["failed:", "as", "above"]
+    assert third[3:] == ["failed:", "as", "above"]
     story[:] = [Problem("wires", "all_reduce", 8, "rank 1: element 0 is 1, and 2 is right", wrong=True), Done()]
     [words] = lines(call("all_reduce", "--backends", "wires", "-n", "2", "--sizes", "8", code=1))
-    assert words[4:8] == ["WRONG:", "rank", "1:", "element"]
+    assert words[3:7] == ["WRONG:", "rank", "1:", "element"]
 
 
 def test_what_the_budget_did_not_reach_is_said_and_is_no_failure() -> None:
@@ -356,10 +372,10 @@ def test_what_the_budget_did_not_reach_is_said_and_is_no_failure() -> None:
 def test_where_a_backend_ends_its_ranks_others_measure_the_rest_without_it() -> None:
     story[:] = [row("wires"), row("ropes"), Done(), "wires", 9, row("ropes", 16), Done(), row("ropes", 32), Done()]
     said = lines(call("all_reduce", "--backends", "wires,ropes", "-n", "2", "--sizes", "8,16,32", code=1))
-    assert [words[3] for words in said] == ["wires", "ropes"] * 3
-    assert said[2][4:7] == ["failed:", "its", "ranks"]
-    assert "(exit" in said[2]
-    assert said[4][4:] == ["failed:", "as", "above"]
+    assert [words[2] for words in said if words[1] == "B"] == ["wires", "ropes"] * 3
+    assert said[2][3:6] == ["failed:", "its", "ranks"]
+    assert "(exit" in said[3]
+    assert said[-2][3:] == ["failed:", "as", "above"]
     (_, _, _), (plan, ranks, _) = comparisons
     assert (plan.targets, ranks) == ([Target("ropes")], 2)
     assert plan.points == [Call("all_reduce", 16), Call("all_reduce", 32)]

@@ -110,9 +110,32 @@ def test_without_an_algorithm_those_that_are_there_are_listed(capsys: pytest.Cap
     for algorithm in BUILTIN:
         assert re.search(rf"^{algorithm.name}_{algorithm.collective.value}  +\S", everything, flags=re.MULTILINE)
     some = show(capsys, "broadcast").splitlines()
-    assert {line.split()[0] for line in some[1:-2] if not line.startswith(" ")} == {
+    assert {line.split()[0] for line in some[1:-3] if not line.startswith(" ")} == {
         f"{each.name}_broadcast" for each in BUILTIN if each.collective is Collective.BROADCAST
     }
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["reduce_scatter_gather_reduce", "-n", "16"],
+        ["all_reduce", "--why", "--reproducible", "-n", "1024", "--network", "fat-tree"],
+        ["broadcast", "--why", "-n", "24", "--bytes", "1000003", "--network", "torus"],
+        ["all_to_all", "--why", "--uneven"],
+    ],
+)
+def test_no_line_is_longer_than_80_characters_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    assert max(map(len, show(capsys, *words).splitlines())) <= 80
+
+
+def test_the_number_of_ranks_has_three_spellings(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = {show(capsys, "ring_all_reduce", spelling, "3") for spelling in ("-n", "--ranks", "--world")}
+    assert len(drawn) == 1
+    assert "3 ranks" in drawn.pop()
 
 
 @pytest.mark.parametrize(
@@ -120,8 +143,8 @@ def test_without_an_algorithm_those_that_are_there_are_listed(capsys: pytest.Cap
     [
         (["ring_all_reduc"], ["'ring_all_reduc'", "did you mean 'ring_all_reduce'?", "Known are: ", "dissemination_barrier"]),
         (["ring", "barier"], ["'ring_barier'", "Known are: "]),
-        (["ring_all_reduce", "--world", "0"], ["--world 0", "1 to 1,048,576"]),
-        (["ring_all_reduce", "--world", "65"], ["--world 65", "more than 64 ranks", "manyhands simulate"]),
+        (["ring_all_reduce", "--world", "0"], ["-n 0", "1 to 1,048,576"]),
+        (["ring_all_reduce", "--world", "65"], ["-n 65", "more than 64 ranks", "manyhands simulate"]),
         (["binomial_reduce", "--root", "4"], ["--root 4", "ranks 0 to 3"]),
         (["ring_all_reduce", "--root", "1"], ["all_reduce has no root", "leave --root out"]),
         (["ring_all_reduce", "--segments", "0"], ["--segments 0", "1 to 64"]),
@@ -185,11 +208,30 @@ def test_why_lists_every_candidate_by_predicted_time_and_the_choice_of_the_confi
     assert (hierarchical["time_s"], hierarchical["out"]) == (None, "needs several hosts with equally many ranks, two or more")
 
     table = show(capsys, "all_reduce", "--bytes", "1MiB", "--world", "24", "--network", "textbook", "--why")
-    assert re.search(r"^\*  ring  +247 us  +46  +1.917 MiB  +1$", table, flags=re.MULTILINE)
+    assert re.search(r"^\*  ring  +247 us  +46  +2,009,771 B  +1$", table, flags=re.MULTILINE)
     assert table.count("*") == 1
-    assert "\nchosen: ring: the config asks for it\n" in table
+    assert "\na group takes ring: the config asks for it\n" in table
     fastest = candidates[0]["name"]
-    assert f"predicted to be the fastest here: {fastest};" in table
+    assert f"\nfor this call: {fastest} is predicted to be faster" in table
+
+
+def test_why_speaks_of_the_very_call_and_of_the_row_as_a_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    row = Rule(Collective.ALL_REDUCE, "ring", max_bytes=1 << 20, min_world=3, max_hosts=1, reason="it was a good year")
+    (tmp_path / "mine.toml").write_text(write_table([row]), encoding="utf-8")
+    (tmp_path / "manyhands.toml").write_text('selection = "mine.toml"\n', encoding="utf-8")
+    asked = ("all_reduce", "--bytes", "1KiB", "-n", "16", "--network", "laptop")
+
+    words = " ".join(show(capsys, *asked, "--why").split())
+    assert (
+        "a group takes ring: by the row for up to 1 MiB, 3 ranks or more, one host: it was a good year for this call: " in words
+    )
+    times = {each["name"]: each["time_s"] for each in why(capsys, *asked)["algorithms"]}  # type: ignore[attr-defined]
+    best = min((name for name in times if times[name]), key=lambda name: times[name])
+    longer = f"{times['ring'] / times[best] - 1:.0%}"
+    assert f"for this call: {best} is predicted to be faster, " in words
+    assert f"; ring takes {longer} longer." in words
+    assert f"algorithms.all_reduce = '{best}' in the config" in words
+    assert why(capsys, *asked)["row"] == "up to 1 MiB, 3 ranks or more, one host"
 
 
 def test_why_asks_the_table_that_the_config_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

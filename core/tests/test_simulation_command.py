@@ -8,10 +8,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from manyhands.cli.main import main
-from manyhands.cli.sizes import parse_bytes
 from manyhands.errors import UsageError
+from manyhands.units import bytes_text, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +35,7 @@ def test_json_is_what_programs_expect(simulate: Run) -> None:
     result = simulate("all_reduce", "--ranks", "16", "--bytes", "1MB", "--network", "textbook", "--algorithm", "all", "--json")
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
-    assert set(report) == {"collective", "ranks", "bytes", "algorithms", "chosen", "fastest"}
+    assert set(report) == {"collective", "ranks", "bytes", "algorithms", "chosen", "reason", "fastest"}
     assert (report["collective"], report["ranks"], report["bytes"]) == ("all_reduce", 16, 10**6)
     found = {each["name"]: each for each in report["algorithms"]}
     assert {"ring", "recursive_doubling", "rabenseifner"} <= set(found)
@@ -55,11 +57,42 @@ def test_people_get_a_table(simulate: Run) -> None:
     result = simulate("all_gather", "--ranks", "16", "--bytes", "64KiB", "--algorithm", "ring", "--segments", "2")
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert lines[0] == "all_gather of 65,536 bytes, 16 ranks, network fat-tree"
-    assert lines[3].split() == ["algorithm", "time", "steps", "bytes", "per", "rank", "segments", "method"]
-    assert lines[4].split()[0] == "ring"
-    assert lines[4].split()[-3:] == ["61,440", "2", "events"]
-    assert lines[-1].startswith("a group would use ")
+    assert lines[0] == "all_gather of 64 KiB, 16 ranks, 8 per host, network fat-tree"
+    assert lines[4].split() == ["algorithm", "time", "steps", "sent", "per", "rank", "segments", "method"]
+    assert lines[5].split()[:3] == ["ring", "23", "us"]
+    assert lines[5].split()[-4:] == ["60", "KiB", "2", "events"]
+    assert "\na group takes " in result.stdout
+
+
+def test_a_table_of_people_fits_80_columns_and_says_why_a_group_takes_what_and_what_is_faster(
+    simulate: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "manyhands.toml").write_text('[algorithms]\nreduce = "binomial"\n')
+    words = ("reduce", "--world", "1000", "--bytes", "999999937", "--algorithm", "all")
+    result = simulate(*words)
+    assert result.returncode == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert result.stdout.startswith("reduce of 999,999,937 B, 1,000 ranks, 8 per host, network fat-tree\n")
+    said = " ".join(result.stdout.split())
+    assert (
+        "a group takes binomial: the config asks for it for this call: reduce_scatter_gather is predicted to be faster, "
+        in said
+    )
+    report = json.loads(simulate(*words, "--json").stdout)
+    assert (report["chosen"], report["reason"]) == ("binomial", "the config asks for it")
+    assert report["fastest"] == "reduce_scatter_gather"
+
+
+def test_what_is_simulated_is_cut_as_a_group_would_cut_it(simulate: Run) -> None:
+    def segments(*words: str) -> int:
+        [only] = json.loads(simulate("broadcast", "-n", "4", "--algorithm", "chain", *words, "--json").stdout)["algorithms"]
+        return int(only["segments"])
+
+    assert [segments("--bytes", "4MiB"), segments("--bytes", "1GiB"), segments("--bytes", "4MiB", "--segments", "3")] == [
+        8,
+        64,
+        3,
+    ]
 
 
 def test_a_network_file_and_another_number_of_ranks_per_host(simulate: Run, tmp_path: Path) -> None:
@@ -149,6 +182,28 @@ def test_what_is_wrong_is_said_in_one_line(simulate: Run, args: tuple[str, ...],
 )
 def test_numbers_of_bytes_are_read(text: str, nbytes: int) -> None:
     assert parse_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1,023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (1_000_000, "1,000,000 B"),
+        ((1 << 20) - 1, "1,048,575 B"),
+        (1 << 30, "1 GiB"),
+        (3 << 40, "3,072 GiB"),
+    ],
+)
+def test_numbers_of_bytes_are_written_short_where_that_says_all(nbytes: int, text: str) -> None:
+    assert bytes_text(nbytes) == text
+
+
+@given(st.integers(0, 1 << 60) | st.integers(0, 1 << 30).map(lambda count: count << 10))
+def test_what_is_written_of_bytes_is_read_as_the_same_number(nbytes: int) -> None:
+    assert parse_bytes(bytes_text(nbytes).replace(",", "")) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "KiB", "1Gi B", "ten", "1e-3", "1e9999"])

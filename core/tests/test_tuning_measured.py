@@ -34,11 +34,11 @@ def selector(points: list[Point], hosts: int = 1) -> Selector:
 def test_the_rows_say_what_was_measured() -> None:
     reproducible, first, second = measured_rules(POINTS, 4, 1, BUILTIN)
     assert (first.algorithm, first.min_bytes, first.max_bytes) == ("recursive_doubling", None, 256 * KIB)
-    assert first.reason == "measured here at 4096 bytes: 35 us against 46 us of ring"
+    assert first.reason == "measured here at 4 KiB: 35 us against 46 us of ring"
     assert (second.algorithm, second.min_bytes, second.max_bytes) == ("ring", None, 1024 * KIB)
-    assert second.reason == "measured here at 1048576 bytes: 500 us against 900 us of recursive_doubling"
+    assert second.reason == "measured here at 1 MiB: 500 us against 900 us of recursive_doubling"
     assert (reproducible.algorithm, reproducible.max_bytes) == ("recursive_doubling", 1024 * KIB)
-    assert reproducible.reason == "measured here at 4096 bytes, reproducible: 35 us; there is no other"
+    assert reproducible.reason == "measured here at 4 KiB, reproducible: 35 us; there is no other"
     assert [rule.reproducible for rule in (reproducible, first, second)] == [True, False, False]
     for rule in (first, second, reproducible):
         assert (rule.min_world, rule.max_world, rule.min_hosts, rule.max_hosts) == (4, 4, None, 1)
@@ -51,9 +51,9 @@ def test_the_table_decides_in_the_measured_world_and_sizes_alone() -> None:
         both = [each.choose(ALL_REDUCE, nbytes, world, ranks_per_host=per_host, **how) for each in (measured, default)]
         return both[0].reason, both[1].reason
 
-    assert names(0)[0].startswith("measured here at 4096 bytes")
-    assert names(1024 * KIB)[0].startswith("measured here at 1048576 bytes")
-    assert names(1024 * KIB, reproducible=True)[0].startswith("measured here at 4096 bytes, reproducible")
+    assert names(0)[0].startswith("measured here at 4 KiB")
+    assert names(1024 * KIB)[0].startswith("measured here at 1 MiB")
+    assert names(1024 * KIB, reproducible=True)[0].startswith("measured here at 4 KiB, reproducible")
     for elsewhere in (names(1024 * KIB + 1), names(8, 3, 3), names(8, 8, 8), names(8, 4, 1), names(8, 4, 2)):
         assert elsewhere[0] == elsewhere[1]
 
@@ -61,7 +61,7 @@ def test_the_table_decides_in_the_measured_world_and_sizes_alone() -> None:
 def test_what_begins_with_large_calls_says_nothing_of_small_ones() -> None:
     measured = selector(POINTS[2:])
     assert measured.choose(ALL_REDUCE, 64 * KIB, 4, ranks_per_host=4).reason.startswith("measured")
-    assert measured.choose(ALL_REDUCE, 64 * KIB - 1, 4, ranks_per_host=4).reason.startswith("on the model's networks")
+    assert measured.choose(ALL_REDUCE, 64 * KIB - 1, 4, ranks_per_host=4).reason.startswith("in the model, ")
 
 
 def test_what_was_measured_on_several_hosts_is_for_as_many() -> None:
@@ -69,7 +69,7 @@ def test_what_was_measured_on_several_hosts_is_for_as_many() -> None:
     assert (rule.min_hosts, rule.max_hosts) == (2, 2)
     measured = selector([point(8, ring=1)], hosts=2)
     assert measured.choose(ALL_REDUCE, 8, 4, ranks_per_host=2).algorithm.name == "ring"
-    assert measured.choose(ALL_REDUCE, 8, 4, ranks_per_host=4).reason.startswith("on the model's networks")
+    assert measured.choose(ALL_REDUCE, 8, 4, ranks_per_host=4).reason.startswith("in the model, ")
 
 
 def test_a_barrier_has_no_size() -> None:

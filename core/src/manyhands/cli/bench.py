@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from manyhands.cli.console import RANKS
 from manyhands.errors import ConfigError, InvalidWorldSizeError, UsageError
 
 __all__ = ["bench"]
@@ -19,7 +20,7 @@ def bench(
             metavar="COLLECTIVE", help="What to measure: all_reduce, sendrecv, pingpong, ...; several with commas; or all."
         ),
     ] = "all",
-    ranks: Annotated[int, typer.Option("-n", "--ranks", help="How many ranks to start on this host.")] = 4,
+    ranks: Annotated[int, typer.Option(*RANKS, help="How many ranks to start on this host.")] = 4,
     backends: Annotated[
         str | None,
         typer.Option(
@@ -120,6 +121,6 @@ def bench(
 
 
 def _sizes(text: str) -> list[int]:
-    from manyhands.cli.sizes import parse_bytes
+    from manyhands.units import parse_bytes
 
     return sorted({parse_bytes(word.strip()) for word in text.split(",")})

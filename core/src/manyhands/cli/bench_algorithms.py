@@ -13,6 +13,7 @@ from manyhands.errors import CommError, UsageError
 from manyhands.guard import guarded
 from manyhands.provenance import as_toml
 from manyhands.schedule.steps import Collective
+from manyhands.units import bytes_text, time_text
 
 if TYPE_CHECKING:
     from manyhands.launch.resolve import Resolution
@@ -135,16 +136,16 @@ def _write(path: Path, rules: Sequence[Rule], backend: str, ranks: int) -> None:
 
 
 def _print_points(points: Sequence[Point]) -> None:
-    from manyhands.tuning.ranges import losses, time_text
+    from manyhands.tuning.ranges import losses
 
     rows = []
     for point in points:
-        size = "" if point.collective == Collective.BARRIER.value else str(point.nbytes)
+        size = "" if point.collective == Collective.BARRIER.value else bytes_text(point.nbytes)
         if not point.times:
-            rows.append((point.collective, size, "", "not measured: the budget is used up", ""))
+            rows.append((point.collective, size, "not measured: the budget is used up", "", ""))
         for name, loss in sorted(losses(point.times).items(), key=lambda item: item[1]) if point.times else ():
             rows.append((point.collective, size, name, time_text(point.times[name]), f"+{loss:.0%}" if loss else "fastest"))
-    print_table(("collective", "bytes", "algorithm", "time", ""), rows)
+    print_table(("collective", "size", "algorithm", "time", ""), rows)
 
 
 def _print_rules(rules: Sequence[Rule], path: Path) -> None:
@@ -153,9 +154,9 @@ def _print_rules(rules: Sequence[Rule], path: Path) -> None:
         print("no table is written: nothing was measured; give more time with --budget")
         return
     print_table(
-        ("collective", "up to bytes", "algorithm", "reason"),
+        ("collective", "up to", "algorithm", "reason"),
         [
-            (rule.collective.value, "" if rule.max_bytes is None else str(rule.max_bytes), rule.algorithm, rule.reason)
+            (rule.collective.value, "" if rule.max_bytes is None else bytes_text(rule.max_bytes), rule.algorithm, rule.reason)
             for rule in rules
         ],
     )

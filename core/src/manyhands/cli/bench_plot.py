@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from manyhands.cli.candidates import bytes_in_words
 from manyhands.cli.charts import check_name, line_look, new_figure, save_figure
 from manyhands.errors import UsageError
+from manyhands.units import bytes_text
 
 if TYPE_CHECKING:
     from manyhands.bench.plan import Row
@@ -65,7 +65,7 @@ def _draw(axes: Any, rows: Sequence[Row], backends: Sequence[str]) -> None:
     sizes = sorted({row.bytes for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(sizes, [bytes_in_words(nbytes) for nbytes in sizes], rotation=45)
+    axes.set_xticks(sizes, [bytes_text(nbytes) for nbytes in sizes], rotation=45)
     axes.minorticks_off()
     axes.set_xlabel("bytes, as nccl-tests counts")
     axes.set_ylabel("median time in us")

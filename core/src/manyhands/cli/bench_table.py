@@ -1,14 +1,16 @@
-"""The table of ``manyhands bench``, as nccl-tests prints it: a row as soon as it is there, in the order that was asked for."""
+"""The table of ``manyhands bench``, with the sizes and bandwidths of nccl-tests: a row as soon as it is there, in the order asked for."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
-from manyhands.bench.cases import parse_dtype
 from manyhands.bench.machine import describe
 from manyhands.bench.plan import Opened, Plan, Point, Problem, Record, Row, Skipped, Target
+from manyhands.cli.console import columns
 from manyhands.provenance import as_toml
+from manyhands.units import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,9 +19,10 @@ __all__ = ["Printer"]
 
 _BARRIER: Final[str] = "barrier"
 _REDUCING: Final[frozenset[str]] = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
-_WIDTHS: Final[tuple[int, ...]] = (12, 12, 10, 0, 11, 11, 11, 9, 9, 10)
-_NAMES: Final[tuple[str, ...]] = ("size", "count", "type", "backend", "median", "min", "p95", "algbw", "busbw")
-_UNITS: Final[tuple[str, ...]] = ("(B)", "(elements)", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "")
+_NAMES: Final[tuple[str, ...]] = ("size", "backend", "median", "min", "p95", "algbw", "busbw")
+_UNITS: Final[tuple[str, ...]] = ("", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "")
+_NUMBERS: Final[tuple[int, ...]] = (8, 8, 8, 7, 7)
+"""How wide the columns of times and bandwidths are."""
 
 
 class Printer:
@@ -49,7 +52,6 @@ class Printer:
         self._ranks = ranks
         self._stream = stream
         self._console = _console(stream) if stream.isatty() else None
-        self._itemsize = parse_dtype(plan.dtype).itemsize
         self._pending: list[Point] = list(plan.points)
         self._known: dict[tuple[str, int], dict[str, Row | Problem]] = {}
         self._skipped: set[tuple[str, int]] = set()
@@ -57,7 +59,13 @@ class Printer:
         self._section = ""
         self._said: dict[str, str] = {}
         self._opened = False
-        self._width = max(len("backend"), *(len(target.name) for target in plan.targets))
+        first = plan.targets[0].name
+        self._compared = "" if len(plan.targets) == 1 else f"/ {first}" if len(first) < 8 else "/ first"
+        sizes = [len("size"), *(len(_size(point)) for point in plan.points)]
+        backends = [len("backend"), *(len(target.name) for target in plan.targets)]
+        self._widths = (max(sizes), max(backends), *_NUMBERS, max(5, len(self._compared)))
+        # Two blanks between columns, or one where the line would be too long.
+        self._gap = " " * (2 if 1 + sum(self._widths) + 2 * len(_NAMES) <= columns() else 1)
 
     def heading(self, rounded: dict[str, list[tuple[int, int]]]) -> None:
         """Print what is measured where; ``rounded`` holds for each benchmark the sizes that became others."""
@@ -107,31 +115,30 @@ class Printer:
 
     def _print_section(self, benchmark: str) -> None:
         self._comment("")
-        self._comment(f"{benchmark} {self._plan.op}" if benchmark in _REDUCING else benchmark)
+        words = f"{benchmark} {self._plan.op}" if benchmark in _REDUCING else benchmark
+        self._comment(words if benchmark == _BARRIER else f"{words}, {self._plan.dtype}")
         for asked, measured in self._rounded.get(benchmark, ()):
             self._comment(
-                f"{asked} bytes are measured as {measured}: equal blocks of whole elements, at least one for each rank"
+                f"{bytes_text(asked)} measured as {bytes_text(measured)}: equal blocks of whole elements, at least one for each rank"
             )
-        several = len(self._plan.targets) > 1
-        last = f"/ {self._plan.targets[0].name}" if several else ""
-        self._line((*_NAMES, last), "bold", front="#")
+        self._line((*_NAMES, self._compared), "bold", front="#")
         self._line(_UNITS, "dim", front="#")
 
     def _print_target(self, point: Point, target: Target, known: dict[str, Row | Problem]) -> None:
         has_bytes = point.benchmark != _BARRIER
-        front = (str(point.nbytes), str(point.nbytes // self._itemsize), self._plan.dtype) if has_bytes else ("", "", "")
+        front = _size(point)
         found = known.get(target.name)
         match found:
             case None:
-                self._line((*front, target.name), "dim", "not measured: the budget is used up; give more with --budget")
+                self._line((front, target.name), "dim", "not measured: the budget is used up; give more with --budget")
             case Problem():
                 self.problems.append(found)
-                self._line((*front, target.name), "bold red", self._complaint(found))
+                self._line((front, target.name), "bold red", self._complaint(found))
             case Row():
                 self.rows.append(found)
                 times = [_microseconds(value) for value in (found.median_us, found.min_us, found.p95_us)]
                 bandwidths = [f"{value:.2f}" if has_bytes else "" for value in (found.algbw_GBps, found.busbw_GBps)]
-                self._line((*front, target.name, *times, *bandwidths, self._ratio(found, known)), "")
+                self._line((front, target.name, *times, *bandwidths, self._ratio(found, known)), "")
 
     def _complaint(self, problem: Problem) -> str:
         if problem.wrong:
@@ -148,15 +155,17 @@ class Printer:
         return f"{row.median_us / first.median_us:.3f}" if isinstance(first, Row) and first.median_us else "-"
 
     def _comment(self, text: str) -> None:
-        self._write(f"# {text}".rstrip(), "dim")
+        for line in _wrapped(f"# {text}".rstrip(), "#   "):
+            self._write(line, "dim")
 
     def _line(self, cells: Sequence[str], style: str, text: str = "", *, front: str = " ") -> None:
-        widths = [width or self._width for width in _WIDTHS]
         padded = [
-            cell.ljust(width) if place == 3 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(cells, widths, strict=False))
+            cell.ljust(width) if place == 1 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(cells, self._widths, strict=False))
         ]
-        self._write(f"{front}{'  '.join(padded)}  {text}".rstrip(), style)
+        row = f"{front}{self._gap.join(padded)}"
+        for line in _wrapped(f"{row}{self._gap}{text}", " " * (len(row) + len(self._gap))) if text else [row.rstrip()]:
+            self._write(line, style)
 
     def _write(self, line: str, style: str) -> None:
         if self._console is None:
@@ -171,6 +180,14 @@ def _console(stream: TextIO) -> Console:
     from rich.console import Console
 
     return Console(file=stream, highlight=False)
+
+
+def _size(point: Point) -> str:
+    return "" if point.benchmark == _BARRIER else bytes_text(point.nbytes)
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    return textwrap.wrap(line, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _microseconds(value: float) -> str:

@@ -8,15 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.algorithms.registry import Algorithm
-from manyhands.cli.console import print_json, print_table
-from manyhands.cli.sizes import parse_bytes
+from manyhands.cli.console import print_json, print_table, print_text
 from manyhands.errors import ConfigError
 from manyhands.schedule.steps import Collective
-from manyhands.select import Choice, Selector, lacks, reproduces
+from manyhands.select import Choice, Selector, default_segments, lacks, reproduces
 from manyhands.select.rules import Call
 from manyhands.simulation import PRESETS, Network, Outcome, simulate
+from manyhands.units import bytes_text, parse_bytes, time_text
 
-__all__ = ["Candidate", "Question", "explain", "hosts_as_groups_see_them", "network_of", "weigh"]
+__all__ = [
+    "Candidate",
+    "Question",
+    "explain",
+    "hosts_as_groups_see_them",
+    "network_of",
+    "print_choice",
+    "print_heading",
+    "segments_of",
+    "weigh",
+]
 
 _NETWORK = "fat-tree"
 
@@ -109,11 +119,16 @@ def weigh(question: Question, algorithms: Sequence[Algorithm], selector: Selecto
             continue
         outcome = None
         if not algorithm.by_host or call.by_host:
-            segments = choice.segments if algorithm is choice.algorithm else None
+            segments = segments_of(algorithm, choice, call.nbytes, call.world_size)
             outcome = simulate(algorithm, call.world_size, call.nbytes, question.network, root=question.root, segments=segments)
         candidates.append(Candidate(algorithm, outcome, _ruled_out(algorithm, call)))
     candidates.sort(key=lambda each: each.outcome.time_s if each.outcome else float("inf"))
     return choice, candidates
+
+
+def segments_of(algorithm: Algorithm, choice: Choice, nbytes: int, size: int) -> int:
+    """Return into how many segments a group would cut a call, if it took this algorithm."""
+    return choice.segments if algorithm is choice.algorithm else default_segments(algorithm, nbytes, size)
 
 
 def _ruled_out(algorithm: Algorithm, call: Call) -> str | None:
@@ -139,27 +154,49 @@ def explain(question: Question, selector: Selector, *, as_json: bool) -> None:
                 "chosen": choice.algorithm.name,
                 "segments": choice.segments,
                 "reason": choice.reason,
+                "row": None if choice.rule is None else choice.rule.conditions,
             }
         )
         return
-    hosts = f", {call.ranks_per_host} per host" if call.ranks_per_host > 1 else ""
-    print(
-        f"{call.collective.value} of {bytes_in_words(call.nbytes)}, {call.world_size} ranks{hosts}, {question.network_name} network"
-    )
-    if question.network.summary:
-        print(f"({question.network.summary})")
-    print()
+    print_heading(call, question.network, question.network_name)
     print_table(
-        ("", "algorithm", "predicted", "steps", "bytes per rank", "segments", ""),
+        ("", "algorithm", "predicted", "steps", "sent per rank", "segments", ""),
         [_row(each, choice.algorithm) for each in candidates],
     )
-    print(f"\nchosen: {choice.algorithm.name}: {choice.reason}")
-    allowed = [each for each in candidates if each.out is None]
-    if allowed and allowed[0].algorithm is not choice.algorithm:
-        print(
-            f"predicted to be the fastest here: {allowed[0].algorithm.name}; the choice is by rules that hold for many networks. "
-            f"To take it: algorithms.{call.collective.value} = {allowed[0].algorithm.name!r} in the config"
-        )
+    for out in dict.fromkeys(each.out for each in candidates if each.out and ":" in each.out):
+        print()
+        print_text(out)
+    print_choice(choice, [(each.algorithm, each.outcome) for each in candidates if each.out is None and each.outcome])
+
+
+def print_heading(call: Call, network: Network, name: str) -> None:
+    """Print which call is predicted, and where."""
+    hosts = f", {call.ranks_per_host:,} per host" if call.ranks_per_host > 1 else ""
+    size = "" if call.collective is Collective.BARRIER else f" of {bytes_text(call.nbytes)}"
+    print_text(f"{call.collective.value}{size}, {call.world_size:,} ranks{hosts}, network {name}")
+    if network.summary:
+        print_text(f"({network.summary})")
+    print()
+
+
+def print_choice(choice: Choice, predicted: Sequence[tuple[Algorithm, Outcome]]) -> None:
+    """Print what a group takes and why, and whether another one is predicted to be faster for this very call."""
+    name = choice.algorithm.name
+    row = "" if choice.rule is None else f"by the row for {choice.rule.conditions}: "
+    print()
+    print_text(f"a group takes {name}: {row}{choice.reason or 'no reason is given'}")
+    own = next((outcome.time_s for algorithm, outcome in predicted if algorithm is choice.algorithm), None)
+    if own is None or len(predicted) == 1:
+        return
+    best, outcome = min(predicted, key=lambda each: each[1].time_s)
+    if outcome.time_s >= own:
+        print_text(f"for this call: no other is predicted to be faster than {name}")
+        return
+    longer = own / outcome.time_s - 1
+    print_text(
+        f"for this call: {best.name} is predicted to be faster, {time_text(outcome.time_s)}; {name} takes {longer:.0%} longer. "
+        f"Rows are for many networks at once. To take it all the same: algorithms.{best.collective.value} = {best.name!r} in the config"
+    )
 
 
 def _as_dict(each: Candidate) -> dict[str, Any]:
@@ -177,23 +214,8 @@ def _as_dict(each: Candidate) -> dict[str, Any]:
 
 def _row(each: Candidate, chosen: Algorithm) -> tuple[str, ...]:
     mark, outcome = "*" if each.algorithm is chosen else "", each.outcome
+    out = (each.out or "").partition(":")[0]
     if outcome is None:
-        return mark, each.algorithm.name, "-", "-", "-", "-", each.out or ""
-    numbers = (seconds_in_words(outcome.time_s), str(outcome.steps), bytes_in_words(outcome.bytes_per_rank))
-    return mark, each.algorithm.name, *numbers, str(outcome.segments), each.out or ""
-
-
-def seconds_in_words(seconds: float) -> str:
-    """Return a time with three digits and the unit that suits it."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
-
-
-def bytes_in_words(count: float) -> str:
-    """Return a number of bytes with at most four digits and the unit that suits it."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >= 1 << power:
-            return f"{count / (1 << power):.4g} {unit}"
-    return f"{count:.4g} bytes"
+        return mark, each.algorithm.name, "-", "-", "-", "-", out
+    numbers = (time_text(outcome.time_s), f"{outcome.steps:,}", bytes_text(outcome.bytes_per_rank))
+    return mark, each.algorithm.name, *numbers, str(outcome.segments), out

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["columns", "print_command", "print_json", "print_table", "print_text"]
+__all__ = ["RANKS", "columns", "print_command", "print_json", "print_table", "print_text"]
 
 _GAP = "  "
+
+RANKS: Final[tuple[str, ...]] = ("-n", "--ranks", "--world")
+"""The spellings of the number of ranks: the first is that of our pages, and each of them is somebody's habit."""
 
 
 def columns() -> int:

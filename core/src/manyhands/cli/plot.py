@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyhands.algorithms.registry import Algorithm
-from manyhands.cli.candidates import Question, bytes_in_words, weigh
+from manyhands.cli.candidates import Question, weigh
 from manyhands.cli.charts import check_name, line_look, new_figure, save_figure
 from manyhands.errors import UsageError
 from manyhands.schedule.steps import Collective
+from manyhands.units import bytes_text
 
 if TYPE_CHECKING:
     from manyhands.select import Selector
@@ -68,7 +69,7 @@ def write_plot(question: Question, algorithms: Sequence[Algorithm], path: Path, 
     )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(SIZES[::2], [bytes_in_words(nbytes) for nbytes in SIZES[::2]])
+    axes.set_xticks(SIZES[::2], [bytes_text(nbytes) for nbytes in SIZES[::2]])
     axes.minorticks_off()
     axes.set_xlabel("bytes of the call")
     axes.set_ylabel("predicted time in seconds")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyhands.cli.console import print_table
+from manyhands.cli.console import RANKS, columns, print_table
 from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, UsageError
 from manyhands.schedule.contracts import PROMISES
 from manyhands.schedule.steps import Collective
@@ -39,7 +38,9 @@ def show(
     ] = None,
     world: Annotated[
         int | None,
-        typer.Option(help=f"How many ranks; {_WORLD} to draw, {_PREDICTED_WORLD} to predict if not given.", show_default=False),
+        typer.Option(
+            *RANKS, help=f"How many ranks; {_WORLD} to draw, {_PREDICTED_WORLD} to predict if not given.", show_default=False
+        ),
     ] = None,
     root: Annotated[int, typer.Option(help="The root, for a collective that has one.")] = 0,
     segments: Annotated[
@@ -132,7 +133,7 @@ def _check_numbers(size: int, root: int, segments: int | None, ranks_per_host: i
     from manyhands.simulation import MAX_RANKS
 
     if not 1 <= size <= MAX_RANKS:
-        raise InvalidWorldSizeError(f"--world {size}: expected are 1 to {MAX_RANKS:,}")
+        raise InvalidWorldSizeError(f"-n {size}: expected are 1 to {MAX_RANKS:,}")
     if not 0 <= root < size:
         raise InvalidRankError(f"--root {root}: there is no such rank; a world of {size} has the ranks 0 to {size - 1}")
     if ranks_per_host is not None and ranks_per_host < 1:
@@ -166,9 +167,8 @@ def _list(algorithms: Sequence[Algorithm], collective: Collective | None) -> Non
     rows = [(_full_name(each), each.summary) for each in algorithms if collective in (None, each.collective)]
     print_table(("algorithm", "summary"), rows)
     if rows:
-        print(
-            f"\nmanyhands show {rows[0][0]} draws it; manyhands show {(collective or Collective.ALL_REDUCE).value} --why compares"
-        )
+        compared = (collective or Collective.ALL_REDUCE).value
+        print(f"\nmanyhands show {rows[0][0]} draws it\nmanyhands show {compared} --why compares")
 
 
 def _draw(
@@ -180,7 +180,7 @@ def _draw(
 
     if size > _MOST_RANKS:
         raise InvalidWorldSizeError(
-            f"--world {size}: a picture of more than {_MOST_RANKS} ranks shows nothing; draw fewer, or try manyhands simulate"
+            f"-n {size}: a picture of more than {_MOST_RANKS} ranks shows nothing; draw fewer, or try manyhands simulate"
         )
     promise = PROMISES[algorithm.collective]
     if root and not (promise.input_on_root or promise.output_on_root):
@@ -189,7 +189,7 @@ def _draw(
     cut = segments or (4 if algorithm.pipelined else 1)
     timeline = timeline_of([algorithm.schedule(rank, size, root, cut, hosts) for rank in range(size)])
     if svg is None:
-        _print(text_of(timeline, summary=algorithm.summary, width=shutil.get_terminal_size((100, 24)).columns))
+        _print(text_of(timeline, summary=algorithm.summary, width=columns()))
         return
     write_text(svg, svg_of(timeline, summary=algorithm.summary, ranks_per_host=hosts))
     print(f"wrote {svg}")

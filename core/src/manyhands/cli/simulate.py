@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyhands.cli.console import print_json, print_table
-from manyhands.cli.sizes import parse_bytes
-from manyhands.errors import ManyHandsError, UsageError
+from manyhands.cli.console import RANKS, print_json, print_table
+from manyhands.errors import InvalidWorldSizeError, ManyHandsError, UsageError
 from manyhands.schedule.steps import Collective
+from manyhands.units import bytes_text, parse_bytes, time_text
 
 if TYPE_CHECKING:
     from manyhands.algorithms.registry import Algorithm
+    from manyhands.select import Choice
     from manyhands.simulation import Network, Outcome
 
 __all__ = ["simulate"]
@@ -24,7 +25,7 @@ __all__ = ["simulate"]
 
 def simulate(
     collective: Annotated[str, typer.Argument(metavar="COLLECTIVE", help="Such as all_reduce.", show_default=False)],
-    ranks: Annotated[int, typer.Option(help="How many ranks.", show_default=False)],
+    ranks: Annotated[int, typer.Option(*RANKS, help="How many ranks.", show_default=False)],
     nbytes: Annotated[
         str,
         typer.Option(
@@ -50,8 +51,10 @@ def simulate(
 ) -> None:
     """Run a collective on a virtual clock: every message, every link that messages share, in worlds of 65,536 ranks and more."""
     # Imported here, so that the other commands do not wait for it.
-    from manyhands.cli.candidates import hosts_as_groups_see_them, network_of
+    from manyhands.cli.candidates import hosts_as_groups_see_them, network_of, print_choice, print_heading
     from manyhands.cli.configured import configured
+    from manyhands.select.rules import Call
+    from manyhands.simulation import MAX_RANKS
 
     kind = _collective(collective)
     size = parse_bytes(nbytes)
@@ -59,14 +62,17 @@ def simulate(
         size = 0
     where, where_name = network_of(network)
     setup = configured()
+    if not 1 <= ranks <= MAX_RANKS:
+        raise InvalidWorldSizeError(f"-n {ranks}: a world of {ranks} ranks was given, and expected are 1 to {MAX_RANKS:,}")
     if ranks_per_host is None:
         ranks_per_host = setup.ranks_per_host
     if ranks_per_host is not None:
         where = where.with_ranks_per_host(ranks_per_host)
     hosts = hosts_as_groups_see_them(where, ranks)
-    chosen = setup.selector.choose(kind, size, ranks, ranks_per_host=hosts).algorithm
+    choice = setup.selector.choose(kind, size, ranks, ranks_per_host=hosts)
+    chosen = choice.algorithm
     wanted = _wanted(setup.selector.algorithms(kind), algorithm, chosen, ranks, hosts)
-    outcomes = _run(wanted, ranks, size, where, root, segments, algorithm == "all")
+    outcomes = _run(wanted, ranks, size, where, root, segments, choice, algorithm == "all")
     fastest = min(outcomes, key=lambda each: each[1].time_s)[0].name
     if as_json:
         print_json(
@@ -88,19 +94,17 @@ def simulate(
                     for each, outcome in outcomes
                 ],
                 "chosen": chosen.name,
+                "reason": choice.reason,
                 "fastest": fastest,
             }
         )
         return
-    print(f"{kind.value} of {size:,} bytes, {ranks:,} ranks, network {where_name}")
-    if where.summary:
-        print(f"({where.summary})")
-    print()
+    print_heading(Call(kind, size, ranks, hosts), where, where_name)
     print_table(
-        ("algorithm", "time", "steps", "bytes per rank", "segments", "method"),
+        ("algorithm", "time", "steps", "sent per rank", "segments", "method"),
         [_row(*each) for each in sorted(outcomes, key=_time)],
     )
-    print(f"\na group would use {chosen.name}")
+    print_choice(choice, outcomes)
 
 
 def _time(result: tuple[Algorithm, Outcome]) -> float:
@@ -109,9 +113,9 @@ def _time(result: tuple[Algorithm, Outcome]) -> float:
 
 def _row(algorithm: Algorithm, outcome: Outcome) -> tuple[str, ...]:
     numbers = (
-        f"{outcome.time_s * 1e6:,.3f} us",
+        time_text(outcome.time_s),
         f"{outcome.steps:,}",
-        f"{outcome.bytes_per_rank:,.0f}",
+        bytes_text(outcome.bytes_per_rank),
         f"{outcome.segments:,}",
     )
     return algorithm.name, *numbers, outcome.method
@@ -142,9 +146,17 @@ def _wanted(
 
 
 def _run(
-    algorithms: Iterable[Algorithm], ranks: int, nbytes: int, network: Network, root: int, segments: int | None, lenient: bool
+    algorithms: Iterable[Algorithm],
+    ranks: int,
+    nbytes: int,
+    network: Network,
+    root: int,
+    segments: int | None,
+    choice: Choice,
+    lenient: bool,
 ) -> list[tuple[Algorithm, Outcome]]:
     """Simulate algorithms; with ``lenient``, leave out those that cannot be, unless none is left."""
+    from manyhands.cli.candidates import segments_of
     from manyhands.simulation import simulate as run
 
     outcomes: list[tuple[Algorithm, Outcome]] = []
@@ -152,7 +164,8 @@ def _run(
     for each in algorithms:
         try:
             with _uncollected():
-                outcome = run(each, ranks, nbytes, network, root=root, segments=segments)
+                cut = segments or segments_of(each, choice, nbytes, ranks)
+                outcome = run(each, ranks, nbytes, network, root=root, segments=cut)
         except ManyHandsError as error:
             if not lenient:
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -45,11 +46,15 @@ def text_of(timeline: Timeline, *, summary: str = "", width: int = 100) -> tuple
     tuple of Line
         The lines, without colours that text could not do without.
     """
-    lines: list[Line] = [((line, None),) for line in (title_of(timeline), summary, cost_line(timeline)) if line]
+    lines = _plain((title_of(timeline), summary, cost_line(timeline)), width)
     for panel in _panels(timeline, width):
         lines += [(), *panel.lines()]
-    notes = _notes(timeline)
-    return (*lines, (), *(((note, None),) for note in notes)) if notes else tuple(lines)
+    notes = _plain(_notes(timeline), width)
+    return (*lines, (), *notes) if notes else tuple(lines)
+
+
+def _plain(texts: Sequence[str], width: int) -> list[Line]:
+    return [((line, None),) for text in texts for line in textwrap.wrap(text, max(width, 1), break_long_words=False)]
 
 
 def _notes(timeline: Timeline) -> list[str]:
@@ -62,7 +67,7 @@ def _notes(timeline: Timeline) -> list[str]:
         marks.append("□ copied locally")
     if any(done.reduces for done in timeline.locals):
         marks.append("+ reduced locally")
-    return [line for line in (" · ".join(marks), reading(timeline)) if line]
+    return [" · ".join(marks), reading(timeline)]
 
 
 @dataclass(slots=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from manyhands.algorithms.registry import Algorithm
 from manyhands.schedule.steps import Collective
+from manyhands.units import bytes_text
 
 __all__ = ["MAX_SEGMENTS", "Call", "Rule", "default_segments"]
 
@@ -107,6 +109,17 @@ class Rule:
         )
         return not self.power_of_two and all(bound is None for bound in bounds)
 
+    @property
+    def conditions(self) -> str:
+        """What it asks of a call, in words that fit behind "for"."""
+        told = [word for word, given in (("reproducible calls", self.reproducible), ("uneven blocks", self.uneven)) if given]
+        told += _span(self.min_bytes, self.max_bytes, bytes_text)
+        told += _span(self.min_world, self.max_world, lambda count: f"{count:,} rank{'s' if count > 1 else ''}")
+        told += ["a power of two of ranks"] if self.power_of_two else []
+        told += _span(self.min_hosts, self.max_hosts, lambda count: "one host" if count == 1 else f"{count:,} hosts")
+        told += _span(self.min_ranks_per_host, None, lambda count: f"hosts of {count:,} ranks")
+        return ", ".join(told) or "all other calls"
+
     def fits(self, call: Call) -> bool:
         """Tell whether all conditions hold; what the algorithm itself needs is not asked here."""
         return (
@@ -119,6 +132,15 @@ class Rule:
             and not (self.uneven and call.even)
             and not (self.power_of_two and call.world_size & (call.world_size - 1))
         )
+
+
+def _span(lowest: int | None, highest: int | None, words: Callable[[int], str]) -> list[str]:
+    """Say which values a condition allows, where it does not allow all of them."""
+    if lowest == highest or (highest == 1 and lowest is None):
+        return [] if highest is None else [words(highest)]
+    if lowest is None:
+        return [f"up to {words(highest or 0)}"]
+    return [f"{words(lowest)} or more" if highest is None else f"{words(lowest)} to {words(highest)}"]
 
 
 def _within(value: int, lowest: int | None, highest: int | None) -> bool:

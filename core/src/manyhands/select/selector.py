@@ -20,11 +20,12 @@ __all__ = ["Choice", "Selector", "candidates", "lacks", "reproduces"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The algorithm of a call, the number of segments to build it with, and why."""
+    """The algorithm of a call, the number of segments to build it with, and why; the row that decided, if it was one."""
 
     algorithm: Algorithm
     segments: int
     reason: str
+    rule: Rule | None = None
 
 
 class Selector:
@@ -150,7 +151,7 @@ class Selector:
         for rule, algorithm in self._rules:
             if rule.fits(call) and reproduces(algorithm, call) and lacks(algorithm, call) is None:
                 segments = rule.segments or default_segments(algorithm, nbytes, world_size)
-                return Choice(algorithm, segments, rule.reason + instead)
+                return Choice(algorithm, segments, rule.reason + instead, rule)
         raise ConfigError(
             f"no rule fits a reproducible {collective.value} of {nbytes} bytes in a world of {world_size}: end its rules with one "
             "that has no condition and names an algorithm with the reproducible reduction",

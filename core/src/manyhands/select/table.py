@@ -16,6 +16,7 @@ from manyhands.plugins.installed import nearest
 from manyhands.provenance import as_toml
 from manyhands.schedule.steps import Collective
 from manyhands.select.rules import MAX_SEGMENTS, Rule
+from manyhands.units import bytes_text
 
 __all__ = ["default_rules", "plugin_rules", "read_table", "write_table"]
 
@@ -34,8 +35,6 @@ _BOUNDS: Final[dict[str, int]] = {
 _FLAGS: Final[tuple[str, ...]] = ("reproducible", "uneven", "power_of_two")
 
 _KEYS: Final[tuple[str, ...]] = ("algorithm", *_FLAGS, *_BOUNDS, "reason")
-
-_UNITS: Final[tuple[tuple[int, str], ...]] = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 @functools.cache
@@ -115,18 +114,11 @@ def write_table(rules: Iterable[Rule], heading: Sequence[str] = ()) -> str:
         for key in _BOUNDS:
             value = getattr(rule, key)
             if value is not None:
-                lines.append(f"{key} = {value}{_comment(value) if key.endswith('_bytes') else ''}")
+                size = bytes_text(value) if key.endswith("_bytes") else ""
+                lines.append(f"{key} = {value}{f'  # {size}' if size.endswith('iB') else ''}")
         lines.append(f"reason = {as_toml(rule.reason)}")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(part for part in parts if part)
-
-
-def _comment(nbytes: int) -> str:
-    """Return a size that is a round number of larger units as a comment."""
-    for unit, name in _UNITS:
-        if nbytes and nbytes % unit == 0:
-            return f"  # {nbytes // unit} {name}"
-    return ""
 
 
 def _rules(tree: Mapping[str, Any], name: str, file: str | None) -> Iterable[Rule]:

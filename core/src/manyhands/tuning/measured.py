@@ -9,7 +9,8 @@ from manyhands.algorithms.registry import Algorithm
 from manyhands.schedule.steps import Collective
 from manyhands.select import Rule
 from manyhands.tuning.plan import Point
-from manyhands.tuning.ranges import Kind, kinds, losses, ranges, time_text
+from manyhands.tuning.ranges import Kind, kinds, losses, ranges
+from manyhands.units import bytes_text, time_text
 
 __all__ = ["measured_rules"]
 
@@ -91,7 +92,7 @@ def _rows(
 
 
 def _reason(name: str, point: Point, times: dict[str, float], words: str) -> str:
-    at = "" if point.collective == Collective.BARRIER.value else f" at {point.nbytes} bytes"
+    at = "" if point.collective == Collective.BARRIER.value else f" at {bytes_text(point.nbytes)}"
     text = f"measured here{at}{words}: {time_text(times[name])}"
     others = {other: seconds for other, seconds in times.items() if other != name}
     if not others:

@@ -9,9 +9,7 @@ from manyhands.algorithms.registry import Algorithm
 from manyhands.schedule.contracts import PROMISES
 from manyhands.schedule.steps import Collective
 
-__all__ = ["Kind", "Range", "kinds", "losses", "ranges", "time_text"]
-
-_UNITS: tuple[tuple[float, str], ...] = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+__all__ = ["Kind", "Range", "kinds", "losses", "ranges"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +81,3 @@ def ranges(cases: Sequence[Mapping[str, float]], tolerance: float) -> list[Range
         found.append(Range(min(good, key=lambda name: (good[name], name)), start, stop - 1))
         start = stop
     return found
-
-
-def time_text(seconds: float) -> str:
-    """Return a time with three digits and a unit, such as ``"31.4 us"``."""
-    unit, name = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
-    return f"{seconds / unit:.3g} {name}"
