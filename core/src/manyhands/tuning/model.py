@@ -11,16 +11,26 @@ from typing import Final
 from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.steps import Collective
 from manyhands.select import Rule, candidates, default_segments
-from manyhands.simulation import PRESETS, Level, Network, simulate
-from manyhands.tuning.ranges import Kind, Range, kinds, losses, ranges, time_text
+from manyhands.simulation import MAX_MESSAGES, PRESETS, Level, Network, Prepared
+from manyhands.tuning.ranges import Kind, Range, kinds, losses, ranges
+from manyhands.units import bytes_text
 
-__all__ = ["LAYOUTS", "SIZES", "TOLERANCE", "Layout", "model_rules", "predict"]
+__all__ = ["LAYOUTS", "SIZES", "SLACK", "TOLERANCE", "Layout", "model_rules", "predict"]
 
 SIZES: Final[tuple[int, ...]] = tuple(1 << power for power in (*range(3, 31, 2), 30))
 """8 bytes to 1 GiB."""
 
 TOLERANCE: Final[float] = 0.15
 """How much longer than the best the choice of the table may take, at the sizes and in the worlds that were simulated."""
+
+SLACK: Final[float] = 4.0
+"""How many times as much may be lost in large worlds, where one row serves several networks: the table cannot know which one it is."""
+
+_MESSAGES: Final[int] = 100_000
+"""A call of more messages in a large world is priced by its formula: a table is made of thousands of calls."""
+
+_HOPELESS: Final[float] = 2.0
+"""What takes so many times as long as another one by its formula alone is not simulated: no row may lose that much."""
 
 _LAPTOP: Final[Network] = PRESETS["laptop"]
 
@@ -52,47 +62,87 @@ class Layout:
         How many neighbouring ranks share a host; 0 where all do.
     worlds
         The numbers of ranks that are simulated, ascending.
+    slack
+        How many times as much as elsewhere may be lost here.
+    every
+        Every how many of `SIZES` are simulated; times between two lie on a straight line. It divides their number less one.
     """
 
     name: str
     network: Network
     ranks_per_host: int
     worlds: tuple[int, ...]
+    slack: float = 1.0
+    every: int = 1
 
     def neighbours(self, world_size: int) -> int:
         """Return how many ranks share a host in one of the worlds."""
         return self.ranks_per_host or world_size
 
+    def far(self, network: Network, *worlds: int) -> Layout:
+        """Return the same layout in large worlds on a network."""
+        return replace(self, network=network, worlds=worlds, slack=SLACK, every=2)
 
-LAYOUTS: Final[tuple[Layout, ...]] = (
-    Layout("one host", _LAPTOP, 0, (2, 3, 4, 6, 8, 12, 16, 24, 32)),
-    Layout("hosts of 8 ranks", _RACK, 8, (16, 24, 32, 48, 64)),
-    Layout("hosts of one rank", _RACK, 1, (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)),
-)
-"""The layouts that the table tells apart."""
+
+_HOST: Final[Layout] = Layout("one host", _LAPTOP, 0, (2, 3, 4, 6, 8, 12, 16, 24, 32))
+_HOSTS: Final[Layout] = Layout("hosts of 8 ranks", _RACK, 8, (16, 24, 32, 48, 64))
+_LONELY: Final[Layout] = Layout("hosts of one rank", _RACK, 1, (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
+
+
+def _everywhere(layout: Layout) -> tuple[Layout, ...]:
+    """Return a layout with its large worlds, on slow and on fast hosts."""
+    return (
+        layout,
+        layout.far(_RACK, 128, 256, 1024, 65536),
+        layout.far(PRESETS["fat-tree"], 128, 256, 384, 1024, 1536, 4096, 12288, 65536),
+    )
+
+
+_ONE: Final = (_HOST, _HOST.far(_LAPTOP, 64, 128))
+_SEVERAL: Final = (*_everywhere(_HOSTS), _HOSTS.far(PRESETS["torus"], 256, 1024))
+_EACH: Final = _everywhere(_LONELY)
+
+LAYOUTS: Final[tuple[Layout, ...]] = (*_ONE, *_SEVERAL, *_EACH)
+"""The layouts that the table tells apart, each in small worlds and in large ones."""
 
 Times = Mapping[tuple[Layout, int], Sequence[Mapping[str, float]]]
-"""For each layout and world, the times of all algorithms for each of `SIZES`."""
+"""For each layout and world, the times of all algorithms for each of `SIZES`; or what each loses, which slack makes less."""
 
 # The ways to let layouts share rows, each with the conditions of the rows; the first conditions go before the others.
-_ONE, _SEVERAL, _EACH = LAYOUTS
 _ANYWHERE: Final[Rule] = Rule(Collective.BARRIER, "")
 _ON_ONE_HOST: Final[Rule] = replace(_ANYWHERE, max_hosts=1)
 _ON_FULL_HOSTS: Final[Rule] = replace(_ANYWHERE, min_hosts=2, min_ranks_per_host=2)
 _GROUPINGS: Final[tuple[tuple[tuple[tuple[Layout, ...], Rule], ...], ...]] = (
     ((LAYOUTS, _ANYWHERE),),
-    (((_ONE,), _ON_ONE_HOST), ((_SEVERAL, _EACH), _ANYWHERE)),
-    (((_SEVERAL,), _ON_FULL_HOSTS), ((_ONE, _EACH), _ANYWHERE)),
-    (((_ONE,), _ON_ONE_HOST), ((_SEVERAL,), _ON_FULL_HOSTS), ((_EACH,), _ANYWHERE)),
+    ((_ONE, _ON_ONE_HOST), ((*_SEVERAL, *_EACH), _ANYWHERE)),
+    ((_SEVERAL, _ON_FULL_HOSTS), ((*_ONE, *_EACH), _ANYWHERE)),
+    ((_ONE, _ON_ONE_HOST), (_SEVERAL, _ON_FULL_HOSTS), (_EACH, _ANYWHERE)),
 )
 
 
 @functools.cache
 def predict(algorithm: Algorithm, layout: Layout, world_size: int, nbytes: int) -> float:
     """Return the seconds of a call, with as many segments as a selector would choose."""
+    return _prepared(algorithm, layout, world_size, default_segments(algorithm, nbytes, world_size)).at(nbytes).time_s
+
+
+@functools.lru_cache(maxsize=8)
+def _prepared(algorithm: Algorithm, layout: Layout, world_size: int, segments: int) -> Prepared:
     network = layout.network.with_ranks_per_host(layout.neighbours(world_size))
-    segments = default_segments(algorithm, nbytes, world_size)
-    return simulate(algorithm, world_size, nbytes, network, segments=segments).time_s
+    most = _MESSAGES if layout.slack > 1 else MAX_MESSAGES
+    return Prepared.of(algorithm, world_size, network, segments=segments, most_messages=most)
+
+
+def _least(algorithm: Algorithm, layout: Layout, world_size: int, nbytes: int) -> float:
+    """Return seconds that a call takes at the very least, by its formula with the fastest links, where four steps may overlap."""
+    if algorithm.cost is None:
+        return 0.0
+    network, segments = layout.network, default_segments(algorithm, nbytes, world_size)
+    cost = algorithm.cost(world_size, nbytes, segments, layout.neighbours(world_size))
+    # From host to host a message passes two cards.
+    levels = [level for level in (network.host, network.wire, network.link, network.nic) if level is not None]
+    latency = min(level.latency_s * (2 if level is network.nic else 1) for level in levels)
+    return cost.steps * latency / 4 + cost.path_bytes / max(level.bandwidth_bytes_per_s for level in levels)
 
 
 def model_rules(
@@ -118,13 +168,7 @@ def model_rules(
         own = {each.name: each for each in BUILTIN if each.collective is collective}
         sizes = (0,) if collective is Collective.BARRIER else SIZES
         times = {
-            (layout, world): [
-                {
-                    each.name: predicted(each, layout, world, size)
-                    for each in candidates(own.values(), world, layout.neighbours(world))
-                }
-                for size in sizes
-            ]
+            (layout, world): _cases(own.values(), layout, world, sizes, predicted)
             for layout in LAYOUTS
             for world in layout.worlds
         }
@@ -137,14 +181,45 @@ def model_rules(
     return rules
 
 
+def _cases(
+    algorithms: Collection[Algorithm],
+    layout: Layout,
+    world: int,
+    sizes: Sequence[int],
+    predicted: Callable[[Algorithm, Layout, int, int], float],
+) -> list[dict[str, float]]:
+    """Return the times of all algorithms that can serve a place, for each size; of hopeless ones a time that is too short."""
+    able = candidates(algorithms, world, layout.neighbours(world))
+    found: list[dict[str, float]] = []
+    for size in sizes[:: layout.every]:
+        least = {each.name: _least(each, layout, world, size) for each in able}
+        case: dict[str, float] = {}
+        for each in sorted(able, key=lambda each: least[each.name]):
+            # By those alone that serve every kind of call that it serves.
+            rivals = [case[o.name] for o in able if o.name in case and o.canonical >= each.canonical and o.even <= each.even]
+            hopeless = layout.slack > 1 and least[each.name] > _HOPELESS * min(rivals, default=math.inf)
+            case[each.name] = least[each.name] if hopeless else predicted(each, layout, world, size)
+        if found:
+            before, first = found[-1], sizes[len(found) - 1]
+            for between in sizes[len(found) : len(found) - 1 + layout.every]:
+                share = (between - first) / (size - first)
+                found.append({name: before[name] + share * (seconds - before[name]) for name, seconds in case.items()})
+        found.append(case)
+    return found
+
+
 def _fewest_rows(collective: Collective, sizes: Sequence[int], times: Times, kind: Kind, tolerance: float) -> list[Rule]:
     """Return the fewest rows that lose no more than is allowed, over all ways to let layouts share them."""
+    lost = {
+        place: [{name: loss / place[0].slack for name, loss in losses(case).items()} for case in cases]
+        for place, cases in times.items()
+    }
     found: list[list[Rule]] = []
     for grouping in _GROUPINGS:
         rows: list[Rule] | None = []
         for layouts, conditions in grouping:
-            here = {place: cases for place, cases in times.items() if place[0] in layouts}
-            some = _rows_of_layouts(collective, sizes, here, conditions, kind, tolerance)
+            here = {place: cases for place, cases in lost.items() if place[0] in layouts}
+            some = _rows_of_layouts(collective, sizes, times, here, conditions, kind, tolerance)
             rows = None if rows is None or some is None else rows + some
         if rows is not None:
             found.append(rows)
@@ -163,15 +238,16 @@ def _rows_of_layouts(
     collective: Collective,
     sizes: Sequence[int],
     times: Times,
+    lost: Times,
     conditions: Rule,
     kind: Kind,
     tolerance: float,
 ) -> list[Rule] | None:
     """Return the fewest rows for some layouts together: for all worlds alike, or with rows of their own for powers of two."""
-    worlds = sorted({world for _, world in times})
+    worlds = sorted({world for _, world in lost})
     powers = [world for world in worlds if world & (world - 1) == 0]
-    together = _blocks(times, worlds, tolerance)
-    apart = [_blocks(times, some, tolerance) for some in (powers, [world for world in worlds if world not in powers])]
+    together = _blocks(lost, worlds, tolerance)
+    apart = [_blocks(lost, some, tolerance) for some in (powers, [world for world in worlds if world not in powers])]
     options: list[list[tuple[list[_Block], bool]]] = []
     if together is not None:
         options.append([(together, False)])
@@ -191,7 +267,7 @@ def _rows_of_layouts(
                         conditions,
                         collective=collective,
                         algorithm=each.name,
-                        max_bytes=None if last else math.isqrt(sizes[each.last] * sizes[each.last + 1]),
+                        max_bytes=None if last else min(2 * sizes[each.last], (sizes[each.last] + sizes[each.last + 1]) // 2),
                         max_world=largest,
                         reason=_reason(collective, each, block, sizes, times, kind),
                         power_of_two=power_of_two,
@@ -202,50 +278,55 @@ def _rows_of_layouts(
     return rows
 
 
-def _blocks(times: Times, worlds: Sequence[int], tolerance: float) -> list[_Block] | None:
+def _blocks(lost: Times, worlds: Sequence[int], tolerance: float) -> list[_Block] | None:
     """Divide worlds into neighbours that share rows, so that there are as few rows as possible; None where that cannot be."""
+    alone = [_worst([cases for place, cases in lost.items() if place[1] == world]) for world in worlds]
     best: list[tuple[int, list[_Block]] | None] = [(0, [])]
     for stop in range(1, len(worlds) + 1):
         options: list[tuple[int, list[_Block]]] = []
-        for start in range(stop):
+        worst: list[dict[str, float]] | None = None
+        for start in reversed(range(stop)):
+            worst = alone[start] if worst is None else _worst([alone[start], worst])
+            found = ranges(worst, tolerance)
+            if found is None:
+                break  # nor is there for more worlds
             before = best[start]
-            block = _block(times, worlds[start:stop], tolerance)
-            if before is not None and block is not None:
-                options.append((before[0] + len(block.found), [*before[1], block]))
+            if before is not None:
+                places = tuple(place for place in lost if place[1] in worlds[start:stop])
+                options.insert(0, (before[0] + len(found), [*before[1], _Block(places, tuple(found))]))
         best.append(min(options, key=lambda option: option[0], default=None))
     last = best[-1]
     return None if last is None else last[1]
 
 
-def _block(times: Times, worlds: Collection[int], tolerance: float) -> _Block | None:
-    places = tuple(place for place in times if place[1] in worlds)
-    worst: list[dict[str, float]] = []
-    for cases in zip(*(times[place] for place in places), strict=True):
-        lost = [losses(case) for case in cases]
-        names = set(lost[0]).union(*lost)
-        # An algorithm that cannot serve one of the worlds is passed over there, and the row would not hold what it promises.
-        worst.append({name: max(loss.get(name, math.inf) for loss in lost) for name in names})
-    found = ranges(worst, tolerance)
-    return None if found is None else _Block(places, tuple(found))
+def _worst(places: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, float]]:
+    """Return for each size what each algorithm loses in the worst of some places."""
+    # One that cannot serve one of them is passed over there, and the row would not hold what it promises.
+    return [
+        {name: max(case.get(name, math.inf) for case in cases) for name in set().union(*cases)}
+        for cases in zip(*places, strict=True)
+    ]
 
 
 def _reason(collective: Collective, each: Range, block: _Block, sizes: Sequence[int], times: Times, kind: Kind) -> str:
-    """Quote the model where the row's range is in the middle, which may be far from the call that asks."""
-    middle = (each.first + each.last) // 2
-    layout, world = sorted(block.places, key=lambda place: place[1])[len(block.places) // 2]
-    case = times[layout, world][middle]
-    size = "" if collective is Collective.BARRIER else f"{_bytes_text(sizes[middle])}, "
-    text = f"on the model's networks, such as {size}{world} ranks, {layout.name}{kind.words}: {time_text(case[each.name])}"
-    others = {name: seconds for name, seconds in case.items() if name != each.name}
-    if not others:
-        return f"{text}; there is no other"
-    other = min(others, key=lambda name: others[name])
-    if others[other] < case[each.name]:
-        return f"{text}; near enough to {other}, {time_text(others[other])}, to need no row of its own"
-    return f"{text}; next is {other}, {time_text(others[other])}"
-
-
-def _bytes_text(nbytes: int) -> str:
-    units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
-    unit, name = next(each for each in units if nbytes >= each[0])
-    return f"{nbytes // unit} {name}"
+    """Say what the model knows of the row: of all calls that it is for, not of one of them."""
+    places = sorted(block.places, key=lambda place: place[1])
+    first, last = places[0][1], places[-1][1]
+    ranks = f"{first:,} ranks" if first == last else f"{first:,} to {last:,} ranks"
+    smallest, largest = (bytes_text(sizes[index]) for index in (each.first, each.last))
+    size = "" if collective is Collective.BARRIER else f", {smallest}" if smallest == largest else f", {smallest} to {largest}"
+    hosts = " and ".join(dict.fromkeys(layout.name for layout, _ in places))
+    text = f"in the model, {ranks} on {hosts}{size}{kind.words}"
+    lost = [
+        losses(times[place][index])
+        for place in places
+        for index in range(each.first, each.last + 1)
+        if index % place[0].every == 0
+    ]
+    if all(len(case) == 1 for case in lost):
+        return f"{text}: there is no other"
+    behind = [case[each.name] for case in lost]
+    best = sum(not loss for loss in behind)
+    if best == len(behind):
+        return f"{text}: the fastest in all {best} cases"
+    return f"{text}: the fastest in {best} of {len(behind)} cases, else at most {math.ceil(100 * max(behind))}% slower"
