@@ -85,15 +85,15 @@ def test_ranks_meet(nursery: Nursery, place: str) -> None:
 
 
 TELLING_DIALS = """
-import manyhands.rendezvous.control as control
-dial = control.dial
+import manyhands.rendezvous.network as network
+dial = network.dial
 def dialling(*args):
     try:
         return dial(*args)
     except OSError:
         tell("refused")
         raise
-control.dial = dialling
+network.dial = dialling
 """
 
 

@@ -37,10 +37,10 @@ class Table(Backend):
     """A backend whose ranks are threads that lay their arrays on a common table; it moves no messages."""
 
     def __init__(self, bootstrap: Bootstrap) -> None:
-        assert bootstrap.shared is not None
+        shared: dict[str, Any] = {} if bootstrap.shared is None else bootstrap.shared  # a world of one shares nothing
         self.rank = bootstrap.rank
-        self.arrays: dict[int, Any] = bootstrap.shared.setdefault("arrays", {})
-        self.together: threading.Barrier = bootstrap.shared.setdefault("together", threading.Barrier(bootstrap.world_size))
+        self.arrays: dict[int, Any] = shared.setdefault("arrays", {})
+        self.together: threading.Barrier = shared.setdefault("together", threading.Barrier(bootstrap.world_size))
 
     def all_arrays(self, mine: Any) -> list[Any]:
         """Lay down an array; return those of all ranks."""

@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from manyhands.checks import UNREADABLE, said
 from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsError
 
@@ -97,6 +95,8 @@ def install(rank: int) -> None:
 
 def read(path: Path) -> ErrorRecord | None:
     """Return what a rank wrote, None when it wrote nothing that can be read."""
+    import msgspec  # a launcher whose ranks end well needs none
+
     try:
         return msgspec.json.decode(path.read_bytes(), type=ErrorRecord)
     except (OSError, *UNREADABLE):
