@@ -120,7 +120,7 @@ def test_without_an_algorithm_those_that_are_there_are_listed(capsys: pytest.Cap
     [
         [],
         ["reduce_scatter_gather_reduce", "-n", "16"],
-        ["all_reduce", "--why", "--reproducible", "-n", "1024", "--network", "fat-tree"],
+        ["all_reduce", "--why", "--reproducible", "-n", "64", "--network", "fat-tree"],
         ["broadcast", "--why", "-n", "24", "--bytes", "1000003", "--network", "torus"],
         ["all_to_all", "--why", "--uneven"],
     ],
