@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from manyhands.simulation.jitter import Jitter, JitterSource
 from manyhands.simulation.network import Level, Network
-from manyhands.simulation.outcome import MAX_MESSAGES, MAX_RANKS, Outcome, Prepared, simulate
+from manyhands.simulation.outcome import MAX_RANKS, Outcome, Prepared, simulate
 from manyhands.simulation.paths import Path, Paths
 from manyhands.simulation.presets import PRESETS
 
 __all__ = [
-    "MAX_MESSAGES",
     "MAX_RANKS",
     "PRESETS",
     "Jitter",

@@ -150,11 +150,11 @@ class Prepared:
         *,
         root: int = 0,
         segments: int = 1,
-        most_messages: int = MAX_MESSAGES,
+        most_messages: int | None = None,
     ) -> Prepared:
         """Make ready to simulate calls; the arguments are those of `simulate`, and are not checked again.
 
-        A call of more than ``most_messages`` is priced by its formula.
+        A call of more than ``most_messages``, by default `MAX_MESSAGES`, is priced by its formula.
         """
         wiring = Wiring(network, size)
         # That of rank 0 is asked for several times, and may have a step for each pair of ranks.
@@ -166,7 +166,10 @@ class Prepared:
         symmetry = find_symmetry(build, wiring, network.neighbours(size), _COMPARED_STEPS)
         traffic = _traffic(build, wiring, symmetry)
         messages = sum(int(sends.times.sum()) for _, sends in traffic) / len(traffic) * symmetry.period
-        few = messages <= most_messages and symmetry.repeats * len(first.steps) <= _MADE_STEPS
+        few = (
+            messages <= (MAX_MESSAGES if most_messages is None else most_messages)
+            and symmetry.repeats * len(first.steps) <= _MADE_STEPS
+        )
         program = compile_program(build, size, symmetry) if few else None
         return cls(algorithm, segments, wiring, max(first.input_chunks, first.output_chunks, 1), traffic, program)
 

@@ -11,7 +11,7 @@ from typing import Final
 from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.steps import Collective
 from manyhands.select import Rule, candidates, default_segments
-from manyhands.simulation import MAX_MESSAGES, PRESETS, Level, Network, Prepared
+from manyhands.simulation import PRESETS, Level, Network, Prepared
 from manyhands.tuning.ranges import Kind, Range, kinds, losses, ranges
 from manyhands.units import bytes_text
 
@@ -129,7 +129,7 @@ def predict(algorithm: Algorithm, layout: Layout, world_size: int, nbytes: int) 
 @functools.lru_cache(maxsize=8)
 def _prepared(algorithm: Algorithm, layout: Layout, world_size: int, segments: int) -> Prepared:
     network = layout.network.with_ranks_per_host(layout.neighbours(world_size))
-    most = _MESSAGES if layout.slack > 1 else MAX_MESSAGES
+    most = _MESSAGES if layout.slack > 1 else None
     return Prepared.of(algorithm, world_size, network, segments=segments, most_messages=most)
 
 
