@@ -157,6 +157,30 @@ def test_doctor_goes_on_where_a_plugin_that_is_asked_for_is_broken(plugins: Plug
     assert "No module named 'no_such_module'" in show.stderr
 
 
+def test_doctor_goes_on_where_nothing_but_the_plugin_that_is_asked_for_is_broken(
+    plugins: PluginFactory, manyhands: Run
+) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+
+    result = manyhands("doctor", plugins="alpha,no_such_module")
+
+    assert result.returncode == 1
+    told = " ".join(result.stdout.split())
+    assert told.count("the plugin 'no_such_module' of this process cannot be imported") == 1
+    assert any(line.split()[:3] == ["alpha", "1.0", "yes"] for line in result.stdout.splitlines())
+
+
+def test_doctor_finds_an_algorithm_that_is_not_there(plugins: PluginFactory, manyhands: Run) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+
+    result = manyhands("doctor", plugins="alpha", MANYHANDS_ALGORITHMS__ALL_REDUCE="rign")
+
+    assert result.returncode == 1
+    told = " ".join(result.stdout.split())
+    assert "config error: MANYHANDS_ALGORITHMS__ALL_REDUCE: algorithms.all_reduce = 'rign'" in told
+    assert told.endswith("first repair the configuration, as said above")
+
+
 def test_doctor_says_once_what_is_wrong_with_an_extension(plugins: PluginFactory, run_python: Run) -> None:
     plugins("tracer", "raise RuntimeError('[red]ah[/red]')", group=EXTENSION_GROUP)
 

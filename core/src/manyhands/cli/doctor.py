@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ import typer
 from manyhands._version import __version__
 from manyhands.cli.console import print_command, print_json, print_table, print_text
 from manyhands.config import load
+from manyhands.config.selection import make_selector
 from manyhands.errors import ConfigError, PluginError
 from manyhands.installing import install_command
 from manyhands.plugins import PluginManager, get_plugin_manager
@@ -137,10 +139,16 @@ def _read_config(manager: PluginManager) -> _Config:
     else:
         found.backend, found.lacking = resolved.settings.backend, resolved.lacking
         found.origin = resolved.origin("backend")
+        errors += map(str, manager.block_broken().values())  # first: all that follows would raise them
         usable = [each.plugin.name for each in manager.describe_all() if each.error is None]
-        for check in (lambda: resolved.explain(usable), lambda: found.backend == "auto" or resolved.runnable(found.backend)):
+        for check in (
+            lambda: resolved.explain(usable),
+            lambda: found.backend == "auto" or resolved.runnable(found.backend),
+            lambda: make_selector(resolved, manager),
+        ):
             try:
-                check()
+                with _quiet():
+                    check()
             except (ConfigError, PluginError) as error:
                 errors.append(str(error))
     errors += map(str, manager.block_broken().values())
@@ -185,12 +193,8 @@ def _as_dict(finding: _Finding) -> dict[str, Any]:
 
 
 def _extensions(manager: PluginManager) -> list[dict[str, str | None]]:
-    logger = logging.getLogger("manyhands.plugins")
-    logger.disabled = True  # what it would say stands on the page
-    try:
+    with _quiet():
         errors = manager.extension_errors()
-    finally:
-        logger.disabled = False
     return [
         {
             "name": plugin.name,
@@ -200,6 +204,17 @@ def _extensions(manager: PluginManager) -> list[dict[str, str | None]]:
         }
         for plugin in manager.extensions()
     ]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the logger of plugins silent: what it would say stands on the page."""
+    logger = logging.getLogger("manyhands.plugins")
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = False
 
 
 def _print_findings(findings: list[_Finding], said: str) -> None:
