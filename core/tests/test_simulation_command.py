@@ -143,7 +143,11 @@ def test_the_command_leaves_the_collector_of_garbage_as_it_was(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("all_redcue", "--ranks", "4"), "'all_redcue' is no collective; expected is one of: all_reduce"),
+        (("zzz", "--ranks", "4"), "'zzz' is no collective; expected is one of: all_reduce"),
+        (
+            ("all_redcue", "--ranks", "4"),
+            "'all_redcue' is no collective; did you mean 'all_reduce'? Expected is one of: all_reduce",
+        ),
         (
             ("all_reduce", "--ranks", "4", "--algorithm", "rign"),
             "there is no algorithm 'rign' for all_reduce; expected is one of:",

@@ -125,7 +125,11 @@ def _collective(name: str) -> Collective:
     named = {each.value: each for each in Collective}
     meant = name.replace("-", "_")
     if meant not in named:
-        raise UsageError(f"{name!r} is no collective; expected is one of: {', '.join(named)}")
+        from manyhands.plugins.installed import nearest
+
+        close = nearest(name, named)
+        hint = f"did you mean {close!r}? Expected" if close else "expected"
+        raise UsageError(f"{name!r} is no collective; {hint} is one of: {', '.join(named)}")
     return named[meant]
 
 
