@@ -151,7 +151,10 @@ class Combine:
             raise UsageError(f"{self._what} raised {type(error).__name__}: {said(error)}") from error
         expected = f"for two arrays of {self._dtype}{list(first.shape)} it must return one like them"
         if not isinstance(result, np.ndarray):
-            raise DTypeError(f"{self._what} returned a {type(result).__name__}, and {expected}")
+            raise DTypeError(
+                f"{self._what} returned a {type(result).__name__}, and {expected}: it gets neighbouring elements as flat arrays, and "
+                "reduces each on its own; a matrix is one element where the dtype says so, as np.dtype([('m', float, (2, 2))])"
+            )
         if result.dtype != self._dtype:
             raise DTypeError(
                 f"{self._what} returned an array of {result.dtype}, and {expected}: let it end with .astype(a.dtype), or convert the input first"
