@@ -15,14 +15,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds import must, thread_world
+from worlds import must, on_threads, thread_world
 
 from manyhands.algorithms.registry import BUILTIN
-from manyhands.api import Algorithm, Buffer, Collective, ConfigError, Copy, Group, Recv, Reduce, Ref, Schedule, Send, hookimpl
+from manyhands.api import (
+    Algorithm,
+    Buffer,
+    Collective,
+    ConfigError,
+    Copy,
+    Group,
+    Recv,
+    Reduce,
+    Ref,
+    Schedule,
+    Send,
+    ThreadWorld,
+    hookimpl,
+)
 from manyhands.config import load, make_selector
 from manyhands.errors import DuplicatePluginError, PluginError
 from manyhands.plugins import PluginManager, Switches
 from manyhands.schedule.errors import OrderError, ScheduleDeadlockError, ScheduleError
+from manyhands.tuning.measure import measure
+from manyhands.tuning.plan import Plan
 
 PACKAGES = Path(__file__).resolve().parent / "packages"
 ALL_REDUCE, BROADCAST, REDUCE = Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE
@@ -339,6 +355,23 @@ def test_one_that_is_wrong_in_the_world_of_the_call_is_refused_there_on_every_ra
     )
     answers = must(thread_world(program, 6, backend, config={"algorithms": {"all_reduce": "selfish"}}))
     assert answers == [([words, words], 4.0, 3.0)] * 6
+
+
+def test_one_that_is_wrong_in_the_world_that_is_measured_is_left_out(
+    offered: Callable[[Algorithm], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    offered(SELFISH)
+    world = ThreadWorld(6, "tcp")
+
+    def body(rank: int) -> list[str]:
+        with world.rank(rank):
+            _, [point] = measure(Plan({"all_reduce": ["selfish", "ring"]}, [8], 20.0, "tcp", "", rounds=3))
+            return list(point.times)
+
+    assert must(on_threads(body, 6)) == [["ring"]] * 6
+    assert capsys.readouterr().err.startswith(
+        "selfish is left out: the algorithm 'selfish' of a plugin for all_reduce is wrong here"
+    )
 
 
 def test_a_world_that_is_too_large_for_a_proof_is_told_in_the_log(

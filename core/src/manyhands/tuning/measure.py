@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ import numpy as np
 from manyhands.bench.cases import Arrays, Case
 from manyhands.bench.plan import round_size
 from manyhands.config import load
-from manyhands.errors import InternalError
+from manyhands.errors import InternalError, PluginError
 from manyhands.group import Group
 from manyhands.joining import init
 from manyhands.schedule.steps import Collective
@@ -109,11 +110,19 @@ def _measure_point(collective: Collective, size: int, groups: dict[str, Group], 
     arrays = case.arrays(np.empty)
     calls = {name: case.call(group, arrays) for name, group in groups.items()}
     first = []
-    for name, call in calls.items():
+    for name, call in list(calls.items()):
         case.spoil(arrays)
-        call()  # makes connections and the schedule
+        try:
+            call()  # makes connections and the schedule
+        except PluginError as error:  # alike on all ranks: this world showed that the algorithm is wrong, and no byte was sent
+            del calls[name]
+            if some.rank == 0:
+                sys.stderr.write(f"{name} is left out: {error}\n")
+            continue
         _check(case, arrays, name)
         first.append(_sample(groups[name], call, 1))
+    if not calls:
+        return Point(collective.value, case.nbytes)
     estimates, remaining = clock.agree(first)
     hopeful = [name for name, estimate in zip(calls, estimates, strict=True) if estimate <= _HOPELESS * min(estimates)]
     counts = {name: _calls(estimate) for name, estimate in zip(calls, estimates, strict=True)}
