@@ -212,6 +212,7 @@ def test_a_function_that_changes_its_mind_is_found() -> None:
         (mh.Op(times), mh.Op(times, commutative=False), ['op="Op(times)"', 'op="Op(times, commutative=False)"']),
         (mh.Op(np.add, name="sum"), "sum", ['op="Op(sum)"', 'op="sum"']),
         (larger_magnitude, lambda a, b: a + b, ['op="Op(larger_magnitude)"', "<lambda> of line"]),
+        (*(lambda a, b: a + b, lambda a, b: a * b), ["<lambda> of line"]),  # one line
     ],
 )
 def test_ranks_that_give_other_functions_all_learn_of_it(one: Any, other: Any, words: list[str]) -> None:

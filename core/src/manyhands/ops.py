@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -40,7 +41,7 @@ class Op:
         or ``b`` itself will do). Which elements come together is not known beforehand, so that none may depend on its neighbours;
         on part of the input it may be tried first. It must be associative, call nothing of the group, and keep neither array.
     name
-        What messages call it, and what ranks compare: at most 200 characters. By default the function's name, and the line of a lambda.
+        What messages call it, and what ranks compare: at most 200 characters. By default the function's name; of a lambda, its line and a digest of its code.
         Functions made by ``functools.partial`` need one to be told apart.
     commutative
         Whether ``fn(a, b)`` and ``fn(b, a)`` are the same. Where not, operands are combined in the order of ranks.
@@ -82,8 +83,13 @@ class Op:
 
 def _name_of(fn: Function) -> str:
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__qualname__
-    line = getattr(getattr(fn, "__code__", None), "co_firstlineno", None)
-    return f"{name} of line {line}"[-_LONGEST_NAME:] if name.endswith("<lambda>") else name[-_LONGEST_NAME:]
+    code = getattr(fn, "__code__", None)
+    if code is None or not name.endswith("<lambda>"):
+        return name[-_LONGEST_NAME:]
+    # Two may stand in one line, and only what they do tells them apart.
+    plain = [each for each in code.co_consts if isinstance(each, int | float | complex | str)]  # others may print an address
+    digest = zlib.crc32(repr((code.co_code, code.co_names, plain)).encode())
+    return f"{name} of line {code.co_firstlineno} ({digest:08x})"[-_LONGEST_NAME:]
 
 
 class Combine:
