@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,25 @@ MATRIX = np.dtype([("m", "i8", (2, 2))])
 PAIR = np.dtype([("value", "f8"), ("index", "i8")])
 RGB = np.dtype([("red", "u1"), ("green", "u1"), ("blue", "u1")])
 """Its elements are 3 bytes: what streams does not come in whole ones."""
+
+
+KEEPING = """
+import numpy as np
+import manyhands as mh
+
+kept = []
+
+def keep(a, b):
+    kept.extend([a, b])
+    return a
+
+with mh.init() as group:
+    for dtype in ("f8", [("a", "f8"), ("b", "f4")]):
+        group.all_reduce(np.ones(3_000_000, dtype), keep)
+for array in kept:
+    array.tobytes()
+print("well")
+"""
 
 
 def times(a: Array, b: Array) -> Array:
@@ -70,6 +90,15 @@ def test_a_function_reduces(backend: str) -> None:
         assert group.all_reduce(group.rank, larger_magnitude).shape == ()
 
     must(thread_world(program, size, backend))
+
+
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+def test_a_function_that_keeps_what_it_gets_breaks_nothing(backend: str, run_python: Any, tmp_path: Path) -> None:
+    """It must not, and what it keeps may change; but it is memory all the same, and the process goes on."""
+    (tmp_path / "keeping.py").write_text(KEEPING)
+    answer = run_python("-m", "manyhands", "run", "-n", "2", "--backend", backend, "--no-prefix", "keeping.py")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == "well\nwell\n"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -89,6 +89,8 @@ class Reduction:
     combine: Callable[..., Any]
     is_mean: bool
     commutes: bool = True
+    is_users: bool = False
+    """Whether ``combine`` hands its operands to a function of the user's, which may keep them."""
 
 
 def check_dtype(dtype: np.dtype[Any]) -> int:
@@ -249,7 +251,7 @@ def _resolve(op: OpLike, dtype: np.dtype[Any]) -> Reduction:
     if callable(op):
         op = Op(op)
     if isinstance(op, Op):
-        return Reduction(str(op), 254, Combine(op, dtype), is_mean=False, commutes=op.commutative)
+        return Reduction(str(op), 254, Combine(op, dtype), is_mean=False, commutes=op.commutative, is_users=True)
     if op in LOCATING:
         return Reduction(op, OP_NAMES.index(op) + 1, locating(op, dtype), is_mean=False)
     if op not in _OPS:

@@ -3,7 +3,7 @@
 A run keeps its views for the next one, and an array must not live on because of them: its owner may want to free, resize or unmap
 it. So the views are those of a `Memory`, which stands for an address alone, whatever array is there: they are right whenever
 the run is on an array at that address. While it goes on, they hold the array. After a failure they hold it as long as they
-exist themselves, since a transport may still write there.
+exist themselves, since a transport may still write there; and so they do where a function of the user's has seen them, who may have kept one.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Plan:
     itemsize, reduction
         Bytes per element, and how two are combined.
     kept
-        On how many places in memory it keeps its views.
+        On how many places in memory it keeps its views; 0 where a function of the user's sees them, who may keep them as well.
     """
 
     tasks: tuple[Task, ...]
@@ -131,7 +131,7 @@ class Plan:
         """Return a run for whoever calls alone: that of this place; else, where all are there, the one unused for longest."""
         runs = self._runs
         run = runs.pop(place, None)
-        if run is None and len(runs) >= self.kept:
+        if run is None and 0 < self.kept <= len(runs):
             run = runs.pop(next(iter(runs)), None)
         return run
 
@@ -266,6 +266,7 @@ class _Compiler:
                     dependents=tuple(dependents[index]),
                 )
             )
+        is_users = self._reduction is not None and self._reduction.is_users
         lanes = tuple(Lane(self._ranks[peer], is_send, tuple(mine)) for (peer, is_send), mine in self._lanes.items())
         return Plan(
             tasks=tuple(tasks),
@@ -278,7 +279,7 @@ class _Compiler:
             work_bytes=staging_start + len(set(slots.values())) * staging_bytes if staging_bytes else self._scratch_bytes(),
             itemsize=self._itemsize,
             reduction=self._reduction,
-            kept=min(KEPT_RUNS, max(1, _KEPT_PIECES // max(1, len(self._made)))),
+            kept=0 if is_users else min(KEPT_RUNS, max(1, _KEPT_PIECES // max(1, len(self._made)))),
         )
 
     def _scratch_bytes(self) -> int:

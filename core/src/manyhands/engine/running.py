@@ -192,8 +192,9 @@ class Run:
                 self._arrived(lane)
             while ready:
                 self._begin(ready.pop())
-        for memory in self._memory:
-            memory.hold(None)
+        if self._plan.kept:
+            for memory in self._memory:
+                memory.hold(None)
 
     def _peers(self) -> list[int]:
         """Return whom the run waits for: those it receives from, else those it sends to."""
