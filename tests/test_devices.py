@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -218,6 +219,27 @@ def test_messages(gpus: FakeNccl, config: Any) -> None:
         group.barrier()
 
     ranks(program, 3, config=config)
+
+
+def test_a_world_of_one_copies_to_an_out_that_is_the_input_in_another_order(gpus: FakeNccl) -> None:
+    matrix = np.arange(9.0).reshape(3, 3)
+    calls: list[Callable[[Group, Any, Any], Any]] = [
+        lambda group, x, out: group.all_reduce(x, out=out),
+        lambda group, x, out: group.all_gather(x, out=out),
+        lambda group, x, out: group.sendrecv(x, 0, 0, out=out),
+    ]
+
+    def program(group: Group) -> None:
+        for call in calls:
+            for turn in (lambda x: x.T, lambda x: x[::-1], lambda x: x):
+                x = cupy.asarray(matrix)
+                out = turn(x)
+                assert call(group, x, out) is out
+                assert out.get().tolist() == matrix.tolist()
+
+    ranks(program, 1)
+    with mh.init(world_size=1) as group:
+        program(group)
 
 
 @BACKENDS

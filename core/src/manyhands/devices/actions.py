@@ -115,14 +115,14 @@ class DeviceAction:
         channel = self._devices.channel
         # Some libraries do not know which stream uses their arrays.
         is_ordered = all(array.library.is_stream_ordered for array in self._arrays)
+        if self._out is not None and self._target is not None:
+            self._out.library.copy(self._out, self._target)
+            if channel is not None and not channel.is_capturing(stream):
+                self._devices.copied(channel.record(stream))
         if channel is None:
             if not is_ordered:
                 self.library.synchronize(self._arrays[0].device)
             return
-        if self._out is not None and self._target is not None:
-            self._out.library.copy(self._out, self._target)
-            if not channel.is_capturing(stream):
-                self._devices.copied(channel.record(stream))
         if not is_ordered and not channel.is_capturing(stream):
             self._devices.follow(Kept(channel.record(stream), self._arrays))
         if self.then is not None:
@@ -189,7 +189,7 @@ class DeviceAction:
         return self._arrays[0].library.stream(self._arrays[0].device)
 
     def _copy(self, _stream: int, _keep: Any) -> None:
-        source, target = self._arrays[0], self._out or self._target
+        source, target = self._arrays[0], self._target
         if target is not None and target.pointer != source.pointer:
             target.library.copy(target, source.reshape(*target.shape))
 
@@ -307,17 +307,7 @@ def collective(
     if shape is None:
         ready = _ready(devices, call, array, None, is_agreed=is_agreed)
         return DeviceAction(devices, ready, lambda: devices.knows(call), [array, source], None, None, give)
-    target, late = out, None
-    if out is not None:
-        check_device_out(out, shape, call.dtype)
-        if not out.is_contiguous:
-            target, late = None, out
-        elif _overlap(array, out) and not (may_alias and (array.pointer, array.nbytes) == (out.pointer, out.nbytes)):
-            apart = array.library.empty(array.shape, array.dtype, array.device)
-            array.library.copy(apart, array)
-            array = apart
-    if target is None:
-        target = source.library.empty(shape, call.dtype, source.device)
+    array, target, late = _placed(array, shape, call.dtype, out, may_alias=may_alias)
     arrays = [array, source] if out is None else [array, source, out]
     ready = _ready(devices, call, array, target, is_agreed=is_agreed)
     return DeviceAction(devices, ready, lambda: devices.knows(call), arrays, target, late, give)
@@ -326,17 +316,24 @@ def collective(
 def copied(devices: Devices, source: DeviceArray, out: DeviceArray | None, give: Give | None) -> DeviceAction:
     """Prepare a copy on the caller's stream, in which no other rank takes part; raises as `collective`."""
     check_arrays(devices, source, out)
-    library = source.library
-    array = library.contiguous(source)
-    if out is None:
-        target = library.empty(source.shape, source.dtype, source.device)
-    else:
-        check_device_out(out, source.shape, source.dtype)
-        target = out
-        if array is source and (_overlap(source, out) or not out.is_contiguous):
-            array = library.empty(source.shape, source.dtype, source.device)
-            library.copy(array, source)
-    return DeviceAction(devices, None, lambda: True, [array, source, target], target, None, give)
+    array, target, late = _placed(source.library.contiguous(source), source.shape, source.dtype, out, may_alias=True)
+    arrays = [array, source] if out is None else [array, source, out]
+    return DeviceAction(devices, None, lambda: True, arrays, target, late, give)
+
+
+def _placed(
+    array: DeviceArray, shape: tuple[int, ...], dtype: np.dtype[Any], out: DeviceArray | None, *, may_alias: bool
+) -> tuple[DeviceArray, DeviceArray, DeviceArray | None]:
+    """Return a contiguous input, apart from the result unless it may be the same; where the result goes; and where it is then copied to, if anywhere."""
+    if out is not None:
+        check_device_out(out, shape, dtype)
+        if out.is_contiguous:
+            if _overlap(array, out) and not (may_alias and (array.pointer, array.nbytes) == (out.pointer, out.nbytes)):
+                apart = array.library.empty(array.shape, array.dtype, array.device)
+                array.library.copy(apart, array)
+                array = apart
+            return array, out, None
+    return array, array.library.empty(shape, dtype, array.device), out
 
 
 def message(
