@@ -36,7 +36,7 @@ class Inputs:
     def __init__(self, job: Job, members: Members) -> None:
         self._job = job
         self._members = members
-        self._results: list[tuple[Lane, list[Array]]] = []
+        self._results: dict[object, tuple[Lane, list[Array]]] = {}
 
     def guard(
         self, what: str, action: Callable[[Deadline], T], lane: Lane, array: Any, outs: Sequence[Any]
@@ -61,19 +61,22 @@ class Inputs:
         if source is not None and not source.flags.c_contiguous:
             source = None  # it was copied at once
         # Where a call before this one, in the same lane, writes to it, what counts is what is there when the turn comes.
-        follows = source is not None and any(each is lane and _overlap(source, results) for each, results in self._results)
+        follows = source is not None and any(
+            each is lane and _overlap(source, results) for each, results in list(self._results.values())
+        )
         if source is not None:
             action = self._checked(what, action, source, targets, None if follows else _digest(source))
         if not targets:
             return action
-        entry = (lane, targets)
-        self._results.append(entry)
+        # One step each, since a call may end while another begins.
+        key = object()
+        self._results[key] = lane, targets
 
         def run(deadline: Deadline) -> T:
             try:
                 return action(deadline)
             finally:
-                self._results = [each for each in self._results if each is not entry]
+                del self._results[key]
 
         return run
 
