@@ -177,7 +177,7 @@ class Arguments:
             raise SizeMismatchError(
                 f"an array of {array.ndim} dimensions cannot be sent: reshape it to at most {MAX_DIMENSIONS}", rank=self._rank
             )
-        if not can_describe(array.dtype, array.ndim):
+        if array.dtype.names is not None and not can_describe(array.dtype, array.ndim):
             raise SizeMismatchError(
                 f"an array of {array.ndim} dimensions and {len(array.dtype.names or ())} fields cannot be described to another rank: use fewer or "
                 "shorter names, fewer dimensions, or send x.view(np.uint8)",

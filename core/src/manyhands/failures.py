@@ -17,8 +17,8 @@ from manyhands.wire import CallSignature, parse_header
 __all__ = ["check_usable", "guarded", "meet"]
 
 
-def check_usable(job: Job, group: int, operation: str | None = None, sequence: int | None = None) -> None:
-    """Refuse a call, the operation ``operation`` #``sequence``, on a group that is closed or whose job has failed.
+def check_usable(job: Job, group: int, operation: object = None, sequence: int | None = None) -> None:
+    """Refuse a call, the operation ``str(operation)`` #``sequence``, on a group that is closed or whose job has failed.
 
     Raises
     ------
@@ -27,13 +27,15 @@ def check_usable(job: Job, group: int, operation: str | None = None, sequence: i
     CommError
         The first cause of the job's failure.
     """
+    if not (job.closed or group in job.left or job.control.failed):
+        return
+    name = None if operation is None else str(operation)  # made up only now
     if job.closed:
-        raise job.closed_error(operation=operation, sequence=sequence)
+        raise job.closed_error(operation=name, sequence=sequence)
     if group in job.left:
         text = f"group {group} is closed; make another one with split() or subgroup()"
-        raise ClosedError(text, rank=job.rank, operation=operation, sequence=sequence)
-    if job.control.failed:
-        raise job.control.error(operation, sequence)
+        raise ClosedError(text, rank=job.rank, operation=name, sequence=sequence)
+    raise job.control.error(name, sequence)
 
 
 def guarded(

@@ -201,7 +201,7 @@ class MessageCalls(Calls):
             sent = (outgoing, dest) if isinstance(outgoing, DeviceArray) and dest is not None else None
             received = (out, source) if isinstance(out, DeviceArray) and source is not None else None
             return message(self._operations.devices, sent, received, give)
-        to, whence = self._in_world(dest), self._in_world(source)
+        to, whence = None if dest is None else members.ranks[dest], None if source is None else members.ranks[source]
         sending = None if to is None or outgoing is None else contiguous(outgoing)
         if sending is not None and out is not None and np.may_share_memory(sending, out):
             sending = copy_of(sending)

@@ -8,7 +8,7 @@ from functools import partial
 from manyhands.arrays import NOTHING, Array
 from manyhands.backend import Mailbox, Transport
 from manyhands.deadline import Deadline
-from manyhands.errors import CommError, DeadlineError
+from manyhands.errors import DeadlineError
 from manyhands.failures import check_usable, guarded
 from manyhands.job import Job
 from manyhands.lanes import Lane
@@ -97,7 +97,8 @@ class Peers:
         CommError
             The first cause, alike on all ranks; ``out`` is then undefined.
         """
-        self._check_usable(dest, source)
+        number, what = self._members.number, _Words(dest, source, signature)
+        check_usable(self._job, number, what, self._calls + 1)
         # Both directions first, and only then their numbers: who gives up while it waits must not have used one.
         sending = None if dest is None else self._direction(dest, True)
         receiving = None if source is None else self._direction(source, False)
@@ -105,30 +106,24 @@ class Peers:
         try:
             for direction in (sending, receiving):
                 if direction is not None and not has_turn:
-                    self._take(direction, deadline, dest, source)
+                    self._take(direction, deadline, what)
                     taken.append(direction.lane)
-            self._check_usable(dest, source)
+            check_usable(self._job, number, what, self._calls + 1)
             outgoing, incoming = None, None
             if sending is not None and array is not None and dest is not None:
                 outgoing = Outgoing(self._job.rank, dest, self._channel, sending.next(), array, signature)
             if receiving is not None and source is not None:
                 incoming = Incoming(source, self._channel, receiving.next(), out, signature)
-            self._move(outgoing, incoming, deadline, signature)
+            self._move(outgoing, incoming, what, deadline, signature)
         finally:
             for lane in taken:
                 lane.give()
         return NOTHING if incoming is None or incoming.array is None else incoming.array
 
-    def _check_usable(self, dest: int | None, source: int | None) -> None:
-        try:
-            check_usable(self._job, self._members.number)
-        except CommError:  # what the call is called is made up only now
-            check_usable(self._job, self._members.number, _words(dest, source), self._calls + 1)
-            raise
-
-    def _move(self, outgoing: Outgoing | None, incoming: Incoming | None, deadline: Deadline, signature: CallSignature) -> None:
+    def _move(
+        self, outgoing: Outgoing | None, incoming: Incoming | None, what: _Words, deadline: Deadline, signature: CallSignature
+    ) -> None:
         flows = [flow for flow in (outgoing, incoming) if flow is not None]
-        what = _Words(outgoing, incoming, signature)
         self._calls = call = self._calls + 1
         recorder = self._job.control.recorder
         record = recorder.start(self._channel, call, what, 0 if outgoing is None else outgoing.nbytes)
@@ -174,18 +169,18 @@ class Peers:
             direction = self._directions.setdefault((peer, is_send), _Direction(begun, peer, self._job.runtime))
         return direction
 
-    def _take(self, direction: _Direction, deadline: Deadline, dest: int | None, source: int | None) -> None:
+    def _take(self, direction: _Direction, deadline: Deadline, what: _Words) -> None:
         """Take a direction for this thread."""
         try:
             if not direction.lane.take_if_free():
                 direction.lane.take(deadline)
         except TimeoutError:
             raise DeadlineError(
-                f"{_words(dest, source)} did not begin within {deadline.timeout_s:g} s: another call of rank {self._job.rank} was still "
+                f"{what} did not begin within {deadline.timeout_s:g} s: another call of rank {self._job.rank} was still "
                 f"talking with rank {direction.peer}; nothing was sent",
                 rank=self._job.rank,
                 peer=direction.peer,
-                operation=_words(dest, source),
+                operation=str(what),
             ) from None
 
     def _stalled(self, record: Record, flows: list[Outgoing | Incoming], peers: list[int]) -> None:
@@ -199,16 +194,13 @@ class _Words:
 
     __slots__ = ("_dest", "_kind", "_source")
 
-    def __init__(self, outgoing: Outgoing | None, incoming: Incoming | None, signature: CallSignature) -> None:
+    def __init__(self, dest: int | None, source: int | None, signature: CallSignature) -> None:
         self._kind = signature.operation.removeprefix("send")
-        self._dest = None if outgoing is None else outgoing.peer
-        self._source = None if incoming is None else incoming.peer
+        self._dest = dest
+        self._source = source
 
     def __str__(self) -> str:
-        return _words(self._dest, self._source, self._kind)
-
-
-def _words(dest: int | None, source: int | None, kind: str = "") -> str:
-    if dest is None:
-        return f"recv{kind} from rank {source}"
-    return f"send{kind} to rank {dest}" if source is None else f"sendrecv to rank {dest} and from rank {source}"
+        if self._dest is None:
+            return f"recv{self._kind} from rank {self._source}"
+        to = f"to rank {self._dest}"
+        return f"send{self._kind} {to}" if self._source is None else f"sendrecv {to} and from rank {self._source}"

@@ -203,7 +203,8 @@ class _Mover:
         else:
             rest = flow.open(box.outgoing[box.next_out])
             transfer = box.post(header, _OPENING_BYTES)
-        self._check(flow, transfer, box, "send" if box is None else "post")
+        if transfer is not None or box is None:
+            self._check(flow, transfer, box, "send" if box is None else "post")
         if transfer is not None and not transfer.done:
             yield transfer
         if box is not None and 0 < len(rest) <= len(box.outgoing[0]):
@@ -223,7 +224,8 @@ class _Mover:
         header, box = flow.header(_OPENING_BYTES, 0), self._boxes[flow.peer]
         opening = memoryview(bytearray(_OPENING_BYTES if box is None else 0))
         transfer = self._transport.recv(flow.peer, header, opening) if box is None else box.fetch(header, _OPENING_BYTES)
-        self._check(flow, transfer, box, "recv" if box is None else "fetch")
+        if transfer is not None or box is None:
+            self._check(flow, transfer, box, "recv" if box is None else "fetch")
         if transfer is not None and not transfer.done:
             yield transfer
         rest = flow.opened(opening if box is None else box.incoming[box.next_in])
@@ -241,7 +243,7 @@ class _Mover:
 
     def _check(self, flow: Outgoing | Incoming, transfer: Transfer | None, box: Mailbox | None, call: str) -> None:
         """Look at what a plugin gave, where that costs nothing: of mailboxes what must wait, else the first of each direction."""
-        if transfer is not None if box is not None else not flow.number:
+        if box is not None or not flow.number:
             checked_transfer(transfer, box or self._transport, call)
 
     def _pieces(self, flow: Outgoing | Incoming, rest: memoryview) -> Iterator[tuple[bytes, memoryview]]:

@@ -461,21 +461,23 @@ def _checked(works: Iterable[Work[T]], timeout_s: float | None, what: str) -> tu
 
 def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | None:
     """Wait until one of some works has ended; return where the first is that has, None where that was not so by the deadline."""
+    are_told = True
     for work in works:
         if not work._ended:
             work._check_process()
             work._check_ends()
             work._expect_end()
+        are_told = are_told and work._waits_are_told
     runtime = works[0]._lane.runtime
     # All locks: the thread counts as waiting from when its place is made, which must not be when one has ended already.
     with contextlib.ExitStack() as locks:
-        for work in sorted(set(works), key=id):
+        for work in works if len(works) == 1 else sorted(set(works), key=id):
             locks.enter_context(work._lock)
         done = _first_ended(works)
         if done is not None:
             return done
         # Whoever will give up may still come to the rescue of others.
-        place = runtime.place(for_good=deadline is None and all(work._waits_are_told for work in works))
+        place = runtime.place(for_good=deadline is None and are_told)
         for work in works:
             work._places.append(place)
     try:
@@ -489,7 +491,10 @@ def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | 
 
 
 def _first_ended(works: Sequence[Work[Any]]) -> int | None:
-    return next((place for place, work in enumerate(works) if work._ended), None)
+    for place, work in enumerate(works):
+        if work._ended:
+            return place
+    return None
 
 
 def _none_done(works: Sequence[Work[Any]], timeout_s: float | None) -> DeadlineError:
