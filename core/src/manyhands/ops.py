@@ -39,7 +39,8 @@ class Op:
         ``fn(a, b)`` returns the reduction of two arrays, element by element: it gets neighbouring elements of the arrays of two ranks, or
         of what was reduced before, as two read-only arrays of shape ``(n,)``, and returns a new array of the same shape and dtype (``a``
         or ``b`` itself will do). Which elements come together is not known beforehand, so that none may depend on its neighbours;
-        on part of the input it may be tried first. It must be associative, call nothing of the group, and keep neither array.
+        on part of the input it may be tried first. It must be associative, call nothing of the group, and keep neither array, which
+        other calls write to. Give the same function each time: a new one, such as a lambda in a loop, is prepared anew.
     name
         What messages call it, and what ranks compare: at most 200 characters. By default the function's name; of a lambda, its line and a digest of its code.
         Functions made by ``functools.partial`` need one to be told apart.

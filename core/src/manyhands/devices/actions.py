@@ -324,7 +324,7 @@ def copied(devices: Devices, source: DeviceArray, out: DeviceArray | None, give:
 def _placed(
     array: DeviceArray, shape: tuple[int, ...], dtype: np.dtype[Any], out: DeviceArray | None, *, may_alias: bool
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray | None]:
-    """Return a contiguous input, apart from the result unless it may be the same; where the result goes; and where it is then copied to, if anywhere."""
+    """Return the input, which shares no memory with the result unless both may be the very same, the result, and where that is then copied to."""
     if out is not None:
         check_device_out(out, shape, dtype)
         if out.is_contiguous:
