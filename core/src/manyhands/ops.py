@@ -268,13 +268,15 @@ def with_index(values: npt.ArrayLike, index: npt.ArrayLike) -> Array:
     Raises
     ------
     DTypeError
-        ``index`` holds no integers.
+        ``index`` holds no integers, or one beyond int64.
     SizeMismatchError
         ``index`` does not broadcast to the shape of ``values``.
     """
     numbers, places = np.asarray(values), np.asarray(index)
     if places.dtype.kind not in "iu":
         raise DTypeError(f"index= of with_index is of {places.dtype}, and locations are integers")
+    if places.max(initial=0) > np.iinfo(np.int64).max:
+        raise DTypeError(f"index= of with_index holds {places.max()}, and locations are int64: count them from 0")
     pairs = np.empty(numbers.shape, [("value", numbers.dtype), ("index", np.int64)])
     pairs["value"] = numbers
     try:
