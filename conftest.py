@@ -2,7 +2,8 @@
 
 The timeout of pytest-timeout is a signal, for which Python has a handler: it ends the test alone, but not one that is stuck where no line of
 Python runs. So a watchdog that needs no Python ends the whole process a little later, shows where all threads are, and pytest-xdist, where
-tests run in its workers, goes on with another worker.
+tests run in its workers, goes on with another worker. It looks at the threads while they run, which can end in a segmentation fault: one
+behind a line "Timeout (...)!" says nothing about the code.
 """
 
 from __future__ import annotations
