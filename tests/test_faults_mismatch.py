@@ -221,8 +221,10 @@ def test_every_rank_learns_who_called_what(nursery: Nursery, kind: str) -> None:
     assert len(texts) == 1, texts
     told = stories(texts.pop())
     assert sorted(told) == [0, 1, 2]
-    # A rank that is slow to come may still be on its way from the barrier when it is asked; at least two are not.
-    there = {rank: story for rank, story in told.items() if "barrier() #0" not in story}
+    # A rank that is slow to come may still be on its way from the barrier, or in the first part of its call, when it is asked; at least two are not.
+    there = {
+        rank: story for rank, story in told.items() if "barrier() #0" not in story and not story.startswith("in the lengths,")
+    }
     assert there == {rank: calls[rank] for rank in there}
     assert len(set(there.values())) == 2
 
