@@ -58,6 +58,8 @@ _log = logging.getLogger("manyhands.job")
 CONTROL_HELLO = b"control"
 _SILENCE_S = 1.0
 """How long a rank that found a failure waits to hear of the common first cause before it says that rank 0 does not answer."""
+_VERDICT_S = 30.0
+"""How long it waits at most, while the store says other things."""
 _SLICES = 10
 """In how many parts a rank does so: where it was itself stopped meanwhile, only one of them is over."""
 _SHARED = frozenset({"lost", "deadline", "failed"})
@@ -308,19 +310,21 @@ class Control(ABC):
         return self.error()
 
     def _await_verdict(self) -> None:
-        """Wait for a verdict as long as the store says anything."""
-        left = _SLICES
+        """Wait for a verdict as long as the store says anything, and for `_VERDICT_S` at most. While this rank is stopped no time passes."""
+        left, waited, slice_s = _SLICES, 0.0, _SILENCE_S / _SLICES
         with self._changed:
             heard = self._heard
 
             def has_news() -> bool:
                 return self.failed or self._heard != heard
 
-            while left and not self.failed:
-                if self._changed.wait_for(has_news, _SILENCE_S / _SLICES):
+            while left and waited < _VERDICT_S and not self.failed:
+                since = self.runtime.now()
+                if self._changed.wait_for(has_news, slice_s):
                     left, heard = _SLICES, self._heard
                 else:
                     left -= 1
+                waited += min(self.runtime.now() - since, slice_s)
 
     def _give_up(self, report: Report) -> None:
         """End the job on this rank, which does not hear from the store."""
