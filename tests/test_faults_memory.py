@@ -36,6 +36,8 @@ CALLS: dict[str, Callable[[Group], object]] = {
     "sendrecv": lambda group: group.sendrecv(HUGE, 1 - group.rank, 1 - group.rank),
     "empty": lambda group: group.empty(2**44),
     "coalesce": coalesced,
+    "all_gather_object": lambda group: group.all_gather_object([HUGE]),
+    "send_object": lambda group: group.send_object({"x": HUGE}, 1 - group.rank),
 }
 
 

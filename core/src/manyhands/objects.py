@@ -14,7 +14,7 @@ import numpy as np
 
 from manyhands.checks import UNREADABLE, said
 from manyhands.dtypes import check_dtype
-from manyhands.errors import DTypeError, UsageError
+from manyhands.errors import DTypeError, OutOfMemoryError, UsageError
 from manyhands.wire import DESCRIPTION_BYTES, can_describe, pack_description, parse_description
 
 __all__ = ["Unpacker", "pack"]
@@ -46,10 +46,16 @@ def pack(given: object, what: str) -> bytearray:
     ------
     UsageError
         Something in it cannot travel; the message says what, where, and what to do.
+    OutOfMemoryError
+        There is no memory for the bytes.
     """
     data = bytearray()
     try:
         _encoder.encode_into(given, data)
+    except MemoryError as error:
+        raise OutOfMemoryError(
+            f"{what} has no memory for its object as bytes ({said(error) or 'MemoryError'}): give smaller ones, in several calls"
+        ) from None
     except _CANNOT as error:
         raise UsageError(f"{what} cannot send {_explain(given, error)}") from None
     return data
