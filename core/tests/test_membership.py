@@ -271,6 +271,22 @@ def test_a_missed_deadline_between_two_ranks_is_about_the_one_that_was_waited_fo
     assert job.the_verdict().peer == 1
 
 
+@pytest.mark.parametrize("sent_meanwhile", [{0: 1}, {}], ids=["its message is on the way", "each waits for the other"])
+def test_a_missed_deadline_names_nobody_where_who_was_late_cannot_be_told(sent_meanwhile: dict[int, int]) -> None:
+    job = Job()
+    job.store.handle(0, Report("deadline", "recv from rank 1 did not finish", 1, "recv from rank 1", 1, None))
+    waiting = {0: recv(1), 1: recv(0)}
+    if sent_meanwhile:  # what it waited for has come, so that it waits no more
+        del waiting[1]
+    for rank in (2, 1, 0):
+        question = next(message for message in job.told[rank] if isinstance(message, Question))
+        waits = waiting[rank].waits if rank in waiting else []
+        come = talked(sent_meanwhile if rank == 1 else {}, {1 - rank: 1} if rank in waiting else {})
+        job.store.handle(rank, messages.Testimony(question.inquest, False, "in a call", 0, waits, come))
+    verdict = job.the_verdict()
+    assert (verdict.peer, "waits for" in verdict.text) == (None, False)
+
+
 def test_an_inquest_does_not_wait_for_a_rank_that_has_gone() -> None:
     job = Job()
     job.store.handle(2, Leave(progress(1)))

@@ -63,26 +63,35 @@ def circle(stalls: Mapping[int, Stalled], start: int, owes: Owes = still_owed) -
 
 
 def behind_whom(rank: int, peer: int | None, answers: Mapping[int, Testimony], silent: Sequence[int]) -> int | None:
-    """Return whom ``rank``, which waits for ``peer``, waits for in the end; a rank that is silent, where that may be the one, and None where it goes on."""
+    """Return whom ``rank``, which waits for ``peer``, waits for in the end; a rank that is silent, where that may be the one.
+
+    None where what was waited for has come meanwhile, and where all wait for each other: who was late cannot be told any more.
+    """
     path = [rank]
+    if rank in answers and peer in _awaited(rank, answers, still=False) and peer not in _awaited(rank, answers):
+        peer = None
     while peer is not None and peer in answers:
         if peer in path:  # a circle, with no end
-            return path[1]
+            peer = None
+            break
         path.append(peer)
-        owing = [
-            other
-            for wait in answers[peer].waits
-            for other in (wait.members if wait.is_collective else wait.awaiting)
-            if other != peer and (other not in answers or still_owed(wait, peer, other, answers[other].progress))
-        ]
+        owing = [other for other in _awaited(peer, answers) if other != peer]
         if not owing:
-            if answers[
-                peer
-            ].waits:  # what it has waited for has come meanwhile, and it goes on: who was late cannot be told any more
+            if answers[peer].waits:  # it goes on
                 peer = None
             break
         peer = min(owing, key=lambda other: other in answers)
     return min(silent) if silent and peer not in silent else peer
+
+
+def _awaited(rank: int, answers: Mapping[int, Testimony], *, still: bool = True) -> list[int]:
+    """Return whom the calls of a rank wait for; with ``still``, only those that have yet to do what it waits for."""
+    return [
+        other
+        for wait in answers[rank].waits
+        for other in (wait.members if wait.is_collective else wait.awaiting)
+        if not still or other not in answers or still_owed(wait, rank, other, answers[other].progress)
+    ]
 
 
 def unread(left: Mapping[int, Progress]) -> str:
