@@ -438,6 +438,27 @@ STUBBORN = WATCHED + textwrap.dedent("""
 """)
 
 
+@pytest.mark.parametrize("module", ["manyhands.joining", "numpy._core.numeric", "manyhands.select.table"])
+def test_a_ctrl_c_while_a_rank_starts_is_told_without_the_frames_of_what_it_imports(tmp_path: Path, module: str) -> None:
+    result = launch(
+        tmp_path,
+        f"""
+        import sys
+        import manyhands as mh
+        class Interrupted:
+            def find_spec(self, name, *_):
+                if name == {module!r}:
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupted())
+        mh.init()
+        """,
+        ranks=1,
+    )
+    shown = re.findall(r'File "(.*)", line', result.stderr)
+    assert {Path(each).name for each in shown} == {"program.py"}  # its second frame is the finder's
+    assert len(re.findall(r"KeyboardInterrupt$", result.stderr, re.MULTILINE)) == 2  # raised above, and told once
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_launcher_leaves_nothing(tmp_path: Path, watch: Watch, number: signal.Signals) -> None:
     process = start(tmp_path, WITH_CHILDREN, ranks=2, args=[str(watch.path)])

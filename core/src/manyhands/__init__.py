@@ -119,6 +119,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(missing_from_module(name), name=name, obj=sys.modules[__name__])
     from importlib import import_module
 
+    if name == "init":  # what it needs takes a while to be imported, and a Ctrl-C then is to be told as one later is
+        from manyhands.error_file import install
+
+        install()
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["ErrorRecord", "install", "read", "shown_path"]
 
 _LONGEST_TRACEBACK = 1 << 16
-_HELPERS = ("cupy", "mpi4py", "msgspec", "numpy", "pluggy", "pydantic", "torch")
+_HELPERS = frozenset(
+    "annotated_types cupy mpi4py msgspec numpy pluggy pydantic pydantic_core torch typing_extensions typing_inspection".split()
+)
 _BUG = f"{InternalError.__module__}.{InternalError.__qualname__}"
 
 
@@ -74,7 +76,7 @@ class _Hook:
         self._before(kind, error, trace)
 
 
-def install(rank: int) -> None:
+def install(rank: int = -1) -> None:
     """Write the exception that ends this process to the launcher's file, then do what was done before.
 
     Does nothing unless ``MANYHANDS_ERROR_FILE`` is set. Called again, it only takes over the rank. An exit by `SystemExit` writes
@@ -83,7 +85,7 @@ def install(rank: int) -> None:
     Parameters
     ----------
     rank
-        The rank of this process.
+        The rank of this process; -1 while it is not known.
     """
     if not os.environ.get("MANYHANDS_ERROR_FILE"):
         return
@@ -157,7 +159,7 @@ def _place(stack: traceback.StackSummary) -> str:
         if not is_inside:
             last, call = frame, ""
         elif not call:
-            call = f"in {frame.name} "
+            call = "importing manyhands " if frame.name == "__getattr__" else f"in {frame.name} "
     if last is None:
         return ""
     return f"{call}at {shown_path(last.filename)}:{last.lineno}"
@@ -174,12 +176,17 @@ def _inside(stack: traceback.StackSummary) -> Iterator[tuple[traceback.FrameSumm
     """Yield each frame, and whether it is manyhands' own, or one of the standard library or NumPy that manyhands called."""
     ours = _folders("manyhands", *(name for name in list(sys.modules) if name.startswith("manyhands_") and "." not in name))
     standard = (*_folders("os"), "<")  # "<string>": the methods of dataclasses
-    helpers = _folders(*_HELPERS)
     is_inside = False
     for frame in stack:
         is_standard = frame.filename.startswith(standard) and "-packages" not in frame.filename
-        is_inside = frame.filename.startswith(ours) or (is_inside and (is_standard or frame.filename.startswith(helpers)))
+        is_inside = frame.filename.startswith(ours) or (is_inside and (is_standard or _is_of_helper(frame.filename)))
         yield frame, is_inside
+
+
+def _is_of_helper(path: str) -> bool:
+    """Tell by its name alone whether a file is of a package that manyhands calls: one whose import was interrupted is in no `sys.modules`."""
+    _, found, rest = path.rpartition(f"-packages{os.sep}")
+    return bool(found) and rest.partition(os.sep)[0].removesuffix(".py") in _HELPERS
 
 
 def _folders(*names: str) -> tuple[str, ...]:
