@@ -305,6 +305,15 @@ def test_what_a_call_raised_is_raised_where_it_is_awaited(group: Group) -> None:
         asyncio.run(main())
 
 
+def test_an_await_without_an_event_loop_of_asyncio_says_what_to_do(group: Group) -> None:
+    gate = Gate(5)
+    work = group.later(gate)
+    with pytest.raises(UsageError, match=r"needs a running event loop of asyncio: elsewhere call work\.wait\(\)"):
+        next(work.__await__())
+    gate.open.set()
+    assert work.wait() == 5
+
+
 def test_who_stops_awaiting_leaves_the_work_running(group: Group, caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate("result")
     work = group.later(gate)

@@ -231,7 +231,14 @@ class Work(Generic[T]):
             # Whoever awaits has imported it; for all others it would be a tenth of the time that manyhands takes to import.
             from asyncio import get_running_loop
 
-            ended: asyncio.Future[None] = get_running_loop().create_future()
+            try:
+                loop = get_running_loop()
+            except RuntimeError:
+                raise UsageError(
+                    f"await of {self._what} needs a running event loop of asyncio: elsewhere call work.wait(), in a thread of its own where "
+                    "nothing may block"
+                ) from None
+            ended: asyncio.Future[None] = loop.create_future()
 
             def wake(_: Work[T]) -> None:
                 if not ended.done():
