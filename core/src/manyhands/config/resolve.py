@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -296,7 +296,7 @@ def load(
             raise broken
         problems.append(Problem(str(broken)))
     if problems or settings is None:
-        raise as_error(problems)
+        raise as_error([*problems, *_check_tables(merged, manager)])
     return Resolved(settings, file, merged, manager)
 
 
@@ -352,6 +352,18 @@ def _check_names(merged: Merged, manager: PluginManager) -> list[Problem]:
             text = f"there is no collective {name!r}{hint} Valid here: {', '.join(collectives)}"
             problems.append(problem(merged, ("algorithms", name), algorithm, text))
     return problems
+
+
+def _check_tables(merged: Merged, manager: PluginManager) -> Iterator[Problem]:
+    """Check the tables of backends where something else is wrong already, so that one error tells all; their plugins are described."""
+    for name, table in _table(merged, "backends").items():
+        # A plugin that cannot be described, or whose model fails, is told of when somebody asks for it.
+        with contextlib.suppress(Exception):
+            model = manager.describe(name).config
+            try:
+                model.model_validate(table)
+            except ValidationError as error:
+                yield from from_validation(error, model, merged, ("backends", name))
 
 
 def _table(merged: Merged, key: str) -> dict[str, Any]:
