@@ -477,7 +477,8 @@ class SocketControl(Control):
         self._post(join)
 
     def _post(self, message: FromRank) -> None:
-        self._connection.send(encode(message))
+        last_words = isinstance(message, Report) and message.kind == "silent"  # the program may end right after
+        self._connection.send(encode(message), within_s=_SILENCE_S if last_words else 0.0)
 
     def close(self) -> None:
         """Close the connection."""

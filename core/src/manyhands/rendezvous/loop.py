@@ -62,6 +62,11 @@ class Loop:
             with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
                 self._wake_writer.send(b"\x00")
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread is the loop's."""
+        return threading.current_thread() is self._thread
+
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
         """Run ``function`` in the loop's thread after a delay; from the loop's thread."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._count), function))
@@ -84,7 +89,7 @@ class Loop:
             if not self._running:
                 return
         self.call(self._finish)
-        if threading.current_thread() is not self._thread:
+        if not self.runs_here:
             self._thread.join(timeout_s)
 
     def after_fork(self) -> None:

@@ -432,9 +432,20 @@ class FrameConnection:
         self._open = True
         loop.call(lambda: self._watch(selectors.EVENT_READ))
 
-    def send(self, frame: bytes) -> None:
-        """Send a frame; from any thread, never blocks. Lost without a word when the connection has gone."""
-        self._loop.call(lambda: self._queue(frame))
+    def send(self, frame: bytes, *, within_s: float = 0.0) -> None:
+        """Send a frame; from any thread. Lost without a word when the connection has gone.
+
+        Never blocks, but for ``within_s`` at most, until the kernel was given the frame: the process may end right after.
+        """
+        given = threading.Event()
+
+        def queue() -> None:
+            self._queue(frame)
+            given.set()
+
+        self._loop.call(queue)
+        if within_s and not self._loop.runs_here:
+            given.wait(within_s)
 
     def close(self) -> None:
         """Send what is queued as far as the kernel takes it, and close; from any thread."""
