@@ -74,13 +74,7 @@ class Resolved:
 
     def _check(self, spec: BackendSpec) -> tuple[BackendConfig | None, list[Problem]]:
         """Return the table of a backend as its model, or what is wrong with it."""
-        try:
-            return spec.config.model_validate(self.settings.backends.get(spec.name, {})), []
-        except ValidationError as error:
-            # Not chained: pydantic's own text repeats the values, secrets included.
-            return None, from_validation(error, spec.config, self._merged, ("backends", spec.name))
-        except Exception as error:
-            raise PluginError(f"the backend {spec.name!r} raised {named(error)} while its table was checked") from error
+        return _check_table(spec, self.settings.backends.get(spec.name, {}), self._merged)
 
     def lacking(self, name: str) -> str | None:
         """Return why a backend cannot be taken without being asked for: what nobody set, and what it cannot do without.
@@ -357,13 +351,19 @@ def _check_names(merged: Merged, manager: PluginManager) -> list[Problem]:
 def _check_tables(merged: Merged, manager: PluginManager) -> Iterator[Problem]:
     """Check the tables of backends where something else is wrong already, so that one error tells all; their plugins are described."""
     for name, table in _table(merged, "backends").items():
-        # A plugin that cannot be described, or whose model fails, is told of when somebody asks for it.
-        with contextlib.suppress(Exception):
-            model = manager.describe(name).config
-            try:
-                model.model_validate(table)
-            except ValidationError as error:
-                yield from from_validation(error, model, merged, ("backends", name))
+        with contextlib.suppress(PluginError):  # said by who asks for it
+            yield from _check_table(manager.describe(name), table, merged)[1]
+
+
+def _check_table(spec: BackendSpec, table: object, merged: Merged) -> tuple[BackendConfig | None, list[Problem]]:
+    """Return the table of a backend as its model, or what is wrong with it."""
+    try:
+        return spec.config.model_validate(table), []
+    except ValidationError as error:
+        # Not chained: pydantic's own text repeats the values, secrets included.
+        return None, from_validation(error, spec.config, merged, ("backends", spec.name))
+    except Exception as error:
+        raise PluginError(f"the backend {spec.name!r} raised {named(error)} while its table was checked") from error
 
 
 def _table(merged: Merged, key: str) -> dict[str, Any]:
