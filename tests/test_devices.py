@@ -9,26 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_worlds import HYBRID, gpu_world, gpus
+from device_worlds import BACKENDS, HYBRID, NCCL, gpus, mine, ranks
 from fake_gpu import fake_cupy as cupy
 from fake_gpu.fake_nccl import FakeNccl
-from worlds import must
 
 import manyhands as mh
 from manyhands.api import Group
 
 __all__ = ["gpus"]
-
-NCCL = {"backend": "nccl"}
-BACKENDS = pytest.mark.parametrize("config", [NCCL, HYBRID], ids=["nccl", "hybrid"])
-
-
-def ranks(program: Any, world_size: int, **options: Any) -> list[Any]:
-    return must(gpu_world(program, world_size, **options))
-
-
-def mine(group: Group, shape: Any = 5, dtype: Any = np.float32) -> Any:
-    return cupy.full(shape, group.rank + 1, dtype)
 
 
 @BACKENDS
