@@ -33,7 +33,7 @@ IMPORTS = {
     "numpy, pluggy, pydantic": BASE,
     # pydantic loads a good part of itself when the first model is made; whoever uses it at all makes one.
     "the same, with one model": f"{BASE}; type('Model', (pydantic.BaseModel,), {{'__annotations__': {{'x': int}}}})",
-    "manyhands + tcp": "import manyhands; manyhands.init; import manyhands_tcp.plugin; from manyhands.plugins import get_plugin_manager;"
+    "manyhands + tcp": "import manyhands; manyhands.init; import manyhands_tcp.plugin; from manyhands.config.plugins import get_plugin_manager;"
     ' manager = get_plugin_manager(); manager.load_factory(manager.describe("tcp"))',
 }
 # Each rank writes when it was ready, and what it needs by then, to a file of its own: lines of several ranks may get mixed up.

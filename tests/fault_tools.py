@@ -32,7 +32,7 @@ PREAMBLE = """
 import faulthandler, json, os, sys, threading, time
 import numpy as np
 import manyhands as mh
-from manyhands.rendezvous.bystanders import current_frames
+from manyhands.control.bystanders import current_frames
 
 faulthandler.dump_traceback_later(25, exit=True)
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -77,7 +77,7 @@ def until_blocked(thread):
 """
 
 TELLING_JOINS = """
-from manyhands.rendezvous.membership import Membership
+from manyhands.control.membership import Membership
 join = Membership.join
 def joining(self, message):
     verdict = join(self, message)
@@ -276,7 +276,7 @@ def _serve() -> str:
     import msgspec
     import numpy as np
 
-    import manyhands.joining  # noqa: F401 - imported for the forked processes
+    import manyhands.group.init  # noqa: F401 - imported for the forked processes
     import manyhands_tcp.backend
 
     del manyhands_tcp, msgspec, np

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_gpu import fake_cupy
 
-from manyhands.libraries import DeviceArray, library_of
+from manyhands.arrays.libraries import DeviceArray, library_of
 
 __all__ = ["cupy", "held_by", "read"]
 

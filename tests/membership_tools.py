@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from manyhands.rendezvous import messages
-from manyhands.rendezvous.membership import Membership
-from manyhands.rendezvous.messages import (
-    FromStore,
-    Join,
-    Progress,
-    Question,
-    Stalled,
-    Verdict,
-    Wait,
-)
+from manyhands.control import protocol as messages
+from manyhands.control.membership import Membership
+from manyhands.control.protocol import FromStore, Join, Progress, Question, Stalled, Verdict, Wait
 
 
 class Job:

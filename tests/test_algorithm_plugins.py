@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from worlds import must, on_threads, thread_world
 
-from manyhands.algorithms.registry import BUILTIN
 from manyhands.api import (
     Algorithm,
     Buffer,
@@ -34,8 +33,9 @@ from manyhands.api import (
     hookimpl,
 )
 from manyhands.config import load, make_selector
+from manyhands.config.plugins import PluginManager, Switches
 from manyhands.errors import DuplicatePluginError, PluginError
-from manyhands.plugins import PluginManager, Switches
+from manyhands.schedule.algorithms.registry import BUILTIN
 from manyhands.schedule.errors import OrderError, ScheduleDeadlockError, ScheduleError
 from manyhands.tuning.measure import measure
 from manyhands.tuning.plan import Plan
@@ -83,7 +83,7 @@ PROGRAM = """
 import numpy as np
 import manyhands as mh
 from manyhands.api import hookimpl
-from manyhands.plugins import get_plugin_manager
+from manyhands.config.plugins import get_plugin_manager
 
 class Watch:
     used = {}
@@ -300,7 +300,7 @@ def test_one_that_wrongly_claims_to_be_in_order_is_refused_with_who_waits_for_wh
 def test_one_that_does_not_claim_to_be_in_order_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = PluginManager(Switches())
     manager.register(Offer(EXCHANGE), "offer")
-    monkeypatch.setattr("manyhands.plugins.manager._process_manager", lambda: manager)
+    monkeypatch.setattr("manyhands.config.plugins.manager._process_manager", lambda: manager)
 
     def program(group: Group) -> float:
         # Too long for mailboxes and for buffers of the kernel: one after the other, its steps would never end.
@@ -328,7 +328,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Algorithm], None]:
     def offer(algorithm: Algorithm) -> None:
         manager = PluginManager(Switches())
         manager.register(Offer(algorithm), "offer")
-        monkeypatch.setattr("manyhands.plugins.manager._process_manager", lambda: manager)
+        monkeypatch.setattr("manyhands.config.plugins.manager._process_manager", lambda: manager)
         assert algorithm in manager.algorithms()
 
     return offer
@@ -378,7 +378,7 @@ def test_a_world_that_is_too_large_for_a_proof_is_told_in_the_log(
     offered: Callable[[Algorithm], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offered(replace(SELFISH, name="unproved"))
-    monkeypatch.setattr("manyhands.plugins.proving.BUDGET", 40)
+    monkeypatch.setattr("manyhands.config.plugins.proving.BUDGET", 40)
 
     def program(group: Group) -> float:
         return float(group.all_reduce(np.full(8, group.rank))[0])
@@ -401,7 +401,7 @@ def test_what_registration_has_proved_and_what_comes_with_manyhands_is_not_prove
         proved.append(case.size)
         return True
 
-    monkeypatch.setattr("manyhands.plugins.proving._prove_case", count)
+    monkeypatch.setattr("manyhands.config.plugins.proving._prove_case", count)
 
     def program(group: Group) -> None:
         group.all_reduce(np.ones(8))
@@ -440,7 +440,7 @@ def test_what_a_long_message_reads_is_not_written_to_by_a_step_that_comes_after_
 ) -> None:
     manager = PluginManager(Switches())
     manager.register(Offer(Algorithm("paced", ALL_REDUCE, paced, "", in_order=True)), "offer")
-    monkeypatch.setattr("manyhands.plugins.manager._process_manager", lambda: manager)
+    monkeypatch.setattr("manyhands.config.plugins.manager._process_manager", lambda: manager)
 
     def program(group: Group) -> tuple[float, float]:
         if group.rank == 1:
@@ -494,9 +494,9 @@ def test_each_plugin_is_asked_and_each_algorithm_proved_once(manager: PluginMana
 
 def test_nobody_pays_for_the_verifier_without_such_a_plugin(run_python: Run) -> None:
     program = (
-        "import sys\nfrom manyhands.plugins import PluginManager, Switches\n"
+        "import sys\nfrom manyhands.config.plugins import PluginManager, Switches\n"
         "assert PluginManager(Switches(autoload=False)).algorithms() == []\n"
-        "print('manyhands.schedule.verify' in sys.modules)\n"
+        "print('manyhands.schedule.proof.verify' in sys.modules)\n"
     )
     answer = run_python("-c", program)
     assert (answer.stdout, answer.stderr) == ("False\n", "")

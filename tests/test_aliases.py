@@ -92,6 +92,6 @@ def test_asking_for_what_is_not_there_or_for_a_module_imports_no_group():
         "import sys, manyhands as mh\n"
         "assert not hasattr(mh, '__wrapped__') and not hasattr(mh, 'deadline')\n"
         "from manyhands import errors, partition\n"
-        "assert 'manyhands.group' not in sys.modules and 'numpy' not in sys.modules\n"
+        "assert 'manyhands.group.group' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 0

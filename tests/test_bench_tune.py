@@ -13,8 +13,8 @@ import pytest
 from worlds import must, on_threads
 
 import manyhands as mh
-from manyhands.algorithms.registry import BUILTIN
 from manyhands.api import ThreadWorld
+from manyhands.schedule.algorithms.registry import BUILTIN
 from manyhands.schedule.steps import Collective
 from manyhands.tuning.measure import measure
 from manyhands.tuning.plan import Plan, Point
@@ -38,7 +38,7 @@ PROGRAM = """
 import numpy as np
 import manyhands as mh
 from manyhands.config import load, make_selector
-from manyhands.plugins import get_plugin_manager
+from manyhands.config.plugins import get_plugin_manager
 from manyhands.schedule.steps import Collective
 with mh.init(timeout_s=20) as group:
     assert (group.all_reduce(np.ones(2)) == 3).all()

@@ -14,7 +14,7 @@ from worlds import thread_world
 
 import manyhands as mh
 from manyhands.api import BackendSpec, CollectiveRequest, Deadline, Group, Mailbox, Transfer, hookimpl
-from manyhands.plugins import get_plugin_manager
+from manyhands.config.plugins import get_plugin_manager
 from manyhands_tcp.backend import TcpBackend, TcpTransport
 from manyhands_tcp.plugin import TcpConfig
 

@@ -441,7 +441,7 @@ def test_a_world_of_one_needs_no_gpu_library_of_its_own(gpus: FakeNccl) -> None:
 
 
 def test_calls_of_known_kinds_cost_the_store_nothing(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyhands.rendezvous.control import Control
+    from manyhands.control.connection import Control
 
     asked: list[str] = []
     exchange = Control.exchange

@@ -160,7 +160,7 @@ def test_calls_beside_the_stream_cannot_be_captured(gpus: FakeNccl) -> None:
 
 
 def test_kinds_that_are_forgotten_are_forgotten_by_all_ranks(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyhands.devices import calls
+    from manyhands.calls.devices import calls
 
     monkeypatch.setattr(calls, "_MAX_KINDS", 8)
 
@@ -288,7 +288,7 @@ def test_synchronize_waits_for_copies_on_other_streams(gpus: FakeNccl, monkeypat
 
 
 def test_a_batch_takes_each_array_once(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyhands.libraries import cupy as library
+    from manyhands.arrays.libraries import cupy as library
 
     written: list[int] = []
     write = library.CuPyLibrary.write
@@ -418,7 +418,7 @@ def test_of_a_batch_that_is_refused_nothing_is_launched(gpus: FakeNccl, wait: bo
 
 def test_a_batch_is_in_order_with_each_arrays_own_stream(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where some arrays are CuPy's, and others torch's, whose current stream is another one."""
-    from manyhands.libraries.cupy import CuPyLibrary
+    from manyhands.arrays.libraries.cupy import CuPyLibrary
 
     streams: dict[int, Any] = {}
 
@@ -431,11 +431,11 @@ def test_a_batch_is_in_order_with_each_arrays_own_stream(gpus: FakeNccl, monkeyp
     class Array(cupy.ndarray):
         pass
 
-    from manyhands import libraries
+    from manyhands.arrays import libraries
 
     found = libraries.library_of
     other = Other()
-    monkeypatch.setattr("manyhands.taking.library_of", lambda value: other if type(value) is Array else found(value))
+    monkeypatch.setattr("manyhands.arrays.buffers.library_of", lambda value: other if type(value) is Array else found(value))
 
     def program(group: Group) -> list[float]:
         device = group.backend("nccl").device  # type: ignore[union-attr]

@@ -18,9 +18,9 @@ from worlds import must
 
 import manyhands as mh
 from manyhands.api import Group
-from manyhands.devices.watch import DeviceWatch, Launched
-from manyhands.members import Members
-from manyhands.wire import CallSignature
+from manyhands.calls.devices.watch import DeviceWatch, Launched
+from manyhands.control.signatures import CallSignature
+from manyhands.job.group_ranks import Members
 
 __all__ = ["gpus"]
 

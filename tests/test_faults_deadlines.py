@@ -125,7 +125,7 @@ LATE = {
 def test_a_rank_that_takes_no_data_for_long_is_late_and_not_lost(nursery: Nursery, operation: str) -> None:
     """The bound of silence on control connections, 1 s here, must not hold for a rank that is alive and busy elsewhere."""
     program = f"""
-        from manyhands.rendezvous import network
+        from manyhands.control import network
         network._KEEPALIVE_S = 1
         with mh.init(timeout_s=20) as group:
             x = np.ones(8 << 20)

@@ -376,7 +376,7 @@ def assert_garbage(failures: dict[int, dict[str, Any]], sender: int) -> None:
 @pytest.mark.parametrize("sender", [0, 1, 2])
 def test_a_control_frame_that_cannot_be_read_is_one_first_cause_on_all_ranks(nursery: Nursery, frame: str, sender: int) -> None:
     program = f"""
-        from manyhands.rendezvous.messages import Report, encode
+        from manyhands.control.protocol import Report, encode
         group = mh.init(timeout_s=20)
         def go():
             group.barrier()
@@ -422,9 +422,9 @@ def test_a_control_frame_that_is_announced_too_long_is_one_first_cause_on_all_ra
 @pytest.mark.parametrize("card", ["b'\\xff'", "b'[' * 50000", "b'{}'", "b''", """b'{"host": 3, "port": -1}'"""])
 def test_a_card_that_cannot_be_read_is_one_first_cause_on_all_ranks(nursery: Nursery, backend: str, card: str) -> None:
     program = f"""
-        import manyhands.choosing, manyhands_tcp.backend, manyhands_shm.meeting
+        import manyhands.job.autobackend, manyhands_tcp.backend, manyhands_shm.meeting
         if rank == 2:
-            for module in manyhands.choosing, manyhands_tcp.backend, manyhands_shm.meeting:
+            for module in manyhands.job.autobackend, manyhands_tcp.backend, manyhands_shm.meeting:
                 module.write_card = lambda value: {card}
         attempt(mh.init, timeout_s=20)
     """

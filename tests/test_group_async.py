@@ -327,7 +327,7 @@ sys.path.insert(0, folder)
 
 import manyhands as mh
 from manyhands.api import hookimpl
-from manyhands.plugins import get_plugin_manager
+from manyhands.config.plugins import get_plugin_manager
 from worlds import must, thread_world
 
 begun = [threading.Event() for _ in range(3)]
@@ -466,7 +466,7 @@ with mh.init(config={}) as group:
     first = group.all_reduce_async(np.ones(1))
     first.wait()
     hold = threading.Event()
-    from manyhands.lanes import Lane
+    from manyhands.calls.turns import Lane
     group._lane.submit(lambda: hold.wait(20))
     work = group.all_reduce_async(np.ones(1))
     child = os.fork()

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from worlds import must, over_sockets, thread_world
 
 import manyhands as mh
-from manyhands import object_calls
 from manyhands.api import Group
-from manyhands.objects import Unpacker
-from manyhands.wire import pack_description
+from manyhands.control.signatures import pack_description
+from manyhands.group import object_methods as object_calls
+from manyhands.group.packing import Unpacker
 
 
 class Color(enum.Enum):

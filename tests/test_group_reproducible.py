@@ -10,8 +10,8 @@ import pytest
 from worlds import must, thread_world
 
 import manyhands as mh
-from manyhands.algorithms.registry import BUILTIN
 from manyhands.api import Collective, Group
+from manyhands.schedule.algorithms.registry import BUILTIN
 
 REPRODUCIBLE = [
     algorithm.name for algorithm in BUILTIN if algorithm.collective is Collective.ALL_REDUCE and algorithm.canonical

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from worlds import must, thread_world
 
 import manyhands as mh
-from manyhands.algorithms.registry import BUILTIN
 from manyhands.api import Collective, Group
+from manyhands.schedule.algorithms.registry import BUILTIN
 
 Array = np.ndarray[Any, Any]
 

@@ -85,7 +85,7 @@ def test_ranks_meet(nursery: Nursery, place: str) -> None:
 
 
 TELLING_DIALS = """
-import manyhands.rendezvous.network as network
+import manyhands.control.network as network
 dial = network.dial
 def dialling(*args):
     try:

@@ -98,7 +98,7 @@ def test_strangers_at_the_rendezvous(nursery: Nursery, stranger: Callable[[ExitS
 
 
 TELLING_PORTS = """
-from manyhands.job import Job
+from manyhands.job.job import Job
 listen = Job.listen
 def listening(self, *args):
     address = listen(self, *args)

@@ -10,7 +10,7 @@ from shrink_tools import GOING_ON, LOSING, SHRINKING, nursery, places
 
 import manyhands as mh
 import manyhands_simulated
-from manyhands.rendezvous.messages import Report
+from manyhands.control.protocol import Report
 
 __all__ = ["nursery"]
 

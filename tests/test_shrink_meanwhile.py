@@ -12,7 +12,7 @@ from shrink_tools import GOING_ON, LOSING, SHRINKING, nursery, places
 __all__ = ["nursery"]
 
 DYING = """
-import manyhands.forming, manyhands.job, manyhands.shrinking
+import manyhands.group.forming, manyhands.job, manyhands.group.shrinking
 def stand_still(owner, name):
     \"\"\"Let the second call of a function be the last thing that this rank does.\"\"\"
     plain, calls = getattr(owner, name), []
@@ -25,10 +25,10 @@ def stand_still(owner, name):
     setattr(owner, name, wrapped)
 """
 STANDING = {
-    "before it asks": (1, "manyhands.rendezvous.control.SocketControl, 'shrink'"),
-    "before it comes": (2, "manyhands.job.Job, 'meet'"),
-    "before it starts the backend": (2, "manyhands.job.Job, 'start_backend'"),
-    "at the very end": (1, "manyhands.shrinking, 'finish'"),
+    "before it asks": (1, "manyhands.control.connection.SocketControl, 'shrink'"),
+    "before it comes": (2, "manyhands.job.job.Job, 'meet'"),
+    "before it starts the backend": (2, "manyhands.job.job.Job, 'start_backend'"),
+    "at the very end": (1, "manyhands.group.shrinking, 'finish'"),
 }
 
 
@@ -65,16 +65,16 @@ def test_who_comes_late_still_learns_of_a_death_and_goes_on(nursery: Nursery) ->
         + DYING
         + """
 if rank == 2:
-    stand_still(manyhands.job.Job, "meet")
+    stand_still(manyhands.job.job.Job, "meet")
 if rank == 3:
-    plain = manyhands.shrinking._Shrinking.meet
+    plain = manyhands.group.shrinking._Shrinking.meet
     def late(self, *args):
         if not asked:
             asked.append(1)
             tell("stands")
             until_told_to_go()
         return plain(self, *args)
-    asked, manyhands.shrinking._Shrinking.meet = [], late
+    asked, manyhands.group.shrinking._Shrinking.meet = [], late
 """
         + LOSING
         + SHRINKING
@@ -96,7 +96,7 @@ def test_who_cannot_go_on_for_a_reason_of_its_own_is_left_out(nursery: Nursery) 
     program = (
         GOING_ON
         + """
-import manyhands.job
+import manyhands.job.job
 group = mh.init(timeout_s=20)
 group.barrier()
 tell("running")
@@ -104,7 +104,7 @@ until_lost(group)
 if rank == 2:
     def broken(*args):
         raise MemoryError("no room for another backend")
-    manyhands.job.Job.start_backend = broken
+    manyhands.job.job.Job.start_backend = broken
     attempt(group.shrink)
 else:
     with group.shrink() as group:
@@ -122,7 +122,7 @@ else:
 
 
 LATE_CARDS = """
-from manyhands.rendezvous.control import Control
+from manyhands.control.connection import Control
 plain = Control.give_card
 def giving(self, name, card, members):
     if name == NAME and armed:
@@ -179,9 +179,9 @@ def test_who_cannot_open_the_memory_of_a_rank_that_has_just_died_goes_on_without
     program = (
         GOING_ON
         + """
-import manyhands.rendezvous.store
+import manyhands.control.store
 from manyhands_shm.segment import CannotOpenError, Segment
-told, opened, armed = manyhands.rendezvous.store._Seat._lost, Segment.open.__func__, []
+told, opened, armed = manyhands.control.store._Seat._lost, Segment.open.__func__, []
 def told_late(self, reason):
     self._store._loop.call_later(0.3, lambda: told(self, reason))
 def cannot(cls, *args):
@@ -195,14 +195,14 @@ tell("running")
 until_lost(group)
 armed.append(True)
 Segment.open = classmethod(cannot)
-manyhands.rendezvous.store._Seat._lost = told_late
-give = manyhands.rendezvous.control.Control.give_card
+manyhands.control.store._Seat._lost = told_late
+give = manyhands.control.connection.Control.give_card
 def giving(self, name, card, members):
     give(self, name, card, members)
     if name == "shm, opened" and rank == 2:
         time.sleep(0.05)
         os._exit(9)
-manyhands.rendezvous.control.Control.give_card = giving
+manyhands.control.connection.Control.give_card = giving
 """
         + SHRINKING
     )
@@ -222,7 +222,7 @@ def test_rank_0_that_dies_before_the_others_have_come_to_it_is_named_at_once(nur
         + DYING
         + """
 if rank == 0:
-    stand_still(manyhands.job.Job, "meet")
+    stand_still(manyhands.job.job.Job, "meet")
 group = mh.init(timeout_s=20)
 group.barrier()
 tell("running")

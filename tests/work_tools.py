@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from manyhands.deadline import Deadline
-from manyhands.lanes import Lane
-from manyhands.work import Work
+from manyhands.calls.turns import Lane
+from manyhands.calls.work import Work
+from manyhands.contract.deadline import Deadline
 
 __all__ = ["PATIENCE_S", "Gate", "Group"]
 

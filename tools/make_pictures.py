@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.drawing.svg import svg_of
 from manyhands.drawing.timeline import timeline_of
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.contracts import PROMISES
 from manyhands.schedule.steps import Collective
 
@@ -96,7 +96,7 @@ def plot(collective: Collective) -> None:
     """Write the plot of a collective."""
     from manyhands.cli.candidates import Question
     from manyhands.cli.plot import write_plot
-    from manyhands.select import Selector
+    from manyhands.config.select import Selector
 
     question = Question.of(collective, "1MiB", PLOTTED_WORLD, None)
     write_plot(question, BUILTIN, PICTURES / f"plot_{collective.value}.svg", selector=Selector())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from manyhands.select import write_table
+from manyhands.config.select import write_table
 from manyhands.tuning.model import SLACK, TOLERANCE, model_rules
 
 TABLE = Path(__file__).resolve().parent.parent / "core" / "src" / "manyhands" / "select" / "default.toml"

@@ -11,9 +11,9 @@ import argparse
 import multiprocessing
 import time
 
-from manyhands.algorithms.registry import BUILTIN, Algorithm
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.contracts import PROMISES
-from manyhands.schedule.verify import ScheduleError, verify
+from manyhands.schedule.proof.verify import ScheduleError, verify
 
 SEGMENTS = (1, 2, 3)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from manyhands.plugins import BACKEND_GROUP, PluginManager, Switches
-from manyhands.plugins.installed import find_installed
+from manyhands.config.plugins import BACKEND_GROUP, PluginManager, Switches
+from manyhands.config.plugins.installed import find_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 BACKEND = """
-from manyhands.backend import BackendConfig, BackendSpec
-from manyhands.hookspecs import hookimpl
+from manyhands.contract.backend import BackendConfig, BackendSpec
+from manyhands.contract.hookspecs import hookimpl
 
 class Config(BackendConfig):
     interface: str = "lo"

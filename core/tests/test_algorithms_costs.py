@@ -13,12 +13,23 @@ from math import ceil, floor, log2
 
 import pytest
 
-from manyhands.algorithms import bruck, circulant, composed, doubling, halving, hierarchical, pairwise, prefix, ring, tree
-from manyhands.algorithms.cost import Cost
-from manyhands.algorithms.registry import BUILTIN, Algorithm
+from manyhands.schedule.algorithms import (
+    bruck,
+    circulant,
+    composed,
+    doubling,
+    halving,
+    hierarchical,
+    pairwise,
+    prefix,
+    ring,
+    tree,
+)
+from manyhands.schedule.algorithms.cost import Cost
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.contracts import PROMISES, Contract, Layout
+from manyhands.schedule.proof.verify import Report, verify
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
-from manyhands.schedule.verify import Report, verify
 
 Address = tuple[int, int]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from manyhands.algorithms import ring, tree
-from manyhands.algorithms.draft import Draft
+from manyhands.schedule.algorithms import ring, tree
+from manyhands.schedule.algorithms.draft import Draft
+from manyhands.schedule.proof.verify import OverlapError, verify
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, Reduce, Ref, Schedule, Send
-from manyhands.schedule.verify import OverlapError, verify
 
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.algorithms.registry import BUILTIN, Algorithm
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.contracts import Contract, Piece
 from manyhands.schedule.steps import Buffer, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
 

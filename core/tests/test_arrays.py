@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from manyhands.arrays import bytes_of, check_out, contiguous, to_array
+from manyhands.arrays.memory import bytes_of, check_out, contiguous, to_array
 from manyhands.errors import LayoutError
 
 

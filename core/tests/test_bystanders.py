@@ -12,18 +12,11 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from manyhands.deadline import Deadline
-from manyhands.lanes import Lane
-from manyhands.rendezvous import bystanders
-from manyhands.rendezvous.bystanders import (
-    begin_to_help,
-    blocked,
-    end_of_help,
-    nobody_else,
-    released,
-    stands_by,
-)
-from manyhands.work import Work
+from manyhands.calls.turns import Lane
+from manyhands.calls.work import Work
+from manyhands.contract.deadline import Deadline
+from manyhands.control import bystanders
+from manyhands.control.bystanders import begin_to_help, blocked, end_of_help, nobody_else, released, stands_by
 
 HOME = threading.current_thread()
 PATIENCE_S = 10.0
@@ -265,7 +258,7 @@ def test_to_look_at_all_threads_stops_nothing_while_others_begin_and_end_and_the
     """Found as a hang of the whole interpreter (python/cpython#106883), which no signal handler and no Python thread could have ended."""
     program = """
         import faulthandler, gc, threading, time
-        from manyhands.rendezvous.bystanders import current_frames
+        from manyhands.control.bystanders import current_frames
 
         faulthandler.dump_traceback_later(20, exit=True)
         is_over = threading.Event()

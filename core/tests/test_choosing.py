@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from manyhands.choosing import _Candidate, _Card, _rank
+from manyhands.config.plugins import PluginManager
 from manyhands.errors import BackendUnavailableError
-from manyhands.plugins import PluginManager
+from manyhands.job.autobackend import _Candidate, _Card, _rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable

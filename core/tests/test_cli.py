@@ -13,8 +13,8 @@ from typer.main import get_command
 from manyhands.cli.app import app
 from manyhands.cli.console import print_table
 from manyhands.cli.main import main
-from manyhands.installing import install_command
-from manyhands.plugins import EXTENSION_GROUP
+from manyhands.common.installing import install_command
+from manyhands.config.plugins import EXTENSION_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,8 +213,8 @@ def test_doctor_names_a_name_that_two_plugins_have_once(plugins: PluginFactory, 
 
 
 DIAGNOSED = """
-from manyhands.backend import BackendSpec
-from manyhands.hookspecs import hookimpl
+from manyhands.contract.backend import BackendSpec
+from manyhands.contract.hookspecs import hookimpl
 
 @hookimpl
 def manyhands_register_backends():
@@ -299,8 +299,8 @@ def test_config_show_checks_the_tables_of_all_backends(plugins: PluginFactory, m
 
 
 NEEDY = """
-from manyhands.backend import BackendConfig, BackendSpec
-from manyhands.hookspecs import hookimpl
+from manyhands.contract.backend import BackendConfig, BackendSpec
+from manyhands.contract.hookspecs import hookimpl
 from pydantic import Field, model_validator
 
 class Config(BackendConfig):

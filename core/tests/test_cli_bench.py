@@ -14,7 +14,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from manyhands.backend import BackendSpec, LaunchRequest
 from manyhands.bench.plan import BENCHMARKS, Done, Opened, Problem, Record, Row, Skipped, Target
 from manyhands.bench.plan import DEFAULT_SIZES as SIZES
 from manyhands.bench.plan import Plan as Comparison
@@ -22,6 +21,8 @@ from manyhands.bench.plan import Point as Call
 from manyhands.cli.bench import bench
 from manyhands.cli.bench_table import Printer
 from manyhands.config import load, make_selector
+from manyhands.contract.backend import BackendSpec, LaunchRequest
+from manyhands.contract.hookspecs import hookimpl
 from manyhands.errors import (
     BackendUnavailableError,
     CommError,
@@ -32,14 +33,13 @@ from manyhands.errors import (
     UnknownBackendError,
     UsageError,
 )
-from manyhands.hookspecs import hookimpl
 from manyhands.launch import processes, resolve
 from manyhands.launch.launching import Launch
 from manyhands.schedule.steps import Collective
 from manyhands.tuning.plan import DEFAULT_SIZES, Plan, Point
 
 if TYPE_CHECKING:
-    from manyhands.plugins import PluginManager
+    from manyhands.config.plugins import PluginManager
 
 TIMES = {
     "ring": 45e-6,
@@ -110,7 +110,7 @@ class Plugin:
 def _surroundings(manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager.register(Plugin(), "for tests")
     monkeypatch.setattr(resolve, "get_plugin_manager", lambda: manager)
-    monkeypatch.setattr("manyhands.plugins.get_plugin_manager", lambda: manager)
+    monkeypatch.setattr("manyhands.config.plugins.get_plugin_manager", lambda: manager)
     monkeypatch.setattr("manyhands.config.resolve.get_plugin_manager", lambda: manager)
     monkeypatch.chdir(tmp_path)
     for name in ("MANYHANDS_BACKEND", "MANYHANDS_CONFIG"):

@@ -10,11 +10,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from manyhands.algorithms.registry import BUILTIN
 from manyhands.cli.main import main
-from manyhands.installing import install_command
+from manyhands.common.installing import install_command
+from manyhands.config.select import Rule, default_rules, write_table
+from manyhands.schedule.algorithms.registry import BUILTIN
 from manyhands.schedule.steps import Collective
-from manyhands.select import Rule, default_rules, write_table
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

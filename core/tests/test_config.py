@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from manyhands.config import RESERVED, Resolved, Settings, json_schema, load
+from manyhands.config.sources import as_toml, flatten, merge
 from manyhands.errors import ConfigError, PluginError
-from manyhands.provenance import as_toml, flatten, merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conftest import PluginFactory
 
-    from manyhands.plugins import PluginManager
+    from manyhands.config.plugins import PluginManager
 
     Load = Callable[..., Resolved]
 

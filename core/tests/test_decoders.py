@@ -15,15 +15,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from membership_tools import Job, progress, recv
 
-from manyhands import error_file, wire
-from manyhands.backend import HEADER_BYTES, Damaged
-from manyhands.cards import read_cards, write_card
-from manyhands.errors import ConfigError, OutOfMemoryError, UsageError
-from manyhands.objects import Unpacker, pack
-from manyhands.point_to_point import _FIRST_BYTES, DescriptionMismatch, Incoming
-from manyhands.provenance import read_environment, read_file
-from manyhands.rendezvous import messages
-from manyhands.rendezvous.messages import (
+from manyhands.calls.point_to_point import _FIRST_BYTES, DescriptionMismatch, Incoming
+from manyhands.config.select import read_table
+from manyhands.config.sources import read_environment, read_file
+from manyhands.contract.backend import HEADER_BYTES, Damaged
+from manyhands.control import protocol as messages
+from manyhands.control import signatures as wire
+from manyhands.control.cards import read_cards, write_card
+from manyhands.control.protocol import (
     Cards,
     Checkpoint,
     Disbanded,
@@ -43,8 +42,10 @@ from manyhands.rendezvous.messages import (
     encode,
     ranks_in,
 )
-from manyhands.select import read_table
-from manyhands.simulation.network import Network
+from manyhands.errors import ConfigError, OutOfMemoryError, UsageError
+from manyhands.group.packing import Unpacker, pack
+from manyhands.launch import error_file
+from manyhands.schedule.simulation.network import Network
 
 NESTED = 100_000
 HOSTILE = [

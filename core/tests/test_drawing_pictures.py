@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from manyhands.algorithms.registry import BUILTIN, Algorithm
+from manyhands.config.select import default_rules
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.contracts import PROMISES
-from manyhands.select import default_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "make_pictures.py"

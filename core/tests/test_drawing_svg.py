@@ -7,11 +7,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from manyhands.algorithms import doubling, pairwise, ring, tree
-from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.drawing.labels import PALETTE
 from manyhands.drawing.svg import svg_of
 from manyhands.drawing.timeline import Timeline, timeline_of
+from manyhands.schedule.algorithms import doubling, pairwise, ring, tree
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 
 SVG = "{http://www.w3.org/2000/svg}"
 

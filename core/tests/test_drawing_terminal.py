@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from manyhands.algorithms import doubling, ring, tree
-from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.drawing.labels import PALETTE
 from manyhands.drawing.terminal import Line, in_ascii, text_of
 from manyhands.drawing.timeline import timeline_of
+from manyhands.schedule.algorithms import doubling, ring, tree
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 
 RING = """\
 ring all_reduce: 3 ranks

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.algorithms import doubling, pairwise, ring, tree
-from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.drawing.labels import many, name_of
 from manyhands.drawing.timeline import Local, Message, Timeline, Value, timeline_of
+from manyhands.schedule.algorithms import doubling, pairwise, ring, tree
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.contracts import PROMISES, Contract
 from manyhands.schedule.errors import WrongResultError
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, Ref, Schedule, Send, Step

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.backend import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer, Transport
-from manyhands.deadline import Deadline
-from manyhands.dtypes import Reduction, resolve_op
-from manyhands.engine import Engine, Plan, compile_plan
+from manyhands.arrays.dtypes import Reduction, resolve_op
+from manyhands.calls.engine import Engine, Plan, compile_plan
+from manyhands.calls.engine.waiting import Overdue
+from manyhands.contract.backend import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer, Transport
+from manyhands.contract.deadline import Deadline
+from manyhands.control.signatures import CallSignature, parse_header
 from manyhands.errors import InternalError
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
-from manyhands.waiting import Overdue
-from manyhands.wire import CallSignature, parse_header
 
 IN, OUT, SCRATCH = (Ref(buffer, 0) for buffer in (Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH))
 SIGNATURE = CallSignature("all_reduce", dtype=12, op="sum", op_code=1)

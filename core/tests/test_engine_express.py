@@ -13,18 +13,18 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from manyhands.algorithms.doubling import barrier
-from manyhands.algorithms.registry import BUILTIN, Algorithm
-from manyhands.backend import Mailbox, Transfer
-from manyhands.dtypes import resolve_op
-from manyhands.engine import Plan, compile_plan
-from manyhands.engine.steps import LONG_SEND, SEND, WAIT, Step, Steps, in_order
+from manyhands.arrays.dtypes import resolve_op
+from manyhands.calls.engine import Plan, compile_plan
+from manyhands.calls.engine.steps import LONG_SEND, SEND, WAIT, Step, Steps, in_order
+from manyhands.contract.backend import Mailbox, Transfer
+from manyhands.control.signatures import CallSignature
+from manyhands.schedule.algorithms.doubling import barrier
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.compose import in_parallel
 from manyhands.schedule.contracts import Contract, Piece
 from manyhands.schedule.errors import ScheduleDeadlockError
-from manyhands.schedule.in_order import check_in_order, run_order
+from manyhands.schedule.proof.in_order import check_in_order, run_order
 from manyhands.schedule.steps import Collective, Recv, RecvReduce, Schedule, Send
-from manyhands.wire import CallSignature
 
 ROOTED = {Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER}
 INT = np.dtype(np.int32)

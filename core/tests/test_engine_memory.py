@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyhands.backend import LinkLost, Transfer, Transport
-from manyhands.deadline import Deadline
-from manyhands.dtypes import Reduction, resolve_op
-from manyhands.engine import KEPT_BYTES, KEPT_RUNS, Engine, Plan, compile_plan
-from manyhands.engine.memory import Pool
-from manyhands.engine.plan import Place
-from manyhands.engine.running import Run
+from manyhands.arrays.dtypes import Reduction, resolve_op
+from manyhands.calls.engine import KEPT_BYTES, KEPT_RUNS, Engine, Plan, compile_plan
+from manyhands.calls.engine.memory import Pool
+from manyhands.calls.engine.plan import Place
+from manyhands.calls.engine.running import Run
+from manyhands.contract.backend import LinkLost, Transfer, Transport
+from manyhands.contract.deadline import Deadline
+from manyhands.control.signatures import CallSignature
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
-from manyhands.wire import CallSignature
 
 IN, OUT, SCRATCH = (Ref(buffer, 0) for buffer in (Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH))
 SUM, MAX = (resolve_op(op, np.dtype(np.float64)) for op in ("sum", "max"))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyhands.control.environment import LaunchEnvironment, discover, parse_address, why_not_alone
+from manyhands.control.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
+from manyhands.control.environment.variables import derived_port
 from manyhands.errors import ConfigError, RendezvousError
-from manyhands.rendezvous.environment import LaunchEnvironment, discover, parse_address, why_not_alone
-from manyhands.rendezvous.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
-from manyhands.rendezvous.environment.variables import derived_port
 
 PARENT = 4242
 PARENT_PORT = 61440 + 4242 - 4096

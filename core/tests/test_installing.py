@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from manyhands import installing
-from manyhands.installing import install_command
+from manyhands.common import installing
+from manyhands.common.installing import install_command
 
 PROJECT = """
 [project.optional-dependencies]

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands import runtime
-from manyhands.deadline import Deadline
-from manyhands.lanes import Lane
+from manyhands.calls.turns import Lane
+from manyhands.contract import runtime
+from manyhands.contract.deadline import Deadline
 
 PATIENCE_S = 10.0
 
@@ -313,9 +313,9 @@ def test_a_forked_child_has_background_threads_of_its_own() -> None:
         import os, sys, threading, warnings
         warnings.simplefilter("ignore")
         from manyhands import runtime
-        from manyhands.deadline import Deadline
-        from manyhands.lanes import Lane
-        from manyhands.rendezvous.bystanders import nobody_else
+        from manyhands.contract.deadline import Deadline
+        from manyhands.calls.turns import Lane
+        from manyhands.control.bystanders import nobody_else
 
         def use(lane):
             had = []

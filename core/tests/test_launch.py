@@ -358,7 +358,7 @@ def test_a_rank_that_only_heard_of_a_failure_is_not_blamed(tmp_path: Path) -> No
     script = """
         import os, sys
         from manyhands.errors import PeerLostError
-        from manyhands.error_file import install
+        from manyhands.launch.error_file import install
         install(int(os.environ["RANK"]))
         rank, fifo = int(os.environ["RANK"]), sys.argv[1]
         if rank == 0:
@@ -409,7 +409,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path, watch: Watch) -> 
 def test_error_files_are_gone_afterwards(tmp_path: Path) -> None:
     script = """
         import os
-        from manyhands.error_file import install
+        from manyhands.launch.error_file import install
         install(0)
         print(os.environ["MANYHANDS_ERROR_FILE"])
         raise ValueError
@@ -438,7 +438,7 @@ STUBBORN = WATCHED + textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize("module", ["manyhands.joining", "numpy._core.numeric", "manyhands.select.table"])
+@pytest.mark.parametrize("module", ["manyhands.group.init", "numpy._core.numeric", "manyhands.config.select.table"])
 def test_a_ctrl_c_while_a_rank_starts_is_told_without_the_frames_of_what_it_imports(tmp_path: Path, module: str) -> None:
     result = launch(
         tmp_path,

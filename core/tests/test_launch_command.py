@@ -8,17 +8,17 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from manyhands.backend import BackendConfig, BackendSpec, LaunchRequest
 from manyhands.cli.run import CONTEXT_SETTINGS, run
+from manyhands.contract.backend import BackendConfig, BackendSpec, LaunchRequest
+from manyhands.contract.hookspecs import hookimpl
 from manyhands.errors import BackendUnavailableError, ConfigError, ManyHandsError, UsageError
-from manyhands.hookspecs import hookimpl
 from manyhands.launch import processes, resolve
 from manyhands.launch.launching import Launch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from manyhands.plugins import PluginManager
+    from manyhands.config.plugins import PluginManager
 
 requests: list[LaunchRequest] = []
 

@@ -14,10 +14,10 @@ from gpu_arrays import cupy, held_by, read
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.arrays import to_array
+from manyhands.arrays.libraries import library_of
+from manyhands.arrays.libraries.shared import refuse_overlap
+from manyhands.arrays.memory import to_array
 from manyhands.errors import DTypeError, LayoutError, UnsupportedError
-from manyhands.libraries import library_of
-from manyhands.libraries.shared import refuse_overlap
 
 # Which library.
 

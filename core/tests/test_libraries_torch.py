@@ -12,10 +12,10 @@ import pytest
 from fake_gpu import fake_cupy
 from gpu_arrays import cupy, held_by, read
 
+from manyhands.arrays.libraries import library_of
+from manyhands.arrays.libraries import torch as torch_library
+from manyhands.arrays.libraries.torch import TorchLibrary
 from manyhands.errors import DTypeError, LayoutError
-from manyhands.libraries import library_of
-from manyhands.libraries import torch as torch_library
-from manyhands.libraries.torch import TorchLibrary
 
 __all__ = ["cupy"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.members import Members, ranks_per_host
+from manyhands.job.group_ranks import Members, ranks_per_host
 
 
 @pytest.mark.parametrize(

@@ -7,20 +7,10 @@ from typing import Any
 import pytest
 from membership_tools import Job, progress, recv, stalled, talked
 
+from manyhands.control import protocol as messages
+from manyhands.control.membership import KINDS, error_from, show_ranks
+from manyhands.control.protocol import ANOTHER_CALL, Farewell, Join, Leave, Question, Report, Stalled, Verdict, Welcome
 from manyhands.errors import AbortedError, CollectiveMismatchError, CommError, DeadlineError, PeerLostError
-from manyhands.rendezvous import messages
-from manyhands.rendezvous.membership import KINDS, error_from, show_ranks
-from manyhands.rendezvous.messages import (
-    ANOTHER_CALL,
-    Farewell,
-    Join,
-    Leave,
-    Question,
-    Report,
-    Stalled,
-    Verdict,
-    Welcome,
-)
 
 
 def test_ranks_are_welcome_once_all_have_come() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from membership_tools import Job, alone, progress, recv, stalled, talked
 
-from manyhands.rendezvous.messages import (
+from manyhands.control.protocol import (
     Cards,
     Checkpoint,
     Disbanded,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from membership_tools import Job
 
-from manyhands.rendezvous.messages import GiveUp, Leave, Progress, Report, Shrink, Shrunk, Verdict
+from manyhands.control.protocol import GiveUp, Leave, Progress, Report, Shrink, Shrunk, Verdict
 
 NOTHING = Progress({}, {}, {})
 

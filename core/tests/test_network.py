@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from worlds import on_threads
 
-from manyhands.backend import LinkLost
-from manyhands.deadline import Deadline
+from manyhands.contract.backend import LinkLost
+from manyhands.contract.deadline import Deadline
+from manyhands.control import network
+from manyhands.control.connection import LocalHub
+from manyhands.control.handshake import CLIENT_BYTES, GREETING_BYTES, HELLO_BYTES, MAGIC, REPLY_BYTES, ClientHandshake
+from manyhands.control.loop import Loop
+from manyhands.control.network import FrameConnection, Listener, bind, dial, is_loopback, show_address
 from manyhands.errors import AuthenticationError, RendezvousError
-from manyhands.job import Job
-from manyhands.rendezvous import network
-from manyhands.rendezvous.control import LocalHub
-from manyhands.rendezvous.handshake import CLIENT_BYTES, GREETING_BYTES, HELLO_BYTES, MAGIC, REPLY_BYTES, ClientHandshake
-from manyhands.rendezvous.loop import Loop
-from manyhands.rendezvous.network import FrameConnection, Listener, bind, dial, is_loopback, show_address
+from manyhands.job.job import Job
 
 SECRET = b"the secret of the tests"
 HELLO = b"hello".ljust(HELLO_BYTES, b"\0")
@@ -423,7 +423,7 @@ def test_dialling_again_after_a_reset_ends(monkeypatch: pytest.MonkeyPatch, why:
     def reset(*_: object, **__: object) -> None:
         raise ConnectionResetError("again")
 
-    monkeypatch.setattr("manyhands.job.dial", reset)
+    monkeypatch.setattr("manyhands.job.job.dial", reset)
     job = Job(1, 2, "tcp")
     job.control = LocalHub(2).connect(1, "tcp", "")
     failures: list[BaseException] = []

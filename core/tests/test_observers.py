@@ -28,7 +28,7 @@ from manyhands.api import (
     Transport,
     hookimpl,
 )
-from manyhands.plugins import PluginManager
+from manyhands.config.plugins import PluginManager
 
 MODULE = "a_backend_of_the_tests"
 
@@ -122,7 +122,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Plugin:
     module.Table = Table  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, MODULE, module)
     manager = PluginManager()
-    monkeypatch.setattr("manyhands.plugins.manager._process_manager", lambda: manager)
+    monkeypatch.setattr("manyhands.config.plugins.manager._process_manager", lambda: manager)
     plugin = Plugin()
     manager.register(plugin, "table-plugin")
     return plugin
@@ -250,7 +250,7 @@ def test_the_manager_of_the_process_is_the_one_that_groups_ask(run_python: Calla
 import numpy as np
 import manyhands as mh
 from manyhands.api import hookimpl
-from manyhands.plugins import get_plugin_manager
+from manyhands.config.plugins import get_plugin_manager
 
 class Watch:
     @hookimpl

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.partition import blocks, even
+from manyhands.schedule.chunking import blocks, even
 
 
 @pytest.mark.parametrize(

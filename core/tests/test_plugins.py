@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from manyhands.backend import API_VERSION, BackendConfig, BackendSpec
+from manyhands.common.installing import install_command
+from manyhands.config.plugins import BACKEND_GROUP, InstalledPlugin, PluginManager, Switches, get_plugin_manager
+from manyhands.config.plugins.installed import unknown_backend_text
+from manyhands.contract.backend import API_VERSION, BackendConfig, BackendSpec
+from manyhands.contract.hookspecs import hookimpl
 from manyhands.errors import (
     ApiVersionError,
     BackendUnavailableError,
@@ -17,10 +21,6 @@ from manyhands.errors import (
     PluginError,
     UnknownBackendError,
 )
-from manyhands.hookspecs import hookimpl
-from manyhands.installing import install_command
-from manyhands.plugins import BACKEND_GROUP, InstalledPlugin, PluginManager, Switches, get_plugin_manager
-from manyhands.plugins.installed import unknown_backend_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,8 +105,8 @@ def test_another_api_version_is_refused_with_what_to_upgrade(
 
 def test_the_spec_must_bear_the_name_of_the_entry_point(plugins: PluginFactory, manager: PluginManager) -> None:
     source = """
-    from manyhands.backend import BackendSpec
-    from manyhands.hookspecs import hookimpl
+    from manyhands.contract.backend import BackendSpec
+    from manyhands.contract.hookspecs import hookimpl
 
     @hookimpl
     def manyhands_register_backends():
@@ -131,7 +131,7 @@ def test_the_spec_must_bear_the_name_of_the_entry_point(plugins: PluginFactory, 
 def test_a_plugin_that_registers_wrongly_is_told_how(
     plugins: PluginFactory, manager: PluginManager, body: str, message: str
 ) -> None:
-    plugins("alpha", "from manyhands.hookspecs import hookimpl\n" + body)
+    plugins("alpha", "from manyhands.contract.hookspecs import hookimpl\n" + body)
 
     with pytest.raises(PluginError, match=message):
         manager.describe("alpha")
@@ -261,8 +261,8 @@ def test_a_switch_loads_a_module_that_is_no_entry_point(
     plugins: PluginFactory, manager: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = """
-    from manyhands.backend import BackendSpec
-    from manyhands.hookspecs import hookimpl
+    from manyhands.contract.backend import BackendSpec
+    from manyhands.contract.hookspecs import hookimpl
 
     @hookimpl
     def manyhands_register_backends():
@@ -324,7 +324,7 @@ def test_listing_backends_imports_nothing_heavy(
     plugins("heavy", "import cupy, mpi4py, torch")
     program = (
         "import sys, manyhands, manyhands.plugins, manyhands.config\n"
-        "assert 'heavy' in manyhands.plugins.get_plugin_manager().names()\n"
+        "assert 'heavy' in manyhands.config.plugins.get_plugin_manager().names()\n"
         "heavy = {'cupy', 'mpi4py', 'torch', 'typer', 'rich', 'msgspec', 'click', 'pydantic_settings'}\n"
         "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))\n"
     )

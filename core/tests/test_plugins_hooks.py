@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from manyhands.algorithms import tree
-from manyhands.algorithms.registry import Algorithm
-from manyhands.backend import CollectiveRequest
+from manyhands.config.plugins import EXTENSION_GROUP, PluginManager, Switches
+from manyhands.contract.backend import CollectiveRequest
+from manyhands.contract.hookspecs import hookimpl
+from manyhands.contract.observe import OperationEvent
 from manyhands.errors import PluginError
-from manyhands.hookspecs import hookimpl
-from manyhands.observe import OperationEvent
-from manyhands.plugins import EXTENSION_GROUP, PluginManager, Switches
+from manyhands.schedule.algorithms import tree
+from manyhands.schedule.algorithms.registry import Algorithm
 from manyhands.schedule.steps import Collective
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def test_algorithms_are_collected_and_a_broken_plugin_left_out(
 
 def test_extensions_load_when_they_are_first_needed(plugins: PluginFactory, manager: PluginManager) -> None:
     source = """
-    from manyhands.hookspecs import hookimpl
+    from manyhands.contract.hookspecs import hookimpl
 
     seen = []
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from manyhands.rendezvous.messages import Wait
-from manyhands.rendezvous.recorder import FlightRecorder, Record
-from manyhands.wire import CallSignature
+from manyhands.control.protocol import Wait
+from manyhands.control.recorder import FlightRecorder, Record
+from manyhands.control.signatures import CallSignature
 
 BARRIER = CallSignature("barrier")
 

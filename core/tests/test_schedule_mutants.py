@@ -16,10 +16,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from manyhands.algorithms.registry import BUILTIN, Algorithm
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.contracts import PROMISES, Contract
+from manyhands.schedule.proof.verify import OrderError, ScheduleDeadlockError, ScheduleError, WrongResultError, verify
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
-from manyhands.schedule.verify import OrderError, ScheduleDeadlockError, ScheduleError, WrongResultError, verify
 
 Value = Any
 """``(rank, piece, number)`` for an element of the input, ``("op", left, right)``, None for what nobody has written."""

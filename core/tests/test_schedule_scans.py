@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from manyhands.algorithms import prefix
+from manyhands.schedule.algorithms import prefix
+from manyhands.schedule.proof.terms import Terms
+from manyhands.schedule.proof.verify import MalformedScheduleError, OrderError, ScheduleError, WrongResultError, verify
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Ref, Schedule, Send, Step
-from manyhands.schedule.terms import Terms
-from manyhands.schedule.verify import MalformedScheduleError, OrderError, ScheduleError, WrongResultError, verify
 
 IN, OUT = Ref(Buffer.INPUT, 0), Ref(Buffer.OUTPUT, 0)
 SCAN, EXSCAN = Collective.SCAN, Collective.EXSCAN

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from manyhands.algorithms import doubling, ring, tree
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
-from manyhands.schedule.terms import Terms
-from manyhands.schedule.verify import (
+from manyhands.schedule.algorithms import doubling, ring, tree
+from manyhands.schedule.proof.terms import Terms
+from manyhands.schedule.proof.verify import (
     MalformedScheduleError,
     OrderError,
     OverlapError,
@@ -22,6 +21,7 @@ from manyhands.schedule.verify import (
     WrongResultError,
     verify,
 )
+from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 IN, OUT, TMP = Ref(INPUT, 0), Ref(OUTPUT, 0), Ref(SCRATCH, 0)

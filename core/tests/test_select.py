@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.algorithms import tree
-from manyhands.algorithms.registry import BUILTIN, Algorithm
+from manyhands.config.select import MAX_SEGMENTS, Rule, Selector, candidates, default_rules
 from manyhands.errors import ConfigError, DuplicatePluginError
+from manyhands.schedule.algorithms import tree
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.contracts import PROMISES
 from manyhands.schedule.steps import Collective
-from manyhands.select import MAX_SEGMENTS, Rule, Selector, candidates, default_rules
 
 KIB = 1024
 MIB = 1024 * KIB

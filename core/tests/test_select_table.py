@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.config import load, make_selector
+from manyhands.config.plugins import PluginManager, Switches
+from manyhands.config.select import Rule, Selector, default_rules, read_table, write_table
 from manyhands.errors import ConfigError
-from manyhands.plugins import PluginManager, Switches
 from manyhands.schedule.steps import Collective
-from manyhands.select import Rule, Selector, default_rules, read_table, write_table
 
 ALL_REDUCE, BROADCAST = Collective.ALL_REDUCE, Collective.BROADCAST
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.cli.main import main
+from manyhands.common.units import bytes_text, parse_bytes
 from manyhands.errors import UsageError
-from manyhands.units import bytes_text, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.errors import ConfigError
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.errors import ScheduleDeadlockError, UnmatchedMessageError
+from manyhands.schedule.simulation import PRESETS, Level, Network, simulate
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
-from manyhands.simulation import PRESETS, Level, Network, simulate
 
 N = 1000
 WHOLE = Ref(Buffer.OUTPUT, 0)

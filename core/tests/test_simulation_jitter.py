@@ -11,9 +11,9 @@ from statistics import fmean, pvariance
 import pytest
 from pydantic import ValidationError
 
-from manyhands.algorithms.registry import BUILTIN
 from manyhands.api import NETWORKS, ConfigError, Jitter, Network, Paths, UsageError
-from manyhands.simulation import simulate
+from manyhands.schedule.algorithms.registry import BUILTIN
+from manyhands.schedule.simulation import simulate
 
 UNIFORM = Jitter(distribution="uniform", mean_s=1e-6)
 EXPONENTIAL = Jitter(distribution="exponential", mean_s=1e-6)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.errors import ConfigError, UsageError
-from manyhands.simulation import PRESETS, Level, Network
+from manyhands.schedule.simulation import PRESETS, Level, Network
 
 FAT_TREE = """
 topology = "fat_tree"

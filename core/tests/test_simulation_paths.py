@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.algorithms.registry import BUILTIN
 from manyhands.api import NETWORKS, ConfigError, Network, NetworkLevel, Paths
 from manyhands.errors import InvalidRankError, InvalidWorldSizeError
-from manyhands.simulation import simulate
-from manyhands.simulation.routes import Wiring
+from manyhands.schedule.algorithms.registry import BUILTIN
+from manyhands.schedule.simulation import simulate
+from manyhands.schedule.simulation.routes import Wiring
 
 TREE = Network(
     topology="fat_tree",
@@ -199,7 +199,7 @@ def test_ways_are_found_for_many_hosts_at_once_and_not_kept_without_end(monkeypa
     for rank in reversed(range(1, size)):
         paths.between(0, rank)
     assert calls <= size // 32
-    monkeypatch.setattr("manyhands.simulation.paths._KEPT", 100)
+    monkeypatch.setattr("manyhands.schedule.simulation.paths._KEPT", 100)
     few, calls = Paths(network, size), 0
     assert [few.between(*pair) for pair in doubling_pairs] == found
     assert calls > size  # what was dropped is found again

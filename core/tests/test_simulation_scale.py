@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from manyhands.algorithms.registry import BUILTIN, Algorithm
 from manyhands.errors import InvalidRankError, InvalidWorldSizeError, UsageError
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
+from manyhands.schedule.simulation import PRESETS, Level, Network, outcome, simulate
+from manyhands.schedule.simulation.outcome import run_program
+from manyhands.schedule.simulation.program import Symmetry, compile_program, find_symmetry
+from manyhands.schedule.simulation.routes import Wiring, cube
 from manyhands.schedule.steps import Collective
-from manyhands.simulation import PRESETS, Level, Network, outcome, simulate
-from manyhands.simulation.outcome import run_program
-from manyhands.simulation.program import Symmetry, compile_program, find_symmetry
-from manyhands.simulation.routes import Wiring, cube
 
 TEXTBOOK = PRESETS["textbook"]
 

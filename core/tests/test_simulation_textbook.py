@@ -14,8 +14,8 @@ from math import ceil, log2
 
 import pytest
 
-from manyhands.algorithms.registry import BUILTIN, Algorithm
-from manyhands.simulation import PRESETS, Level, Network, simulate
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
+from manyhands.schedule.simulation import PRESETS, Level, Network, simulate
 
 A, B, G = 3e-6, 1 / 7e9, 1 / 31e9
 NETWORK = Network(

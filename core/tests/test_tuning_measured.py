@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.algorithms.registry import BUILTIN
+from manyhands.config.select import Selector, default_rules
+from manyhands.schedule.algorithms.registry import BUILTIN
 from manyhands.schedule.steps import Collective
-from manyhands.select import Selector, default_rules
 from manyhands.tuning.measured import measured_rules
 from manyhands.tuning.plan import Plan, Point
 

@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from manyhands.algorithms.registry import Algorithm
+from manyhands.config.select import Selector, candidates, default_rules, default_segments
+from manyhands.schedule.algorithms.registry import Algorithm
 from manyhands.schedule.contracts import PROMISES
+from manyhands.schedule.simulation import PRESETS, Prepared, simulate
 from manyhands.schedule.steps import Collective
-from manyhands.select import Selector, candidates, default_rules, default_segments
-from manyhands.simulation import PRESETS, Prepared, simulate
 from manyhands.tuning.model import LAYOUTS, SIZES, SLACK, TOLERANCE, Layout, model_rules, predict
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.rendezvous.messages import Progress, Stalled, Wait
-from manyhands.rendezvous.waits import circle, still_owed, unread
+from manyhands.control.protocol import Progress, Stalled, Wait
+from manyhands.control.waits import circle, still_owed, unread
 
 COLLECTIVES, MESSAGES = 0, 1
 """The channels of a group."""

@@ -14,10 +14,10 @@ import pytest
 from work_tools import PATIENCE_S, Gate, Group
 
 import manyhands as mh
-from manyhands.deadline import Deadline
+from manyhands.calls.turns import Lane
+from manyhands.calls.work import Work
+from manyhands.contract.deadline import Deadline
 from manyhands.errors import AbortedError, ClosedError, DeadlineError, UsageError
-from manyhands.lanes import Lane
-from manyhands.work import Work
 
 
 @pytest.fixture

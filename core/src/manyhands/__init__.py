@@ -48,12 +48,12 @@ from manyhands.errors import (
 )
 
 if TYPE_CHECKING:
-    from manyhands.group import Group
-    from manyhands.joining import init
-    from manyhands.mesh import DeviceMesh
-    from manyhands.ops import Op, with_index
-    from manyhands.threads import sleep
-    from manyhands.work import Work, as_completed, wait_all, wait_any
+    from manyhands.arrays.ops import Op, with_index
+    from manyhands.calls.work import Work, as_completed, wait_all, wait_any
+    from manyhands.group.group import Group
+    from manyhands.group.init import init
+    from manyhands.group.mesh import DeviceMesh
+    from manyhands.job.threads import sleep
 
 __all__ = [
     "AbortedError",
@@ -99,28 +99,28 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DeviceMesh": "manyhands.mesh",
-    "Group": "manyhands.group",
-    "Op": "manyhands.ops",
-    "Work": "manyhands.work",
-    "as_completed": "manyhands.work",
-    "init": "manyhands.joining",
-    "sleep": "manyhands.threads",
-    "wait_all": "manyhands.work",
-    "wait_any": "manyhands.work",
-    "with_index": "manyhands.ops",
+    "DeviceMesh": "manyhands.group.mesh",
+    "Group": "manyhands.group.group",
+    "Op": "manyhands.arrays.ops",
+    "Work": "manyhands.calls.work",
+    "as_completed": "manyhands.calls.work",
+    "init": "manyhands.group.init",
+    "sleep": "manyhands.job.threads",
+    "wait_all": "manyhands.calls.work",
+    "wait_any": "manyhands.calls.work",
+    "with_index": "manyhands.arrays.ops",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        from manyhands.aliases import missing_from_module
+        from manyhands.common.aliases import missing_from_module
 
         raise AttributeError(missing_from_module(name), name=name, obj=sys.modules[__name__])
     from importlib import import_module
 
     if name == "init":  # what it needs takes a while to be imported, and a Ctrl-C then is to be told as one later is
-        from manyhands.error_file import install
+        from manyhands.launch.error_file import install
 
         install()
     value = getattr(import_module(_HOMES[name]), name)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from manyhands.backend import (
+from manyhands.common.installing import install_command
+from manyhands.contract.backend import (
     API_VERSION,
     HEADER_BYTES,
     Backend,
@@ -25,7 +26,8 @@ from manyhands.backend import (
     Transfer,
     Transport,
 )
-from manyhands.deadline import Deadline
+from manyhands.contract.deadline import Deadline
+from manyhands.contract.hookspecs import hookimpl
 from manyhands.errors import (
     AbortedError,
     BackendUnavailableError,
@@ -40,29 +42,27 @@ from manyhands.errors import (
     UnsupportedError,
     UsageError,
 )
-from manyhands.hookspecs import hookimpl
-from manyhands.installing import install_command
 
 if TYPE_CHECKING:
-    from manyhands.algorithms.registry import Algorithm
-    from manyhands.cards import read_cards, write_card
-    from manyhands.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
-    from manyhands.group import Group
-    from manyhands.guard import Guard, guarded
-    from manyhands.joining import init
-    from manyhands.mesh import DeviceMesh
-    from manyhands.observe import OperationEvent
-    from manyhands.rendezvous.bystanders import current_frames
-    from manyhands.rendezvous.recorder import FlightRecorder, Record
-    from manyhands.runtime import Condition, Place, Runtime
+    from manyhands.calls.work import Work
+    from manyhands.contract.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
+    from manyhands.contract.observe import OperationEvent
+    from manyhands.contract.runtime import Condition, Place, Runtime
+    from manyhands.control.bystanders import current_frames
+    from manyhands.control.cards import read_cards, write_card
+    from manyhands.control.recorder import FlightRecorder, Record
+    from manyhands.group.group import Group
+    from manyhands.group.init import init
+    from manyhands.group.mesh import DeviceMesh
+    from manyhands.job.threads import ThreadWorld, current_rank
+    from manyhands.launch.guard import Guard, guarded
+    from manyhands.schedule.algorithms.registry import Algorithm
+    from manyhands.schedule.simulation.jitter import Jitter, JitterSource
+    from manyhands.schedule.simulation.network import Level as NetworkLevel
+    from manyhands.schedule.simulation.network import Network
+    from manyhands.schedule.simulation.paths import Path, Paths
+    from manyhands.schedule.simulation.presets import PRESETS as NETWORKS
     from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
-    from manyhands.simulation.jitter import Jitter, JitterSource
-    from manyhands.simulation.network import Level as NetworkLevel
-    from manyhands.simulation.network import Network
-    from manyhands.simulation.paths import Path, Paths
-    from manyhands.simulation.presets import PRESETS as NETWORKS
-    from manyhands.threads import ThreadWorld, current_rank
-    from manyhands.work import Work
 
 __all__ = [
     "API_VERSION",
@@ -141,29 +141,29 @@ __all__ = [
 # What describes a plugin needs none of these: a command that only asks which backends there are must not wait for NumPy. After a
 # colon stands the name at home, where it is another one.
 _HOMES = {
-    "Algorithm": "manyhands.algorithms.registry",
+    "Algorithm": "manyhands.schedule.algorithms.registry",
     **dict.fromkeys(
-        ("DeviceCall", "DeviceChannel", "DeviceEvent", "DeviceFailure", "DeviceMeeting", "Launch"), "manyhands.device"
+        ("DeviceCall", "DeviceChannel", "DeviceEvent", "DeviceFailure", "DeviceMeeting", "Launch"), "manyhands.contract.device"
     ),
-    "DeviceMesh": "manyhands.mesh",
-    "Group": "manyhands.group",
-    "Jitter": "manyhands.simulation.jitter",
-    "JitterSource": "manyhands.simulation.jitter",
-    "NETWORKS": "manyhands.simulation.presets:PRESETS",
-    "Network": "manyhands.simulation.network",
-    "NetworkLevel": "manyhands.simulation.network:Level",
-    "OperationEvent": "manyhands.observe",
-    **dict.fromkeys(("FlightRecorder", "Record"), "manyhands.rendezvous.recorder"),
-    **dict.fromkeys(("Condition", "Place", "Runtime"), "manyhands.runtime"),
-    "Path": "manyhands.simulation.paths",
-    "Paths": "manyhands.simulation.paths",
-    "ThreadWorld": "manyhands.threads",
-    "Work": "manyhands.work",
-    "current_frames": "manyhands.rendezvous.bystanders",
-    "current_rank": "manyhands.threads",
-    **dict.fromkeys(("Guard", "guarded"), "manyhands.guard"),
-    "init": "manyhands.joining",
-    **dict.fromkeys(("read_cards", "write_card"), "manyhands.cards"),
+    "DeviceMesh": "manyhands.group.mesh",
+    "Group": "manyhands.group.group",
+    "Jitter": "manyhands.schedule.simulation.jitter",
+    "JitterSource": "manyhands.schedule.simulation.jitter",
+    "NETWORKS": "manyhands.schedule.simulation.presets:PRESETS",
+    "Network": "manyhands.schedule.simulation.network",
+    "NetworkLevel": "manyhands.schedule.simulation.network:Level",
+    "OperationEvent": "manyhands.contract.observe",
+    **dict.fromkeys(("FlightRecorder", "Record"), "manyhands.control.recorder"),
+    **dict.fromkeys(("Condition", "Place", "Runtime"), "manyhands.contract.runtime"),
+    "Path": "manyhands.schedule.simulation.paths",
+    "Paths": "manyhands.schedule.simulation.paths",
+    "ThreadWorld": "manyhands.job.threads",
+    "Work": "manyhands.calls.work",
+    "current_frames": "manyhands.control.bystanders",
+    "current_rank": "manyhands.job.threads",
+    **dict.fromkeys(("Guard", "guarded"), "manyhands.launch.guard"),
+    "init": "manyhands.group.init",
+    **dict.fromkeys(("read_cards", "write_card"), "manyhands.control.cards"),
     **dict.fromkeys(
         ("Buffer", "Collective", "Copy", "Recv", "RecvReduce", "Reduce", "Ref", "Schedule", "Send"), "manyhands.schedule.steps"
     ),

@@ -24,8 +24,8 @@ from manyhands.api import (
     Transport,
     hookimpl,
 )
-from manyhands.plugins import get_plugin_manager
-from manyhands.runtime import COMPUTER
+from manyhands.config.plugins import get_plugin_manager
+from manyhands.control.computer import COMPUTER
 from manyhands_hybrid.backend import HybridBackend
 from manyhands_hybrid.plugin import HybridConfig
 from manyhands_tcp.backend import TcpBackend

@@ -89,7 +89,7 @@ def test_before_any_rank_starts_a_part_is_looked_for_and_who_names_it_is_told(
 
 
 def test_a_part_that_is_not_installed_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyhands.plugins import manager
+    from manyhands.config.plugins import manager
 
     everything = manager.installed
     monkeypatch.setattr(manager, "installed", lambda group: tuple(each for each in everything(group) if each.name != "shm"))

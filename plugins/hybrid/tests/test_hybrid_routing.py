@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manyhands.api import Damaged, Deadline, HeaderMismatch, LinkLost, Mailbox, Sink, Transfer, Transport
-from manyhands.runtime import COMPUTER
+from manyhands.control.computer import COMPUTER
 from manyhands_hybrid.polling import PollingTransport
 from manyhands_hybrid.routing import RoutedTransport, Way
 from manyhands_hybrid.sharing import SharedTransport

@@ -221,8 +221,8 @@ OTHERWISE = {
     ),
     "two hosts of one name": (
         """
-    import manyhands.choosing
-    manyhands.choosing._system = lambda: f"boot of {rank}"
+    import manyhands.job.autobackend
+    manyhands.job.autobackend._system = lambda: f"boot of {rank}"
     """,
         "tcp",
     ),

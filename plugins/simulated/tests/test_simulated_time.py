@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import manyhands as mh
 import manyhands_simulated as simulated
-from manyhands.algorithms.registry import BUILTIN
 from manyhands.api import NETWORKS, Group, Jitter, Network, NetworkLevel
+from manyhands.schedule.algorithms.registry import BUILTIN
+from manyhands.schedule.simulation import simulate
 from manyhands.schedule.steps import Collective
-from manyhands.simulation import simulate
 
 US, GB = 1e-6, 1e9
 TEXTBOOK = (1 * US, 10 * GB)

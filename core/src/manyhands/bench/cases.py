@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from manyhands.bench.plan import PINGPONG, SENDRECV
 from manyhands.errors import DTypeError
-from manyhands.group import Group
+from manyhands.group.group import Group
 
 __all__ = ["Arrays", "Case", "Maker", "parse_dtype"]
 

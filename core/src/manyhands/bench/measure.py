@@ -21,11 +21,11 @@ from manyhands.bench.plan import RAW, SYMMETRIC, Done, Opened, Plan, Point, Prob
 from manyhands.bench.raw import RAW as _RAW
 from manyhands.bench.statistics import bus_factor, order, samples, summary
 from manyhands.config import load
+from manyhands.config.plugins import get_plugin_manager
 from manyhands.errors import ManyHandsError, UnsupportedError, UsageError
-from manyhands.group import Group
-from manyhands.joining import init
-from manyhands.plugins import get_plugin_manager
-from manyhands.threads import current_thread_rank
+from manyhands.group.group import Group
+from manyhands.group.init import init
+from manyhands.job.threads import current_thread_rank
 
 __all__ = ["main", "measure"]
 

@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from manyhands.bench.plan import Done, Plan, Point, Problem, Record, Target, decode_record
-from manyhands.checks import UNREADABLE
+from manyhands.common.checks import UNREADABLE
 from manyhands.errors import CommError
-from manyhands.guard import guarded
+from manyhands.launch.guard import guarded
 
 __all__ = ["Interrupted", "Start", "compare"]
 

@@ -121,6 +121,6 @@ def bench(
 
 
 def _sizes(text: str) -> list[int]:
-    from manyhands.units import parse_bytes
+    from manyhands.common.units import parse_bytes
 
     return sorted({parse_bytes(word.strip()) for word in text.split(",")})

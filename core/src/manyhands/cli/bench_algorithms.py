@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from manyhands.cli.bench_ranks import names_of, start_ranks, write_json
 from manyhands.cli.console import print_table
+from manyhands.common.units import bytes_text, time_text
+from manyhands.config.sources import as_toml
 from manyhands.errors import CommError, UsageError
-from manyhands.guard import guarded
-from manyhands.provenance import as_toml
+from manyhands.launch.guard import guarded
 from manyhands.schedule.steps import Collective
-from manyhands.units import bytes_text, time_text
 
 if TYPE_CHECKING:
+    from manyhands.config.select import Rule, Selector
     from manyhands.launch.resolve import Resolution
-    from manyhands.select import Rule, Selector
     from manyhands.tuning.plan import Point
 
 __all__ = ["compare_algorithms"]
@@ -90,7 +90,7 @@ def _as_json(points: Sequence[Point], backend: str, ranks: int, table: Path | No
 
 def _selector(file: str | None) -> Selector:
     from manyhands.config import load, make_selector
-    from manyhands.plugins import get_plugin_manager
+    from manyhands.config.plugins import get_plugin_manager
 
     return make_selector(load(file), get_plugin_manager())
 
@@ -106,7 +106,7 @@ def _measure(
     file: str | None,
 ) -> list[Point]:
     """Run the ranks, and return what rank 0 wrote down."""
-    from manyhands.select import candidates
+    from manyhands.config.select import candidates
     from manyhands.tuning.plan import Plan, Point
 
     with guarded() as guard:
@@ -123,7 +123,7 @@ def _measure(
 
 
 def _write(path: Path, rules: Sequence[Rule], backend: str, ranks: int) -> None:
-    from manyhands.select import write_table
+    from manyhands.config.select import write_table
 
     heading = [
         f"Measured by `manyhands bench --tune` with {ranks} ranks on one host over {backend}.",

@@ -117,9 +117,9 @@ def _targets(request: Request) -> tuple[list[Target], list[Resolution]]:
 
 def _points(request: Request) -> tuple[list[Point], dict[str, list[tuple[int, int]]]]:
     """Return the calls to measure, and for each benchmark what sizes were rounded to others."""
+    from manyhands.arrays.dtypes import check_dtype, resolve_op
     from manyhands.bench.cases import parse_dtype
     from manyhands.bench.plan import BENCHMARKS, BETWEEN_TWO, DEFAULT_SIZES, Point, round_size
-    from manyhands.dtypes import check_dtype, resolve_op
 
     names = names_of(request.collective, BENCHMARKS)
     if request.ranks == 1:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from manyhands.cli.charts import check_name, line_look, new_figure, save_figure
+from manyhands.common.units import bytes_text
 from manyhands.errors import UsageError
-from manyhands.units import bytes_text
 
 if TYPE_CHECKING:
     from manyhands.bench.plan import Row

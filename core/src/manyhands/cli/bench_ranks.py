@@ -28,7 +28,7 @@ def names_of(text: str, known: Sequence[str]) -> list[str]:
     found: list[str] = []
     for name in (word.strip() for word in text.split(",")):
         if name != ALL and name not in known:
-            from manyhands.plugins.installed import nearest
+            from manyhands.config.plugins.installed import nearest
 
             close = nearest(name, [*known, ALL])
             hint = f"; did you mean {close!r}?" if close else "."
@@ -45,7 +45,7 @@ def start_ranks(module: str, plan: str, ranks: int, resolutions: Sequence[Resolu
     UsageError
         Two backends each start their ranks in a way of their own, or the time of one is not the computer's.
     """
-    from manyhands.plugins import get_plugin_manager
+    from manyhands.config.plugins import get_plugin_manager
 
     for each in resolutions:
         if "virtual time" in get_plugin_manager().describe(each.backend).capabilities:
@@ -66,7 +66,7 @@ def start_ranks(module: str, plan: str, ranks: int, resolutions: Sequence[Resolu
         from manyhands.launch.processes import run_job
 
         return run_job(Launch(module, True, (plan,), ranks, environ=chosen), dict(os.environ))
-    from manyhands.backend import LaunchRequest
+    from manyhands.contract.backend import LaunchRequest
 
     return own[0].launcher(LaunchRequest(module, True, (plan,), ranks, own[0].backend, chosen, config=own[0].config))
 

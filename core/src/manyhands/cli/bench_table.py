@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, TextIO
 from manyhands.bench.machine import describe
 from manyhands.bench.plan import Opened, Plan, Point, Problem, Record, Row, Skipped, Target
 from manyhands.cli.console import columns
-from manyhands.provenance import as_toml
-from manyhands.units import bytes_text
+from manyhands.common.units import bytes_text
+from manyhands.config.sources import as_toml
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyhands.algorithms.registry import Algorithm
 from manyhands.cli.console import print_json, print_table, print_text
+from manyhands.common.units import bytes_text, parse_bytes, time_text
+from manyhands.config.select import Choice, Selector, default_segments, lacks, reproduces
+from manyhands.config.select.rules import Call
 from manyhands.errors import ConfigError
+from manyhands.schedule.algorithms.registry import Algorithm
+from manyhands.schedule.simulation import PRESETS, Network, Outcome, simulate
 from manyhands.schedule.steps import Collective
-from manyhands.select import Choice, Selector, default_segments, lacks, reproduces
-from manyhands.select.rules import Call
-from manyhands.simulation import PRESETS, Network, Outcome, simulate
-from manyhands.units import bytes_text, parse_bytes, time_text
 
 __all__ = [
     "Candidate",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from manyhands.common.installing import install_command
 from manyhands.drawing.labels import PALETTE
 from manyhands.errors import ConfigError, UsageError
-from manyhands.installing import install_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ import typer
 
 from manyhands.cli.console import columns, print_json
 from manyhands.config import json_schema, load
-from manyhands.plugins import get_plugin_manager
-from manyhands.provenance import HIDDEN, REQUIRED, as_toml
+from manyhands.config.plugins import get_plugin_manager
+from manyhands.config.sources import HIDDEN, REQUIRED, as_toml
 
 __all__ = ["config_app"]
 

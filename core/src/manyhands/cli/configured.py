@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyhands.algorithms.registry import Algorithm
-from manyhands.backend import BackendSpec
 from manyhands.config import Resolved, load, make_selector
-from manyhands.plugins import PluginManager, get_plugin_manager
+from manyhands.config.plugins import PluginManager, get_plugin_manager
+from manyhands.config.select import Selector
+from manyhands.contract.backend import BackendSpec
+from manyhands.schedule.algorithms.registry import Algorithm
 from manyhands.schedule.steps import Collective
-from manyhands.select import Selector
 
 __all__ = ["Configured", "configured"]
 

@@ -15,15 +15,15 @@ import typer
 
 from manyhands._version import __version__
 from manyhands.cli.console import print_command, print_json, print_table, print_text
+from manyhands.common.installing import install_command
 from manyhands.config import load
+from manyhands.config.plugins import PluginManager, get_plugin_manager
+from manyhands.config.plugins.installed import install_hint
+from manyhands.config.plugins.loading import load as load_function
+from manyhands.config.plugins.loading import named
 from manyhands.config.selection import make_selector
+from manyhands.config.sources import find_file
 from manyhands.errors import ConfigError, PluginError
-from manyhands.installing import install_command
-from manyhands.plugins import PluginManager, get_plugin_manager
-from manyhands.plugins.installed import install_hint
-from manyhands.plugins.loading import load as load_function
-from manyhands.plugins.loading import named
-from manyhands.provenance import find_file
 
 __all__ = ["doctor"]
 

@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from manyhands.cli.quick import understand
+from manyhands.common.installing import install_command
 from manyhands.errors import ManyHandsError
-from manyhands.installing import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

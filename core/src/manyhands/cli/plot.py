@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyhands.algorithms.registry import Algorithm
 from manyhands.cli.candidates import Question, weigh
 from manyhands.cli.charts import check_name, line_look, new_figure, save_figure
+from manyhands.common.units import bytes_text
 from manyhands.errors import UsageError
+from manyhands.schedule.algorithms.registry import Algorithm
 from manyhands.schedule.steps import Collective
-from manyhands.units import bytes_text
 
 if TYPE_CHECKING:
-    from manyhands.select import Selector
+    from manyhands.config.select import Selector
 
 __all__ = ["SIZES", "write_plot"]
 

@@ -16,8 +16,8 @@ from manyhands.schedule.contracts import PROMISES
 from manyhands.schedule.steps import Collective
 
 if TYPE_CHECKING:
-    from manyhands.algorithms.registry import Algorithm
     from manyhands.drawing.terminal import Line
+    from manyhands.schedule.algorithms.registry import Algorithm
 
 __all__ = ["show"]
 
@@ -130,7 +130,7 @@ _MOST_SEGMENTS = 64
 
 
 def _check_numbers(size: int, root: int, segments: int | None, ranks_per_host: int | None) -> None:
-    from manyhands.simulation import MAX_RANKS
+    from manyhands.schedule.simulation import MAX_RANKS
 
     if not 1 <= size <= MAX_RANKS:
         raise InvalidWorldSizeError(f"-n {size}: expected are 1 to {MAX_RANKS:,}")

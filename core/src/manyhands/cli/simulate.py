@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manyhands.cli.console import RANKS, print_json, print_table
+from manyhands.common.units import bytes_text, parse_bytes, time_text
 from manyhands.errors import InvalidWorldSizeError, ManyHandsError, UsageError
 from manyhands.schedule.steps import Collective
-from manyhands.units import bytes_text, parse_bytes, time_text
 
 if TYPE_CHECKING:
-    from manyhands.algorithms.registry import Algorithm
-    from manyhands.select import Choice
-    from manyhands.simulation import Network, Outcome
+    from manyhands.config.select import Choice
+    from manyhands.schedule.algorithms.registry import Algorithm
+    from manyhands.schedule.simulation import Network, Outcome
 
 __all__ = ["simulate"]
 
@@ -53,8 +53,8 @@ def simulate(
     # Imported here, so that the other commands do not wait for it.
     from manyhands.cli.candidates import hosts_as_groups_see_them, network_of, print_choice, print_heading
     from manyhands.cli.configured import configured
-    from manyhands.select.rules import Call
-    from manyhands.simulation import MAX_RANKS
+    from manyhands.config.select.rules import Call
+    from manyhands.schedule.simulation import MAX_RANKS
 
     kind = _collective(collective)
     size = parse_bytes(nbytes)
@@ -125,7 +125,7 @@ def _collective(name: str) -> Collective:
     named = {each.value: each for each in Collective}
     meant = name.replace("-", "_")
     if meant not in named:
-        from manyhands.plugins.installed import nearest
+        from manyhands.config.plugins.installed import nearest
 
         close = nearest(name, named)
         hint = f"did you mean {close!r}? Expected" if close else "expected"
@@ -136,7 +136,7 @@ def _collective(name: str) -> Collective:
 def _wanted(
     algorithms: Sequence[Algorithm], name: str | None, chosen: Algorithm, ranks: int, ranks_per_host: int
 ) -> list[Algorithm]:
-    from manyhands.select import candidates
+    from manyhands.config.select import candidates
 
     if name is None:
         return [chosen]
@@ -161,7 +161,7 @@ def _run(
 ) -> list[tuple[Algorithm, Outcome]]:
     """Simulate algorithms; with ``lenient``, leave out those that cannot be, unless none is left."""
     from manyhands.cli.candidates import segments_of
-    from manyhands.simulation import simulate as run
+    from manyhands.schedule.simulation import simulate as run
 
     outcomes: list[tuple[Algorithm, Outcome]] = []
     failure: ManyHandsError | None = None

@@ -10,6 +10,6 @@ from manyhands.config.resolve import Resolved, load
 from manyhands.config.schema import json_schema
 from manyhands.config.selection import make_selector
 from manyhands.config.settings import RendezvousSettings, Settings
-from manyhands.provenance import RESERVED
+from manyhands.config.sources import RESERVED
 
 __all__ = ["RESERVED", "RendezvousSettings", "Resolved", "Settings", "json_schema", "load", "make_selector"]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import BaseModel
 
+from manyhands.config.plugins.installed import nearest
+from manyhands.config.sources import DEFAULT, HIDDEN, PREFIX, Merged, Problem
 from manyhands.errors import ConfigError, UnknownBackendError
-from manyhands.plugins.installed import nearest
-from manyhands.provenance import DEFAULT, HIDDEN, PREFIX, Merged, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

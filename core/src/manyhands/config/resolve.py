@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from manyhands.common.installing import install_command
+from manyhands.config.plugins import PluginManager, get_plugin_manager
+from manyhands.config.plugins.installed import install_hint, nearest
+from manyhands.config.plugins.loading import named
 from manyhands.config.problems import as_error, from_validation, is_secret, problem
 from manyhands.config.settings import TABLES, Settings
-from manyhands.errors import BackendUnavailableError, ConfigError, PluginError, UnknownBackendError
-from manyhands.installing import install_command
-from manyhands.plugins import PluginManager, get_plugin_manager
-from manyhands.plugins.installed import install_hint, nearest
-from manyhands.plugins.loading import named
-from manyhands.provenance import (
+from manyhands.config.sources import (
     ARGUMENT,
     HIDDEN,
     MAPPING,
@@ -32,10 +31,11 @@ from manyhands.provenance import (
     read_environment,
     read_file,
 )
+from manyhands.errors import BackendUnavailableError, ConfigError, PluginError, UnknownBackendError
 from manyhands.schedule.steps import Collective
 
 if TYPE_CHECKING:
-    from manyhands.backend import BackendConfig, BackendSpec
+    from manyhands.contract.backend import BackendConfig, BackendSpec
 
 __all__ = ["Resolved", "load"]
 
@@ -279,7 +279,7 @@ def load(
     except PluginError as error:
         broken = error
     if settings is not None and settings.selection is not None:
-        from manyhands.select import read_table
+        from manyhands.config.select import read_table
 
         try:
             read_table(settings.selection)

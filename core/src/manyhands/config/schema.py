@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from manyhands.config.plugins.loading import named
 from manyhands.config.settings import Settings
-from manyhands.plugins.loading import named
 from manyhands.schedule.steps import Collective
 
 if TYPE_CHECKING:
-    from manyhands.plugins import PluginManager
+    from manyhands.config.plugins import PluginManager
 
 __all__ = ["json_schema"]
 

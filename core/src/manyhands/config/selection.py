@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from manyhands.algorithms.registry import BUILTIN, Algorithm
+from manyhands.config.select import Rule, Selector, plugin_rules, read_table
 from manyhands.errors import ConfigError
-from manyhands.select import Rule, Selector, plugin_rules, read_table
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 
 if TYPE_CHECKING:
-    from manyhands.backend import BackendSpec
+    from manyhands.config.plugins import PluginManager
     from manyhands.config.resolve import Resolved
-    from manyhands.plugins import PluginManager
+    from manyhands.contract.backend import BackendSpec
 
 __all__ = ["make_selector"]
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from manyhands.schedule.contracts import Contract, Piece
-from manyhands.schedule.flow import Address, check_flow
+from manyhands.schedule.proof.flow import Address, check_flow
+from manyhands.schedule.proof.structure import check_structure, reads_of, target_of
+from manyhands.schedule.proof.verify import Report, verify
 from manyhands.schedule.steps import Buffer, RecvReduce, Reduce, Ref, Schedule
-from manyhands.schedule.structure import check_structure, reads_of, target_of
-from manyhands.schedule.verify import Report, verify
 
 __all__ = ["Local", "Message", "Timeline", "Value", "timeline_of"]
 

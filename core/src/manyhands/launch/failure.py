@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.error_file import shown_path
+from manyhands.launch.error_file import shown_path
 
 if TYPE_CHECKING:
-    from manyhands.error_file import ErrorRecord
+    from manyhands.launch.error_file import ErrorRecord
 
 __all__ = ["Failure", "exit_code", "last_straw", "primary", "report", "report_ended", "report_lost"]
 

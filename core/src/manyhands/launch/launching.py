@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from manyhands.control.environment import parse_address
+from manyhands.control.network import bind
 from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, UsageError
-from manyhands.rendezvous.environment import parse_address
-from manyhands.rendezvous.network import bind
 
 __all__ = ["Launch", "MeetingPlace", "arrange_meeting"]
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from manyhands import error_file
 from manyhands.errors import UsageError
-from manyhands.guard import Guard, guarded
+from manyhands.launch import error_file
 from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
+from manyhands.launch.guard import Guard, guarded
 from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
 from manyhands.launch.output import Stream, screens
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manyhands.config import load
-from manyhands.plugins import get_plugin_manager
+from manyhands.config.plugins import get_plugin_manager
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from manyhands.backend import BackendConfig, LaunchRequest
     from manyhands.config import Settings
+    from manyhands.contract.backend import BackendConfig, LaunchRequest
 
 __all__ = ["Resolution", "resolve_launcher"]
 

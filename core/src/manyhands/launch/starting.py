@@ -95,7 +95,7 @@ def _prepared(options: RunOptions) -> Callable[[], int]:
 
         return lambda: run_job(job, environ)
 
-    from manyhands.backend import LaunchRequest
+    from manyhands.contract.backend import LaunchRequest
 
     if options.nnodes > 1 or rendezvous is not None:
         raise UsageError(

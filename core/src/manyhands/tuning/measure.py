@@ -18,8 +18,8 @@ from manyhands.bench.cases import Arrays, Case
 from manyhands.bench.plan import round_size
 from manyhands.config import load
 from manyhands.errors import InternalError, PluginError
-from manyhands.group import Group
-from manyhands.joining import init
+from manyhands.group.group import Group
+from manyhands.group.init import init
 from manyhands.schedule.steps import Collective
 from manyhands.tuning.plan import Plan, Point
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-from manyhands.algorithms.registry import Algorithm
+from manyhands.common.units import bytes_text, time_text
+from manyhands.config.select import Rule
+from manyhands.schedule.algorithms.registry import Algorithm
 from manyhands.schedule.steps import Collective
-from manyhands.select import Rule
 from manyhands.tuning.plan import Point
 from manyhands.tuning.ranges import Kind, kinds, losses, ranges
-from manyhands.units import bytes_text, time_text
 
 __all__ = ["measured_rules"]
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from manyhands.algorithms.registry import BUILTIN, Algorithm
+from manyhands.common.units import bytes_text
+from manyhands.config.select import Rule, candidates, default_segments
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
+from manyhands.schedule.simulation import PRESETS, Level, Network, Prepared
 from manyhands.schedule.steps import Collective
-from manyhands.select import Rule, candidates, default_segments
-from manyhands.simulation import PRESETS, Level, Network, Prepared
 from manyhands.tuning.ranges import Kind, Range, kinds, losses, ranges
-from manyhands.units import bytes_text
 
 __all__ = ["LAYOUTS", "SIZES", "SLACK", "TOLERANCE", "Layout", "model_rules", "predict"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from manyhands.algorithms.registry import Algorithm
+from manyhands.schedule.algorithms.registry import Algorithm
 from manyhands.schedule.contracts import PROMISES
 from manyhands.schedule.steps import Collective
 

@@ -1,0 +1,161 @@
+"""From what a call is given to the memory that it works on, and from its result to what the caller gets: an array of the same library."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manyhands.arrays.dtypes import check_dtype
+from manyhands.arrays.libraries import WAYS_OUT, DeviceArray, library_of
+from manyhands.arrays.memory import Array, new_array, to_array
+from manyhands.errors import GpuFallbackWarning, LayoutError, UnsupportedError
+
+__all__ = ["Give", "Memory", "Taken", "Taking", "fill"]
+
+_OURS = str(Path(__file__).parents[1]) + os.sep
+
+Memory = Array | DeviceArray
+
+Give = Callable[[Any], Any]
+"""Turns the memory of a result into what the caller gets."""
+
+Taken = tuple[Memory, Memory | None, Give | None]
+"""The memory of the input and of ``out``, where that is given, and what gives the result back; None where it is given back as it is."""
+
+
+class Taking:
+    """What becomes of the arrays that calls are given.
+
+    Parameters
+    ----------
+    serves_devices
+        Whether the group moves device memory.
+    why
+        Words that say what the reason is where it does not.
+    fallback
+        ``"host"`` where arrays on GPUs may be copied through the host's memory instead; else ``"error"``.
+    """
+
+    def __init__(self, *, serves_devices: bool, fallback: str, why: str = "") -> None:
+        self._why = why
+        self._serves_devices = serves_devices
+        self._fallback = fallback
+
+    def __call__(self, operation: str, array: Any, out: Any = None) -> Taken:
+        """Return the memory that a call works on.
+
+        Parameters
+        ----------
+        operation
+            The name of the call.
+        array, out
+            As the caller gave them.
+
+        Raises
+        ------
+        DTypeError, LayoutError
+            As `Library.read` and `Library.write`; or one array is on a GPU and the other is not.
+        UnsupportedError
+            They are on a GPU, which is not served here.
+        """
+        if type(array) is np.ndarray and (out is None or type(out) is np.ndarray):
+            check_dtype(array.dtype)
+            return array, out, None
+        library = library_of(array)
+        source = to_array(array) if library is None else library.read(array)
+        target = self.target(out)
+        if not isinstance(source, DeviceArray):
+            if isinstance(target, DeviceArray):
+                raise LayoutError(
+                    f"out= is on a GPU, and the array, a {type(array).__name__}, is not: give both in the same memory"
+                )
+            if target is not None:
+                return source, target, (None if target is out else lambda _: out)
+            return source, None, (None if library is None else lambda result: library.give(result, array))
+        if target is not None and not isinstance(target, DeviceArray):
+            raise LayoutError(
+                f"out= is not on a GPU, and the array, a {type(array).__name__}, is: give both in the same memory"
+            )
+        if self._serves_devices:
+            if target is not None and target.device != source.device:
+                raise LayoutError(
+                    f"out= is on device {target.device}, and the array on device {source.device}: give both on one"
+                )
+            return source, target, (lambda result: result.library.give_device(result, array)) if out is None else lambda _: out
+        return self._staged(operation, source, array, target, out)
+
+    def receiving(self, operation: str, out: Any) -> tuple[Memory | None, Give | None]:
+        """Return the memory that is to be received into, and what gives the result back, for a call without an input; raises likewise."""
+        target = None if out is None else self.target(out)
+        if not isinstance(target, DeviceArray):
+            return target, (None if target is out else lambda _: out)
+        if self._serves_devices:
+            return target, lambda _: out
+        self.stage(operation, target.nbytes, type(out).__name__)
+        target.library.synchronize(target.device)
+
+        def give(result: Array) -> Any:
+            fill(target, result)
+            target.library.synchronize(target.device)
+            return out
+
+        return new_array(target.shape, target.dtype), give
+
+    def target(self, out: Any) -> Memory | None:
+        """Return the memory that a result is to go to; None where none is given."""
+        library = library_of(out)
+        return out if library is None else library.write(out)
+
+    def stage(self, operation: str, nbytes: int, what: str) -> None:
+        """Warn that an array on a GPU goes through the host's memory; refuse that where the config does not allow it."""
+        if self._fallback != "host":
+            raise UnsupportedError(
+                f"{operation} was given a {what} on a GPU, and this backend moves host memory{self._why}: {WAYS_OUT}"
+            )
+        warnings.warn(
+            f"{operation}: {nbytes} bytes of a {what} on a GPU go through the host's memory, since the backend moves no device memory"
+            f'{self._why} (gpu_fallback = "host")',
+            GpuFallbackWarning,
+            stacklevel=_level(),
+        )
+
+    def _staged(self, operation: str, source: DeviceArray, array: Any, target: DeviceArray | None, out: Any) -> Taken:
+        self.stage(operation, source.nbytes, type(array).__name__)
+        library, device = source.library, source.device
+        host = library.to_host(source)
+        if target is not None:
+            target.library.synchronize(
+                target.device
+            )  # what its stream has queued comes before the result, wherever that is copied from
+
+        def give(result: Array) -> Any:
+            if target is None:
+                return library.give_device(library.to_device(result, device), array)
+            fill(target, result)
+            return out
+
+        def finished(result: Array) -> Any:
+            given = give(result)
+            library.synchronize(device)  # this may be another thread than the caller's, with another current stream
+            return given
+
+        return host, None if target is None else new_array(target.shape, target.dtype), finished
+
+
+def _level() -> int:
+    """Return how many calls above the caller the program's own line is."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def fill(target: DeviceArray, result: Array) -> None:
+    """Copy a result from the host's memory to a device, on the current stream of the target's library."""
+    target.library.copy(target, target.library.to_device(result, target.device))

@@ -1,0 +1,308 @@
+"""Which dtypes travel, and which reductions each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from manyhands.arrays.low_precision import fast_combine
+from manyhands.arrays.ops import LOCATING, Combine, Function, Op, first_of, locating, neutral
+from manyhands.common.aliases import nearest_op
+from manyhands.common.checks import UNREADABLE
+from manyhands.errors import DTypeError, UsageError
+
+__all__ = [
+    "OP_NAMES",
+    "OpLike",
+    "Reduction",
+    "check_dtype",
+    "dtype_code",
+    "dtype_from_code",
+    "fields_of",
+    "identity_of",
+    "resolve_op",
+]
+
+OpLike = str | np.ufunc | Function | Op
+"""What users give as ``op=``: a name, a binary NumPy ufunc, a function of two arrays, or an `Op`."""
+
+_NUMPY_NAMES = (
+    "bool",
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "longdouble", "complex64", "complex128", "clongdouble"),
+)
+_ML_NAMES = (
+    "bfloat16",
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3", "float8_e3m4"),
+    *("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz", "float8_e8m0fnu"),
+)
+# The code of a dtype on the wire is its position here, counted from 1; 0 is "none". Only ever append.
+_CODES = {name: code for code, name in enumerate((*_NUMPY_NAMES, *_ML_NAMES), start=1)}
+_NAMES = {code: name for name, code in _CODES.items()}
+_STRUCTURED = 128
+"""The code of all structured dtypes; `fields_of` tells them apart."""
+
+_Fields = tuple[int, tuple[tuple[str, int, int, tuple[int, ...]], ...]]
+"""The bytes of an element; and for each field its name, its code, where it begins, and its shape."""
+_fields_decoder: msgspec.msgpack.Decoder[_Fields] = msgspec.msgpack.Decoder(_Fields)
+
+_ANY = frozenset({"bool", "integer", "float", "complex"})
+_OPS: dict[str, tuple[np.ufunc, frozenset[str], str]] = {
+    # name: the ufunc, the kinds of dtype that have it, and what to do for the others
+    "sum": (np.add, frozenset({"integer", "float", "complex"}), 'use op="or", or count with x.astype("int64")'),
+    "mean": (np.add, frozenset({"float", "complex"}), 'convert first, with x.astype("float64"), or use op="sum" and divide'),
+    "product": (np.multiply, frozenset({"integer", "float", "complex"}), 'use op="and"'),
+    "min": (np.minimum, _ANY - {"complex"}, "complex numbers have no order; reduce abs(x), or real and imaginary parts apart"),
+    "max": (np.maximum, _ANY - {"complex"}, "complex numbers have no order; reduce abs(x), or real and imaginary parts apart"),
+    "and": (np.bitwise_and, frozenset({"bool", "integer"}), "bitwise reductions need a bool or integer dtype"),
+    "or": (np.bitwise_or, frozenset({"bool", "integer"}), "bitwise reductions need a bool or integer dtype"),
+    "xor": (np.bitwise_xor, frozenset({"bool", "integer"}), "bitwise reductions need a bool or integer dtype"),
+}
+OP_NAMES: tuple[str, ...] = (*_OPS, *LOCATING)
+"""The names that ``op=`` takes."""
+
+_UFUNC_NAMES = {ufunc.__name__: name for name, (ufunc, _, _) in _OPS.items() if name != "mean"}
+# What takes one array, and is easily given for what takes two.
+_OF_ONE_ARRAY: frozenset[object] = frozenset({sum, min, max, np.sum, np.mean, np.prod, np.min, np.max, np.argmin, np.argmax})
+# Results of these would depend on how the ranks are paired, which no caller can want.
+_NOT_ASSOCIATIVE = frozenset(
+    "subtract divide true_divide floor_divide power float_power remainder mod fmod arctan2 copysign nextafter ldexp "
+    "heaviside left_shift right_shift less less_equal greater greater_equal not_equal equal divmod".split()
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduction:
+    """A reduction for one dtype: how two operands are combined, and whether the result is divided by the world size.
+
+    There is one for each op and dtype, so that it is compared, and looked up, by identity.
+    """
+
+    name: str
+    code: int
+    combine: Callable[..., Any]
+    is_mean: bool
+    commutes: bool = True
+    is_users: bool = False
+    """Whether ``combine`` hands its operands to a function of the user's, which may keep them."""
+
+
+def check_dtype(dtype: np.dtype[Any]) -> int:
+    """Return the wire code of ``dtype``.
+
+    Raises
+    ------
+    DTypeError
+        Arrays of this dtype cannot travel.
+    """
+    code = dtype_code(dtype)
+    if code:
+        return code
+    if dtype.hasobject:
+        reason = "it holds Python objects, and manyhands never pickles"
+    elif not dtype.isnative:
+        reason = 'its bytes are not in this machine\'s order; use x.astype(x.dtype.newbyteorder("="))'
+    elif dtype.names is not None:
+        reason = "of a structured dtype every field must be of a numeric dtype, or an array of one; send its fields one by one"
+    elif dtype.kind in "mM":
+        reason = 'times have no wire format; send x.view("int64")'
+    elif dtype.kind in "US":
+        reason = "it holds text"
+    else:
+        reason = "it is none of NumPy's numeric dtypes"
+    raise DTypeError(f"an array of dtype {dtype} cannot travel between ranks: {reason}")
+
+
+@lru_cache(maxsize=256)
+def dtype_code(dtype: np.dtype[Any]) -> int:
+    """Return the wire code of ``dtype``, 0 when it has none."""
+    if not dtype.isnative:
+        return 0
+    if dtype.names is not None:
+        return _STRUCTURED if fields_of(dtype) else 0
+    # By type: ml_dtypes reuses the characters of these two.
+    if dtype.type is np.longdouble:
+        return _CODES["longdouble"]
+    if dtype.type is np.clongdouble:
+        return _CODES["clongdouble"]
+    if dtype.name in _ML_NAMES and dtype.type.__module__.partition(".")[0] != "ml_dtypes":
+        return 0
+    return _CODES.get(dtype.name, 0)
+
+
+@lru_cache(maxsize=256)
+def fields_of(dtype: np.dtype[Any]) -> bytes:
+    """Return what tells a structured dtype from others, beside its code; empty for any other, and for one that cannot travel."""
+    fields: list[tuple[str, int, int, tuple[int, ...]]] = []
+    described: Mapping[str, Any] = dtype.fields or {}
+    for name in dtype.names or ():
+        field, offset = described[name][:2]
+        code = dtype_code(field.base)
+        if code in (0, _STRUCTURED):
+            return b""
+        fields.append((name, code, offset, field.shape))
+    return msgspec.msgpack.encode((dtype.itemsize, fields)) if fields and dtype.itemsize else b""
+
+
+def dtype_from_code(code: int, fields: bytes = b"") -> np.dtype[Any] | None:
+    """Return the dtype of a wire code and `fields_of`, None when there is no such code or ml_dtypes is missing."""
+    if code == _STRUCTURED:
+        return _structured(fields)
+    name = _NAMES.get(code)
+    if name is None:
+        return None
+    if name in _ML_NAMES:
+        try:
+            import ml_dtypes
+        except ImportError:
+            return None
+        name = getattr(ml_dtypes, name)
+    found: np.dtype[Any] = np.dtype(name)
+    return found
+
+
+def _structured(fields: bytes) -> np.dtype[Any] | None:
+    try:
+        itemsize, described = _fields_decoder.decode(fields)
+        formats = [(dtype_from_code(code), shape) for _, code, _, shape in described]
+        if any(dtype is None for dtype, _ in formats):
+            return None
+        names, offsets = [field[0] for field in described], [field[2] for field in described]
+        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize})
+    except UNREADABLE:
+        return None
+
+
+def dtype_name(code: int, fields: bytes = b"") -> str:
+    """Return the name of a wire code and `fields_of`, for messages to people."""
+    if code == _STRUCTURED:
+        return str(_structured(fields) or "structured")
+    return _NAMES.get(code, f"dtype code {code}")
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    kinds = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}
+    return kinds.get(dtype.kind, "float")  # bfloat16 and float8 have kind "V"
+
+
+def resolve_op(op: OpLike, dtype: np.dtype[Any], sample: npt.NDArray[Any] | None = None) -> Reduction:
+    """Return the reduction that ``op`` means for ``dtype``; a function of the user's is tried on ``sample`` when it first comes.
+
+    Raises
+    ------
+    DTypeError
+        There is no such op, or the dtype does not have it.
+    UsageError
+        As `Combine.try_on`.
+    """
+    try:
+        reduction = _resolve(op, dtype)
+    except TypeError:  # it cannot be a key of the cache
+        raise _no_such(op) from None
+    if sample is not None and type(reduction.combine) is Combine:
+        reduction.combine.try_on(sample)
+    return reduction
+
+
+def identity_of(op: OpLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return what a reduction leaves every element unchanged with, shape ().
+
+    Raises
+    ------
+    DTypeError
+        As `resolve_op`.
+    UsageError
+        It is not known, or no element of the dtype.
+    """
+    name = resolve_op(op, dtype).name
+    if name in OP_NAMES:
+        return first_of(neutral(name, dtype), dtype, f'op="{name}"')
+    identity = op.identity if isinstance(op, Op | np.ufunc) else None
+    if identity is None:
+        raise UsageError(
+            f"op={name}: its identity, which rank 0 gets of an exscan, is not known: give op=mh.Op(fn, identity=...), "
+            "with which fn leaves any element unchanged"
+        )
+    return first_of(identity, dtype, f"op={name}")
+
+
+def _no_such(op: object) -> DTypeError:
+    near = nearest_op(op, OP_NAMES)
+    hint = f' (did you mean "{near}"?)' if near else ""
+    others = "a binary NumPy ufunc, or a function of two arrays (one that can be hashed)"
+    return DTypeError(f"op={op!r} is not a reduction{hint}: give one of {', '.join(OP_NAMES)}, {others}")
+
+
+@lru_cache(maxsize=512)
+def _resolve(op: OpLike, dtype: np.dtype[Any]) -> Reduction:
+    if isinstance(op, np.ufunc):
+        known = _UFUNC_NAMES.get(op.__name__)
+        if known is None or _OPS[known][0] is not op:
+            return _custom(op, dtype)
+        return _resolve(known, dtype)
+    if op in _OF_ONE_ARRAY:
+        raise _no_such(op)
+    if callable(op):
+        op = Op(op)
+    if isinstance(op, Op):
+        return Reduction(str(op), 254, Combine(op, dtype), is_mean=False, commutes=op.commutative, is_users=True)
+    if op in LOCATING:
+        return Reduction(op, OP_NAMES.index(op) + 1, locating(op, dtype), is_mean=False)
+    if op not in _OPS:
+        raise _no_such(op)
+    if dtype.names is not None:
+        raise DTypeError(
+            f'op="{op}" is not defined for a structured dtype such as {dtype}: reduce its fields one by one, give a function of two arrays, '
+            'or op="minloc" or "maxloc" for a value and its location'
+        )
+    combine, kinds, remedy = _OPS[op]
+    kind = _kind(dtype)
+    if kind not in kinds:
+        raise DTypeError(f'op="{op}" is not defined for arrays of {dtype}: {remedy}')
+    if op == "product" and kind == "complex":
+        return Reduction(op, OP_NAMES.index(op) + 1, _complex_product, is_mean=False)
+    return Reduction(op, OP_NAMES.index(op) + 1, fast_combine(combine, dtype), is_mean=op == "mean")
+
+
+def _complex_product(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+    """Multiply in steps that are each rounded exactly.
+
+    NumPy's own complex product fuses steps where the processor and the layout of the operands allow, so that its bits depend on
+    whether ``out`` is an operand, and all ranks must get the same.
+    """
+    real = left.real * right.real - left.imag * right.imag
+    imag = left.real * right.imag + left.imag * right.real
+    out.real[...] = real
+    out.imag[...] = imag
+
+
+def _custom(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Reduction:
+    name = ufunc.__name__
+    if (ufunc.nin, ufunc.nout) != (2, 1) or ufunc.signature is not None:
+        raise DTypeError(
+            f"op=np.{name} is no element-by-element ufunc of two arguments with one result, as a reduction must be"
+        )
+    if name in _NOT_ASSOCIATIVE:
+        raise DTypeError(f"op=np.{name} is not associative, so its result would depend on how the ranks are paired")
+    if ufunc.types == ["OO->O"]:
+        raise DTypeError(
+            f"op={name}, made by np.frompyfunc, gives Python objects, whatever the arrays: give a function of two arrays that gives one of their "
+            "dtype"
+        )
+    try:
+        result = ufunc.resolve_dtypes((dtype, dtype, None))[2]
+    except TypeError as error:
+        raise DTypeError(f"op=np.{name} is not defined for arrays of {dtype}") from error
+    if result.hasobject:
+        raise DTypeError(
+            f"op=np.{name} turns {dtype} into object: give a function of two arrays itself, op=fn, not one of two numbers"
+        )
+    if result != dtype:
+        raise DTypeError(f"op=np.{name} turns {dtype} into {result}; a reduction keeps its dtype: convert the array first")
+    return Reduction(f"np.{name}", 255, ufunc, is_mean=False)

@@ -1,0 +1,145 @@
+"""Arrays of CuPy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
+
+import numpy as np
+
+from manyhands.arrays.dtypes import check_dtype
+from manyhands.arrays.libraries.library import Array, DeviceArray, Library
+from manyhands.arrays.libraries.shared import no_memory, refuse_overlap
+from manyhands.errors import DTypeError
+
+__all__ = ["CuPyLibrary", "on_device"]
+
+_HERE: AbstractContextManager[None] = nullcontext()
+
+
+class CuPyLibrary(Library):
+    """CuPy. The current stream is the one of CuPy: a thread has one for each device."""
+
+    name = "CuPy"
+    is_stream_ordered = True
+    streams = "CuPy"
+
+    def read(self, value: Any) -> Array | DeviceArray:
+        """Return where the array is. CuPy's own calls are queued on the current stream, so that there is nothing to wait for."""
+        check_dtype(value.dtype)
+        if value.dtype.names is not None:
+            raise DTypeError(
+                f"a structured array on a GPU, such as this one of {value.dtype}, cannot travel: copy it to the host, with x.get()"
+            )
+        data = value.data
+        return DeviceArray(
+            value, self, data.ptr, value.shape, value.dtype, data.device_id, is_contiguous=value.flags.c_contiguous
+        )
+
+    def write(self, value: Any) -> Array | DeviceArray:
+        """Return where the array is; its elements must not share memory."""
+        if not value.flags.c_contiguous:
+            refuse_overlap(value.shape, value.strides, value.itemsize)
+        return self.read(value)
+
+    def give(self, result: Array, like: Any) -> Any:
+        """Return a copy on the device of ``like``: CuPy has no arrays in host memory."""
+        return self.give_device(self.to_device(result, like.data.device_id), like)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> DeviceArray:
+        """Return memory of CuPy's pool, allocated for the current stream."""
+        cupy = sys.modules["cupy"]
+        with on_device(device):
+            try:
+                return self._device_array(cupy.empty(shape, dtype))
+            except MemoryError as error:
+                raise no_memory(shape, dtype, device, error) from error
+
+    def address(self, value: Any, device: int) -> int:
+        """Return the address of an array."""
+        data = value.data
+        if data.device_id != device:
+            return 0
+        try:
+            is_contiguous = value._c_contiguous
+        except AttributeError:  # what CuPy's arrays have is quicker than their `flags`, and promised by nobody
+            is_contiguous = value.flags.c_contiguous
+        return data.ptr if is_contiguous else 0
+
+    def give_device(self, result: DeviceArray, like: Any) -> Any:
+        """Return the array that holds the memory."""
+        owner = result.owner
+        return owner if owner.shape == result.shape else owner.reshape(result.shape)
+
+    def stream(self, device: int) -> tuple[int, Any]:
+        """Return CuPy's current stream on a device in this thread; the legacy default stream has the handle 0."""
+        stream = sys.modules["cupy"].cuda.get_current_stream(device)
+        return stream.ptr, stream
+
+    def synchronize(self, device: int) -> None:
+        """Wait for the current stream. The handle 0 means the default stream of the current device, whatever the stream object is of."""
+        with on_device(device):
+            super().synchronize(device)
+
+    @contextmanager
+    def using(self, keep: Any, device: int) -> Iterator[None]:
+        """Return a block of CuPy's for the stream, which wants the device to be the current one."""
+        with on_device(device), keep:
+            yield
+
+    def contiguous(self, array: DeviceArray) -> DeviceArray:
+        """Return a copy in C order, made by a kernel of CuPy's."""
+        if array.is_contiguous:
+            return array
+        with on_device(array.device):
+            return self._device_array(sys.modules["cupy"].ascontiguousarray(array.owner))
+
+    def copy(self, target: DeviceArray, source: DeviceArray) -> None:
+        """Copy on the device."""
+        with on_device(target.device):
+            sys.modules["cupy"].copyto(target.owner, source.owner.reshape(target.owner.shape))
+
+    def to_host(self, array: DeviceArray) -> Array:
+        """Return a copy in memory of CuPy's pinned pool; the host waits for the current stream."""
+        if not array.size:
+            return np.empty(array.shape, array.dtype)
+        cupy = sys.modules["cupy"]
+        pinned = cupy.cuda.alloc_pinned_memory(array.nbytes)
+        host = np.frombuffer(pinned, np.uint8, array.nbytes).view(array.dtype).reshape(array.shape)
+        # `get` copies on the current stream of the current device, wherever the array is.
+        with on_device(array.device):
+            array.owner.reshape(array.shape).get(out=host)
+        return host
+
+    def to_device(self, result: Array, device: int) -> DeviceArray:
+        """Return a copy; CuPy has read the host memory, into pinned memory of its own, when this returns."""
+        with on_device(device):
+            return self._device_array(sys.modules["cupy"].asarray(result, order="C"))
+
+    def _device_array(self, array: Any) -> DeviceArray:
+        data = array.data
+        return DeviceArray(array, self, data.ptr, array.shape, array.dtype, data.device_id, is_contiguous=True)
+
+
+def on_device(device: int) -> AbstractContextManager[Any]:
+    """Return a block in which a device is the current one."""
+    return _HERE if sys.modules["cupy"].cuda.runtime.getDevice() == device else _elsewhere(device)
+
+
+@contextmanager
+def _elsewhere(device: int) -> Iterator[None]:
+    # Not as CuPy's own block does: a thread that has used no device yet has the first one, and to set that one again fills its memory with
+    # a context.
+    cuda = sys.modules["cupy"].cuda
+    try:
+        context = cuda.driver.ctxGetCurrent()
+    except cuda.driver.CUDADriverError:  # nobody has used the driver yet
+        context = 0
+    cuda.runtime.setDevice(device)
+    try:
+        yield
+    finally:
+        with suppress(cuda.driver.CUDADriverError):  # of a device that has failed, which is told elsewhere
+            cuda.driver.ctxSetCurrent(context)

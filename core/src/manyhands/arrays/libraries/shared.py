@@ -1,0 +1,65 @@
+"""What the libraries share: how memory is refused, and where elements lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from manyhands.common.checks import said
+from manyhands.common.installing import install_command
+from manyhands.errors import DTypeError, LayoutError, OutOfMemoryError
+
+__all__ = ["WAYS_OUT", "low_precision_dtype", "no_memory", "refuse_overlap"]
+
+WAYS_OUT = (
+    'choose a backend that serves GPUs (backend = "nccl", or "hybrid"; `manyhands doctor` lists them), or set '
+    'gpu_fallback = "host" in the config, which copies through the host, as cupy.asnumpy(x) or x.cpu() do'
+)
+"""What a program can do about an array on a GPU that its backend cannot move."""
+
+
+def low_precision_dtype(name: str) -> np.dtype[np.void]:
+    """Return the dtype of ml_dtypes that has this name.
+
+    Raises
+    ------
+    DTypeError
+        There is none, or ml_dtypes is not installed.
+    """
+    try:
+        import ml_dtypes
+
+        found: np.dtype[np.void] = np.dtype(getattr(ml_dtypes, name))
+    except ImportError:
+        command = install_command("pip install 'manyhands-core[low-precision]'")
+        raise DTypeError(f"arrays of dtype {name} need ml_dtypes: {command}") from None
+    except AttributeError:
+        raise DTypeError(f"an array of dtype {name} cannot travel between ranks: NumPy and ml_dtypes have none such") from None
+    return found
+
+
+def no_memory(shape: Sequence[int], dtype: np.dtype[Any], device: int, error: Exception) -> OutOfMemoryError:
+    """Return what is to be raised where a device has no memory, as its library says by ``error``."""
+    return OutOfMemoryError(
+        f"device {device} has no memory for an array of {math.prod(shape) * dtype.itemsize:,} bytes, {dtype}{list(shape)}: {said(error)}"
+    )
+
+
+def refuse_overlap(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:
+    """Refuse memory for a result where two elements may be the same; ``strides`` are bytes.
+
+    Raises
+    ------
+    LayoutError
+        They may.
+    """
+    extent = itemsize
+    for stride, count in sorted((abs(stride), count) for stride, count in zip(strides, shape, strict=True)):
+        if count > 1 and stride < extent:
+            raise LayoutError(
+                "elements of out= share memory with each other (a broadcast or sliding view): give an array of its own"
+            )
+        extent += stride * (count - 1)

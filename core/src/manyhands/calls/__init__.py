@@ -1,0 +1,1 @@
+"""One way for every call: arguments, request, plan, run."""

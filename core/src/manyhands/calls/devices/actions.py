@@ -1,0 +1,425 @@
+"""A call on device memory, ready to be enqueued: on which streams, and what the caller gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from manyhands.arrays.buffers import Give
+from manyhands.arrays.dtypes import check_dtype
+from manyhands.arrays.libraries import DeviceArray, Library
+from manyhands.calls.devices.calls import Devices
+from manyhands.calls.devices.shortcuts import PER_THREAD
+from manyhands.calls.devices.work import Underway
+from manyhands.calls.host import Call
+from manyhands.contract.deadline import Deadline
+from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
+from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
+
+__all__ = [
+    "STRIDED",
+    "DeviceAction",
+    "begin",
+    "check_arrays",
+    "check_device_out",
+    "collective",
+    "copied",
+    "launch_together",
+    "message",
+    "together",
+]
+
+STRIDED = "out= of a call in the background must be C-contiguous where it is on a GPU: give an array of its own"
+
+Enqueue = Callable[[int, Any], None]
+"""``enqueue(stream, keep)``: launch what is ready."""
+
+Ready = Callable[[Deadline, int], Enqueue]
+"""``ready(deadline, ahead)``: agree with the other ranks where that has to be; ``ahead`` calls are to be launched before."""
+
+
+class DeviceAction:
+    """What runs when a call's turn comes, on the caller's current stream or beside it.
+
+    Parameters
+    ----------
+    devices
+        The group's calls on devices.
+    ready
+        Agrees on the call and returns what enqueues it; None where a copy by the library does it: in a world of one, or to this rank itself.
+    is_known
+        Tells whether the ranks have agreed on such a call before.
+    arrays
+        What it works on, and what that was copied from, the input first; the current stream of its library is the caller's.
+    target
+        Where the result goes; None where this rank gets none.
+    out
+        The array that the result is copied to from there, where it cannot be written directly.
+    give
+        Gives the result.
+
+    Attributes
+    ----------
+    starts
+        The points of the caller's stream behind which a call beside it runs.
+    then
+        What is done once the call was enqueued on the caller's stream.
+    """
+
+    __slots__ = ("_arrays", "_devices", "_give", "_is_known", "_out", "_ready", "_target", "starts", "then")
+
+    def __init__(
+        self,
+        devices: Devices,
+        ready: Ready | None,
+        is_known: Callable[[], bool],
+        arrays: list[DeviceArray],
+        target: DeviceArray | None,
+        out: DeviceArray | None,
+        give: Give | None,
+    ) -> None:
+        self._devices = devices
+        self._ready = ready
+        self._arrays = arrays
+        self._target = target
+        self._out = out
+        self._give = give
+        self._is_known = is_known
+        self.starts: list[DeviceEvent] = []
+        self.then: Callable[[], None] | None = None
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether nothing is enqueued but a copy."""
+        return self._ready is None
+
+    def __call__(self, deadline: Deadline) -> Any:
+        """Enqueue the call on the caller's current stream; return the result, which that stream may use from there on."""
+        together([self], deadline)
+        return self.collect()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the ranks have agreed on such a call before, so that it is enqueued without waiting for them."""
+        return self._is_known()
+
+    def ready(self, deadline: Deadline, ahead: int) -> Enqueue:
+        """Return what enqueues the call itself, once all ranks have agreed on it."""
+        return self._copy if self._ready is None else self._ready(deadline, ahead)
+
+    def follow_up(self, stream: int) -> None:
+        """Enqueue what comes after the call on the caller's current stream."""
+        channel = self._devices.channel
+        # Some libraries do not know which stream uses their arrays.
+        is_ordered = all(array.library.is_stream_ordered for array in self._arrays)
+        if self._out is not None and self._target is not None:
+            self._out.library.copy(self._out, self._target)
+            if channel is not None and not channel.is_capturing(stream):
+                self._devices.copied(channel.record(stream))
+        if channel is None:
+            if not is_ordered:
+                self.library.synchronize(self._arrays[0].device)
+            return
+        if not is_ordered and not channel.is_capturing(stream):
+            self._devices.follow(Kept(channel.record(stream), self._arrays))
+        if self.then is not None:
+            self.then()
+
+    def begin(self) -> None:
+        """Note, in the caller's thread, what its stream has queued so far: a call beside it waits for that.
+
+        Raises
+        ------
+        LayoutError
+            ``out`` is not contiguous.
+        UnsupportedError
+            The stream is being captured.
+        """
+        if self._out is not None:
+            raise LayoutError(STRIDED)
+        self.starts = begin(self._devices, [self.library])
+
+    def launch(self, deadline: Deadline) -> Underway[Any]:
+        """Enqueue the call on the group's own stream."""
+        return launch_together([self], deadline)[0]
+
+    def underway(self, end: DeviceEvent) -> Underway[Any]:
+        """Return the call, which is done at a point."""
+
+        def hold() -> None:
+            stream, _ = self.stream
+            channel = self._devices.channel  # None where the group has been closed since
+            if channel is not None and channel.is_capturing(stream):
+                raise UnsupportedError(
+                    "a stream that is being captured cannot wait for a call beside it: wait before the capture begins, or capture the call without "
+                    "_async"
+                )
+            end.hold(stream)
+
+        return Underway(end, hold, self.collect)
+
+    @property
+    def library(self) -> Library:
+        """Whose the input is."""
+        return self._arrays[0].library
+
+    @property
+    def takes(self) -> bool:
+        """Whether this rank gets the result."""
+        return self._target is not None
+
+    @property
+    def channel(self) -> DeviceChannel:
+        """What performs the call."""
+        channel = self._devices.channel
+        assert channel is not None
+        return channel
+
+    @property
+    def devices(self) -> Devices:
+        """The group's calls on devices."""
+        return self._devices
+
+    @property
+    def stream(self) -> tuple[int, Any]:
+        """The caller's current stream, and what keeps it alive."""
+        return self._arrays[0].library.stream(self._arrays[0].device)
+
+    def _copy(self, _stream: int, _keep: Any) -> None:
+        source, target = self._arrays[0], self._target
+        if target is not None and target.pointer != source.pointer:
+            target.library.copy(target, source.reshape(*target.shape))
+
+    def collect(self) -> Any:
+        """Return the result, once its stream may use it."""
+        if self._target is None:
+            return None
+        return self._target.owner if self._give is None else self._give(self._target)
+
+
+class Kept:
+    """Arrays that are kept until a device has come to a point."""
+
+    def __init__(self, end: DeviceEvent, arrays: list[DeviceArray]) -> None:
+        self._end = end
+        self._arrays = arrays
+
+    def look(self) -> bool:
+        """Tell whether the device has come there, or never will."""
+        try:
+            return self._end.done()
+        except DeviceFailure as failure:
+            return not failure.is_passing
+
+    def give_up(self, error: BaseException) -> None:
+        """Keep them no longer."""
+
+
+def begin(devices: Devices, libraries: Sequence[Library]) -> list[DeviceEvent]:
+    """Return the points that the current streams of libraries have come to; none in a world of one.
+
+    Raises
+    ------
+    UnsupportedError
+        A stream is being captured.
+    """
+    channel = devices.channel
+    if channel is None:
+        return []
+    starts = []
+    with devices.reporting("a call in the background"):
+        for library in libraries:
+            stream, _ = library.stream(channel.device)
+            if channel.is_capturing(stream):
+                raise UnsupportedError(
+                    "a call in the background cannot become part of a CUDA graph: capture the call without _async, which is enqueued on the "
+                    "stream that is captured"
+                )
+            starts.append(channel.record(stream))
+    return starts
+
+
+def together(actions: Sequence[DeviceAction], deadline: Deadline) -> None:
+    """Enqueue calls on the caller's current stream, as one."""
+    devices, streams = actions[0].devices, [action.stream for action in actions]
+    with devices.reporting("the launch of a call"):
+        if devices.channel is not None and any(stream == PER_THREAD for stream, _ in streams):
+            if devices.channel.is_capturing(PER_THREAD):
+                raise UnsupportedError(
+                    "calls on the default stream of a thread cannot be captured: capture a stream of your own"
+                )
+            libraries = {action.library.streams: action.library for action in actions}
+            starts = begin(devices, list(libraries.values()))
+            for action in actions:
+                action.starts = starts
+            end = launch_together(actions, deadline)[0].end
+            for stream in {stream for stream, _ in streams}:
+                end.hold(stream)
+        else:
+            # Whatever one of them is refused for, none was launched before.
+            ready = [action.ready(deadline, ahead) for ahead, action in enumerate(actions)]
+            with devices.batch() if len(actions) > 1 else nullcontext():
+                for enqueue, (stream, keep) in zip(ready, streams, strict=True):
+                    enqueue(stream, keep)
+        for action, (stream, _) in zip(actions, streams, strict=True):
+            action.follow_up(stream)
+
+
+def launch_together(actions: Sequence[DeviceAction], deadline: Deadline) -> list[Underway[Any]]:
+    """Enqueue calls on the group's own stream, as one."""
+    devices, channel = actions[0].devices, actions[0].channel
+    with devices.reporting("the launch of a call"):
+        ready = [action.ready(deadline, ahead) for ahead, action in enumerate(actions)]
+        for start in {start for action in actions for start in action.starts}:
+            start.hold(channel.stream)  # what the callers' streams had queued comes first
+        with devices.batch() if len(actions) > 1 else nullcontext():
+            for enqueue in ready:
+                enqueue(channel.stream, None)
+        end = channel.record(channel.stream)
+    return [action.underway(end) for action in actions]
+
+
+def collective(
+    devices: Devices,
+    call: Call,
+    source: DeviceArray,
+    shape: tuple[int, ...] | None,
+    out: DeviceArray | None,
+    give: Give | None,
+    *,
+    may_alias: bool,
+    is_agreed: bool = False,
+) -> DeviceAction:
+    """Prepare a collective whose result has ``shape``, None where this rank gets none; ``is_agreed`` is that of `Devices.ready`.
+
+    Raises
+    ------
+    DTypeError, SizeMismatchError
+        ``out`` does not fit.
+    LayoutError
+        The array is on another device than the group's.
+    """
+    check_arrays(devices, source, out)
+    array = source.library.contiguous(source)
+    if shape is None:
+        ready = _ready(devices, call, array, None, is_agreed=is_agreed)
+        return DeviceAction(devices, ready, lambda: devices.knows(call), [array, source], None, None, give)
+    array, target, late = _placed(array, shape, call.dtype, out, may_alias=may_alias)
+    arrays = [array, source] if out is None else [array, source, out]
+    ready = _ready(devices, call, array, target, is_agreed=is_agreed)
+    return DeviceAction(devices, ready, lambda: devices.knows(call), arrays, target, late, give)
+
+
+def copied(devices: Devices, source: DeviceArray, out: DeviceArray | None, give: Give | None) -> DeviceAction:
+    """Prepare a copy on the caller's stream, in which no other rank takes part; raises as `collective`."""
+    check_arrays(devices, source, out)
+    array, target, late = _placed(source.library.contiguous(source), source.shape, source.dtype, out, may_alias=True)
+    arrays = [array, source] if out is None else [array, source, out]
+    return DeviceAction(devices, None, lambda: True, arrays, target, late, give)
+
+
+def _placed(
+    array: DeviceArray, shape: tuple[int, ...], dtype: np.dtype[Any], out: DeviceArray | None, *, may_alias: bool
+) -> tuple[DeviceArray, DeviceArray, DeviceArray | None]:
+    """Return the input, which shares no memory with the result unless both may be the very same, the result, and where that is then copied to."""
+    if out is not None:
+        check_device_out(out, shape, dtype)
+        if out.is_contiguous:
+            if _overlap(array, out) and not (may_alias and (array.pointer, array.nbytes) == (out.pointer, out.nbytes)):
+                apart = array.library.empty(array.shape, array.dtype, array.device)
+                array.library.copy(apart, array)
+                array = apart
+            return array, out, None
+    return array, array.library.empty(shape, dtype, array.device), out
+
+
+def message(
+    devices: Devices, outgoing: tuple[DeviceArray, int] | None, incoming: tuple[DeviceArray, int] | None, give: Give | None
+) -> DeviceAction:
+    """Prepare a send, a receive, or both; raises as `collective`."""
+    arrays = [flow[0] for flow in (outgoing, incoming) if flow is not None]
+    for array in arrays:
+        _check_device(devices, array)
+    sent = None if outgoing is None else (outgoing[0].library.contiguous(outgoing[0]), outgoing[1])
+    target, late = None, None
+    if incoming is not None:
+        target = incoming[0]
+        check_dtype(target.dtype)
+        if not target.is_contiguous or (sent is not None and _overlap(sent[0], target)):
+            target, late = target.library.empty(target.shape, target.dtype, target.device), target
+    received = None if target is None or incoming is None else (target, incoming[1])
+
+    def ready(deadline: Deadline, _ahead: int) -> Enqueue:
+        prepared, place = devices.ready_messages(sent, received, deadline)
+        return lambda stream, keep: devices.launch(
+            prepared, place, place, stream, keep, deadline.timeout_s, is_collective=False
+        )
+
+    if sent is not None and incoming is not None:
+        _check_libraries(sent[0], incoming[0])
+    arrays = [flow[0] for flow in (sent, received, outgoing, incoming) if flow is not None]
+    return DeviceAction(devices, ready, lambda: devices.knows_messages(sent, received), arrays, target, late, give)
+
+
+def _ready(devices: Devices, call: Call, source: DeviceArray, target: DeviceArray | None, *, is_agreed: bool) -> Ready | None:
+    if devices.channel is None:
+        return None
+
+    def ready(deadline: Deadline, ahead: int) -> Enqueue:
+        prepared = devices.ready(call, deadline, is_agreed=is_agreed, ahead=ahead)
+        to, timeout_s = 0 if target is None else target.pointer, deadline.timeout_s
+        return lambda stream, keep: devices.launch(prepared, source.pointer, to, stream, keep, timeout_s)
+
+    return ready
+
+
+def check_arrays(devices: Devices, *arrays: DeviceArray | None) -> None:
+    """Refuse arrays that a call cannot work on.
+
+    Raises
+    ------
+    LayoutError
+        One is on another device than the group's, or they are of different libraries.
+    """
+    found = [array for array in arrays if array is not None]
+    for array in found:
+        _check_device(devices, array)
+        _check_libraries(found[0], array)
+
+
+def _check_device(devices: Devices, array: DeviceArray) -> None:
+    channel = devices.channel
+    if channel is not None and array.device != channel.device:
+        raise LayoutError(
+            f"the array is on device {array.device}, and this rank's group uses device {channel.device}: make the array there, with "
+            f'cupy.cuda.Device({channel.device}) or device="cuda:{channel.device}", or set backends.nccl.device'
+        )
+
+
+def _check_libraries(source: DeviceArray, out: DeviceArray) -> None:
+    if source.library.streams != out.library.streams:
+        raise LayoutError(
+            f"out= is an array of {out.library.name}, and the array one of {source.library.name}, which queue their work on streams of their "
+            "own: give both of one library"
+        )
+
+
+def check_device_out(out: DeviceArray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse an ``out=`` on a device that cannot take a result of this shape and dtype.
+
+    Raises
+    ------
+    DTypeError, SizeMismatchError
+        It differs.
+    """
+    if out.dtype != dtype:
+        raise DTypeError(f"out= has dtype {out.dtype}, and the result has {dtype}")
+    if out.shape != shape:
+        raise SizeMismatchError(f"out= has shape {out.shape}, and the result has {shape}")
+
+
+def _overlap(one: DeviceArray, other: DeviceArray) -> bool:
+    return one.pointer < other.pointer + other.nbytes and other.pointer < one.pointer + one.nbytes

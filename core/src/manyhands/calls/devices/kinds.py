@@ -1,0 +1,39 @@
+"""From a call to what the ranks compare, and to what a backend prepares."""
+
+from __future__ import annotations
+
+import math
+
+from manyhands.calls.host import Call
+from manyhands.contract.device import DeviceCall
+from manyhands.control.signatures import CallSignature
+from manyhands.schedule.steps import Collective
+
+__all__ = ["DEVICE", "device_call", "said_call"]
+
+DEVICE = "cuda"
+
+
+def said_call(signature: CallSignature, sequence: int) -> str:
+    """Return a call in words; messages have no number."""
+    return "a message" if sequence < 0 else f"{signature.operation} #{sequence}"
+
+
+def _elements(call: Call, rank: int) -> int:
+    if call.collective in (Collective.ALL_GATHER, Collective.GATHER):
+        return call.counts[rank]
+    return sum(call.counts) if call.counts else math.prod(call.shape)
+
+
+def device_call(call: Call, rank: int) -> DeviceCall:
+    """Return what a backend must know of a call, for a rank of the group."""
+    return DeviceCall(
+        call.collective,
+        call.dtype,
+        _elements(call, rank),
+        call.counts,
+        call.receive_counts,
+        None if call.reduction is None else call.reduction.name,
+        call.root,
+        call.reproducible,
+    )

@@ -1,0 +1,107 @@
+"""The short way of a call on devices that was made before: as `manyhands.calls.fast`, nothing is looked up that can be known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from manyhands.arrays.libraries import Library
+    from manyhands.calls.devices.calls import Devices, Prepared
+
+__all__ = ["PER_THREAD", "DeviceShortcut"]
+
+PER_THREAD = 2
+"""The handle of the default stream that each thread has for itself, where a program was started so. Libraries may launch on a thread of their
+own, which means another stream by it; so nothing is launched there."""
+
+
+class DeviceShortcut:
+    """One kind of call of one group, with arrays of one library.
+
+    Parameters
+    ----------
+    devices, prepared
+        The group's calls on devices, and this one, on which all ranks have agreed.
+    library
+        Whose arrays they are.
+    shape, dtype
+        Those of the result.
+    in_place
+        Whether the result may go where the input is.
+    """
+
+    __slots__ = ("_device", "_devices", "_dtype", "_in_place", "_library", "_nbytes", "_prepared", "_shape")
+
+    def __init__(
+        self,
+        devices: Devices,
+        prepared: Prepared,
+        library: Library,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        in_place: bool,
+    ) -> None:
+        channel = devices.channel
+        assert channel is not None
+        self._device = channel.device
+        self._devices = devices
+        self._prepared = prepared
+        self._library = library
+        self._shape = shape
+        self._dtype = dtype
+        self._in_place = in_place
+        self._nbytes = max(prepared.nbytes, int(np.prod(shape)) * dtype.itemsize)
+
+    def run(self, array: Any, out: Any, timeout_s: float) -> Any:
+        """Make the call; None where it must go the long way.
+
+        Parameters
+        ----------
+        array
+            The input, of the type, dtype and shape that it had the first time.
+        out
+            What the user gave as ``out=``.
+        timeout_s
+            Seconds that the call may last.
+
+        Raises
+        ------
+        CommError
+            As `Devices.launch`.
+        """
+        library, device = self._library, self._device
+        source = library.address(array, device)
+        if not source:
+            return None
+        if out is None:
+            # Not through `Library.empty`: what is given back is the array itself.
+            target, result = library.fresh(self._shape, self._dtype, device)
+        else:
+            if type(out) is not type(array) or out.shape != self._shape or out.dtype != array.dtype:
+                return None
+            target, result = library.address(out, device), out
+            if (
+                not target
+                or (source != target and abs(source - target) < self._nbytes)
+                or (source == target and not self._in_place)
+            ):
+                return None
+        devices = self._devices
+        lane = devices.lane
+        if not lane.take_if_free():
+            return None
+        try:
+            if not devices.is_usable:
+                return None
+            stream, keep = library.stream(device)
+            if stream == PER_THREAD:
+                return None
+            devices.launch(self._prepared, source, target, stream, keep, timeout_s)
+        finally:
+            lane.give()
+        if out is not None:
+            library.wrote(out)
+        return result

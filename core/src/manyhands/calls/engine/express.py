@@ -1,0 +1,251 @@
+"""Plans carried out one step after the other: the way of nearly every call, because it keeps no books.
+
+What makes a call slow is not only its bytes but also the objects and look-ups on its way. So all that does not depend on the call is
+made once: the order of the steps, the headers but for their sequence number, and arrays that lie in the slots of mailboxes.
+
+Steps run in the order in which the algorithm lists them, but each send as early as its operand is there. Short messages go through
+mailboxes: operands are copied from the user's array into a slot, and reduced from a slot; there is no other copy. Long ones are sent from
+the user's memory, received into it, or reduced as they come, part by part; they are on their way while later steps run, and a step that
+writes where one still reads waits for it. That this cannot deadlock, however late a send ends, is a property of the algorithm:
+`Algorithm.in_order`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from manyhands.arrays.memory import Array, bytes_of
+from manyhands.calls.engine.memory import Block, shared_pool
+from manyhands.calls.engine.plan import Plan
+from manyhands.calls.engine.steps import COPY, LONG_LEFT, LONG_RECV, LONG_SEND, RECV_LEFT, RECV_RIGHT, REDUCE, SEND, WAIT, Steps
+from manyhands.calls.engine.waiting import Waiter, checked_transfer
+from manyhands.contract.backend import Mailbox, Sink, Transfer, Transport
+from manyhands.errors import InternalError
+
+__all__ = ["Express", "Patience"]
+
+Patience = Callable[[], Waiter]
+"""Makes what waits for transfers that are not done at once."""
+
+_KEPT_SCRATCH_BYTES = 1 << 16
+_NOTHING = memoryview(b"")
+
+
+class Express:
+    """A plan for one dtype, made ready once and carried out any number of times, one after the other.
+
+    Parameters
+    ----------
+    plan
+        What to do, by an algorithm that is `Algorithm.in_order`.
+    transport
+        What carries it out; it streams, or no message of the plan is long.
+    boxes
+        Its mailbox for each peer; what is short goes through them.
+    dtype
+        The dtype of the arrays.
+    shape
+        The shape of input and output, where both have the same; None where they have not.
+
+    Attributes
+    ----------
+    takes_any_layout
+        Whether input and output may be any arrays of the call's shape, also such that share memory: every step is on whole arrays, and
+        the input is not read after the output was written.
+    """
+
+    __slots__ = ("_combine", "_scratch", "_steps", "_transport", "_work_bytes", "takes_any_layout")
+
+    def __init__(
+        self,
+        plan: Plan,
+        transport: Transport,
+        boxes: Mapping[int, Mailbox],
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...] | None,
+    ) -> None:
+        self._transport = transport
+        self._combine: Callable[..., Any] = _no_reduction if plan.reduction is None else plan.reduction.combine
+        self._steps = steps = Steps(plan, boxes, dtype, shape)
+        self._work_bytes = plan.work_bytes if steps.scratch else 0
+        self._scratch: list[Array] = []
+        if 0 < self._work_bytes <= _KEPT_SCRATCH_BYTES:
+            self._scratch = steps.lay_out(np.empty(self._work_bytes, np.uint8))
+        self.takes_any_layout: bool = steps.takes_any_layout
+
+    def run(self, source: Array, target: Array, sequence: int, patience: Patience) -> None:  # noqa: PLR0912 - the loop of every call
+        """Carry out the plan.
+
+        Parameters
+        ----------
+        source, target
+            Input and output, of the call's dtype and shapes; C-contiguous unless `takes_any_layout`. They may be the very same memory
+            where the schedule allows that.
+        sequence
+            The number of the call.
+        patience
+            Called once, if anything has to be waited for.
+
+        Raises
+        ------
+        LinkLost, HeaderMismatch, Overdue
+            As `Waiter.wait`; also what a reduction raises. ``target`` and the transport's streams are then undefined, and the transport
+            must not be used again.
+        """
+        block = shared_pool.take(self._work_bytes) if self._work_bytes > _KEPT_SCRATCH_BYTES else None
+        views = self._views(source, target, block)
+        combine = self._combine
+        traffic: _Traffic | None = None
+        for kind, peer, box, header, number, nbytes, slots, first, second, third in self._steps.steps:
+            if kind == SEND:
+                number[0] = sequence
+                if traffic is not None and traffic.is_busy(peer):
+                    traffic.send(peer, bytes(header), bytes_of(views[first].copy()) if nbytes else _NOTHING, is_long=False)
+                    continue
+                if nbytes:
+                    slots[box.next_out][...] = views[first]
+                unfinished = box.post(header, nbytes)
+                if unfinished is not None:
+                    # Not waited for now: the peer may be as far, and must get what it waits for.
+                    traffic = traffic or _Traffic(self._transport, patience)
+                    traffic.add(peer, checked_transfer(unfinished, box, "post"))
+            elif kind < REDUCE:
+                number[0] = sequence
+                unfinished = box.fetch(header, nbytes)
+                if unfinished is not None:
+                    traffic = traffic or _Traffic(self._transport, patience)
+                    traffic.wait(checked_transfer(unfinished, box, "fetch"), peer)
+                if kind == RECV_RIGHT:
+                    combine(views[first], slots[box.next_in], out=views[second])
+                elif kind == RECV_LEFT:
+                    combine(slots[box.next_in], views[first], out=views[second])
+                elif nbytes:
+                    views[first][...] = slots[box.next_in]
+            elif kind == REDUCE:
+                combine(views[first], views[second], out=views[third])
+            elif kind == COPY:
+                views[second][...] = views[first]
+            else:
+                traffic = traffic or _Traffic(self._transport, patience)
+                if kind == WAIT:
+                    traffic.wait_for_sends(peer, first)
+                else:
+                    number[0] = sequence
+                    self._carry(kind, peer, bytes(header), views[first], views[second], traffic)
+        if traffic is not None:
+            traffic.finish()
+        if block is not None:
+            # After a failure it is not kept: the transport may still have views of it.
+            shared_pool.give(block)
+
+    def _views(self, source: Array, target: Array, block: Block | None) -> list[Array]:
+        """Return what the steps work on: input, output, parts of the scratch memory, parts of input and output."""
+        steps = self._steps
+        views = [source, target, *(self._scratch if block is None else steps.lay_out(block.memory))]
+        if steps.parts:
+            flat = source.reshape(-1), target.reshape(-1)
+            views += [flat[memory][start:stop] for memory, start, stop in steps.parts]
+        return views
+
+    def _carry(self, kind: int, peer: int, header: bytes, first: Array, second: Array, traffic: _Traffic) -> None:
+        """Carry out the step of a long message."""
+        if kind == LONG_SEND:
+            traffic.send(peer, header, bytes_of(first))
+        elif kind == LONG_RECV:
+            transfer = self._transport.recv(peer, header, bytes_of(first))
+            traffic.wait(checked_transfer(transfer, self._transport, "recv"), peer)
+        else:
+            sink = self._reducer(first, second, incoming_first=kind == LONG_LEFT)
+            transfer = self._transport.consume(peer, header, second.nbytes, sink)
+            traffic.wait(checked_transfer(transfer, self._transport, "consume"), peer)
+
+    def _reducer(self, operand: Array, target: Array, *, incoming_first: bool) -> Sink:
+        """Return what reduces a message part by part, where each lies."""
+        combine, dtype, itemsize = self._combine, target.dtype, target.itemsize
+        operand, target = operand.reshape(-1), target.reshape(-1)
+
+        def sink(data: memoryview, offset: int) -> None:
+            first = offset // itemsize
+            incoming: Array = np.ndarray(len(data) // itemsize, dtype, data)
+            part = slice(first, first + incoming.size)
+            left, right = (incoming, operand[part]) if incoming_first else (operand[part], incoming)
+            combine(left, right, out=target[part])
+
+        return sink
+
+
+class _Traffic:
+    """What is on its way during a run: at most one message to each peer, while others wait for it, and what is waited for."""
+
+    __slots__ = ("_active", "_patience", "_queued", "_sent", "_transport", "_waiter")
+
+    def __init__(self, transport: Transport, patience: Patience) -> None:
+        self._transport = transport
+        self._patience = patience
+        self._waiter: Waiter | None = None
+        # To each peer: the transfer, and whether the message is a long one.
+        self._active: dict[int, tuple[Transfer, bool]] = {}
+        self._queued: dict[int, deque[tuple[bytes, memoryview, bool]]] = {}
+        self._sent: dict[int, int] = {}
+
+    def add(self, peer: int, transfer: Transfer) -> None:
+        """Note that a short message to a peer, to whom no other one is on its way, has not been sent at once."""
+        self._active[peer] = transfer, False
+
+    def is_busy(self, peer: int) -> bool:
+        """Tell whether something is on its way to a peer."""
+        return peer in self._active
+
+    def send(self, peer: int, header: bytes, payload: memoryview, *, is_long: bool = True) -> None:
+        """Send a message when its turn comes; the payload stays as it is until then."""
+        if peer in self._active:
+            self._queued.setdefault(peer, deque()).append((header, payload, is_long))
+        else:
+            self._start(peer, header, payload, is_long)
+
+    def wait(self, transfer: Transfer, peer: int) -> None:
+        """Wait until a message from a peer has come."""
+        while not transfer.done:
+            self._go_on(peer, transfer)
+
+    def wait_for_sends(self, peer: int, count: int) -> None:
+        """Wait until ``count`` long messages have been sent to a peer."""
+        while self._sent.get(peer, 0) < count:
+            self._go_on(peer)
+
+    def finish(self) -> None:
+        """Wait until all has been sent."""
+        while self._active:
+            self._go_on(next(iter(self._active)))
+
+    def _go_on(self, peer: int, *wanted: Transfer) -> None:
+        if self._waiter is None:
+            self._waiter = self._patience()
+        self._waiter.wait([*wanted, *(transfer for transfer, _ in self._active.values())], lambda: [peer])
+        for to, (transfer, is_long) in list(self._active.items()):
+            if transfer.done:
+                del self._active[to]
+                self._sent[to] = self._sent.get(to, 0) + is_long
+                queued = self._queued.get(to)
+                if queued:
+                    self._start(to, *queued.popleft())
+
+    def _start(self, peer: int, header: bytes, payload: memoryview, is_long: bool) -> None:
+        queued = self._queued.get(peer)
+        while True:
+            transfer = checked_transfer(self._transport.send(peer, header, payload), self._transport, "send")
+            if not transfer.done:
+                self._active[peer] = transfer, is_long
+                return
+            self._sent[peer] = self._sent.get(peer, 0) + is_long
+            if not queued:
+                return
+            header, payload, is_long = queued.popleft()
+
+
+def _no_reduction(*_: Array, **__: Array) -> None:
+    raise InternalError("a plan without a reduction came to a step that reduces")

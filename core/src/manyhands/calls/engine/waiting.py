@@ -1,0 +1,133 @@
+"""Waiting for transfers, with patience first and a deadline in the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from manyhands.contract.backend import Mailbox, Transfer, Transport
+from manyhands.contract.deadline import Deadline
+
+__all__ = ["Breach", "Overdue", "StallCallback", "Waiter", "checked_mailbox", "checked_transfer"]
+
+StallCallback = Callable[[list[int]], None]
+"""Called with the peers waited for, when nothing has moved for a while."""
+
+_FIRST_STALL_S = 0.2
+_NEXT_STALL_S = 0.5
+
+
+class Overdue(Exception):
+    """The deadline of a call passed while it waited for ``peers``."""
+
+    def __init__(self, peers: list[int]) -> None:
+        super().__init__(peers)
+        self.peers: list[int] = peers
+
+
+class Breach(Exception):
+    """A transport does not do what `Transport` says; `failures` names the backend."""
+
+
+def checked_transfer(given: Transfer | None, source: Transport | Mailbox, call: str) -> Transfer:
+    """Return what a plugin's ``call`` gave, where it is a `Transfer`. For first uses, and where a message must wait anyway.
+
+    Raises
+    ------
+    Breach
+        It is none. What is merely like one, such as a future, whose ``done`` is a method, would seem to be done.
+    """
+    if not isinstance(given, Transfer):
+        raise Breach(f"{_name(source)}.{call}() returned {given!r}, and not a manyhands.api.Transfer")
+    return given
+
+
+def checked_mailbox(transport: Transport, peer: int) -> Mailbox | None:
+    """Ask a transport for its mailbox for a peer.
+
+    Raises
+    ------
+    Breach
+        What it gives is none.
+    """
+    box = transport.mailbox(peer)
+    given: object = box
+    if given is not None and not isinstance(given, Mailbox):
+        raise Breach(f"{_name(transport)}.mailbox() returned {given!r}, and neither a manyhands.api.Mailbox nor None")
+    if box is not None:
+        slots: list[object] = [*box.outgoing, *box.incoming]
+        if not (box.outgoing and box.incoming) or not all(isinstance(slot, memoryview) for slot in slots):
+            raise Breach(
+                f"{_name(box)} has outgoing={box.outgoing!r} and incoming={box.incoming!r}, and not one or more memoryviews each"
+            )
+    return box
+
+
+def _name(of: object) -> str:
+    return f"{type(of).__module__}.{type(of).__qualname__}"
+
+
+class Waiter:
+    """Wait on behalf of one call: report when nothing has moved for a while, give up at the deadline.
+
+    ``deadline`` and ``on_stall``, None where nobody wants to know, are those that it was made with. The reports cost nothing on the way of a call that goes well: they begin when nothing has moved for a while.
+    """
+
+    __slots__ = ("_moved", "_patience", "_transport", "deadline", "on_stall")
+
+    def __init__(self, transport: Transport, deadline: Deadline, on_stall: StallCallback | None) -> None:
+        self._transport = transport
+        self.deadline: Deadline = deadline
+        self.on_stall: StallCallback | None = on_stall
+        self._patience: Deadline | None = None
+        self._moved = -1
+
+    def wait(self, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
+        """Return when one of ``transfers`` is done.
+
+        Raises
+        ------
+        Overdue
+            The deadline passed.
+        LinkLost, HeaderMismatch
+            As `Transport.wait`.
+        Breach
+            None is done.
+        """
+        patience = self._patience
+        if self.on_stall is None:
+            patience = self.deadline
+        elif patience is None:
+            patience = self._patience = Deadline(_FIRST_STALL_S)
+        while True:
+            limit = patience if patience.at < self.deadline.at else self.deadline
+            try:
+                self._transport.wait(transfers, limit)
+            except TimeoutError:
+                if self.on_stall is None or self.deadline.passed():
+                    raise Overdue(peers()) from None
+                self._stalled(patience, transfers, peers)
+            else:
+                if not any(
+                    transfer.done for transfer in transfers
+                ):  # who asks again and again would never hear of the deadline
+                    raise Breach(f"{_name(self._transport)}.wait() returned, and none of the transfers is done")
+                self._moved = -1
+                return
+
+    def finish(self, transfer: Transfer, peer: int, others: list[Transfer]) -> None:
+        """Return when ``transfer``, to or from ``peer``, is done, while others go on; raises as `wait`."""
+        while not transfer.done:
+            self.wait([transfer, *(other for other in others if not other.done)], lambda: [peer])
+
+    def _stalled(self, patience: Deadline, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
+        now = time.monotonic()
+        moved = sum(transfer.moved for transfer in transfers)
+        if moved != self._moved:
+            # The first look since something moved.
+            self._moved = moved
+            patience.at = now + _FIRST_STALL_S
+            return
+        assert self.on_stall is not None
+        self.on_stall(peers())
+        patience.at = now + _NEXT_STALL_S

@@ -1,0 +1,261 @@
+"""Send and receive: arrays from one rank to one other, with their dtype and shape in front.
+
+An array travels as an *opening* (dtype, shape and its first bytes, so that a small array needs no more), and then the rest of its bytes.
+The receiver checks the opening before it takes memory or touches ``out=``. Messages of one direction between two ranks are numbered
+and never overtake each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from manyhands.arrays.memory import Array, bytes_of, new_array
+from manyhands.calls.engine.waiting import StallCallback, Waiter, checked_transfer
+from manyhands.contract.backend import Damaged, Mailbox, Transfer, Transport
+from manyhands.contract.deadline import Deadline
+from manyhands.control.signatures import (
+    DESCRIPTION_BYTES,
+    CallSignature,
+    pack_description,
+    pack_header,
+    parse_description,
+    split_header,
+)
+
+__all__ = ["ARRAY", "DescriptionMismatch", "Incoming", "Outgoing", "move"]
+
+_FIRST_BYTES = 1024
+_OPENING_BYTES = DESCRIPTION_BYTES + _FIRST_BYTES
+_PIECE_BYTES = 1 << 20
+_MAX_HEADERS = 1024
+_headers: dict[tuple[bytes, int, int, int, int], tuple[bytes, bytes]] = {}
+"""Headers of messages but for their number, before and after it."""
+ARRAY: CallSignature = CallSignature("send")
+"""What the headers of all messages between two ranks say that carry an array of the user's."""
+
+
+class DescriptionMismatch(Exception):
+    """The array that ``peer`` sent is not the one that was expected."""
+
+    def __init__(self, peer: int, problem: str) -> None:
+        super().__init__(problem)
+        self.peer: int = peer
+        self.problem: str = problem
+
+
+class Outgoing:
+    """An array on its way to ``peer``: message ``number`` of that direction."""
+
+    __slots__ = ("_array", "_channel", "_rank", "_signature", "finished", "number", "peer")
+
+    is_send: ClassVar[bool] = True
+
+    def __init__(self, rank: int, peer: int, channel: int, number: int, array: Array, signature: CallSignature = ARRAY) -> None:
+        self.peer: int = peer
+        self.finished: bool = False
+        self._rank = rank
+        self._channel = channel
+        self.number: int = number
+        self._array = array
+        self._signature = signature
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the array in bytes."""
+        return self._array.nbytes
+
+    def open(self, opening: memoryview) -> memoryview:
+        """Write the opening; return the rest of the array."""
+        array = self._array
+        opening[:DESCRIPTION_BYTES] = pack_description(array.dtype, array.shape)
+        data = bytes_of(array)
+        first = min(len(data), _FIRST_BYTES)
+        opening[DESCRIPTION_BYTES : DESCRIPTION_BYTES + first] = data[:first]
+        return data[first:]
+
+    def header(self, nbytes: int, index: int) -> bytes:
+        """Return the header of one of its messages."""
+        return _header(self._signature, self._rank, self._channel, self.number, nbytes, index)
+
+
+class Incoming:
+    """An array on its way from ``peer``, into ``out`` or into new memory; ``array`` is valid once it has come."""
+
+    __slots__ = ("_channel", "_out", "_signature", "array", "finished", "number", "peer")
+
+    is_send: ClassVar[bool] = False
+
+    def __init__(self, peer: int, channel: int, number: int, out: Array | None, signature: CallSignature = ARRAY) -> None:
+        self.peer: int = peer
+        self.finished: bool = False
+        self.array: Array | None = out
+        self._channel = channel
+        self.number: int = number
+        self._out = out
+        self._signature = signature
+
+    def opened(self, opening: memoryview) -> memoryview:
+        """Read the opening; return the memory for the rest of the array.
+
+        Raises
+        ------
+        DescriptionMismatch
+            It does not fit ``out``, or cannot be taken.
+        """
+        description = opening[:DESCRIPTION_BYTES].tobytes()
+        array = self._out
+        if array is None or description != pack_description(array.dtype, array.shape):
+            array = self._prepare(description)
+        self.array = array
+        data = bytes_of(array)
+        first = min(len(data), _FIRST_BYTES)
+        data[:first] = opening[DESCRIPTION_BYTES : DESCRIPTION_BYTES + first]
+        return data[first:]
+
+    def _prepare(self, description: bytes) -> Array:
+        dtype, shape, sent = parse_description(description)
+        if self._out is not None:
+            expected = f"{self._out.dtype}{list(self._out.shape)}"
+            raise DescriptionMismatch(
+                self.peer, f"rank {self.peer} sent {sent}, and out= is {expected}: give an out= like what is sent, or none"
+            )
+        if dtype is None:
+            raise DescriptionMismatch(
+                self.peer, f"rank {self.peer} sent {sent}, and this rank cannot make such an array: pip install ml_dtypes"
+            )
+        if math.prod(extent or 1 for extent in shape) * dtype.itemsize >= 1 << 62:
+            raise Damaged(self.peer, f"rank {self.peer} sent an array that cannot be: {sent}")
+        return new_array(shape, dtype)
+
+    def header(self, nbytes: int, index: int) -> bytes:
+        """Return the header that one of its messages must have."""
+        return _header(self._signature, self.peer, self._channel, self.number, nbytes, index)
+
+
+def _header(signature: CallSignature, sender: int, channel: int, number: int, nbytes: int, index: int) -> bytes:
+    # By the digest: to hash a signature would take longer than to pack a header.
+    key = (signature.digest, sender, channel, nbytes, index)
+    parts = _headers.get(key)
+    if parts is None:
+        if len(_headers) >= _MAX_HEADERS:
+            _headers.clear()
+        parts = _headers[key] = split_header(pack_header(signature, sender, channel, 0, nbytes, index))
+    return parts[0] + number.to_bytes(8, "little") + parts[1]
+
+
+def move(
+    transport: Transport,
+    boxes: Mapping[int, Mailbox | None],
+    outgoing: Outgoing | None,
+    incoming: Incoming | None,
+    deadline: Deadline,
+    on_stall: StallCallback | None,
+) -> None:
+    """Move an array in either direction or both, at once, so that two ranks that exchange arrays never wait for each other's receive.
+
+    Parameters
+    ----------
+    transport
+        What moves them.
+    boxes
+        Its mailboxes of the peers, which are connected.
+    outgoing, incoming
+        What to move.
+    deadline, on_stall
+        As for `Waiter`.
+
+    Raises
+    ------
+    DescriptionMismatch
+        Something else came than ``out=`` can take; ``out=`` is untouched.
+    Overdue, LinkLost, HeaderMismatch
+        As `Waiter.wait`; ``out=`` may be partly written.
+    """
+    mover = _Mover(transport, boxes)
+    ways = [mover.send(outgoing)] if outgoing is not None else []
+    if incoming is not None:
+        ways.append(mover.receive(incoming))
+    waiter: Waiter | None = None
+    # Each way goes on as far as it can, and says what it waits for.
+    active = [(way, transfer) for way in ways if (transfer := next(way, None)) is not None]
+    while active:
+        if waiter is None:
+            waiter = Waiter(transport, deadline, on_stall)
+        waiter.wait(
+            [transfer for _, transfer in active], lambda: [flow.peer for flow in (incoming, outgoing) if flow is not None]
+        )
+        going_on = [(way, next(way, None) if transfer.done else transfer) for way, transfer in active]
+        active = [(way, transfer) for way, transfer in going_on if transfer is not None]
+
+
+class _Mover:
+    """Moves the messages of one call: each way yields the transfers that it has to wait for, one after the other."""
+
+    __slots__ = ("_boxes", "_transport")
+
+    def __init__(self, transport: Transport, boxes: Mapping[int, Mailbox | None]) -> None:
+        self._transport = transport
+        self._boxes = boxes
+
+    def send(self, flow: Outgoing) -> Iterator[Transfer]:
+        """Send the opening, and the rest: through the mailbox where it is short."""
+        header, box = flow.header(_OPENING_BYTES, 0), self._boxes[flow.peer]
+        transfer: Transfer | None
+        if box is None:
+            opening = memoryview(bytearray(_OPENING_BYTES))
+            rest = flow.open(opening)
+            transfer = self._transport.send(flow.peer, header, opening)
+        else:
+            rest = flow.open(box.outgoing[box.next_out])
+            transfer = box.post(header, _OPENING_BYTES)
+        if transfer is not None or box is None:
+            self._check(flow, transfer, box, "send" if box is None else "post")
+        if transfer is not None and not transfer.done:
+            yield transfer
+        if box is not None and 0 < len(rest) <= len(box.outgoing[0]):
+            box.outgoing[box.next_out][: len(rest)] = rest
+            transfer = box.post(flow.header(len(rest), 1), len(rest))
+            if transfer is not None:
+                yield transfer
+        else:
+            for header, piece in self._pieces(flow, rest):
+                transfer = self._transport.send(flow.peer, header, piece)
+                if not transfer.done:
+                    yield transfer
+        flow.finished = True
+
+    def receive(self, flow: Incoming) -> Iterator[Transfer]:
+        """Receive the opening, and the rest: through the mailbox where it is short."""
+        header, box = flow.header(_OPENING_BYTES, 0), self._boxes[flow.peer]
+        opening = memoryview(bytearray(_OPENING_BYTES if box is None else 0))
+        transfer = self._transport.recv(flow.peer, header, opening) if box is None else box.fetch(header, _OPENING_BYTES)
+        if transfer is not None or box is None:
+            self._check(flow, transfer, box, "recv" if box is None else "fetch")
+        if transfer is not None and not transfer.done:
+            yield transfer
+        rest = flow.opened(opening if box is None else box.incoming[box.next_in])
+        if box is not None and 0 < len(rest) <= len(box.incoming[0]):
+            transfer = box.fetch(flow.header(len(rest), 1), len(rest))
+            if transfer is not None:
+                yield transfer
+            rest[:] = box.incoming[box.next_in][: len(rest)]
+        else:
+            for header, piece in self._pieces(flow, rest):
+                transfer = self._transport.recv(flow.peer, header, piece)
+                if not transfer.done:
+                    yield transfer
+        flow.finished = True
+
+    def _check(self, flow: Outgoing | Incoming, transfer: Transfer | None, box: Mailbox | None, call: str) -> None:
+        """Look at what a plugin gave, where that costs nothing: of mailboxes what must wait, else the first of each direction."""
+        if box is not None or not flow.number:
+            checked_transfer(transfer, box or self._transport, call)
+
+    def _pieces(self, flow: Outgoing | Incoming, rest: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield a header and a payload for each message of the rest."""
+        piece_bytes = max(1, len(rest)) if self._transport.streams else _PIECE_BYTES
+        for index, start in enumerate(range(0, len(rest), piece_bytes), start=1):
+            piece = rest[start : start + piece_bytes]
+            yield flow.header(len(piece), index), piece

@@ -1,0 +1,173 @@
+"""Lanes: calls that must run one after the other, in the order in which they came.
+
+A collective of a group, and a message of one direction between two ranks, must come in the same order on both sides. Whoever
+makes such a call takes its turn in a lane: the calling thread itself where it waits for the result (no thread is woken
+when the lane is free), a background thread where it does not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from manyhands.contract.deadline import Deadline
+from manyhands.contract.runtime import Place, Runtime
+from manyhands.control.computer import COMPUTER
+
+__all__ = ["Lane"]
+
+
+class _Turn:
+    """A place in the queue: of a waiting thread, or of an action for a background thread."""
+
+    __slots__ = ("action", "come")
+
+    def __init__(self, action: Callable[[], None] | None, come: Place | None) -> None:
+        self.action = action
+        self.come = come
+
+    def wake(self) -> None:
+        """Tell the waiting thread that its turn has come."""
+        if self.come is not None:
+            self.come.wake()
+
+
+class Lane:
+    """A queue of turns, of which one runs at a time.
+
+    Parameters
+    ----------
+    runtime
+        What its threads run on.
+    """
+
+    __slots__ = ("_busy", "_lock", "_queue", "_runner", "runtime")
+
+    def __init__(self, runtime: Runtime = COMPUTER) -> None:
+        self.runtime: Runtime = runtime
+        self._lock = threading.Lock()
+        self._busy = False
+        self._queue: deque[_Turn] = deque()
+        self._runner: int | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has a turn."""
+        return not self._busy
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread is the background thread that runs an action of this lane."""
+        return self._runner == threading.get_ident()
+
+    def take(self, deadline: Deadline, *, for_good: bool = False) -> bool:
+        """Wait for the calling thread's turn; `give` must follow. Return whether nobody was before it.
+
+        Parameters
+        ----------
+        deadline
+            Until when to wait.
+        for_good
+            Whether the thread makes no other call of the group when its turn does not come, so that it can be counted as
+            waiting for ever.
+
+        Raises
+        ------
+        TimeoutError
+            The turn did not come in time; its place in the queue is given up.
+        """
+        with self._lock:
+            if not self._busy:
+                self._busy = True
+                return True
+            come = self.runtime.place(for_good=for_good)
+            turn = _Turn(None, come)
+            self._queue.append(turn)
+        try:
+            if come.wait(deadline.remaining()):
+                return False
+        except BaseException:
+            if not self._leave(turn):
+                self.give()
+            raise
+        if self._leave(turn):
+            raise TimeoutError
+        return False
+
+    def take_if_free(self) -> bool:
+        """Take the turn if nobody has it and nobody waits, without waiting; `give` must follow where that was so."""
+        with self._lock:
+            free = not self._busy
+            self._busy = True
+        return free
+
+    def give(self) -> None:
+        """End the calling thread's turn."""
+        with self._lock:
+            if not self._queue:
+                self._busy = False
+                return
+            if self._queue[0].action is None:
+                self._queue.popleft().wake()
+                return
+        try:
+            self.runtime.start(self._drain)
+        except RuntimeError:  # no thread can be had: what was promised is done all the same, only not in the background
+            self._drain()
+
+    @contextmanager
+    def turn(self, deadline: Deadline) -> Iterator[None]:
+        """Run a block in the calling thread's turn.
+
+        Raises
+        ------
+        TimeoutError
+            As `take`.
+        """
+        self.take(deadline)
+        try:
+            yield
+        finally:
+            self.give()
+
+    def submit(self, action: Callable[[], None]) -> None:
+        """Run ``action``, which must not raise, in a background thread when its turn comes.
+
+        Where this process can have no more threads, which is so while the interpreter ends, it runs here and now.
+        """
+        with self._lock:
+            self._queue.append(_Turn(action, None))
+            if self._busy:
+                return
+            self._busy = True
+        try:
+            self.runtime.start(self._drain)
+        except RuntimeError:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Run the actions that come next, one after the other, in this thread."""
+        before, self._runner = self._runner, threading.get_ident()
+        while True:
+            with self._lock:
+                if not self._queue or self._queue[0].action is None:
+                    self._runner = before
+                    if self._queue:
+                        self._queue.popleft().wake()
+                    else:
+                        self._busy = False
+                    return
+                action = self._queue.popleft().action
+            assert action is not None
+            action()
+            del action  # it holds arrays, and the next one may be long in coming
+
+    def _leave(self, turn: _Turn) -> bool:
+        """Give up a place in the queue; tell whether it was still one. Else the turn has just come."""
+        with self._lock:
+            if turn in self._queue:
+                self._queue.remove(turn)
+                return True
+        return False

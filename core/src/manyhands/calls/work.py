@@ -1,0 +1,524 @@
+"""Work: the handle of a call that is still running, and waiting for several of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
+
+from manyhands.calls.turns import Lane
+from manyhands.contract.deadline import Deadline
+from manyhands.contract.runtime import Place
+from manyhands.errors import ClosedError, DeadlineError, UsageError
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["Work", "as_completed", "wait_all", "wait_any"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("manyhands.calls")
+
+_TOLD = 4
+"""How many calls are named one by one in messages to people."""
+_ROUNDS = 8
+"""How often an event loop in a simulated world does what it has to do, which may bring more, before it asks for the next thing to happen."""
+
+
+class Work(Generic[T]):
+    """The handle of a call that runs in the background; what ``Group.*_async`` return.
+
+    Until the work is done, the arrays given to the call must not be written to, and ``out=`` not be touched. A handle may be
+    dropped: the call goes on all the same, keeps its arrays alive, and a failure of it is raised by every later call on the
+    group.
+
+    Collectives of one group run, and are done, in the order in which they were issued; sends to one rank, and receives from one
+    rank, likewise.
+
+    Several are waited for by `manyhands.wait_all`, `manyhands.wait_any` and `manyhands.as_completed`; in a coroutine by ``await`` and by all that
+    asyncio has for awaitables: ``asyncio.wait``, ``gather``, ``wait_for``, ``as_completed``, ``shield``. It is no `concurrent.futures.Future`.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "_ended",
+        "_error",
+        "_lane",
+        "_lock",
+        "_on_failure_seen",
+        "_places",
+        "_process",
+        "_result",
+        "_takes_stock",
+        "_trace",
+        "_what",
+    )
+
+    _waits_are_told: ClassVar[bool] = True
+    """Whether the rules about waits that never end hear of each call that this may wait for."""
+
+    def __init__(self, what: str, lane: Lane, on_failure_seen: Callable[[], None] | None = None) -> None:
+        self._what = what
+        self._on_failure_seen = on_failure_seen
+        self._lane = lane
+        self._lock = threading.Lock()
+        self._ended = False
+        self._process = os.getpid()
+        self._places: list[Place] = []
+        self._trace: TracebackType | None = None
+        self._callbacks: list[tuple[Callable[[Work[T]], object], asyncio.AbstractEventLoop | None]] = []
+        self._takes_stock = False
+        self._result: T
+        self._error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        state = "running" if not self._ended else "done" if self._error is None else f"failed: {type(self._error).__name__}"
+        return f"<manyhands.Work {self._what}, {state}>"
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Wait until the call is done, and return its result.
+
+        Of arrays on GPUs, the host waits only until the call has been enqueued, behind those before it, and the caller's current stream
+        until it is done: that stream may use the result from there on. `synchronize` waits on the host.
+
+        Parameters
+        ----------
+        timeout_s
+            The most seconds to wait. By default as long as the call takes, which its own deadline bounds.
+
+        Returns
+        -------
+        ndarray or None
+            What the call without ``_async`` returns.
+
+        Raises
+        ------
+        DeadlineError
+            ``timeout_s`` passed. The call goes on, the group is well, and this may be called again.
+        ManyHandsError
+            What the call raised.
+        ClosedError
+            This process was forked from the one that made the call.
+        UnsupportedError
+            The caller's current stream is being captured.
+        UsageError
+            ``timeout_s`` is no number of seconds.
+        """
+        return self._finish(None if timeout_s is None else Deadline(timeout_s, self._lane.runtime.now))
+
+    def _finish(self, deadline: Deadline | None) -> T:
+        """Wait as `wait`."""
+        if not self._ended and _first_done([self], deadline) is None:
+            raise self._late(deadline)
+        error = self.exception()
+        if error is not None:
+            # Each raise adds to the traceback; every waiter gets that of the call alone.
+            raise error.with_traceback(self._trace)
+        return self._result
+
+    def synchronize(self, timeout_s: float | None = None) -> T:
+        """Wait on the host until the call is done, and return its result.
+
+        That is what `wait` does, except for arrays on GPUs: there `wait` makes the caller's current stream wait, and the host goes on.
+
+        Parameters
+        ----------
+        timeout_s
+            As for `wait`, whose result and errors this has, too.
+        """
+        return self.wait(timeout_s)
+
+    def done(self) -> bool:
+        """Tell whether the call has ended, well or badly. Never blocks.
+
+        Raises
+        ------
+        ClosedError
+            It has not, and this process was forked from the one that made the call, so that it would never learn of the end.
+        """
+        if self._takes_stock:
+            self._takes_stock = False
+        elif not self._ended:
+            self._check_process()
+            self._lane.runtime.glance()
+        return self._ended
+
+    def exception(self) -> BaseException | None:
+        """Return what the call raised; None while it runs, and when it went well. Never blocks."""
+        error = self._error if self.done() else None
+        if error is not None and self._on_failure_seen is not None:
+            self._on_failure_seen()
+        return error
+
+    def cancelled(self) -> bool:
+        """Return False: a call that has been issued cannot be taken back. ``asyncio.wait`` asks."""
+        return False
+
+    def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
+        """Call ``callback(work)`` once the call has ended, at once if it has; in a background thread.
+
+        The callbacks of a group run one after the other, in the order in which their calls ended, and may use the group. An
+        exception that one raises is logged, and changes nothing.
+
+        A callback that is added in a coroutine is called by its event loop, as those of asyncio's own futures are, and must not block.
+
+        Parameters
+        ----------
+        callback
+            It is called with this work; what it returns is not looked at.
+
+        Raises
+        ------
+        ClosedError
+            The call has not ended, and this process was forked from the one that made it.
+        UsageError
+            ``callback`` cannot be called.
+        """
+        if not callable(callback):
+            raise UsageError(f"a callback is called with the work, and {callback!r} cannot be called")
+        loop = _running_loop()
+        if not self._ended:
+            self._check_process()
+            if loop is not None:  # `asyncio.wait` comes here
+                self._check_ends()
+        with self._lock:
+            pending = not self._ended
+            if pending:
+                self._callbacks.append((callback, loop))
+        if not pending:
+            self._tell(callback, loop)
+        elif loop is not None and self._lane.runtime.is_simulated:
+            _Asking.of(loop).add(self, callback)
+
+    def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
+        """Take back callbacks that have not been called yet.
+
+        Parameters
+        ----------
+        callback
+            What was given to `add_done_callback`.
+
+        Returns
+        -------
+        int
+            How often it had been added.
+        """
+        with self._lock:
+            # `asyncio.wait`, when it has been told, does this to each work and then asks whether it is done. Were the simulated time to go on
+            # between one and the next, what it finds would depend on the order of a set.
+            self._takes_stock = self._lane.runtime.is_simulated
+            before = len(self._callbacks)
+            self._callbacks = [each for each in self._callbacks if each[0] != callback]
+            return before - len(self._callbacks)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait in a coroutine, without blocking its event loop."""
+        if not self._ended:
+            self._check_process()
+            self._check_ends()
+        if self._lane.runtime.is_simulated:
+            # The loop would wait on the computer's clock; so it is asked again and again, which lets the simulated time go on.
+            while not self.done():
+                yield
+        elif not self._ended:
+            # Whoever awaits has imported it; for all others it would be a tenth of the time that manyhands takes to import.
+            from asyncio import get_running_loop
+
+            try:
+                loop = get_running_loop()
+            except RuntimeError:
+                raise UsageError(
+                    f"await of {self._what} needs a running event loop of asyncio: elsewhere call work.wait(), in a thread of its own where "
+                    "nothing may block"
+                ) from None
+            ended: asyncio.Future[None] = loop.create_future()
+
+            def wake(_: Work[T]) -> None:
+                if not ended.done():
+                    ended.set_result(None)
+
+            self.add_done_callback(wake)
+            try:
+                yield from ended
+            finally:
+                self.remove_done_callback(wake)
+        return self.wait()
+
+    @property
+    def _condition(self) -> NoReturn:
+        """Say what to do to `concurrent.futures.wait` and ``as_completed``, which begin with this of each of their futures."""
+        raise UsageError(
+            "a Work is no concurrent.futures.Future: wait for several by manyhands.wait_all(works), manyhands.wait_any(works) or "
+            "manyhands.as_completed(works)"
+        )
+
+    def _expect_end(self) -> None:
+        """Prepare to be woken at the end; for DeviceWork, whose end somebody must look for."""
+
+    def _check_ends(self) -> None:
+        """Refuse to wait for an end that never comes; for the works of a batch, which ends after its block."""
+
+    def _late(self, deadline: Deadline | None) -> DeadlineError:
+        seconds = 0.0 if deadline is None else deadline.timeout_s
+        return DeadlineError(f"{self._what} was not done within {seconds:g} s of waiting; it goes on", operation=self._what)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ClosedError(
+                f"{self._what} was issued by the process that this one was forked from, which alone can wait for it: do that there, and "
+                "hand the result over by a pipe or a queue"
+            )
+
+    def run(self, action: Callable[[], T]) -> None:
+        """Do what the call does, and end it; for core."""
+        try:
+            self._result = action()
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+            self._error = error
+            self._trace = error.__traceback__
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+            places, self._places = self._places, []
+            self._ended = True
+            for place in places:
+                place.wake()
+        for callback, loop in callbacks:
+            self._tell(callback, loop)
+
+    def _tell(self, callback: Callable[[Work[T]], object], loop: asyncio.AbstractEventLoop | None) -> None:
+        """Let a callback be called, by its event loop or when its turn comes."""
+        if loop is None:
+            self._lane.submit(lambda: self._call(callback))
+            return
+        # Not in the lane: one of those that come before may be waiting for this. A loop that has been closed has nobody who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(callback, self)
+
+    def _call(self, callback: Callable[[Work[T]], object]) -> None:
+        try:
+            callback(self)
+        except BaseException:  # noqa: BLE001 - nobody waits for a callback who could take it, and those after it must run
+            _log.exception("manyhands: a callback of %s failed", self._what)
+
+
+class _Asking:
+    """Lets the simulated time go on while an event loop, which waits on the computer's clock, waits for callbacks of works."""
+
+    _known: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Asking]] = weakref.WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._waits: list[tuple[Work[Any], Callable[[Work[Any]], object]]] = []
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> _Asking:
+        """Return that of an event loop."""
+        return cls._known.setdefault(loop, cls())
+
+    def add(self, work: Work[Any], callback: Callable[[Work[Any]], object]) -> None:
+        """Ask until a callback of the running event loop has been told."""
+        self._waits.append((work, callback))
+        if len(self._waits) == 1:
+            self._go_on(_ROUNDS)
+
+    def _go_on(self, rounds: int) -> None:
+        loop = _running_loop()
+        assert loop is not None
+        if rounds:  # first comes what the loop has to do, or it would hear of an end after more has happened
+            loop.call_soon(self._go_on, rounds - 1)
+            return
+        waits = self._waits = [(work, callback) for work, callback in self._waits if (callback, loop) in work._callbacks]
+        if not waits:
+            return
+        try:
+            waits[0][0]._lane.runtime.glance()
+        except BaseException:  # the world has ended, and who waits is to learn so
+            self._waits = []
+            for work, callback in waits:
+                work._tell(callback, loop)
+            raise
+        loop.call_soon(self._go_on, _ROUNDS)
+
+
+def wait_all(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> list[T]:
+    """Wait until several calls are done, and return their results.
+
+    They may be of several groups, and of arrays on GPUs: for those this waits as `Work.wait` does.
+
+    Parameters
+    ----------
+    works
+        What ``Group.*_async`` and batches return.
+    timeout_s
+        The most seconds to wait for all of them together. By default as long as they take.
+
+    Returns
+    -------
+    list
+        The result of each, in the order of ``works``; empty where there are none.
+
+    Raises
+    ------
+    DeadlineError
+        ``timeout_s`` passed. The calls go on, their groups are well, and this may be called again.
+    ManyHandsError
+        What the first that failed, in the order of ``works``, raised; the others go on.
+    ClosedError
+        This process was forked from the one that made the calls.
+    UsageError
+        ``works`` holds something else, or ``timeout_s`` is no number of seconds.
+    """
+    chosen, deadline = _checked(works, timeout_s, "wait_all")
+    return [work._finish(deadline) for work in chosen]
+
+
+def wait_any(works: Iterable[Work[Any]], *, timeout_s: float | None = None) -> int:
+    """Wait until one of several calls has ended, well or badly; its ``wait()`` then gives the result, or raises.
+
+    They may be of several groups, and of arrays on GPUs: those have ended when the GPU is done.
+
+    Parameters
+    ----------
+    works
+        What ``Group.*_async`` and batches return; at least one.
+    timeout_s
+        The most seconds to wait. By default as long as it takes.
+
+    Returns
+    -------
+    int
+        Where in ``works`` it is: the first, where several have ended.
+
+    Raises
+    ------
+    DeadlineError
+        ``timeout_s`` passed. The calls go on, their groups are well, and this may be called again.
+    ClosedError
+        This process was forked from the one that made the calls.
+    UsageError
+        ``works`` is empty or holds something else, or ``timeout_s`` is no number of seconds.
+    """
+    chosen, deadline = _checked(works, timeout_s, "wait_any")
+    if not chosen:
+        raise UsageError("wait_any was given no works, and would wait for ever")
+    place = _first_done(chosen, deadline)
+    if place is None:
+        raise _none_done(chosen, timeout_s)
+    return place
+
+
+def as_completed(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> Iterator[Work[T]]:
+    """Yield several calls, each once it has ended, well or badly: its ``wait()`` gives the result at once, or raises.
+
+    They may be of several groups, and of arrays on GPUs: those have ended when the GPU is done. Of those that have ended by the time
+    the next is asked for, the first in ``works`` comes first.
+
+    Parameters
+    ----------
+    works
+        What ``Group.*_async`` and batches return.
+    timeout_s
+        The most seconds until the last has ended, counted from this call. By default as long as it takes.
+
+    Returns
+    -------
+    iterator of Work
+        Each of ``works`` once.
+
+    Raises
+    ------
+    DeadlineError
+        From the iterator: ``timeout_s`` passed before the next had ended. The calls go on, and their groups are well.
+    ClosedError
+        From the iterator: this process was forked from the one that made the calls.
+    UsageError
+        At once: ``works`` holds something else, or ``timeout_s`` is no number of seconds.
+    """
+    chosen, deadline = _checked(works, timeout_s, "as_completed")
+
+    def completed() -> Iterator[Work[T]]:
+        while chosen:
+            place = _first_done(chosen, deadline)
+            if place is None:
+                raise _none_done(chosen, timeout_s)
+            yield chosen.pop(place)
+
+    return completed()
+
+
+def _checked(works: Iterable[Work[T]], timeout_s: float | None, what: str) -> tuple[list[Work[T]], Deadline | None]:
+    """Return the works, and until when to wait for them."""
+    words = f"{what} takes a list of works, such as group.all_reduce_async() returns, and a"
+    if not isinstance(works, Iterable):
+        raise UsageError(f"{words} {type(works).__name__} was given")
+    chosen: list[Any] = list(works)
+    wrong = [type(each).__name__ for each in chosen if not isinstance(each, Work)]
+    if wrong:
+        raise UsageError(f"{words} {wrong[0]} was given")
+    if timeout_s is None:
+        return chosen, None
+    return chosen, Deadline(timeout_s, chosen[0]._lane.runtime.now) if chosen else Deadline(timeout_s)
+
+
+def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | None:
+    """Wait until one of some works has ended; return where the first is that has, None where that was not so by the deadline."""
+    are_told = True
+    for work in works:
+        if not work._ended:
+            work._check_process()
+            work._check_ends()
+            work._expect_end()
+        are_told = are_told and work._waits_are_told
+    runtime = works[0]._lane.runtime
+    # All locks: the thread counts as waiting from when its place is made, which must not be when one has ended already.
+    with contextlib.ExitStack() as locks:
+        for work in works if len(works) == 1 else sorted(set(works), key=id):
+            locks.enter_context(work._lock)
+        done = _first_ended(works)
+        if done is not None:
+            return done
+        # Whoever will give up may still come to the rescue of others.
+        place = runtime.place(for_good=deadline is None and are_told)
+        for work in works:
+            work._places.append(place)
+    try:
+        place.wait(None if deadline is None else deadline.remaining())
+    finally:
+        for work in works:
+            with work._lock:
+                if place in work._places:
+                    work._places.remove(place)
+    return _first_ended(works)
+
+
+def _first_ended(works: Sequence[Work[Any]]) -> int | None:
+    for place, work in enumerate(works):
+        if work._ended:
+            return place
+    return None
+
+
+def _none_done(works: Sequence[Work[Any]], timeout_s: float | None) -> DeadlineError:
+    names = [work._what for work in works]
+    if len(names) > _TOLD:
+        names[_TOLD:] = [f"{len(names) - _TOLD} more"]
+    return DeadlineError(
+        f"none of {len(works)} calls was done within {timeout_s or 0:g} s of waiting ({', '.join(names)}); they go on",
+        operation=works[0]._what,
+    )
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that the calling thread runs, if it does; asyncio is not imported for that."""
+    module = sys.modules.get("asyncio")
+    try:
+        loop: asyncio.AbstractEventLoop | None = None if module is None else module.get_running_loop()
+    except (RuntimeError, AttributeError):  # there is none; asyncio is being imported by another thread
+        return None
+    return loop

@@ -1,0 +1,1 @@
+"""Words, numbers and checks that all rooms use."""

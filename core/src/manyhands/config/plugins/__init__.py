@@ -1,0 +1,25 @@
+"""Which plugins there are, what they provide, and what is wrong with those that cannot be used.
+
+Three tiers, each paid for only when it is asked for:
+
+1. **list**: names, distributions and versions from the metadata of what is installed; nothing is imported.
+2. **describe**: one plugin's light module is imported and gives its `BackendSpec`.
+3. **create**: the factory that the spec names is imported, and with it CuPy, mpi4py or whatever the backend needs.
+"""
+
+from __future__ import annotations
+
+from manyhands.config.plugins.installed import BACKEND_GROUP, EXTENSION_GROUP, InstalledPlugin, Switches
+from manyhands.config.plugins.loading import checked_kind
+from manyhands.config.plugins.manager import Description, PluginManager, get_plugin_manager
+
+__all__ = [
+    "BACKEND_GROUP",
+    "EXTENSION_GROUP",
+    "Description",
+    "InstalledPlugin",
+    "PluginManager",
+    "Switches",
+    "checked_kind",
+    "get_plugin_manager",
+]

@@ -1,0 +1,174 @@
+"""The first tier of discovery: the metadata of installed plugins, and the switches that choose among them."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from manyhands.common.installing import install_command
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+__all__ = [
+    "BACKEND_GROUP",
+    "EXTENSION_GROUP",
+    "InstalledPlugin",
+    "Switches",
+    "find_installed",
+    "install_hint",
+    "nearest",
+    "unknown_backend_text",
+]
+
+BACKEND_GROUP: Final[str] = "manyhands"
+"""The entry-point group of backends."""
+
+EXTENSION_GROUP: Final[str] = "manyhands.extensions"
+"""The entry-point group of everything else: algorithms, observers, native collectives."""
+
+_FIRST_PARTY: Final[tuple[str, ...]] = ("gloo", "hybrid", "mpi", "nccl", "shm", "simulated", "tcp")
+"""The backends that the extras of the distribution ``manyhands`` install."""
+
+_OFF: Final[frozenset[str]] = frozenset({"", "0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledPlugin:
+    """What the metadata says about one entry point.
+
+    Attributes
+    ----------
+    name
+        The entry point's name; for a backend, the backend's.
+    distribution
+        The distribution that brings it, such as ``"manyhands-tcp"``.
+    version
+        That distribution's version.
+    value
+        The import string of the plugin's module.
+    group
+        The entry-point group.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    value: str
+    group: str = BACKEND_GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Which plugins to load and which to leave alone.
+
+    Attributes
+    ----------
+    load
+        Names of entry points, or of modules, to load in any case.
+    block
+        Names of entry points, or of modules, never to load.
+    autoload
+        Whether entry points count that ``load`` does not name.
+    trace
+        Whether each hook call is written to stderr.
+    """
+
+    load: tuple[str, ...] = ()
+    block: frozenset[str] = field(default_factory=frozenset)
+    autoload: bool = True
+    trace: bool = False
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Switches:
+        """Read ``MANYHANDS_PLUGINS``, ``MANYHANDS_NO_AUTOLOAD`` and ``MANYHANDS_TRACE_HOOKS``."""
+        base = cls(
+            autoload=environ.get("MANYHANDS_NO_AUTOLOAD", "").strip().lower() in _OFF,
+            trace=environ.get("MANYHANDS_TRACE_HOOKS", "").strip().lower() not in _OFF,
+        )
+        return base.with_words(environ.get("MANYHANDS_PLUGINS", "").split(","))
+
+    def with_words(self, words: Iterable[str]) -> Switches:
+        """Add ``"NAME"`` (load) and ``"no:NAME"`` (block) words; a later word about a name overrides an earlier one."""
+        load, block = list(self.load), set(self.block)
+        for word in words:
+            name = word.strip()
+            blocked = name.startswith("no:")
+            name = name.removeprefix("no:").strip()
+            if not name:
+                continue
+            if blocked:
+                block.add(name)
+                load = [other for other in load if other != name]
+            else:
+                block.discard(name)
+                load.extend([name] if name not in load else [])
+        return Switches(tuple(load), frozenset(block), self.autoload, self.trace)
+
+    def allows(self, name: str) -> bool:
+        """Tell whether the entry point ``name`` counts."""
+        return name not in self.block and (self.autoload or name in self.load)
+
+
+def find_installed(group: str) -> list[InstalledPlugin]:
+    """List the entry points of ``group``, duplicates included, sorted by name; import none of them."""
+    # Costs several milliseconds, and no program needs it that makes its groups from registered plugins alone.
+    from importlib.metadata import entry_points
+
+    found = [
+        InstalledPlugin(
+            name=entry.name,
+            distribution=entry.dist.name if entry.dist is not None else "(unknown)",
+            version=entry.dist.version if entry.dist is not None else "(unknown)",
+            value=entry.value,
+            group=group,
+        )
+        for entry in entry_points(group=group)
+    ]
+    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate that ``name`` is most likely a misspelling of, None if there is none."""
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.55)
+    return by_lower[close[0]] if close else None
+
+
+def install_hint(name: str) -> str:
+    """Return the command that installs the first-party backend ``name``; empty for any other name."""
+    return install_command(f"pip install 'manyhands[{name}]'") if name in _FIRST_PARTY else ""
+
+
+def unknown_backend_text(name: str, installed: Collection[str], switches: Switches, left_out: Collection[str] = ()) -> str:
+    """Say what is wrong with the backend ``name``, what is there instead, and what to do.
+
+    Parameters
+    ----------
+    name
+        What was asked for.
+    installed
+        The backends that count.
+    switches
+        Why others do not count.
+    left_out
+        The backends that are installed and do not count.
+    """
+    listed = ", ".join(sorted(installed)) or "none"
+    text = f"there is no backend {name!r} (installed: {listed})"
+    if name in switches.block:
+        return f"the backend {name!r} is blocked by the switch 'no:{name}'; remove it, or choose another (installed: {listed})"
+    if name in left_out:
+        text += (
+            f"; MANYHANDS_NO_AUTOLOAD is set, so only those count that MANYHANDS_PLUGINS names: try MANYHANDS_PLUGINS={name}"
+        )
+    elif hint := install_hint(name):
+        text += f"; install it with: {hint}"
+    elif suggestion := nearest(name, [*installed, "auto", *_FIRST_PARTY]):
+        text += f"; did you mean {suggestion!r}?"
+        if suggestion not in installed and (hint := install_hint(suggestion)):
+            text += f" It is installed with: {hint}"
+    elif not installed:
+        text += f"; install one, for example with: {install_hint('tcp')}"
+    return text

@@ -1,0 +1,597 @@
+"""The plugin manager: the second and third tier of discovery, and a typed wrapper around every hook call."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pluggy
+
+from manyhands.config.plugins.installed import (
+    BACKEND_GROUP,
+    EXTENSION_GROUP,
+    InstalledPlugin,
+    Switches,
+    install_hint,
+    nearest,
+    unknown_backend_text,
+)
+from manyhands.config.plugins.loading import IN_PROCESS, check_spec, import_plugin, installed, load, named, owner
+from manyhands.contract import hookspecs
+from manyhands.contract.backend import Backend, BackendSpec, Bootstrap, LaunchRequest
+from manyhands.errors import BackendUnavailableError, DuplicatePluginError, PluginError, UnknownBackendError
+
+if TYPE_CHECKING:
+    from manyhands.contract.backend import CollectiveRequest, NativeCollective
+    from manyhands.contract.observe import OperationEvent
+    from manyhands.schedule.algorithms.registry import Algorithm
+
+__all__ = ["Description", "PluginManager", "get_plugin_manager"]
+
+Lacking = Callable[[str], str | None]
+"""Says of a backend what it cannot do without, and has not; None where nothing is missing."""
+
+_STARTED: Final[str] = "manyhands_collective_started"
+_FINISHED: Final[str] = "manyhands_collective_finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A backend and what came of describing it: exactly one of ``spec`` and ``error`` is there."""
+
+    plugin: InstalledPlugin
+    spec: BackendSpec | None = None
+    error: PluginError | None = None
+
+
+class PluginManager:
+    """Finds plugins, imports no more of them than it must, and calls their hooks.
+
+    Safe to use from several threads.
+
+    Parameters
+    ----------
+    switches
+        Which plugins to load and which to block; by default all that are installed count.
+    """
+
+    def __init__(self, switches: Switches | None = None) -> None:
+        self._switches = switches if switches is not None else Switches()
+        self._lock = threading.RLock()
+        self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
+        self._pluggy.add_hookspecs(hookspecs)
+        if self._switches.trace:
+            self._pluggy.trace.root.setwriter(sys.stderr.write)
+            self._pluggy.enable_tracing()
+        self._registered: dict[str, tuple[InstalledPlugin, BackendSpec]] = {}
+        self._described: dict[str, BackendSpec] = {}
+        self._extras: set[str] = set()
+        self._extensions_loaded = False
+        self._extension_errors: dict[str, PluginError] = {}
+        self._asked: set[str] = set()
+        self._algorithms: dict[tuple[str, str], Algorithm] = {}
+        self._refused: dict[tuple[str, str], str] = {}
+        self._observers: dict[str, list[tuple[str, Callable[..., Any]]]] = {_STARTED: [], _FINISHED: []}
+        self.observed: bool = False
+        self._complained: set[tuple[str, str]] = set()
+
+    # ------------------------------------------------------------------ tier 1: list
+
+    @property
+    def switches(self) -> Switches:
+        """Which plugins are loaded and blocked."""
+        return self._switches
+
+    def switch(self, words: Iterable[str]) -> None:
+        """Add switches: ``"NAME"`` loads a plugin or a module, ``"no:NAME"`` blocks one. Repeating them changes nothing.
+
+        A plugin that was loaded before it is blocked stays loaded; its backends can no longer be chosen.
+        """
+        with self._lock:
+            self._switches = self._switches.with_words(words)
+
+    def block_broken(self) -> dict[str, PluginError]:
+        """Block the plugins and modules that a switch names and that cannot be loaded; return what is wrong with them, by name.
+
+        For who reports on what is there, and goes on; everybody else shall get the error, since somebody asked for the plugin.
+        """
+        broken: dict[str, PluginError] = {}
+        with self._lock:
+            for name in self._switches.load:
+                try:
+                    self._load_extra(name)
+                except PluginError as error:
+                    broken[name] = error
+            self.switch(f"no:{name}" for name in broken)
+        return broken
+
+    def names(self) -> list[str]:
+        """Return the names of all backends that count, sorted; imports nothing but the modules that a switch names."""
+        return sorted({plugin.name for plugin in self.entries()})
+
+    def entries(self) -> list[InstalledPlugin]:
+        """Return every backend that counts, duplicates included, sorted by name.
+
+        Raises
+        ------
+        PluginError
+            A module that a switch names cannot be imported.
+        """
+        self._load_extras()
+        with self._lock:
+            registered = [plugin for plugin, _ in self._registered.values() if plugin.name not in self._switches.block]
+        counting = [plugin for plugin in installed(BACKEND_GROUP) if self._switches.allows(plugin.name)]
+        return sorted([*counting, *registered], key=lambda plugin: plugin.name)
+
+    def installed_names(self) -> set[str]:
+        """Return the names of all backends that are there, those that the switches leave out included."""
+        self._load_extras()
+        return {plugin.name for plugin in installed(BACKEND_GROUP)} | set(self._registered)
+
+    def unknown_text(self, name: str) -> str:
+        """Say that the backend ``name`` does not count, which ones do, and what to do; for messages."""
+        names = self.names()
+        return unknown_backend_text(name, names, self._switches, self.installed_names().difference(names))
+
+    # -------------------------------------------------------------- tier 2: describe
+
+    def describe(self, name: str) -> BackendSpec:
+        """Import the plugin of the backend ``name``, and no other, and return what it says of itself.
+
+        Raises
+        ------
+        UnknownBackendError
+            No plugin has that name, or a switch blocks it.
+        DuplicatePluginError
+            Two plugins have that name.
+        ApiVersionError
+            The plugin was built for another version of the contract.
+        PluginError
+            The plugin raises on import, or does not register what it should; chained to what it raised.
+        """
+        found = [plugin for plugin in self.entries() if plugin.name == name]
+        if not found:
+            raise UnknownBackendError(self.unknown_text(name))
+        if len(found) > 1:
+            owners = " and ".join(f"{plugin.distribution} {plugin.version} ({plugin.value})" for plugin in found)
+            raise DuplicatePluginError(
+                f"the backend {name!r} is provided more than once, by {owners}; uninstall all but one of them"
+            )
+        with self._lock:
+            if name in self._registered:
+                return self._registered[name][1]
+            if name not in self._described:
+                self._described[name] = self._describe_installed(found[0])
+            return self._described[name]
+
+    def describe_all(self) -> list[Description]:
+        """Describe every backend that counts, each name once; one that cannot be described is recorded with its error."""
+        descriptions = []
+        first = {plugin.name: plugin for plugin in reversed(self.entries())}
+        for _, plugin in sorted(first.items()):
+            try:
+                descriptions.append(Description(plugin, spec=self.describe(plugin.name)))
+            except PluginError as error:
+                descriptions.append(Description(plugin, error=error))
+        return descriptions
+
+    def available(self, name: str) -> str | None:
+        """Return None when the backend ``name`` can run here, else the reason in words.
+
+        Raises
+        ------
+        UnknownBackendError
+            No plugin has that name.
+        """
+        try:
+            spec = self.describe(name)
+        except UnknownBackendError:
+            raise
+        except PluginError as error:
+            return str(error)
+        try:
+            reason: object = spec.probe()
+        except Exception as error:  # noqa: BLE001 - a probe may raise anything, and that too is a reason
+            return f"its probe raised {named(error)}"
+        if reason is None or isinstance(reason, str):
+            return reason
+        return f"its probe returned {reason!r} instead of None or a reason"
+
+    def auto(self, lacking: Lacking | None = None) -> tuple[str, list[tuple[str, str]]]:
+        """Return the backend that ``"auto"`` takes for ranks of one host, and each other one with the reason why it was passed over.
+
+        The highest `BackendSpec.auto_priority` wins among the backends that can run; names decide between equals.
+
+        Parameters
+        ----------
+        lacking
+            As for `candidates`.
+
+        Raises
+        ------
+        BackendUnavailableError
+            No backend can be chosen; the message says why for each.
+        """
+        specs, passed_over = self.candidates(lacking)
+        return specs[0].name, _with_the_others(specs, passed_over)
+
+    def candidates(self, lacking: Lacking | None = None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
+        """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not.
+
+        Parameters
+        ----------
+        lacking
+            Says of a backend what its configuration lacks, None where nothing: `Resolved.lacking`.
+
+        Raises
+        ------
+        BackendUnavailableError
+            There is none; the message says why for each.
+        """
+        specs, passed_over = self._candidates(lacking)
+        if not specs:
+            reasons = "".join(f"\n  {name}: {reason}" for name, reason in passed_over) or " none is installed"
+            raise BackendUnavailableError(
+                f"'auto' finds no backend that can run here:{reasons}\n"
+                f"name one of them as the backend, or install one, for example with: {install_hint('tcp')}"
+            )
+        return specs, passed_over
+
+    def weigh(self, lacking: Lacking | None = None, *, one_host: bool = True) -> tuple[str | None, list[tuple[str, str]]]:
+        """Return what `auto` returns, with None in place of a backend when none can be chosen.
+
+        Parameters
+        ----------
+        lacking
+            As for `candidates`.
+        one_host
+            Whether all ranks are on one host; ``False`` passes over the backends that need it.
+        """
+        specs, passed_over = self._candidates(lacking)
+        if not one_host:
+            passed_over += [(spec.name, "it is for ranks of one host") for spec in specs if spec.one_host]
+            specs = [spec for spec in specs if not spec.one_host]
+        return (specs[0].name if specs else None), _with_the_others(specs, passed_over)
+
+    def _candidates(self, lacking: Lacking | None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
+        """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not."""
+        candidates: list[BackendSpec] = []
+        passed_over: list[tuple[str, str]] = []
+        for description in self.describe_all():
+            name, spec = description.plugin.name, description.spec
+            if spec is None:
+                passed_over.append((name, str(description.error)))
+            elif spec.auto_priority is None:
+                passed_over.append((name, "it is used only when it is asked for by name"))
+            elif (reason := self.available(name)) is not None or (lacking and (reason := lacking(name))):
+                passed_over.append((name, reason))
+            else:
+                candidates.append(spec)
+        return sorted(candidates, key=lambda spec: (-(spec.auto_priority or 0), spec.name)), sorted(passed_over)
+
+    def register(self, plugin: object, name: str) -> None:
+        """Register a plugin of this process, without an entry point; its backends count as installed ones do.
+
+        Raises
+        ------
+        DuplicatePluginError
+            One of its backends has the name of one that is already there; nothing is registered then.
+        PluginError
+            It implements a hook wrongly, or does not register what it should; nothing is registered then.
+        """
+        with self._lock:
+            self._add(plugin, name)
+            try:
+                self._adopt(plugin, InstalledPlugin(name, IN_PROCESS, "", name))
+            except BaseException:
+                self._remove(plugin)
+                raise
+
+    # ---------------------------------------------------------------- tier 3: create
+
+    def load_factory(self, spec: BackendSpec) -> Callable[[Bootstrap], Backend]:
+        """Import the factory of a backend.
+
+        Raises
+        ------
+        BackendUnavailableError
+            Its module cannot be imported; the message says what to type.
+        PluginError
+            ``spec.factory`` names nothing that can be called.
+        """
+        factory: Callable[[Bootstrap], Backend] = load(spec, spec.factory, "factory")
+        return factory
+
+    def load_launcher(self, spec: BackendSpec) -> Callable[[LaunchRequest], int] | None:
+        """Import the launcher of a backend; None when ranks are processes started by ``manyhands run``.
+
+        Raises as `load_factory` does.
+        """
+        if spec.launcher is None:
+            return None
+        launcher: Callable[[LaunchRequest], int] = load(spec, spec.launcher, "launcher")
+        return launcher
+
+    # ------------------------------------------------------------- hooks beyond backends
+
+    def algorithms(self) -> list[Algorithm]:
+        """Return the algorithms of all loaded plugins and extensions that the verifier has proved right.
+
+        Each plugin is asked once, and each algorithm proved once, in a few small worlds. A plugin that raises, and an algorithm
+        that is wrong or has a name that is taken, is recorded, logged and left out; see `refused_algorithms`.
+        """
+        self.load_extensions()
+        with self._lock:
+            for name, call in self._callers("manyhands_register_algorithms"):
+                if name not in self._asked:
+                    self._asked.add(name)
+                    self._take_algorithms(name, call)
+            return list(self._algorithms.values())
+
+    def refused_algorithms(self) -> dict[tuple[str, str], str]:
+        """Return why algorithms of plugins were left out, by the names of the collective and of the algorithm."""
+        self.algorithms()
+        return dict(self._refused)
+
+    def native_collective(self, request: CollectiveRequest) -> NativeCollective | None:
+        """Ask the plugins who performs this kind of call natively; None leaves it to the engine. Not remembered here.
+
+        Raises
+        ------
+        PluginError
+            A plugin raised, or returned what cannot be called; it must not be passed over, since the other ranks may have been promised its collective.
+        """
+        self.load_extensions()
+        try:
+            native: NativeCollective | None = self._pluggy.hook.manyhands_collective(request=request)
+        except Exception as error:
+            raise PluginError(
+                f"a plugin raised {named(error)} when it was asked who performs {request.collective.value} on the "
+                f"backend {request.backend!r}"
+            ) from error
+        if native is not None and not callable(native):
+            raise PluginError(
+                f"a plugin returned {native!r} when it was asked who performs {request.collective.value} on the backend "
+                f"{request.backend!r}, and neither a function nor None"
+            )
+        return native
+
+    def observers(self) -> bool:
+        """Tell whether anybody observes; cheap, so that a group may ask before it makes an event."""
+        self.load_extensions()
+        return self.observed
+
+    def notify_started(self, event: OperationEvent) -> None:
+        """Tell every observer that an operation starts; an observer that raises is logged once and breaks nothing."""
+        self._notify(_STARTED, event)
+
+    def notify_finished(self, event: OperationEvent) -> None:
+        """Tell every observer that an operation ended; an observer that raises is logged once and breaks nothing."""
+        self._notify(_FINISHED, event)
+
+    def extensions(self) -> list[InstalledPlugin]:
+        """Return the installed extensions that count; imports none of them."""
+        return [plugin for plugin in installed(EXTENSION_GROUP) if self._switches.allows(plugin.name)]
+
+    def extension_errors(self) -> dict[str, PluginError]:
+        """Return what went wrong with extensions so far, by name; for it, their algorithms are proved."""
+        self.algorithms()
+        return dict(self._extension_errors)
+
+    def load_extensions(self) -> None:
+        """Import every extension that counts, once; one that cannot be imported is recorded and logged.
+
+        Raises
+        ------
+        PluginError
+            A module that a switch names cannot be imported: somebody asked for that one.
+        """
+        self._load_extras()
+        if not self._extensions_loaded:
+            self._load_extensions_once()
+
+    # ----------------------------------------------------------------------- within
+
+    def _load_extensions_once(self) -> None:
+        with self._lock:
+            if self._extensions_loaded:  # by another thread, meanwhile
+                return
+            for plugin in self.extensions():
+                try:
+                    self._import_and_adopt(plugin)
+                except PluginError as error:
+                    self._record_extension_error(plugin.name, error, "cannot be loaded")
+            self._extensions_loaded = True
+
+    def _load_extras(self) -> None:
+        """Load the modules that the switches name and that are no entry point of a backend, which loads when asked for."""
+        if self._extras.issuperset(self._switches.load):
+            return
+        with self._lock:
+            for name in self._switches.load:
+                self._load_extra(name)
+
+    def _load_extra(self, name: str) -> None:
+        if name in self._extras:
+            return
+        if all(plugin.name != name for plugin in installed(BACKEND_GROUP)):
+            extensions = {plugin.name: plugin for plugin in installed(EXTENSION_GROUP)}
+            self._import_and_adopt(extensions.get(name, InstalledPlugin(name, IN_PROCESS, "", name, EXTENSION_GROUP)))
+        self._extras.add(name)
+
+    def _import_and_adopt(self, plugin: InstalledPlugin) -> None:
+        """Import an extension, register its hooks, and count its backends as registered ones."""
+        module = import_plugin(plugin)
+        if self._pluggy.is_registered(module):
+            return
+        self._add(module, plugin.name)
+        try:
+            self._adopt(module, plugin)
+        except BaseException:
+            self._remove(module)
+            raise
+
+    def _describe_installed(self, plugin: InstalledPlugin) -> BackendSpec:
+        module = import_plugin(plugin)
+        if not self._pluggy.is_registered(module):
+            self._add(module, plugin.name)
+        specs = self._specs_of(module, plugin)
+        for spec in specs:
+            if spec.name == plugin.name:
+                check_spec(spec, plugin)
+                return spec
+        listed = ", ".join(repr(spec.name) for spec in specs) or "no backend"
+        raise PluginError(
+            f"{owner(plugin)} registers {listed}, and its entry point is named {plugin.name!r}: the two must be equal"
+        )
+
+    def _adopt(self, module: object, plugin: InstalledPlugin) -> None:
+        """Count the backends that a plugin without an entry point of its own brings."""
+        taken = {other.name: other for other in installed(BACKEND_GROUP) if self._switches.allows(other.name)}
+        taken.update({other: entry for other, (entry, _) in self._registered.items()})
+        specs = self._specs_of(module, plugin, required=False)
+        for spec in specs:
+            check_spec(spec, plugin)
+            if spec.name in taken:
+                raise DuplicatePluginError(
+                    f"{owner(plugin)} registers the backend {spec.name!r}, which {owner(taken[spec.name])} provides "
+                    f"already; block that one with the switch 'no:{spec.name}', or choose another name"
+                )
+        for spec in specs:
+            entry = InstalledPlugin(spec.name, plugin.distribution, plugin.version, plugin.value)
+            self._registered[spec.name] = (entry, spec)
+
+    def _specs_of(self, module: object, plugin: InstalledPlugin, *, required: bool = True) -> list[BackendSpec]:
+        """Call ``manyhands_register_backends`` of one plugin, and of no other."""
+        callers = [call for _, call in self._callers("manyhands_register_backends", only=module)]
+        if not callers:
+            if required:
+                raise PluginError(f"{owner(plugin)} does not implement manyhands_register_backends; did it forget @hookimpl?")
+            return []
+        try:
+            results: list[object] = callers[0]()
+        except Exception as error:
+            raise PluginError(f"{owner(plugin)} raised {named(error)} while it described its backends") from error
+        specs: list[BackendSpec] = []
+        for result in results:
+            for spec in result if isinstance(result, Sequence) else [result]:
+                if not isinstance(spec, BackendSpec):
+                    raise PluginError(f"{owner(plugin)} registers {spec!r}, which is not a BackendSpec")
+                specs.append(spec)
+        return specs
+
+    def _add(self, plugin: object, name: str) -> None:
+        """Register the hooks of a plugin with pluggy; leave no trace when one of them is wrong."""
+        unique = name
+        while self._pluggy.has_plugin(unique):  # a backend and an extension may share their name
+            unique += "'"
+        try:
+            self._pluggy.register(plugin, unique)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            self._remove(plugin)
+            raise PluginError(f"the plugin {name!r} implements a hook wrongly: {error}") from error
+        for caller in self._pluggy.get_hookcallers(plugin) or []:
+            if not caller.has_spec():
+                self._remove(plugin)
+                known = [hook for hook in hookspecs.__all__ if hook.startswith("manyhands_")]
+                suggestion = nearest(caller.name, known)
+                raise PluginError(
+                    f"the plugin {name!r} implements {caller.name!r}, which is no hook of manyhands; "
+                    f"did it mean {suggestion!r}? The hooks are {', '.join(known)}"
+                )
+        self._refresh_observers()
+
+    def _remove(self, plugin: object) -> None:
+        if self._pluggy.is_registered(plugin):
+            self._pluggy.unregister(plugin)
+            self._refresh_observers()
+
+    def _refresh_observers(self) -> None:
+        self._observers = {hook: self._callers(hook) for hook in (_STARTED, _FINISHED)}
+        self.observed = any(self._observers.values())
+
+    def _callers(self, hook: str, only: object | None = None) -> list[tuple[str, Callable[..., Any]]]:
+        """Return a caller of ``hook`` for each plugin that implements it, so that each can fail alone."""
+        everyone = self._pluggy.get_plugins()
+        implementing = [impl.plugin for impl in getattr(self._pluggy.hook, hook).get_hookimpls()]
+        return [
+            (
+                self._pluggy.get_name(plugin) or repr(plugin),
+                self._pluggy.subset_hook_caller(hook, [other for other in everyone if other is not plugin]),
+            )
+            for plugin in dict.fromkeys(implementing)
+            if only is None or plugin is only
+        ]
+
+    def _take_algorithms(self, name: str, call: Callable[..., Any]) -> None:
+        """Ask one plugin for its algorithms, and take those that are right."""
+        try:
+            offered = [algorithm for algorithms in call() for algorithm in algorithms]
+        except Exception as error:  # noqa: BLE001 - what a plugin offers here is optional, and it is recorded
+            self._record_extension_error(name, error, "raised while it registered its algorithms")
+            return
+        if not offered:
+            return
+        # Imported here: nobody pays for the verifier without a plugin that brings algorithms.
+        from manyhands.config.plugins.proving import sort_out
+
+        right, wrong = sort_out(offered, self._algorithms)
+        self._algorithms |= right
+        self._refused |= {key: str(error) for key, error in wrong.items() if key not in self._algorithms}
+        if wrong:
+            lines = [
+                f"the plugin {name!r} registers the algorithm {algorithm!r} for {collective}, which is refused: {error}"
+                for (collective, algorithm), error in wrong.items()
+            ]
+            refusal = PluginError("\n".join(lines))
+            refusal.__cause__ = next(iter(wrong.values()))
+            self._record_extension_error(name, refusal, "registers a wrong algorithm")
+
+    def _notify(self, hook: str, event: OperationEvent) -> None:
+        for name, call in self._observers[hook]:
+            try:
+                call(event=event)
+            except Exception:  # noqa: BLE001 - no observer may break a collective that other ranks wait for
+                if (name, hook) not in self._complained:
+                    self._complained.add((name, hook))
+                    _logger().warning("the observer %r raised in %s; its next failures go unsaid", name, hook, exc_info=True)
+
+    def _record_extension_error(self, name: str, error: Exception, what: str) -> None:
+        if name not in self._extension_errors:
+            known = error if isinstance(error, PluginError) else PluginError(f"the extension {name!r} {what}: {named(error)}")
+            self._extension_errors[name] = known
+            _logger().warning("the extension %r %s: %s", name, what, error)
+
+
+# One manager for the process, made by one thread even when the ranks are threads that all ask at once.
+_making = threading.Lock()
+
+
+@functools.cache
+def _process_manager() -> PluginManager:
+    return PluginManager(Switches.from_environment(os.environ))
+
+
+def _with_the_others(specs: list[BackendSpec], passed_over: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return what was passed over, with all but the first of the candidates."""
+    others = [(spec.name, f"it can run, and {specs[0].name} comes before it") for spec in specs[1:]]
+    return sorted([*passed_over, *others])
+
+
+def get_plugin_manager() -> PluginManager:
+    """Return the plugin manager of this process, with the switches of its environment."""
+    with _making:
+        return _process_manager()
+
+
+def _logger() -> Any:
+    # Logging rather than warnings: under ``-W error`` a warning would break the very collective that must go on. Imported
+    # here because the first mishap is the first time that it is needed.
+    import logging
+
+    return logging.getLogger("manyhands.plugins")

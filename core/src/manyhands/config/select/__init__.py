@@ -1,0 +1,22 @@
+"""Which algorithm carries out a call: a table that is read from the top, and what the config says instead."""
+
+from __future__ import annotations
+
+from manyhands.config.select.rules import MAX_SEGMENTS, Rule, default_segments
+from manyhands.config.select.selector import Choice, Selector, candidates, lacks, reproduces
+from manyhands.config.select.table import default_rules, plugin_rules, read_table, write_table
+
+__all__ = [
+    "MAX_SEGMENTS",
+    "Choice",
+    "Rule",
+    "Selector",
+    "candidates",
+    "default_rules",
+    "default_segments",
+    "lacks",
+    "plugin_rules",
+    "read_table",
+    "reproduces",
+    "write_table",
+]

@@ -1,0 +1,165 @@
+"""One row of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from manyhands.common.units import bytes_text
+from manyhands.schedule.algorithms.registry import Algorithm
+from manyhands.schedule.steps import Collective
+
+__all__ = ["MAX_SEGMENTS", "Call", "Rule", "default_segments"]
+
+MAX_SEGMENTS = 64
+"""The most segments that a vector or block is cut into: beyond it, the work for each step costs more than overlap gains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is known of a call when its algorithm is chosen, alike on all ranks.
+
+    Attributes
+    ----------
+    collective
+        What is called.
+    nbytes
+        The size of the vector, of the blocks of all ranks together, or of what one rank gives away in all_to_all, in bytes.
+    world_size
+        The number of ranks.
+    ranks_per_host
+        How many neighbouring ranks share a host; 1 where it is not known, or not the same everywhere.
+    even
+        Whether the blocks of all ranks are of one size.
+    reproducible
+        Whether the reduction must be the one that all reproducible reductions share.
+    """
+
+    collective: Collective
+    nbytes: int
+    world_size: int
+    ranks_per_host: int = 1
+    even: bool = True
+    reproducible: bool = False
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts, the last one perhaps with fewer ranks."""
+        return -(-self.world_size // self.ranks_per_host)
+
+    @property
+    def by_host(self) -> bool:
+        """Whether there are several hosts with several ranks each, equally many."""
+        return 1 < self.ranks_per_host < self.world_size and self.world_size % self.ranks_per_host == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table. It fits a call when all conditions that it names hold.
+
+    Attributes
+    ----------
+    collective, algorithm
+        The collective, and the name of the algorithm that this row chooses for it.
+    max_bytes, min_bytes
+        The largest and the smallest call that the row is for, in bytes; None for any.
+    max_world, min_world
+        The largest and the smallest world that the row is for; None for any.
+    reason
+        Why, for people.
+    power_of_two
+        Whether the row is for worlds of 1, 2, 4, 8, ... ranks alone.
+    min_hosts, max_hosts
+        The fewest and the most hosts that the row is for; None for any.
+    min_ranks_per_host
+        How many neighbouring ranks must share a host at least; None for any.
+    reproducible, uneven
+        Whether the row is for reproducible calls alone, and for calls with uneven blocks alone.
+    segments
+        How many segments to build the algorithm with; None for as many as it asks for.
+    origin
+        Where the row stands, for messages, such as ``"tuned.toml: all_reduce, row 2"``.
+    file
+        The path of the file that it stands in, if it does.
+    """
+
+    collective: Collective
+    algorithm: str
+    max_bytes: int | None = None
+    max_world: int | None = None
+    reason: str = ""
+    min_bytes: int | None = None
+    min_world: int | None = None
+    power_of_two: bool = False
+    min_hosts: int | None = None
+    max_hosts: int | None = None
+    min_ranks_per_host: int | None = None
+    reproducible: bool = False
+    uneven: bool = False
+    segments: int | None = None
+    origin: str = "a rule"
+    file: str | None = None
+
+    @property
+    def unconditional(self) -> bool:
+        """Whether it fits every call of its collective, or every reproducible or uneven one."""
+        bounds = (
+            *(self.min_bytes, self.max_bytes, self.min_world, self.max_world),
+            *(self.min_hosts, self.max_hosts, self.min_ranks_per_host),
+        )
+        return not self.power_of_two and all(bound is None for bound in bounds)
+
+    @property
+    def conditions(self) -> str:
+        """What it asks of a call, in words that fit behind "for"."""
+        told = [word for word, given in (("reproducible calls", self.reproducible), ("uneven blocks", self.uneven)) if given]
+        told += _span(self.min_bytes, self.max_bytes, bytes_text)
+        told += _span(self.min_world, self.max_world, lambda count: f"{count:,} rank{'s' if count > 1 else ''}")
+        told += ["a power of two of ranks"] if self.power_of_two else []
+        told += _span(self.min_hosts, self.max_hosts, lambda count: "one host" if count == 1 else f"{count:,} hosts")
+        told += _span(self.min_ranks_per_host, None, lambda count: f"hosts of {count:,} ranks")
+        return ", ".join(told) or "all other calls"
+
+    def fits(self, call: Call) -> bool:
+        """Tell whether all conditions hold; what the algorithm itself needs is not asked here."""
+        return (
+            self.collective is call.collective
+            and _within(call.nbytes, self.min_bytes, self.max_bytes)
+            and _within(call.world_size, self.min_world, self.max_world)
+            and _within(call.hosts, self.min_hosts, self.max_hosts)
+            and _within(call.ranks_per_host, self.min_ranks_per_host, None)
+            and (call.reproducible or not self.reproducible)
+            and not (self.uneven and call.even)
+            and not (self.power_of_two and call.world_size & (call.world_size - 1))
+        )
+
+
+def _span(lowest: int | None, highest: int | None, words: Callable[[int], str]) -> list[str]:
+    """Say which values a condition allows, where it does not allow all of them."""
+    if lowest == highest or (highest == 1 and lowest is None):
+        return [] if highest is None else [words(highest)]
+    if lowest is None:
+        return [f"up to {words(highest or 0)}"]
+    return [f"{words(lowest)} or more" if highest is None else f"{words(lowest)} to {words(highest)}"]
+
+
+def _within(value: int, lowest: int | None, highest: int | None) -> bool:
+    return (lowest is None or lowest <= value) and (highest is None or value <= highest)
+
+
+def default_segments(algorithm: Algorithm, nbytes: int, world_size: int) -> int:
+    """Return the least number of segments that are no larger than the algorithm asks for, as far as `MAX_SEGMENTS` allows.
+
+    Parameters
+    ----------
+    algorithm
+        What the call is carried out by.
+    nbytes
+        The size of the vector, or of the blocks of all ranks together, in bytes.
+    world_size
+        The number of ranks.
+    """
+    if algorithm.segment_bytes is None:
+        return 1
+    divided = algorithm.segment_bytes * (world_size if algorithm.blockwise else 1)
+    return min(MAX_SEGMENTS, max(1, -(-nbytes // divided)))

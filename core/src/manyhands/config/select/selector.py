@@ -1,0 +1,256 @@
+"""The choice of an algorithm for a call."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from manyhands.config.select.rules import Call, Rule, default_segments
+from manyhands.config.select.table import default_rules
+from manyhands.errors import ConfigError, DuplicatePluginError
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
+from manyhands.schedule.contracts import PROMISES
+from manyhands.schedule.steps import Collective
+
+__all__ = ["Choice", "Selector", "candidates", "lacks", "reproduces"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The algorithm of a call, the number of segments to build it with, and why; the row that decided, if it was one."""
+
+    algorithm: Algorithm
+    segments: int
+    reason: str
+    rule: Rule | None = None
+
+
+class Selector:
+    """Chooses algorithms by rules.
+
+    Parameters
+    ----------
+    rules
+        Read from the top; the first that fits a call wins. By default the table that comes with manyhands.
+    algorithms
+        All that rules and overrides may name: those of manyhands and of plugins.
+    overrides
+        From the name of a collective to that of the algorithm to use for it, such as ``{"all_reduce": "ring"}``, instead
+        of what the rules say. Where a call cannot be carried out by it, because it needs even blocks or several hosts with
+        equally many ranks, the rules decide all the same.
+    refused
+        Algorithms that cannot be chosen, by the name of the collective and their own, each with the reason in words.
+
+    Raises
+    ------
+    ConfigError
+        A rule or an override names a collective or an algorithm that is not there, or one that is refused; or there are calls
+        that no rule fits.
+    DuplicatePluginError
+        Two algorithms of one collective have one name.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule] | None = None,
+        algorithms: Iterable[Algorithm] = BUILTIN,
+        overrides: Mapping[str, str] | None = None,
+        refused: Mapping[tuple[str, str], str] | None = None,
+    ) -> None:
+        self._refused = dict(refused or {})
+        self._algorithms: dict[Collective, dict[str, Algorithm]] = {collective: {} for collective in Collective}
+        for algorithm in algorithms:
+            named = self._algorithms[algorithm.collective]
+            if algorithm.name in named:
+                raise DuplicatePluginError(
+                    f"two algorithms for {algorithm.collective.value} are called {algorithm.name!r}; "
+                    "one of them needs another name"
+                )
+            named[algorithm.name] = algorithm
+        given = default_rules() if rules is None else rules
+        self._rules = tuple((rule, self._of_rule(rule)) for rule in given)
+        self._overrides: dict[Collective, Algorithm] = {}
+        for name, algorithm_name in (overrides or {}).items():
+            collective = _collective(name)
+            wrong = self._wrong(collective, algorithm_name)
+            if wrong is not None:
+                raise ConfigError(f"the config names {wrong}", key=name, value=algorithm_name)
+            self._overrides[collective] = self._algorithms[collective][algorithm_name]
+        for collective in Collective:
+            self._check_complete(collective)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules, in the order in which they are read."""
+        return tuple(rule for rule, _ in self._rules)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Eight hexadecimal digits that are the same for selectors which always choose alike; ranks compare it."""
+        told = [replace(rule, reason="", origin="", file=None) for rule, _ in self._rules]
+        forced = sorted((collective.value, algorithm.name) for collective, algorithm in self._overrides.items())
+        return hashlib.sha256(repr((told, forced)).encode()).hexdigest()[:8]
+
+    def algorithms(self, collective: Collective) -> tuple[Algorithm, ...]:
+        """Return the algorithms that may be chosen for a collective."""
+        return tuple(self._algorithms[collective].values())
+
+    def choose(
+        self,
+        collective: Collective,
+        nbytes: int,
+        world_size: int,
+        *,
+        ranks_per_host: int = 1,
+        even: bool = True,
+        reproducible: bool = False,
+    ) -> Choice:
+        """Return the algorithm of a call. All ranks must ask with the same arguments.
+
+        Parameters
+        ----------
+        collective
+            What is called.
+        nbytes
+            The size of the vector, of the blocks of all ranks together, or of what one rank gives away in all_to_all, in bytes.
+        world_size
+            The number of ranks.
+        ranks_per_host
+            How many neighbouring ranks share a host, ``world_size`` where all do; 1 where it is not known, or not the same on
+            every host.
+        even
+            Whether the blocks of all ranks are of one size.
+        reproducible
+            Whether the reduction must be the one that all reproducible reductions share; no other algorithm is chosen then.
+
+        Raises
+        ------
+        ConfigError
+            The config asks for an algorithm whose reduction is another one, and ``reproducible`` is given; or no algorithm has
+            a reproducible reduction.
+        """
+        call = Call(collective, nbytes, world_size, ranks_per_host, even, reproducible)
+        wanted = self._overrides.get(collective)
+        instead = ""
+        if wanted is not None:
+            if not reproduces(wanted, call):
+                names = [algorithm.name for algorithm in self.algorithms(collective) if algorithm.canonical]
+                raise ConfigError(
+                    f"reproducible {collective.value}: the config asks for the algorithm {wanted.name!r}, which combines in an "
+                    f"order of its own; leave algorithms.{collective.value} out, or choose one of: {', '.join(names) or 'none'}",
+                    key=collective.value,
+                    value=wanted.name,
+                )
+            missing = lacks(wanted, call)
+            if missing is None:
+                return Choice(wanted, default_segments(wanted, nbytes, world_size), "the config asks for it")
+            instead = f" (the config asks for {wanted.name}, which needs {missing})"
+        for rule, algorithm in self._rules:
+            if rule.fits(call) and reproduces(algorithm, call) and lacks(algorithm, call) is None:
+                segments = rule.segments or default_segments(algorithm, nbytes, world_size)
+                return Choice(algorithm, segments, rule.reason + instead, rule)
+        raise ConfigError(
+            f"no rule fits a reproducible {collective.value} of {nbytes} bytes in a world of {world_size}: end its rules with one "
+            "that has no condition and names an algorithm with the reproducible reduction",
+            key=collective.value,
+        )
+
+    def _of_rule(self, rule: Rule) -> Algorithm:
+        wrong = self._wrong(rule.collective, rule.algorithm)
+        if wrong is not None:
+            key = f"{rule.collective.value}.algorithm"
+            raise ConfigError(f"{rule.origin} names {wrong}", file=rule.file, key=key, value=rule.algorithm)
+        algorithm = self._algorithms[rule.collective][rule.algorithm]
+        if rule.segments not in (None, 1) and algorithm.segment_bytes is None:
+            key = f"{rule.collective.value}.segments"
+            raise ConfigError(
+                f"{rule.origin}: segments = {rule.segments}: {algorithm.name} is not cut into segments; leave the key out",
+                file=rule.file,
+                key=key,
+                value=rule.segments,
+            )
+        return algorithm
+
+    def _wrong(self, collective: Collective, name: str) -> str | None:
+        """Say why an algorithm cannot be chosen; None if it can."""
+        named = self._algorithms[collective]
+        if name in named:
+            return None
+        text = f"the algorithm {name!r} for {collective.value}"
+        refused = self._refused.get((collective.value, name))
+        if refused is not None:
+            return f"{text}, which was refused: {refused}"
+        return f"{text}, which is not there{_nearest(name, named)}"
+
+    def _check_complete(self, collective: Collective) -> None:
+        """Check that there is a rule for every call, and for every reproducible one where there is an algorithm for it."""
+        always = [
+            (rule, each)
+            for rule, each in self._rules
+            if rule.collective is collective and rule.unconditional and not each.by_host
+        ]
+        plain = [not rule.reproducible and not rule.uneven for rule, _ in always]
+        uneven = [not rule.reproducible and not each.even for rule, each in always]
+        reproducible = [each.canonical and not each.even for _, each in always]
+        lacking = None
+        if not any(plain):
+            lacking = "that has no condition and names an algorithm for any hosts"
+        elif not any(uneven):
+            lacking = "that has no condition and names an algorithm for blocks of any size"
+        elif (
+            not any(reproducible)
+            and PROMISES[collective].reduces
+            and any(each.canonical for each in self.algorithms(collective))
+        ):
+            lacking = "that has no condition and names an algorithm with the reproducible reduction"
+        if lacking is not None:
+            raise ConfigError(
+                f"not every call of {collective.value} has a rule: end its rules with one {lacking}", key=collective.value
+            )
+
+
+def candidates(algorithms: Iterable[Algorithm], world_size: int, ranks_per_host: int = 1) -> list[Algorithm]:
+    """Return those of some algorithms that can carry out a call with even blocks in a world.
+
+    Parameters
+    ----------
+    algorithms
+        All that might.
+    world_size, ranks_per_host
+        As for `Selector.choose`.
+    """
+    return [each for each in algorithms if lacks(each, Call(each.collective, 0, world_size, ranks_per_host)) is None]
+
+
+def reproduces(algorithm: Algorithm, call: Call) -> bool:
+    """Tell whether an algorithm has the reduction that a call asks for: a reproducible one, which all canonical ones share, or any."""
+    return not call.reproducible or algorithm.canonical or not PROMISES[call.collective].reduces
+
+
+def lacks(algorithm: Algorithm, call: Call) -> str | None:
+    """Say what an algorithm needs and the call does not have, in words that fit behind "needs"; None where nothing is lacking.
+
+    The reduction that the call asks for is told by `reproduces`.
+    """
+    if algorithm.even and not call.even:
+        return "blocks of one size"
+    if algorithm.by_host and not call.by_host:
+        return "several hosts with equally many ranks, two or more"
+    return None
+
+
+def _collective(name: str) -> Collective:
+    names = {collective.value: collective for collective in Collective}
+    if name not in names:
+        raise ConfigError(f"the config names the collective {name!r}, which is not there{_nearest(name, names)}", key=name)
+    return names[name]
+
+
+def _nearest(name: str, valid: Iterable[str]) -> str:
+    known = sorted(valid)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return f"{hint} Known are: {', '.join(known) or 'none'}"

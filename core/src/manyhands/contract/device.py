@@ -1,0 +1,179 @@
+"""What a backend offers for arrays that live on GPUs: the classes that a plugin implements beside, or instead of, a transport."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from manyhands.contract.deadline import Deadline
+    from manyhands.schedule.steps import Collective
+
+__all__ = ["DeviceCall", "DeviceChannel", "DeviceEvent", "DeviceFailure", "DeviceMeeting", "Launch"]
+
+
+class DeviceFailure(Exception):
+    """The library that moves device memory failed. A channel raises or returns it; core tells every rank.
+
+    Parameters
+    ----------
+    reason
+        What the library says.
+    is_remote
+        Whether it blames another rank, or the way to it.
+    is_passing
+        Whether nothing is broken, and the same may be asked again later: a stream is being captured.
+    """
+
+    def __init__(self, reason: str, *, is_remote: bool = False, is_passing: bool = False) -> None:
+        super().__init__(reason)
+        self.reason: str = reason
+        self.is_remote: bool = is_remote
+        self.is_passing: bool = is_passing
+
+
+Launch = Callable[[int, int, int], None]
+"""``launch(source, target, stream)``: enqueue a call that was prepared on a stream, and return at once.
+
+``source`` and ``target`` are addresses of C-contiguous device memory, 0 where this rank holds none; they may be the same for all_reduce,
+reduce and broadcast. ``stream`` is the handle of a CUDA stream, never that of the thread's own default stream. Raises `DeviceFailure`, or
+TimeoutError where the library waits in vain for another rank.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCall:
+    """A kind of call on device memory: all that its launch depends on, but the addresses.
+
+    Attributes
+    ----------
+    collective
+        What is called; never a barrier.
+    dtype
+        The dtype of the arrays.
+    elements
+        How many elements this rank's input has; for broadcast, on all ranks, those of the root's.
+    counts
+        Elements in each rank's block, in the order of ranks, where the collective divides by ranks; for all_to_all those that this rank
+        sends.
+    receive_counts
+        For all_to_all, the elements that this rank receives.
+    op
+        The name of the reduction, ``"mean"`` among them, where there is one.
+    root
+        The root's number in the group; -1 for none.
+    reproducible
+        Whether the bits of the result must not depend on how it is computed.
+    """
+
+    collective: Collective
+    dtype: np.dtype[Any]
+    elements: int
+    counts: tuple[int, ...] = ()
+    receive_counts: tuple[int, ...] = ()
+    op: str | None = None
+    root: int = -1
+    reproducible: bool = False
+
+
+class DeviceEvent(ABC):
+    """A point in the work of a stream."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Tell whether the stream has come to it. Never blocks."""
+
+    @abstractmethod
+    def hold(self, stream: int) -> None:
+        """Let a stream wait, on the device, until this point is reached. Never blocks."""
+
+
+class DeviceChannel(ABC):
+    """The calls of one group on the memory of this rank's device. Core launches one at a time, in the same order on all ranks.
+
+    Attributes
+    ----------
+    device
+        The number of the device.
+    stream
+        The handle of a non-blocking stream of its own, on which calls run that the program does not wait for.
+    library
+        What moves the bytes, in words, such as ``"NCCL 2.32.3"``.
+    """
+
+    device: int
+    stream: int
+    library: str
+
+    @abstractmethod
+    def prepare(self, call: DeviceCall) -> Launch:
+        """Return what launches calls of a kind.
+
+        Raises
+        ------
+        UnsupportedError
+            The library does not do that; alike on all ranks, and in words that say what to do instead.
+        """
+
+    @abstractmethod
+    def prepare_send(self, dtype: np.dtype[Any], elements: int, dest: int) -> Launch:
+        """Return what sends arrays of a kind to another rank of the group; its target is not used."""
+
+    @abstractmethod
+    def prepare_recv(self, dtype: np.dtype[Any], elements: int, source: int) -> Launch:
+        """Return what receives arrays of a kind from another rank of the group; its source is not used."""
+
+    @abstractmethod
+    def together(self) -> AbstractContextManager[None]:
+        """Return a block whose launches are enqueued as one at its end: each stream among theirs waits for the others. Leaving it raises
+        `DeviceFailure`.
+        """
+
+    def watch(self) -> None:  # noqa: B027 - most libraries need not know
+        """Take note that the calling thread, of core's, will look after what was launched, also while streams are captured."""
+
+    @abstractmethod
+    def record(self, stream: int) -> DeviceEvent:
+        """Return the point that a stream has come to by now, with all that was enqueued before."""
+
+    @abstractmethod
+    def is_capturing(self, stream: int) -> bool:
+        """Tell whether what is enqueued on a stream now becomes part of a CUDA graph."""
+
+    @abstractmethod
+    def failure(self) -> DeviceFailure | None:
+        """Return what has failed since a launch, where something did. Called by a thread of core's, now and then; never blocks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what this channel holds. All its launches have ended, or the backend was aborted; blocks for seconds at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMeeting:
+    """How the members of a group meet to open a device channel; all of them do so.
+
+    Attributes
+    ----------
+    ranks
+        The members, as ranks of the world, in the order of their numbers in the group.
+    rank
+        This rank's number in the group.
+    exchange
+        ``exchange(name, card)`` gives this rank's card of at most 64 KiB, and returns those of all members in their order; raises what ends
+        the job.
+    deadline
+        Until when the channel must be open.
+    """
+
+    ranks: Sequence[int]
+    rank: int
+    exchange: Callable[[str, bytes], list[bytes]]
+    deadline: Deadline

@@ -1,0 +1,153 @@
+"""The contract between core and plugins: every hook, and what its caller promises.
+
+A plugin is a module, or any other object, whose functions are marked with `hookimpl` and named as below. Hooks register
+and observe; the classes that they name do the work. No hook is called per message.
+
+A plugin is found by an entry point of one of two groups:
+
+``manyhands``
+    Backends. The entry's name is the backend's name and its value a light module; the module is imported only when that
+    backend, or a list of what can run here, is asked for.
+``manyhands.extensions``
+    Algorithms, observers and native collectives that are no backend's own. The modules are imported when the first
+    collective needs to know about them.
+
+Both kinds of module may implement any of these hooks. They import `manyhands.api` alone from this package.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pluggy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from manyhands.contract.backend import BackendSpec, CollectiveRequest, NativeCollective
+    from manyhands.contract.observe import OperationEvent
+    from manyhands.schedule.algorithms.registry import Algorithm
+
+__all__ = [
+    "PROJECT",
+    "hookimpl",
+    "hookspec",
+    "manyhands_collective",
+    "manyhands_collective_finished",
+    "manyhands_collective_started",
+    "manyhands_register_algorithms",
+    "manyhands_register_backends",
+]
+
+PROJECT: Final[str] = "manyhands"
+"""The name that ties `hookspec` and `hookimpl` to manyhands' own plugin manager."""
+
+hookspec: Final[pluggy.HookspecMarker] = pluggy.HookspecMarker(PROJECT)
+"""Marks a function of this module as a hook."""
+
+hookimpl: Final[pluggy.HookimplMarker] = pluggy.HookimplMarker(PROJECT)
+"""Marks a function of a plugin as an implementation of the hook of that name."""
+
+# A body-less hook returns nothing; its type is what an implementation returns. `Any` lets both checkers accept that.
+_SPEC: Any = None
+
+
+@hookspec
+def manyhands_register_backends() -> BackendSpec | Sequence[BackendSpec]:
+    """Describe the backends of this plugin.
+
+    Called once, when the plugin is described: before anything was imported that the backend needs. An implementation
+    must be quick, must not import CuPy, mpi4py or torch, and must not touch a device or a socket; `BackendSpec.probe` is
+    asked later whether the backend can run, and `BackendSpec.factory` is imported when it does.
+
+    Returns
+    -------
+    BackendSpec or sequence of BackendSpec
+        One of them must bear the name of the entry point that led here.
+
+    Notes
+    -----
+    An exception raised here is reported as `PluginError` to whoever asks for the backend, and shown by
+    ``manyhands doctor``; other backends are not affected.
+    """
+    return _SPEC  # type: ignore[no-any-return]
+
+
+@hookspec(firstresult=True)
+def manyhands_collective(request: CollectiveRequest) -> NativeCollective | None:  # noqa: ARG001 - plugins use it
+    """Offer to perform a collective natively, instead of the engine running a schedule.
+
+    Asked once per kind of call; the group remembers the answer, also when it is None. Plugins are asked from the last
+    registered to the first, and the first that offers performs all later calls of that kind.
+
+    Every rank asks for itself. An implementation must therefore decide by ``request`` alone, never by the rank, the time or
+    free memory, so that all ranks decide alike.
+
+    Parameters
+    ----------
+    request
+        The backend, the collective, the device, dtype, reduction, size in bytes and world size.
+
+    Returns
+    -------
+    NativeCollective or None
+        A callable that performs the collective, or None to leave it to others.
+
+    Notes
+    -----
+    An exception raised here ends the call with `PluginError` on the rank where it was raised.
+    """
+    return _SPEC  # type: ignore[no-any-return]
+
+
+@hookspec
+def manyhands_register_algorithms() -> Sequence[Algorithm]:
+    """Add algorithms, which the config may then choose by name.
+
+    Called once, when a job begins. An algorithm must be pure: the same arguments give the same schedule on every rank. Each is
+    proved for some small worlds, with what it claims of itself; one that is wrong is refused, and to choose it is an error that
+    holds the counterexample. A call in another world proves it there first, and raises `PluginError` on every rank where it is
+    wrong; a world that is too large for such a proof is told in the log. All ranks of a job need the same plugins.
+
+    Returns
+    -------
+    sequence of Algorithm
+        The name of each must be new for its collective.
+
+    Notes
+    -----
+    An exception raised here is logged once, and the plugin's algorithms are missing; to choose one of them is then an error.
+    """
+    return _SPEC  # type: ignore[no-any-return]
+
+
+@hookspec
+def manyhands_collective_started(event: OperationEvent) -> None:
+    """See an operation start, on the thread that runs it.
+
+    The operation waits for an observer: it must be quick, and it must not call the group.
+
+    Parameters
+    ----------
+    event
+        ``finished_ns`` and ``error`` are None.
+
+    Notes
+    -----
+    An exception raised here is logged once per observer and hook, and never breaks the operation.
+    """
+
+
+@hookspec
+def manyhands_collective_finished(event: OperationEvent) -> None:
+    """See an operation end, well or badly, on the thread that ran it.
+
+    Parameters
+    ----------
+    event
+        ``finished_ns`` is set; ``error`` is the exception that the caller is about to get, or None.
+
+    Notes
+    -----
+    As for `manyhands_collective_started`.
+    """

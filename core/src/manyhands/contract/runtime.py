@@ -1,0 +1,127 @@
+"""What the ranks of a job run on: a clock, threads, and ways to wait.
+
+Nearly always these are the computer's own (`manyhands.control.computer`). A backend whose ranks live in a simulated world brings a `Runtime` of its own:
+then every wait of core goes through it, so that it decides who runs when, and what time it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from manyhands.control.recorder import FlightRecorder
+
+__all__ = ["Condition", "Place", "Runtime"]
+
+
+class Place(Protocol):
+    """Where one thread waits once, until another one wakes it."""
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait to be woken, for at most ``timeout_s`` seconds; tell whether it was."""
+        ...
+
+    def wake(self) -> None:
+        """Wake the thread, now or when it comes to wait; twice is fine."""
+        ...
+
+
+class Condition(Protocol):
+    """What `threading.Condition` is, as far as core uses it."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> object: ...
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until the predicate is true, for at most ``timeout`` seconds; return what it is."""
+        ...
+
+    def notify_all(self) -> None:
+        """Let all who wait look again."""
+        ...
+
+
+class Runtime(ABC):
+    """What ranks run on.
+
+    Attributes
+    ----------
+    is_simulated
+        Whether a scheduler decides who runs. It then finds by itself that nobody can go on, so that calls need not tell what they wait
+        for; and it wants to see every call, so that none takes a short way past `recorder`.
+    """
+
+    is_simulated: bool = False
+
+    @abstractmethod
+    def now(self) -> float:
+        """Return the seconds since some moment; never less than before."""
+
+    @abstractmethod
+    def sleep(self, seconds: float) -> None:
+        """Let the calling thread do nothing for a time."""
+
+    @abstractmethod
+    def compute(self, seconds: float) -> None:
+        """Let the time pass that the calling thread's program would need to compute; no time where it does compute."""
+
+    @abstractmethod
+    def mark(self, label: str) -> None:
+        """Note for whoever reads a trace that the calling rank has come to a point of its program."""
+
+    @abstractmethod
+    def place(self, *, for_good: bool) -> Place:
+        """Return where the calling thread is about to wait; to be made under the lock that whoever wakes it holds as well.
+
+        Parameters
+        ----------
+        for_good
+            Whether the thread makes no other call before it is woken.
+        """
+
+    @abstractmethod
+    def condition(self) -> Condition:
+        """Return a condition with a lock of its own."""
+
+    @abstractmethod
+    def start(self, action: Callable[[], None]) -> None:
+        """Run an action, which must not raise, in a background thread; RuntimeError when there can be no more."""
+
+    @abstractmethod
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run an action, which must not block, after a delay."""
+
+    @abstractmethod
+    def glance(self) -> None:
+        """Take note that the calling thread asks whether something has ended, and may go on asking."""
+
+    @abstractmethod
+    def enter(self, rank: int) -> None:
+        """Take note that the calling thread makes a call on a group of this rank.
+
+        Raises
+        ------
+        UsageError
+            The thread is another rank's, where ranks are threads.
+        """
+
+    @abstractmethod
+    def on_behalf(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Return the action, to be run in another thread for a call that the calling thread makes now."""
+
+    @abstractmethod
+    def carry(self, source: int, dest: int, action: Callable[[], None]) -> None:
+        """Run an action that brings word from a rank to the store (-1) of a job whose ranks are threads, or back."""
+
+    @abstractmethod
+    def recorder(self, rank: int) -> FlightRecorder:
+        """Return what records the calls of a rank."""
+
+    @abstractmethod
+    def identity(self, rank: int) -> tuple[str, int]:
+        """Return the name of the host, and the number of the process, of a rank that is a thread."""

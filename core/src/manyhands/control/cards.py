@@ -1,0 +1,46 @@
+"""Cards: what ranks tell each other before they begin, as JSON; whatever comes instead is found before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from manyhands.common.checks import UNREADABLE
+from manyhands.contract.backend import Damaged
+
+__all__ = ["read_cards", "write_card"]
+
+T = TypeVar("T")
+
+
+def write_card(value: object) -> bytes:
+    """Return plain data or a dataclass as a card."""
+    return msgspec.json.encode(value)
+
+
+def read_cards(cards: Sequence[bytes], kind: type[T]) -> list[T]:
+    """Return what the cards of an exchange say.
+
+    Parameters
+    ----------
+    cards
+        One of each rank, in order.
+    kind
+        What each of them is: a dataclass, ``dict[str, int]`` and the like; every value has its declared type.
+
+    Raises
+    ------
+    Damaged
+        A card is none, or is another one; its rank is the place in ``cards``. All ranks have the same cards, so that all find it, and the job
+        ends with a ProtocolError.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    read: list[T] = []
+    for rank, card in enumerate(cards):
+        try:
+            read.append(decoder.decode(card))
+        except UNREADABLE as error:
+            raise Damaged(rank, f"what it tells the other ranks of itself cannot be read: {error}") from None
+    return read

@@ -1,0 +1,601 @@
+"""A rank's end of the control connection: trade cards, report failures, learn the first cause."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from manyhands._version import __version__
+from manyhands.contract.deadline import Deadline
+from manyhands.contract.runtime import Runtime
+from manyhands.control.bystanders import last_move, nobody_else
+from manyhands.control.computer import COMPUTER
+from manyhands.control.loop import Loop
+from manyhands.control.membership import Membership, error_from
+from manyhands.control.network import Address, FrameConnection, dial_patiently, show_address
+from manyhands.control.protocol import (
+    MAX_CARD_BYTES,
+    Cards,
+    Checkpoint,
+    Disbanded,
+    Exchange,
+    Farewell,
+    FromRank,
+    FromStore,
+    GiveUp,
+    Join,
+    Leave,
+    LeaveGroup,
+    Progress,
+    Question,
+    Report,
+    Shrink,
+    Shrunk,
+    Stalled,
+    Testimony,
+    Verdict,
+    Wait,
+    Welcome,
+    decode_from_store,
+    encode,
+    ranks_in,
+)
+from manyhands.control.recorder import FlightRecorder, Record
+from manyhands.control.signatures import CallSignature
+from manyhands.errors import CommError, DeadlineError, InternalError, ManyHandsError
+
+__all__ = ["CONTROL_HELLO", "Control", "LocalControl", "LocalHub", "SocketControl", "make_join"]
+
+_log = logging.getLogger("manyhands.job")
+
+CONTROL_HELLO = b"control"
+_SILENCE_S = 1.0
+"""How long a rank that found a failure waits to hear of the common first cause before it says that rank 0 does not answer."""
+_VERDICT_S = 30.0
+"""How long it waits at most, while the store says other things."""
+_SLICES = 10
+"""In how many parts a rank does so: where it was itself stopped meanwhile, only one of them is over."""
+_SHARED = frozenset({"lost", "deadline", "failed"})
+"""Findings that tell nothing where rank 0 does not answer: whoever is late, or breaks its connections, may do so because of that."""
+_STALL_S = 0.4
+"""How long a rank waits in an exchange before it says so."""
+_STORE_S = 2.0
+"""How long a rank waits for the store to say who is missing."""
+_MAX_WORDS = 4000
+E = TypeVar("E", bound=ManyHandsError)
+_STORE = -1
+"""What stands for the store where a rank could stand."""
+
+
+def make_join(rank: int, world_size: int, backend: str, choices: str, runtime: Runtime = COMPUTER) -> Join:
+    """Return what a rank says when it comes."""
+    return Join(rank, world_size, backend, choices, __version__, sys.byteorder, *runtime.identity(rank))
+
+
+class Control(ABC):
+    """One rank's membership in a job.
+
+    Attributes
+    ----------
+    rank, world_size
+        Who this rank is.
+    recorder
+        Its last calls.
+    progress
+        How far it has come; those who make calls count there.
+    host
+        The address by which this rank reaches the store.
+    runtime
+        What this rank runs on.
+    origins
+        For each rank the one that it was when the job began, where the ranks have been numbered anew since.
+    """
+
+    def __init__(self, rank: int, world_size: int, host: str, runtime: Runtime = COMPUTER) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.host = host
+        self.runtime = runtime
+        self.recorder: FlightRecorder = runtime.recorder(rank)
+        self.progress: Progress = Progress({}, {}, {})
+        self.origins: tuple[int, ...] = ()
+        self._changed = runtime.condition()
+        self.verdict: Verdict | None = None
+        self._welcome: Welcome | None = None
+        self._cards: dict[str, Cards] = {}
+        self._heard = 0
+        self._ended: tuple[str, int | None] | None = None
+        self._disbanding: dict[int, Callable[[], None]] = {}
+        self._home = threading.current_thread()
+        self._farewell = False
+        self._shrunk: Shrunk | None = None
+        self._cut = ""
+        self._on_failure: list[Callable[[], None]] = []
+
+    @abstractmethod
+    def _post(self, message: FromRank) -> None:
+        """Send a message to the store; never blocks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the connection holds; twice is fine."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether the connection to the store has ended without a farewell."""
+        return bool(self._cut)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job has failed; once true it stays so."""
+        return self.verdict is not None
+
+    def error(self, operation: str | None = None, sequence: int | None = None) -> ManyHandsError:
+        """Return the first cause, as a new exception; it tells the call that it ended on this rank, by default that which asks."""
+        if self.verdict is None:
+            raise InternalError("asked for the cause of a failure that did not happen", rank=self.rank)
+        error = error_from(self.verdict, self.rank)
+        origin = None if not self.origins or self.verdict.peer is None else self.origins[self.verdict.peer]
+        if origin not in (None, self.verdict.peer):
+            error.add_note(
+                f"since shrink() ranks are counted anew: rank {self.verdict.peer} is the one that began as rank {origin}"
+            )
+        if self._ended is None and operation is not None:
+            self._ended = operation, sequence
+        if self._ended is not None:
+            error.operation, error.sequence = self._ended
+        return error
+
+    def ended(self, error: E, operation: str, sequence: int | None) -> E:
+        """Note in an error the call that it ends on this rank, and return it; later calls are told of the first one."""
+        if self._ended is None:
+            self._ended = operation, sequence
+        error.operation, error.sequence = operation, sequence
+        return error
+
+    def on_failure(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the job fails, at once if it has; it must not block."""
+        with self._changed:
+            self._on_failure.append(callback)
+            late = self.verdict is not None
+        if late:
+            callback()
+
+    def welcome(self, deadline: Deadline) -> Welcome:
+        """Wait until all ranks have come."""
+        self._wait(lambda: self._welcome is not None, deadline)
+        if self._welcome is None:
+            raise DeadlineError(
+                f"the ranks did not meet within {deadline.timeout_s:g} s: rank {self.rank} of {self.world_size} came, and the store "
+                "with rank 0, which knows of the others, does not answer",
+                rank=self.rank,
+                peer=0,
+            )
+        if len(self._welcome.hosts) != self.world_size:
+            text = f"the store told rank {self.rank} of {len(self._welcome.hosts)} ranks, and there are {self.world_size}"
+            raise self.report(Report("protocol", text, 0))
+        return self._welcome
+
+    def exchange(
+        self,
+        name: str,
+        card: bytes,
+        deadline: Deadline,
+        members: Sequence[int] | None = None,
+        channel: int = 0,
+        call: tuple[CallSignature, int] | None = None,
+        *,
+        is_given: bool = False,
+    ) -> tuple[list[bytes], int]:
+        """Give this rank's card; return those of all members in their order, and the first of as many unused numbers.
+
+        Parameters
+        ----------
+        name
+            What the exchange is, alike on all members; unused before, or by an exchange that has ended.
+        card
+            At most 64 KiB.
+        deadline
+            Until when.
+        members
+            The ranks that take part, in the same order on all of them; all ranks by default.
+        channel
+            The channel of the group that they belong to.
+        call
+            The call and its number, where the ranks meet because of one: members that are in other calls there are told apart at once.
+        is_given
+            Whether `give_card` has given the card before.
+
+        Raises
+        ------
+        CommError
+            The first cause, alike on all ranks: a `DeadlineError` where a rank did not give its own in time.
+        """
+        if len(card) > MAX_CARD_BYTES:
+            raise InternalError(f"a card of {len(card)} bytes, and {MAX_CARD_BYTES} are allowed")
+        ranks = list(range(self.world_size) if members is None else members)
+        what, digest, sequence = name, b"", -1
+        if call is None:
+            record = self.recorder.start(channel, -1, f"the exchange {name!r} of init" if members is None else name)
+        else:
+            signature, sequence = call
+            what, digest = signature.operation, signature.digest
+            record = self.recorder.start(channel, sequence, signature)
+        record.members = ranks
+        try:
+            if not is_given:
+                self.give_card(name, card, ranks)
+            others = [rank for rank in ranks if rank != self.rank]
+            patience = math.inf if self.runtime.is_simulated else _STALL_S
+            while not self._wait(lambda: name in self._cards, deadline, patience):
+                if deadline.passed():
+                    text = f"not all ranks came to {name} within {deadline.timeout_s:g} s"
+                    raise self.report(Report("deadline", text, None, name, channel, sequence, ranks))
+                self.stalled(record, Wait(channel, sequence, what, digest, others, [], ranks, name))
+        except CommError as error:
+            self.ended(error, "init" if members is None else what.partition(" ")[0], sequence if sequence >= 0 else None)
+            raise
+        finally:
+            self.recorder.finish(record)
+        cards = self._cards.pop(name)
+        if len(cards.cards) != len(ranks):
+            text = f"the store gave rank {self.rank} {len(cards.cards)} cards of {len(ranks)} ranks in {name}"
+            raise self.ended(self.report(Report("protocol", text, 0)), what.partition(" ")[0], None)
+        return cards.cards, cards.number
+
+    def leave_group(self, number: int, members: Sequence[int], then: Callable[[], None]) -> None:
+        """Say that this rank has finished with a group; call ``then`` once all its members have. Never blocks."""
+        progress, now = self.progress, self._come_so_far()
+        channels = (2 * number, 2 * number + 1)
+
+        def disbanded() -> None:
+            for counts in (progress.calls, progress.sends, progress.receives):
+                for channel in channels:
+                    counts.pop(channel, None)
+            then()
+
+        mine = Progress(
+            {channel: now.calls[channel] for channel in channels if channel in now.calls},
+            {channel: now.sends[channel] for channel in channels if channel in now.sends},
+            {channel: now.receives[channel] for channel in channels if channel in now.receives},
+        )
+        self._disbanding[number] = disbanded
+        self._post(LeaveGroup(number, list(members), mine))
+
+    def give_card(self, name: str, card: bytes, members: Sequence[int]) -> None:
+        """Give this rank's card of an `exchange` that it is going to wait for."""
+        self._post(Exchange(name, card, list(members)))
+
+    def waits_in_background(self, wait: Wait) -> None:
+        """Tell the store what this rank's device waits for, while none of its threads need do so."""
+        self._post(Stalled(wait, [wait], self._come_so_far(), False))
+
+    def checkpoint(self, place: str, count: int, digest: bytes, members: Sequence[int]) -> None:
+        """Tell the store which calls on devices this rank has made; it compares them with those of the other members."""
+        self._post(Checkpoint(place, count, digest, list(members)))
+
+    def stalled(self, record: Record, wait: Wait) -> None:
+        """Tell the store that this rank waits in a call."""
+        self.recorder.stalled(record, wait)
+        before = last_move()
+        waits, stuck = self.recorder.waits()
+        quiet = stuck and nobody_else(self._home, before)
+        self._post(Stalled(wait, waits, self._come_so_far(), quiet))
+
+    def _come_so_far(self) -> Progress:
+        """Return a copy of the progress: in a job of threads the store reads it while calls of this rank go on counting."""
+        sends, receives = (
+            {channel: dict(counts) for channel, counts in list(all_counts.items())}
+            for all_counts in (self.progress.sends, self.progress.receives)
+        )
+        return Progress(dict(self.progress.calls), sends, receives)
+
+    def report(self, report: Report) -> ManyHandsError:
+        """Report a failure; return the first cause that all ranks agree on, or this finding if the store does not answer."""
+        # An exception's text can be of any length and hold what no encoding takes; a report must get through.
+        words = report.text[:_MAX_WORDS].encode("utf-8", "replace").decode()
+        report = msgspec.structs.replace(report, text=words)
+        if not self.failed:
+            self._post(report)
+            self._await_verdict()
+        if not self.failed:
+            self._give_up(report)
+        return self.error()
+
+    def _await_verdict(self) -> None:
+        """Wait for a verdict as long as the store says anything, and for `_VERDICT_S` at most. While this rank is stopped no time passes."""
+        left, waited, slice_s = _SLICES, 0.0, _SILENCE_S / _SLICES
+        with self._changed:
+            heard = self._heard
+
+            def has_news() -> bool:
+                return self.failed or self._heard != heard
+
+            while left and waited < _VERDICT_S and not self.failed:
+                since = self.runtime.now()
+                if self._changed.wait_for(has_news, slice_s):
+                    left, heard = _SLICES, self._heard
+                else:
+                    left -= 1
+                waited += min(self.runtime.now() - since, slice_s)
+
+    def _give_up(self, report: Report) -> None:
+        """End the job on this rank, which does not hear from the store."""
+        silence = "rank 0 does not answer: it is stopped, cut off or busy"
+        if report.kind in _SHARED:
+            # Alike on all ranks but for the last line. When rank 0 goes on, the store must not take ranks that gave up for lost.
+            text = f"{silence}, and through it the ranks find the first cause.\n  rank {self.rank}: {report.text}"
+            report = msgspec.structs.replace(report, kind="silent", text=text, peer=0)
+            self._post(report)
+        else:
+            report = msgspec.structs.replace(
+                report, text=f"{report.text}\n  {silence}, so that other ranks may not know of this"
+            )
+        self.fail(Verdict(report.kind, report.text, report.peer, report.operation, report.sequence))
+
+    def leave(self, deadline: Deadline) -> bool:
+        """Say goodbye, and wait until all ranks have, for as long as the deadline allows; tell whether they have.
+
+        Raises
+        ------
+        CommError
+            The job failed before all ranks had left.
+        """
+        self._post(Leave(self._come_so_far()))
+        self._wait(lambda: self._farewell and not self.failed, deadline)
+        return self._farewell
+
+    def shrink(self, port: int, deadline: Deadline) -> Shrunk:
+        """Ask to go on with the ranks that are left; wait until all of them have. Rank 0 says at which port it waits for them.
+
+        Raises
+        ------
+        PeerLostError
+            Rank 0 is lost, or has closed its group: the store was with it.
+        DeadlineError
+            A rank neither asked nor ended in time.
+        """
+        self._shrunk = None
+        self._post(Shrink(port))
+        shrunk = self._await_shrunk(deadline.remaining())
+        if shrunk is None and not self._cut:
+            self._post(GiveUp(deadline.timeout_s))
+            shrunk = self._await_shrunk(_STORE_S)  # who is missing, the store knows
+        if shrunk is not None and shrunk.problem is None:
+            return shrunk
+        if shrunk is not None and shrunk.problem is not None:
+            problem = shrunk.problem
+        elif self._cut:
+            text = f"{self._cut}; the store was with it, and the other ranks cannot go on: start the job anew"
+            problem = Verdict("lost", text, 0, "shrink")
+        else:
+            text = f"the group did not shrink within {deadline.timeout_s:g} s: the store with rank 0 does not answer"
+            problem = Verdict("deadline", text, 0, "shrink")
+        raise error_from(problem, self.rank)
+
+    def _await_shrunk(self, at_most_s: float) -> Shrunk | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._shrunk is not None or bool(self._cut), at_most_s)
+            return self._shrunk
+
+    def _wait(self, condition: Callable[[], bool], deadline: Deadline, at_most_s: float = math.inf) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: condition() or self.verdict is not None, min(deadline.remaining(), at_most_s))
+        if self.verdict is not None and not condition():
+            raise self.error()
+        return condition()
+
+    def fail(self, verdict: Verdict) -> None:
+        """Take a verdict as the first cause, unless there is one."""
+        with self._changed:
+            if self.verdict is not None:
+                return
+            self.verdict = verdict
+            callbacks = list(self._on_failure)
+            self._changed.notify_all()
+        _log.info("rank %d: the job has failed, %s: %s", self.rank, verdict.kind, verdict.text)
+        for callback in callbacks:
+            callback()
+
+    def _deliver(self, message: FromStore) -> None:
+        with self._changed:
+            self._heard += 1
+            self._changed.notify_all()
+        match message:
+            case Verdict():
+                self.fail(message)
+            case Question(inquest, channel, sequence):
+                entered, text = self.recorder.testify(channel, sequence)
+                if not entered and 0 <= sequence < self.progress.calls.get(channel, 0):
+                    # So long ago that it is not recorded any more: calls on GPUs are made ahead of what the GPU has done.
+                    entered, text = True, f"has made it; {text}"
+                calls, waits = self.progress.calls.get(channel, 0), self.recorder.waits()[0]
+                self._post(Testimony(inquest, entered, text, calls, waits, self._come_so_far()))
+            case Disbanded(group):
+                then = self._disbanding.pop(group, None)
+                if then is not None:
+                    then()
+            case Welcome() | Cards() | Farewell() | Shrunk():
+                with self._changed:
+                    if isinstance(message, Welcome):
+                        self._welcome = message
+                    elif isinstance(message, Cards):
+                        self._cards[message.name] = message
+                    elif isinstance(message, Shrunk):
+                        self._shrunk = message
+                    else:
+                        self._farewell = True
+                    self._changed.notify_all()
+
+
+class SocketControl(Control):
+    """A control connection over TCP.
+
+    Parameters
+    ----------
+    loop
+        Where it runs.
+    join
+        Who this rank is.
+    address
+        Where the store listens; dialled again and again until the deadline, since the store may come last.
+    secret
+        The job's secret.
+    deadline
+        Until when to try.
+
+    Raises
+    ------
+    RendezvousError
+        Nobody listens there, or no manyhands.
+    AuthenticationError
+        The store holds another secret.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        join: Join,
+        address: Address,
+        secret: bytes,
+        deadline: Deadline,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        sock = dial_patiently(address, secret, CONTROL_HELLO, join.rank, deadline, cancelled)
+        super().__init__(join.rank, join.world_size, sock.getsockname()[0])
+        self._address = address
+        self._connection = FrameConnection(
+            loop, sock, self._frame, self._lost, max_bytes=join.world_size * MAX_CARD_BYTES + MAX_CARD_BYTES
+        )
+        self._post(join)
+
+    def _post(self, message: FromRank) -> None:
+        last_words = isinstance(message, Report) and message.kind == "silent"  # the program may end right after
+        self._connection.send(encode(message), within_s=_SILENCE_S if last_words else 0.0)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _frame(self, frame: bytes | None) -> None:
+        message = decode_from_store(frame)
+        if message is not None and all(0 <= rank < self.world_size for rank in ranks_in(message)):
+            self._deliver(message)
+            return
+        text = f"rank {self.rank} got a frame that cannot be read from the store with rank 0, at {show_address(self._address)}"
+        self._post(Report("protocol", text, 0))  # who can be told is told the same
+        self.fail(Verdict("protocol", text, 0))
+
+    def _lost(self, reason: str) -> None:
+        if self._farewell:
+            return
+        text = f"rank 0 was lost: the control connection to it at {show_address(self._address)} ended ({reason}), so its process died or was cut off"
+        self.fail(Verdict("lost", text, peer=0))
+        with self._changed:
+            self._cut = text
+            self._changed.notify_all()
+
+
+class LocalHub:
+    """The store of a job whose ranks are threads of this process."""
+
+    def __init__(self, world_size: int, runtime: Runtime = COMPUTER) -> None:
+        self.runtime = runtime
+        self._lock = threading.RLock()
+        self._controls: dict[int, LocalControl] = {}
+        self._membership = Membership(world_size, os.urandom(32), self._send, self._call_later)
+        self.world_size = world_size
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The first cause of the job's failure, if it has failed."""
+        return self._membership.verdict
+
+    def connect(self, rank: int, backend: str, choices: str) -> LocalControl:
+        """Take a rank in."""
+        with self._lock:
+            control = LocalControl(self, rank, self.world_size)
+            self._controls[rank] = control
+            verdict = self._membership.join(make_join(rank, self.world_size, backend, choices, self.runtime))
+        if verdict is not None:
+            raise error_from(verdict, rank)
+        return control
+
+    def handle(self, rank: int, message: FromRank) -> None:
+        """Take in what a rank says."""
+        with self._lock:
+            self._membership.handle(rank, message)
+
+    def lost(self, rank: int, reason: str) -> None:
+        """Take note that a rank's thread has ended without a goodbye."""
+        with self._lock:
+            if rank in self._membership.members:
+                self._membership.lost(rank, reason)
+            else:
+                self._membership.will_not_come(rank, reason)
+
+    def has_come(self, rank: int) -> bool:
+        """Tell whether a rank has come."""
+        return rank in self._controls
+
+    def has_left(self, rank: int) -> bool:
+        """Tell whether a rank has closed its group."""
+        return self._membership.has_left(rank)
+
+    def is_complete(self) -> bool:
+        """Tell whether all ranks have come."""
+        return self._membership.complete
+
+    def late(self, timeout_s: float) -> None:
+        """End the job where ranks have not come within a time."""
+        with self._lock:
+            self._membership.late(timeout_s)
+
+    def fail(self, verdict: Verdict) -> None:
+        """End the job."""
+        with self._lock:
+            self._membership.fail(verdict)
+
+    def _send(self, rank: int, message: FromStore) -> None:
+        control = self._controls[rank]
+        self.runtime.carry(_STORE, rank, lambda: control._deliver(message))
+
+    def _call_later(self, delay_s: float, function: Callable[[], None]) -> None:
+        def locked() -> None:
+            with self._lock:
+                function()
+
+        self.runtime.call_later(delay_s, locked)
+
+
+class LocalControl(Control):
+    """A rank's membership in a `LocalHub`."""
+
+    def __init__(self, hub: LocalHub, rank: int, world_size: int) -> None:
+        super().__init__(rank, world_size, "127.0.0.1", hub.runtime)
+        self._hub = hub
+
+    def _post(self, message: FromRank) -> None:
+        self.runtime.carry(self.rank, _STORE, lambda: self._hub.handle(self.rank, message))
+
+    def welcome(self, deadline: Deadline) -> Welcome:
+        """Wait until all ranks have come; whose time is up first says for all of them who has not."""
+        try:
+            return super().welcome(deadline)
+        except DeadlineError:
+            self._hub.late(deadline.timeout_s)
+            if self.failed:
+                raise self.error() from None
+            raise
+
+    def close(self) -> None:
+        """Leave the hub."""
+        self._hub.lost(self.rank, "its thread ended")

@@ -1,0 +1,102 @@
+"""Who started this process, and which rank of how many it is: read from the variables that launchers set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from manyhands.control.environment.launchers import LAUNCHERS, NOT_UNDERSTOOD, LaunchEnvironment, is_shell_of_slurm
+from manyhands.control.environment.variables import Variables, parse_address
+from manyhands.errors import RendezvousError
+
+__all__ = ["DEFAULT_PORT", "LaunchEnvironment", "discover", "parse_address", "why_not_alone"]
+
+DEFAULT_PORT: int = 29500
+"""The port of the rendezvous where somebody named a host and no port, by the convention of torchrun."""
+
+
+def discover(environ: Mapping[str, str], *, parent: int | None = None, process: int | None = None) -> LaunchEnvironment | None:
+    """Find out from the environment which rank this process is and where the ranks of its job meet.
+
+    The first launcher in `manyhands.control.environment.launchers.LAUNCHERS` that recognises its variables speaks.
+    ``MANYHANDS_RANK``, ``MANYHANDS_WORLD_SIZE`` and ``MANYHANDS_RENDEZVOUS=host:port`` win over what any launcher says, and
+    ``MASTER_ADDR`` with ``MASTER_PORT`` give the address where the launcher tells none.
+
+    Parameters
+    ----------
+    environ
+        The variables, usually ``os.environ``.
+    parent, process
+        The parent process's id and this one's, by default what they are: launchers that give a job no name are told apart by the first, and
+        a task of Slurm from a shell's child by the second.
+
+    Returns
+    -------
+    LaunchEnvironment or None
+        None when the process was started by plain ``python``. In a world of one, ``host`` and ``port`` may be None;
+        otherwise both are set.
+
+    Raises
+    ------
+    ConfigError
+        A variable holds what it cannot hold, or half of a set is missing; the message names it and what to do.
+    RendezvousError
+        Nothing tells where the ranks meet; the message names the variable to set.
+    """
+    variables = Variables(environ, os.getppid() if parent is None else parent, os.getpid() if process is None else process)
+    for read in LAUNCHERS:
+        found = read(variables)
+        if found is not None:
+            return _with_address(variables, found)
+    return None
+
+
+def why_not_alone(environ: Mapping[str, str]) -> str | None:
+    """Say what speaks against a world of one, where `discover` found no launcher; None where nothing does.
+
+    A process that runs alone although it was meant to be one of several gives results that look right.
+    """
+    variables = Variables(environ, os.getppid(), os.getpid())
+    meant = "If that is meant, say so by init(rank=0, world_size=1) or MANYHANDS_RANK=0 and MANYHANDS_WORLD_SIZE=1."
+    tasks = variables.text("SLURM_STEP_NUM_TASKS" if is_shell_of_slurm(variables) else "SLURM_NTASKS") or ""
+    if tasks.isdigit() and int(tasks) > 1:
+        return (
+            f"Slurm has {tasks} tasks here, and this process is none of them, but was started by a batch script or a shell, so that it is a "
+            f"world of one: start it by srun, mpirun or manyhands run (in a shell that srun started: with srun --job-name=NAME). {meant}"
+        )
+    if is_shell_of_slurm(variables):
+        return None
+    told = [f"{name}={value}" for name in NOT_UNDERSTOOD if (value := variables.text(name)) is not None]
+    if told:
+        return (
+            f"{', '.join(told)}: somebody seems to have started this process as one of several, but not which one and of how many, so that it "
+            "is a world of one: set MANYHANDS_RANK, MANYHANDS_WORLD_SIZE and MANYHANDS_RENDEZVOUS=host:port on each, or start it by manyhands "
+            f"run. {meant}"
+        )
+    return None
+
+
+def _with_address(variables: Variables, found: LaunchEnvironment) -> LaunchEnvironment:
+    given = variables.address("MANYHANDS_RENDEZVOUS")
+    if given is not None:
+        return replace(found, host=given[0], port=given[1])
+    host, port = found.host, found.port
+    if host is None and found.local_world_size == found.world_size > 1:
+        host = "127.0.0.1"
+    elif host is None:
+        host = variables.text("MASTER_ADDR")
+        port = variables.port("MASTER_PORT") or port or DEFAULT_PORT
+        if host is None and found.world_size == 1:
+            return replace(found, port=None)
+    else:
+        port = port or DEFAULT_PORT
+    if host is None or port is None:
+        unknown = "on which host" if host is None else f"at which port of {host}"
+        raise RendezvousError(
+            f"{found.launcher} started rank {found.rank} of {found.world_size} and does not tell {unknown} the ranks meet: "
+            "set MANYHANDS_RENDEZVOUS=host:port on all ranks (or MASTER_ADDR and MASTER_PORT), naming the host of rank 0 and a "
+            "free port there",
+            rank=found.rank,
+        )
+    return replace(found, host=host, port=port)

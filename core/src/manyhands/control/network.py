@@ -1,0 +1,522 @@
+"""Authenticated sockets: listening, dialling, and frames for the control connections."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from manyhands.contract.deadline import Deadline
+from manyhands.control.forking import close_after_fork
+from manyhands.control.handshake import (
+    CLIENT_BYTES,
+    GREETING_BYTES,
+    MAGIC,
+    REFUSAL,
+    REPLY_BYTES,
+    ClientHandshake,
+    ServerHandshake,
+)
+from manyhands.control.loop import Loop
+from manyhands.errors import AuthenticationError, RendezvousError
+
+__all__ = ["Address", "FrameConnection", "Listener", "bind", "dial", "dial_patiently", "is_loopback", "resolve", "show_address"]
+
+_log = logging.getLogger("manyhands.network")
+
+Address = tuple[str, int]
+
+_HANDSHAKE_S = 20.0
+"""How long a stranger may take to prove itself."""
+_RESOLVE_S = 30.0
+"""How long the resolver may take to tell an address of this host, where nobody says."""
+_BACKLOG = 1024
+_MAX_STRANGERS = 128
+"""How many unproven connections a listener keeps at once."""
+_PRESSED_S = 2.0
+"""How long an unproven connection is safe from newcomers where all places are taken."""
+_KEEPALIVE_S = 10
+"""After how long a host that vanished without a word counts as lost."""
+
+
+def show_address(address: Address) -> str:
+    """Return ``host:port``, with brackets around an IPv6 host."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address, not a name, is reachable from this host alone."""
+    return host.startswith("127.") or host in ("::1", "::ffff:127.0.0.1")
+
+
+def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socket:
+    """Return a socket that listens on exactly this host's address.
+
+    Raises
+    ------
+    RendezvousError
+        The name does not resolve, the address is not this host's, or the port is in use.
+    """
+    where = show_address((host, port))
+    try:
+        candidates = resolve(host, port, deadline or Deadline(_RESOLVE_S), socket.AI_PASSIVE)
+    except (socket.gaierror, TimeoutError) as error:
+        raise RendezvousError(
+            f"this host cannot listen at {where}: the name does not resolve ({error.strerror or error})"
+        ) from error
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in candidates:
+        sock = close_after_fork(socket.socket(family, kind, protocol))
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            sock.close()
+            failure = error
+        else:
+            return sock
+    if failure is not None and failure.errno == errno.EADDRINUSE:
+        remedy = "the port is in use, by another program or another job: choose a free one, or let `manyhands run` choose on a single host"
+    elif failure is not None and failure.errno == errno.EADDRNOTAVAIL:
+        remedy = "that is no address of this host"
+    else:
+        remedy = str(failure)
+    raise RendezvousError(f"this host cannot listen at {where}: {remedy}") from failure
+
+
+def dial(
+    address: Address, secret: bytes, hello: bytes, deadline: Deadline, cancelled: Callable[[], bool] = lambda: False
+) -> socket.socket:
+    """Connect, prove the secret both ways, and return the non-blocking socket.
+
+    A listener that takes the connection and says nothing may be a rank that is still importing, or busy: it has until the deadline.
+    ``cancelled`` is asked several times a second whether to give up.
+
+    Raises
+    ------
+    ConnectionError
+        Nobody listens there, or the connection broke, or the dial was cancelled; `RendezvousError` when the listener is no
+        manyhands.
+    AuthenticationError
+        The two sides hold different secrets.
+    TimeoutError
+        The other side did not answer in time.
+    OSError
+        The host cannot be reached.
+    """
+    where = show_address(address)
+    sock = _connect(address, deadline, cancelled)
+    try:
+        _tune(sock)
+        handshake = ClientHandshake(secret, hello)
+        greeting = _receive_exactly(sock, GREETING_BYTES, deadline, cancelled)
+        if not greeting.startswith(MAGIC):
+            raise RendezvousError(
+                f"the program that listens at {where} is not a manyhands job: it said {greeting[:40]!r}. Is the address right?"
+            )
+        sock.send(handshake.answer(greeting))  # 136 bytes into an empty socket buffer always fit
+        if not handshake.accepts(_receive_exactly(sock, REPLY_BYTES, deadline, cancelled)):
+            raise AuthenticationError(
+                f"the job at {where} holds another secret than this rank: give all ranks the same MANYHANDS_SECRET "
+                "(`manyhands run` makes one per job), and check that the address is that of your own job"
+            )
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def dial_patiently(
+    address: Address, secret: bytes, hello: bytes, rank: int, deadline: Deadline, cancelled: Callable[[], bool]
+) -> socket.socket:
+    """Connect as `dial` to rank 0, which may still be on its way: again and again until the deadline, in the name of ``rank``.
+
+    Raises
+    ------
+    RendezvousError, AuthenticationError
+        As `dial`; or nobody was there in time.
+    """
+    pause, failure = 0.005, "no attempt was made"
+    while not deadline.passed() and not cancelled():
+        try:
+            return dial(address, secret, hello, deadline, cancelled)
+        except RendezvousError as error:
+            error.rank = rank
+            raise
+        except OSError as error:  # refused, reset, unreachable, unresolved, silent: rank 0 may still be on its way
+            failure = error.strerror or str(error)
+        time.sleep(min(pause, deadline.remaining()))
+        pause = min(pause * 1.5, 0.25)
+    raise RendezvousError(
+        f"rank {rank} could not reach rank 0 at {show_address(address)} within {deadline.timeout_s:g} s ({failure}): is rank 0 running, "
+        "and is that its address and port?",
+        rank=rank,
+        peer=0,
+    )
+
+
+def _connect(address: Address, deadline: Deadline, cancelled: Callable[[], bool]) -> socket.socket:
+    failure = OSError(f"{address[0]} has no address")
+    candidates = resolve(*address, deadline)
+    for number, (family, kind, protocol, _, place) in enumerate(candidates):
+        # An address that swallows everything must leave time for the next one.
+        share = Deadline(max(0.001, deadline.remaining() / (len(candidates) - number)))
+        sock = close_after_fork(socket.socket(family, kind, protocol))
+        try:
+            sock.setblocking(False)
+            error = sock.connect_ex(place)
+            if error == errno.EINPROGRESS:
+                _wait_until(sock, selectors.EVENT_WRITE, share, cancelled)
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, os.strerror(error))
+            if sock.getsockname() == sock.getpeername():
+                # A port of the ephemeral range where nobody listens may be given to this very socket, which then meets itself.
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        except OSError as error:
+            sock.close()
+            failure = error
+        else:
+            return sock
+    raise failure
+
+
+_Found = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+
+
+def resolve(host: str, port: int, deadline: Deadline, flags: int = 0) -> list[_Found]:
+    """Return the addresses of a name, as `socket.getaddrinfo` does, and in time.
+
+    Raises
+    ------
+    socket.gaierror
+        It has none.
+    TimeoutError
+        The resolver did not answer in time; it goes on in a thread of its own, since nothing can stop it.
+    """
+    found: list[_Found] = []
+    failures: list[OSError] = []
+
+    def ask() -> None:
+        try:
+            found.extend(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
+        except OSError as error:
+            failures.append(error)
+
+    if host and (host[-1].isdigit() or ":" in host):
+        ask()  # an address, mostly: no server is asked
+    else:
+        thread = threading.Thread(target=ask, name="manyhands-resolver", daemon=True)
+        thread.start()
+        thread.join(deadline.remaining())
+        if thread.is_alive():
+            raise TimeoutError(f"the resolver does not answer for {host!r}")
+    if failures:
+        raise failures[0]
+    return found
+
+
+def _receive_exactly(sock: socket.socket, count: int, deadline: Deadline, cancelled: Callable[[], bool]) -> bytes:
+    """Return ``count`` bytes; fewer when it is clear that they are none of ours."""
+    data = b""
+    while len(data) < count:
+        _wait_until(sock, selectors.EVENT_READ, deadline, cancelled)
+        piece = sock.recv(count - len(data))
+        if not piece:
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection during the handshake")
+        data += piece
+        if not data.startswith(MAGIC[: len(data)]) and not data.startswith(REFUSAL[: len(data)]):
+            break
+    return data
+
+
+def _wait_until(sock: socket.socket, event: int, deadline: Deadline, cancelled: Callable[[], bool]) -> None:
+    """Wait until ``sock`` is ready, asking now and then whether anybody still wants it."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, event)
+        while not selector.select(min(0.1, deadline.remaining())):
+            if cancelled():
+                raise ConnectionAbortedError(errno.ECONNABORTED, "the job was aborted")
+            if deadline.passed():
+                raise TimeoutError("it took the connection and said nothing" if event == selectors.EVENT_READ else "no answer")
+
+
+def bound_silence(sock: socket.socket) -> None:
+    """Give up a control connection whose other side takes nothing for a while: a host that vanished.
+
+    Never for data: a rank that is busy for long takes none either, and is only late.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _KEEPALIVE_S * 1000)
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # A host that lost power sends nothing: probe an idle connection. Linux names; others lack some.
+    options = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+    for name, value in options.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class Listener:
+    """A listening socket in a loop; hands over each connection that proved the secret.
+
+    Parameters
+    ----------
+    loop
+        Where it runs.
+    sock
+        A socket that listens; owned by the listener from now on.
+    secret
+        The secret that both sides prove.
+    accept
+        Called in the loop's thread with the non-blocking socket and the 64 bytes of its hello.
+    refuse
+        Called with the peer's address when a peer speaks manyhands and holds another secret.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        secret: bytes,
+        accept: Callable[[socket.socket, bytes], None],
+        refuse: Callable[[Address], None] | None = None,
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._secret = secret
+        self._accept = accept
+        self._refuse = refuse
+        self._strangers: dict[socket.socket, _Stranger] = {}
+        sock.setblocking(False)
+        loop.call(lambda: loop.watch(sock, selectors.EVENT_READ, self._incoming))
+
+    def close(self) -> None:
+        """Stop listening and drop every connection that has not proved itself; from any thread."""
+        self._loop.call(self._close)
+
+    def _close(self) -> None:
+        self._loop.forget(self._sock)
+        self._sock.close()
+        for stranger in list(self._strangers.values()):
+            self._drop(stranger)
+
+    def _incoming(self, _: int) -> None:
+        if len(self._strangers) >= _MAX_STRANGERS:
+            oldest = next(iter(self._strangers.values()))
+            if time.monotonic() - oldest.since < _PRESSED_S:
+                # Newcomers wait in the kernel's queue: each one let in now would push out one that is about to prove itself.
+                self._loop.forget(self._sock)
+                self._loop.call_later(0.05, self._resume)
+                return
+            self._drop(oldest)
+        try:
+            sock, address = self._sock.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # out of file descriptors, mostly: leave the connection in the queue, and say so
+            _log.warning("manyhands: cannot take a connection: %s", error)
+            time.sleep(0.01)
+            return
+        sock.setblocking(False)
+        close_after_fork(sock)
+        try:
+            _tune(sock)
+        except OSError:  # it has gone already
+            sock.close()
+            return
+        stranger = _Stranger(sock, (address[0], address[1]), ServerHandshake(self._secret))
+        self._strangers[sock] = stranger
+        try:
+            sock.send(stranger.handshake.greeting)  # 40 bytes into an empty socket buffer always fit
+        except OSError:
+            self._drop(stranger)
+            return
+        self._loop.watch(sock, selectors.EVENT_READ, lambda _: self._read(stranger))
+        self._loop.call_later(_HANDSHAKE_S, lambda: self._drop(stranger))
+
+    def _resume(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.watch(self._sock, selectors.EVENT_READ, self._incoming)
+
+    def _read(self, stranger: _Stranger) -> None:
+        try:
+            piece = stranger.sock.recv(CLIENT_BYTES - len(stranger.received))
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        stranger.received += piece
+        if not piece or not stranger.received.startswith(MAGIC[: len(stranger.received)]):
+            self._drop(stranger)  # it gave up, or is none of ours
+            return
+        if len(stranger.received) < CLIENT_BYTES:
+            return
+        reply, hello = stranger.handshake.answer(stranger.received)
+        try:
+            stranger.sock.send(reply)
+        except OSError:
+            hello = None
+        if hello is None:
+            self._drop(stranger)
+            if self._refuse is not None:
+                self._refuse(stranger.address)
+            return
+        del self._strangers[stranger.sock]
+        self._loop.forget(stranger.sock)
+        self._accept(stranger.sock, hello)
+
+    def _drop(self, stranger: _Stranger) -> None:
+        if self._strangers.pop(stranger.sock, None) is not None:
+            self._loop.forget(stranger.sock)
+            stranger.sock.close()
+
+
+class _Stranger:
+    """A connection that has not proved itself yet."""
+
+    def __init__(self, sock: socket.socket, address: Address, handshake: ServerHandshake) -> None:
+        self.sock = sock
+        self.address = address
+        self.handshake = handshake
+        self.since = time.monotonic()
+        self.received = b""
+
+
+class FrameConnection:
+    """Frames of at most ``max_bytes`` over a proven socket, in a loop.
+
+    Parameters
+    ----------
+    loop, sock
+        Where it runs, and the non-blocking socket, owned by the connection from now on.
+    on_frame
+        Called in the loop's thread with each frame; with None for one that is announced to be longer than it may be, the last.
+    on_lost
+        Called once in the loop's thread, with a reason, when the other side closed or broke the connection.
+    max_bytes
+        A longer frame is refused before memory is taken for it.
+    """
+
+    _LENGTH = struct.Struct("<I")
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        on_frame: Callable[[bytes | None], None],
+        on_lost: Callable[[str], None],
+        max_bytes: int,
+    ) -> None:
+        bound_silence(sock)
+        self._loop = loop
+        self._sock = sock
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._max_bytes = max_bytes
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        self._open = True
+        loop.call(lambda: self._watch(selectors.EVENT_READ))
+
+    def send(self, frame: bytes, *, within_s: float = 0.0) -> None:
+        """Send a frame; from any thread. Lost without a word when the connection has gone.
+
+        Never blocks, but for ``within_s`` at most, until the kernel was given the frame: the process may end right after.
+        """
+        given = threading.Event()
+
+        def queue() -> None:
+            self._queue(frame)
+            given.set()
+
+        self._loop.call(queue)
+        if within_s and not self._loop.runs_here:
+            given.wait(within_s)
+
+    def close(self) -> None:
+        """Send what is queued as far as the kernel takes it, and close; from any thread."""
+        self._loop.call(self._close)
+
+    def _close(self) -> None:
+        if self._open:
+            self._flush()
+        if self._open:
+            self._open = False
+            self._loop.forget(self._sock)
+            self._sock.close()
+
+    def _watch(self, events: int) -> None:
+        if self._open:
+            self._loop.watch(self._sock, events, self._ready)
+
+    def _queue(self, frame: bytes) -> None:
+        if not self._open:
+            return
+        self._outgoing += self._LENGTH.pack(len(frame)) + frame
+        self._flush()
+
+    def _ready(self, events: int) -> None:
+        if events & selectors.EVENT_READ:
+            self._read()
+        if events & selectors.EVENT_WRITE and self._open:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                sent = self._sock.send(self._outgoing)
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._lost(str(error))
+            return
+        self._watch(selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0))
+
+    def _read(self) -> None:
+        reason = "the connection was closed"
+        try:
+            piece = self._sock.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            piece, reason = b"", str(error)
+        self._incoming += piece
+        while self._open and len(self._incoming) >= self._LENGTH.size:
+            (length,) = self._LENGTH.unpack_from(self._incoming)
+            if length > self._max_bytes:
+                self._on_frame(None)
+                reason = f"a frame of {length} bytes was announced, and {self._max_bytes} are allowed"
+                self._loop.call(partial(self._end, reason))  # behind what is said to that
+                return
+            if len(self._incoming) < self._LENGTH.size + length:
+                break
+            frame = bytes(self._incoming[self._LENGTH.size : self._LENGTH.size + length])
+            del self._incoming[: self._LENGTH.size + length]
+            self._on_frame(frame)
+        if not piece and self._open:
+            self._lost(reason)
+
+    def _end(self, reason: str) -> None:
+        if self._open:
+            self._lost(reason)
+
+    def _lost(self, reason: str) -> None:
+        self._open = False
+        self._loop.forget(self._sock)
+        self._sock.close()
+        self._on_lost(reason)

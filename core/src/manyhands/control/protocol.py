@@ -1,0 +1,294 @@
+"""What ranks and the store say to each other on the control connections, as msgpack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from manyhands.common.checks import UNREADABLE
+
+__all__ = [
+    "ANOTHER_CALL",
+    "Cards",
+    "Disbanded",
+    "Exchange",
+    "Farewell",
+    "FromRank",
+    "FromStore",
+    "GiveUp",
+    "Join",
+    "Leave",
+    "LeaveGroup",
+    "Progress",
+    "Question",
+    "Report",
+    "Shrink",
+    "Shrunk",
+    "Stalled",
+    "Testimony",
+    "Verdict",
+    "Wait",
+    "Welcome",
+    "decode_from_rank",
+    "decode_from_store",
+    "encode",
+    "ranks_in",
+]
+
+ANOTHER_CALL = "another call"
+"""What stands in the text of a mismatch where its reporter cannot tell what its peer did; the store puts the peer's own words there."""
+MAX_CARD_BYTES = 65536
+MAX_FROM_RANK_BYTES = MAX_CARD_BYTES + 4096
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """A rank comes."""
+
+    rank: int
+    world_size: int
+    backend: str
+    choices: str
+    version: str
+    byteorder: str
+    host: str
+    pid: int
+
+
+class Exchange(msgspec.Struct, frozen=True, tag=True):
+    """A rank gives its card under a name, and waits for those of the other ``members``."""
+
+    name: str
+    card: bytes
+    members: list[int]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a rank has come: per channel the collectives begun, and the messages begun to and from each peer."""
+
+    calls: dict[int, int]
+    sends: dict[int, dict[int, int]]
+    receives: dict[int, dict[int, int]]
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A call that a rank has been in for a while.
+
+    ``digest`` is that of a collective's `CallSignature`, and empty for other calls. ``messages`` are those that a call between two
+    ranks waits for, as (peer, is a send, number). ``members`` are the ranks of the group. ``meeting`` is the name of the exchange
+    that the call is, and empty in all other calls.
+    """
+
+    channel: int
+    sequence: int
+    operation: str
+    digest: bytes
+    awaiting: list[int]
+    messages: list[tuple[int, bool, int]]
+    members: list[int]
+    meeting: str = ""
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all members of the group take part in the call, by messages of their own."""
+        return bool(self.digest)
+
+
+class Stalled(msgspec.Struct, frozen=True, tag=True):
+    """A rank has waited in a call for a while.
+
+    ``wait`` is that call, and ``waits`` are all calls that the rank is in and has been for a while. ``quiet`` tells that it is in no
+    other call, and that no thread of the rank can make another one before one of these ends.
+    """
+
+    wait: Wait
+    waits: list[Wait]
+    progress: Progress
+    quiet: bool
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """A rank found a failure; ``kind`` is a key of `membership.KINDS`, and ``members`` are those who can say more, all if empty."""
+
+    kind: str
+    text: str
+    peer: int | None = None
+    operation: str | None = None
+    channel: int | None = None
+    sequence: int | None = None
+    members: list[int] = []
+
+
+class Testimony(msgspec.Struct, frozen=True, tag=True):
+    """A rank says what it knows about a call: its own call at that place, or the last one it made.
+
+    ``calls`` is how many it has made there, ``waits`` what it has waited for a while, and ``progress`` how far it has come.
+    """
+
+    inquest: int
+    entered: bool
+    text: str
+    calls: int = 0
+    waits: list[Wait] = []
+    progress: Progress = Progress({}, {}, {})
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """A rank has finished."""
+
+    progress: Progress
+
+
+class LeaveGroup(msgspec.Struct, frozen=True, tag=True):
+    """A rank has finished with one of its groups; ``progress`` is that on the group's channels."""
+
+    group: int
+    members: list[int]
+    progress: Progress
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """All ranks have come; ``key`` proves membership on data connections, ``hosts`` tells by numbers who shares a host."""
+
+    key: bytes
+    hosts: list[int]
+
+
+class Cards(msgspec.Struct, frozen=True, tag=True):
+    """The cards of an exchange, in the order of its members.
+
+    From ``number`` on there are as many numbers as members that no other exchange gets.
+    """
+
+    name: str
+    cards: list[bytes]
+    number: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True, tag=True):
+    """What a rank has called on devices so far, in short: all that share a place must have the same digest after as many calls."""
+
+    place: str
+    count: int
+    digest: bytes
+    members: list[int]
+
+
+class Disbanded(msgspec.Struct, frozen=True, tag=True):
+    """All members have finished with a group."""
+
+    group: int
+
+
+class Shrink(msgspec.Struct, frozen=True, tag=True):
+    """A rank of a job that has failed asks to go on with those that are left; rank 0 listens for them at ``port``."""
+
+    port: int
+
+
+class GiveUp(msgspec.Struct, frozen=True, tag=True):
+    """A rank has waited so long for the others to ask to go on."""
+
+    timeout_s: float
+
+
+class Question(msgspec.Struct, frozen=True, tag=True):
+    """The store asks what a rank knows about the call ``sequence`` of ``channel``."""
+
+    inquest: int
+    channel: int
+    sequence: int
+
+
+class Verdict(msgspec.Struct, frozen=True, tag=True):
+    """The first cause of the job's failure, alike for all ranks."""
+
+    kind: str
+    text: str
+    peer: int | None = None
+    operation: str | None = None
+    sequence: int | None = None
+
+
+class Farewell(msgspec.Struct, frozen=True, tag=True):
+    """All ranks have left."""
+
+
+class Shrunk(msgspec.Struct, frozen=True, tag=True):
+    """The ranks that are left, in order, and the port at which rank 0 waits for them; or why they cannot go on."""
+
+    ranks: list[int]
+    port: int
+    problem: Verdict | None = None
+
+
+FromRank = Join | Exchange | Stalled | Report | Testimony | Leave | LeaveGroup | Checkpoint | Shrink | GiveUp
+FromStore = Welcome | Cards | Disbanded | Question | Verdict | Farewell | Shrunk
+
+_encoder = msgspec.msgpack.Encoder()
+_from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+_from_store: msgspec.msgpack.Decoder[FromStore] = msgspec.msgpack.Decoder(FromStore)
+
+
+def encode(message: FromRank | FromStore) -> bytes:
+    """Return the frame of a message."""
+    return _encoder.encode(message)
+
+
+def decode_from_rank(frame: bytes | None) -> FromRank | None:
+    """Return the message in a frame, None when it is none."""
+    if frame is None:
+        return None
+    try:
+        return _from_rank.decode(frame)
+    except UNREADABLE:
+        return None
+
+
+def decode_from_store(frame: bytes | None) -> FromStore | None:
+    """Return the message in a frame, None when it is none."""
+    if frame is None:
+        return None
+    try:
+        return _from_store.decode(frame)
+    except UNREADABLE:
+        return None
+
+
+def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
+    """Yield every number of a message that must be that of a rank."""
+    match message:
+        case Exchange() | Checkpoint():
+            yield from message.members
+        case Stalled():
+            for wait in (message.wait, *message.waits):
+                yield from _ranks_of(wait)
+            yield from _ranks_of(message.progress)
+        case Testimony():
+            for wait in message.waits:
+                yield from _ranks_of(wait)
+            yield from _ranks_of(message.progress)
+        case Report():
+            yield from message.members
+            yield 0 if message.peer is None else message.peer
+        case Verdict(peer=int(peer)) | Shrunk(problem=Verdict(peer=int(peer))):
+            yield peer
+        case Shrunk(ranks=hosts) | Welcome(hosts=hosts):
+            yield from hosts
+        case Leave():
+            yield from _ranks_of(message.progress)
+        case LeaveGroup():
+            yield from message.members
+            yield from _ranks_of(message.progress)
+        case _:
+            pass
+
+
+def _ranks_of(part: Wait | Progress) -> Iterator[int]:
+    if isinstance(part, Wait):
+        yield from part.members
+        yield from part.awaiting
+        yield from (peer for peer, _, _ in part.messages)
+    else:
+        for counts in (*part.sends.values(), *part.receives.values()):
+            yield from counts

@@ -1,0 +1,156 @@
+"""The flight recorder: the last calls of this rank, kept in memory to say who was where when something failed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from manyhands.control.bystanders import blocked, released
+from manyhands.control.protocol import Wait
+from manyhands.control.signatures import CallSignature
+
+__all__ = ["FlightRecorder", "Record"]
+
+
+class Record:
+    """One call: where, what, and when it began and ended (`time.monotonic`, 0.0 while it runs).
+
+    ``call`` is a signature, or an object whose text says what it is. ``wait`` says what it has waited for, once it has done so for a while.
+    ``where`` is the line of the program that made the call, where that is known, ``nbytes`` the size of its array, and ``members`` the
+    ranks that meet in it, where they do.
+    """
+
+    __slots__ = ("call", "channel", "finished", "members", "nbytes", "sequence", "started", "thread", "wait", "where")
+
+    def __init__(self, channel: int, sequence: int, call: CallSignature | object, started: float) -> None:
+        self.channel: int = channel
+        self.sequence: int = sequence
+        self.call: CallSignature | object = call
+        self.started: float = started
+        self.finished: float = 0.0
+        self.thread: int = threading.get_ident()
+        self.wait: Wait | None = None
+        self.where: str = ""
+        self.nbytes: int = 0
+        self.members: Sequence[int] = ()
+
+    @property
+    def what(self) -> str:
+        """The call in words, without its number."""
+        return self.call.describe() if isinstance(self.call, CallSignature) else str(self.call)
+
+    @property
+    def operation(self) -> str:
+        """The name of what was called; ``"exchange"`` where this is only a part of a call."""
+        if isinstance(self.call, CallSignature):
+            return "exchange" if self.call.part else self.call.operation
+        return str(self.call).split(maxsplit=1)[0]
+
+    @property
+    def is_of_program(self) -> bool:
+        """Whether the program made the call, or one that it is part of; not where ranks meet."""
+        return isinstance(self.call, CallSignature) or not str(self.call).startswith("the exchange")
+
+    @property
+    def digest(self) -> bytes:
+        """What differs where ranks do not make the same collective call; empty for other calls."""
+        return self.call.digest if isinstance(self.call, CallSignature) and self.channel % 2 == 0 else b""
+
+    @property
+    def algorithm(self) -> str:
+        """What carries the call out, where that is known."""
+        return self.call.algorithm if isinstance(self.call, CallSignature) else ""
+
+    def describe(self) -> str:
+        """Return the call in words, with its number and where it was made."""
+        where = f" at {self.where}" if self.where else ""
+        if self.sequence < 0:
+            return self.what + where
+        group = self.channel // 2
+        return f"{self.what} #{self.sequence}" + (f" of group {group}" if group else "") + where
+
+
+_Short = tuple[int, int, CallSignature, float, float]
+"""A short call that has ended: channel, sequence number, signature, when it began and ended."""
+
+
+def _record(channel: int, sequence: int, call: CallSignature, started: float, finished: float) -> Record:
+    record = Record(channel, sequence, call, started)
+    record.finished = finished
+    return record
+
+
+class FlightRecorder:
+    """The last ``length`` calls of a rank, over all its groups.
+
+    Parameters
+    ----------
+    length
+        How many.
+    now
+        The clock.
+
+    Attributes
+    ----------
+    short
+        For each channel its short call that runs: signature, sequence number, and when it began. Such a call is a record of its own only
+        when it has to wait, or once it has ended (`note`).
+    """
+
+    def __init__(self, length: int = 128, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._records: deque[Record | _Short] = deque(maxlen=length)
+        self._running: set[Record] = set()
+        self.short: dict[int, tuple[CallSignature, int, float]] = {}
+
+    def start(self, channel: int, sequence: int, call: CallSignature | object, nbytes: int = 0) -> Record:
+        """Note that a call begins, on ``nbytes`` bytes; `finish` must follow, from the same thread."""
+        record = Record(channel, sequence, call, self._now())
+        record.nbytes = nbytes
+        self._records.append(record)
+        self._running.add(record)
+        return record
+
+    def note(self, channel: int, sequence: int, call: CallSignature, started: float) -> None:
+        """Note that a short call has ended."""
+        self._records.append((channel, sequence, call, started, self._now()))
+        self.short.pop(channel, None)
+
+    def finish(self, record: Record) -> None:
+        """Note that a call has ended, well or badly."""
+        record.finished = self._now()
+        self._running.discard(record)
+        if record.wait is not None:
+            released(record.thread)
+
+    def stalled(self, record: Record, wait: Wait) -> None:
+        """Note what a call has waited for, and that its thread waits."""
+        record.wait = wait
+        blocked(record.thread)
+
+    def waits(self) -> tuple[list[Wait], bool]:
+        """Return what calls have waited for a while, and whether all calls that run have."""
+        running = list(self._running)
+        waits = [other.wait for other in running if other.wait is not None]
+        return waits, len(waits) == len(running)
+
+    def testify(self, channel: int, sequence: int) -> tuple[bool, str]:
+        """Say what this rank did at a place: whether it entered that call, and which call it was or what it did last."""
+        now = self._now()
+        records = [record if isinstance(record, Record) else _record(*record) for record in list(self._records)]
+        for begun_in, (call, number, started) in list(self.short.items()):
+            if not any(record.channel == begun_in and record.sequence == number for record in records):
+                records.append(_record(begun_in, number, call, started, 0.0))
+        for record in reversed(records):
+            if record.channel == channel and record.sequence == sequence:
+                return True, record.describe()
+        running = [record for record in records if not record.finished]
+        if running:
+            last = running[-1]
+            return False, f"in {last.describe()}, for {now - last.started:.1f} s"
+        if records:
+            last = records[-1]
+            return False, f"in no call; the last was {last.describe()}, which ended {now - last.finished:.1f} s ago"
+        return False, "no call yet"

@@ -1,0 +1,152 @@
+"""The store: where the ranks of a job meet. Rank 0's process runs it, in the background loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+from manyhands.contract.deadline import Deadline
+from manyhands.control.loop import Loop
+from manyhands.control.membership import Membership
+from manyhands.control.network import Address, FrameConnection, Listener, show_address
+from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
+
+__all__ = ["Store"]
+
+
+class Store:
+    """Serve one job: take its ranks in, then carry their control connections.
+
+    It takes connections only until all ranks have come. A port of its own is then free for the next job; one that the launcher
+    handed over stays open for the next group of this job, and whoever comes in between waits for that.
+
+    Parameters
+    ----------
+    loop
+        Where it runs.
+    sock
+        The listening socket; owned by the store from now on.
+    secret
+        The job's secret.
+    world_size
+        How many ranks must come.
+    deadline
+        Until when they must.
+    """
+
+    def __init__(self, loop: Loop, sock: socket.socket, secret: bytes, world_size: int, deadline: Deadline) -> None:
+        self._loop = loop
+        self._ranks: dict[int, FrameConnection] = {}
+        self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later)
+        self._deadline = deadline
+        self._changed = threading.Condition()
+        self._seats: set[FrameConnection] = set()
+        self._ended: dict[int, str] = {}
+        self._on_end: Callable[[int, str], None] | None = None
+        self._listener = Listener(loop, sock, secret, self._incoming, self._refused)
+        loop.call(lambda: loop.call_later(deadline.remaining(), self._late))
+
+    def drain(self, timeout_s: float | None) -> None:
+        """Wait until no rank but this process's own is connected, for ever if ``timeout_s`` is None."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._seats) <= 1, timeout_s)
+
+    def when_alone(self, function: Callable[[], None]) -> None:
+        """Call ``function`` in a thread of its own once no rank but this process's own is connected."""
+
+        def wait() -> None:
+            self.drain(None)
+            function()
+
+        threading.Thread(target=wait, name="manyhands-store-drain", daemon=True).start()
+
+    def tell_who_ends(self, function: Callable[[int, str], None]) -> None:
+        """Call ``function(rank, reason)`` in the loop for each rank whose connection has ended, or does so later."""
+
+        def begin() -> None:
+            self._on_end = function
+            for rank, reason in self._ended.items():
+                function(rank, reason)
+
+        self._loop.call(begin)
+
+    def will_not_come(self, rank: int, reason: str) -> None:
+        """Take note that a rank has ended, which may not have come yet; from any thread."""
+        self._loop.call(lambda: self._membership.will_not_come(rank, reason))
+
+    def close(self) -> None:
+        """Stop listening, and close every connection once what is queued has been sent."""
+        self._listener.close()
+        self._loop.call(self._close)
+
+    def _close(self) -> None:
+        for connection in list(self._seats):
+            connection.close()
+
+    def _send(self, rank: int, message: FromStore) -> None:
+        self._ranks[rank].send(encode(message))
+
+    def _late(self) -> None:
+        self._membership.late(self._deadline.timeout_s, "Did they start, and were they given this address and secret?")
+
+    def _refused(self, address: Address) -> None:
+        if not self._membership.complete:
+            text = (
+                f"a process at {show_address(address)} came with another secret than rank 0's: give all ranks the same "
+                "MANYHANDS_SECRET (`manyhands run` makes one per job)"
+            )
+            self._membership.fail(Verdict("authentication", text))
+
+    def _incoming(self, sock: socket.socket, _: bytes) -> None:
+        _Seat(self, sock)
+
+
+class _Seat:
+    """One rank's connection, as the store sees it."""
+
+    def __init__(self, store: Store, sock: socket.socket) -> None:
+        self._store = store
+        self._rank: int | None = None
+        self._connection = FrameConnection(store._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES)
+        store._seats.add(self._connection)
+
+    def _frame(self, frame: bytes | None) -> None:
+        membership = self._store._membership
+        message = decode_from_rank(frame)
+        if message is None or (self._rank is None) != isinstance(message, Join):
+            who = "a process" if self._rank is None else f"rank {self._rank}"
+            verdict = Verdict("protocol", f"{who} sent the store a frame that cannot be read", self._rank)
+            membership.fail(verdict)
+            if self._rank is None:
+                self._connection.send(encode(membership.verdict or verdict))
+        elif isinstance(message, Join):
+            self._join(message)
+        elif self._rank is not None:
+            membership.handle(self._rank, message)
+
+    def _join(self, message: Join) -> None:
+        membership = self._store._membership
+        free = message.rank not in self._store._ranks
+        if free:
+            self._store._ranks[message.rank] = self._connection
+            self._rank = message.rank
+        verdict = membership.join(message)
+        if verdict is not None:
+            if free:
+                del self._store._ranks[message.rank]
+                self._rank = None
+            self._connection.send(encode(verdict))
+        if membership.complete:
+            self._store._listener.close()
+
+    def _lost(self, reason: str) -> None:
+        with self._store._changed:
+            self._store._seats.discard(self._connection)
+            self._store._changed.notify_all()
+        if self._rank is not None:
+            self._store._membership.lost(self._rank, reason)
+            self._store._ended[self._rank] = reason
+            if self._store._on_end is not None:
+                self._store._on_end(self._rank, reason)

@@ -1,0 +1,1 @@
+"""What users hold: groups, meshes, and how ranks come together."""

@@ -1,0 +1,163 @@
+"""How the ranks of a job come together and bring up what moves their bytes: at its beginning, and anew among those that are left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from manyhands.calls.devices.opening import open_channel
+from manyhands.config import Resolved, make_selector
+from manyhands.config.plugins import PluginManager
+from manyhands.config.select import Selector
+from manyhands.contract.backend import BackendSpec
+from manyhands.contract.deadline import Deadline
+from manyhands.contract.device import DeviceChannel
+from manyhands.control.network import show_address
+from manyhands.job.autobackend import start_best
+from manyhands.job.group_ranks import Members, ranks_per_host
+from manyhands.job.job import Job, Meeting
+from manyhands.job.threads import ThreadRank, ThreadWorld
+
+__all__ = ["Formed", "Setup", "among_processes", "among_threads", "come_alone", "finish"]
+
+_NO_BACKEND = "none"
+
+_log = logging.getLogger("manyhands.job")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What this rank was told about the job.
+
+    Attributes
+    ----------
+    resolved
+        Its configuration.
+    plugins
+        Who knows the backends.
+    choices
+        In words what all ranks must have configured alike, beside the backend.
+    """
+
+    resolved: Resolved
+    plugins: PluginManager
+    choices: str
+
+
+class Formed(NamedTuple):
+    """What the group of all ranks of a job is made of."""
+
+    job: Job
+    members: Members
+    setup: Setup
+    selector: Selector
+    channel: DeviceChannel | None
+
+
+def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: Sequence[int] | None = None) -> Job:
+    """Meet the other ranks, and start the backend with them; all of them do so together.
+
+    Parameters
+    ----------
+    meeting
+        Where.
+    setup
+        With which backend.
+    deadline
+        Until when.
+    hosts
+        For each rank a number that it shares with the ranks of its host, where that is known already.
+    """
+    name = meeting.backend
+    spec = None if name == "auto" else setup.resolved.runnable(name)
+    if spec is None:
+        setup.plugins.candidates(setup.resolved.lacking)  # without any, there is no need to meet
+    job = Job.meet(meeting, deadline)
+    _log.info("rank %d met the others, %d in all, at %s", job.rank, job.world_size, show_address(meeting.address))
+    _place(job, setup.resolved, hosts)
+    if spec is not None:
+        _log.info("rank %d: backend %s, from %s", job.rank, name, setup.resolved.origin("backend"))
+        _start_backend(job, spec, setup, deadline, None)
+        return job
+    try:
+        start_best(job, setup.resolved, setup.plugins, deadline)
+    except BaseException as error:
+        job.abort(error)
+        raise
+    return job
+
+
+def among_threads(member: ThreadRank, setup: Setup, deadline: Deadline, hosts: Sequence[int] | None = None) -> Job:
+    """As `among_processes`, where the ranks are threads of this process."""
+    name = setup.resolved.settings.backend
+    if name == "auto":
+        name = member.world.backend
+    spec = setup.plugins.describe(name)
+    job = Job.among_threads(member, name, setup.choices, deadline)
+    _place(job, setup.resolved, hosts)
+    if job.world_size > 1 or _moves_alone(spec):
+        _start_backend(job, spec, setup, deadline, member.world.shared)
+    return job
+
+
+def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None) -> Job:
+    """Come into a world of one; ``local_rank`` as for `Meeting`.
+
+    A backend has something to do there on GPUs alone. One that was asked for by its name is made all the same, so that what is wrong with it does
+    not first show in a world of two; but for those whose ranks are no processes, and live in a world that only their launcher makes.
+    """
+    name = setup.resolved.settings.backend
+    is_named = name != "auto"
+    if not is_named:
+        name = setup.plugins.weigh(setup.resolved.lacking)[0] or _NO_BACKEND
+    spec = None if name == _NO_BACKEND else setup.plugins.describe(name)
+    is_made = spec is not None and (_moves_alone(spec) or (is_named and spec.launcher is None))
+    if is_made:
+        setup.resolved.runnable(name)
+    elif spec is not None:
+        setup.resolved.backend_config(name)
+        if is_named:
+            setup.plugins.load_factory(spec)
+    job = Job.among_threads(ThreadRank(ThreadWorld(1, name), 0), name, setup.choices, deadline, local_rank)
+    _place(job, setup.resolved, None)
+    if spec is not None and is_made:
+        _start_backend(job, spec, setup, deadline, None)
+    return job
+
+
+def finish(job: Job, setup: Setup, selector: Selector | None, deadline: Deadline) -> Formed:
+    """Return what the group of all ranks is made of; ``selector`` is that for any backend, where it is known already."""
+    members = Members(0, tuple(range(job.world_size)), job.rank, ranks_per_host(job.hosts))
+    try:
+        if job.backend is not None or selector is None:
+            spec = setup.plugins.describe(job.backend_name) if job.backend is not None else None
+            selector = make_selector(setup.resolved, setup.plugins, spec)
+        channel = open_channel(job, members, deadline)
+    except BaseException as error:
+        job.abort(error)
+        raise
+    return Formed(job, members, setup, selector, channel)
+
+
+def _start_backend(job: Job, spec: BackendSpec, setup: Setup, deadline: Deadline, shared: dict[str, Any] | None) -> None:
+    try:
+        job.start_backend(spec, setup.resolved, setup.plugins, shared, deadline)
+    except BaseException as error:
+        job.abort(error)
+        raise
+
+
+def _place(job: Job, resolved: Resolved, hosts: Sequence[int] | None) -> None:
+    """Let a job know of the hosts what its backend may ask: what is known, or as the config says, where it says so."""
+    count = resolved.settings.ranks_per_host
+    if hosts is not None:
+        job.hosts = tuple(hosts)
+    elif count is not None:
+        job.hosts = tuple(rank // count for rank in range(job.world_size))
+
+
+def _moves_alone(spec: BackendSpec) -> bool:
+    """Tell whether a backend is needed in a world of one: calls on GPU arrays are launched on their device, whoever takes part."""
+    return "cuda" in spec.devices

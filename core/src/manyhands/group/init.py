@@ -1,0 +1,204 @@
+"""`init`: find out who this process is, and come into the job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from manyhands.common.checks import whole
+from manyhands.config import Resolved, load, make_selector
+from manyhands.config.plugins import get_plugin_manager
+from manyhands.config.select import Selector
+from manyhands.contract.deadline import Deadline
+from manyhands.control.environment import LaunchEnvironment, discover, parse_address, why_not_alone
+from manyhands.errors import (
+    ConfigError,
+    InvalidRankError,
+    InvalidWorldSizeError,
+    RendezvousError,
+)
+from manyhands.group.forming import Setup, among_processes, among_threads, come_alone, finish
+from manyhands.group.group import Group
+from manyhands.job.job import Job, Meeting
+from manyhands.job.threads import current_thread_rank
+from manyhands.launch.error_file import install as install_error_file
+
+__all__ = ["init"]
+
+_log = logging.getLogger("manyhands.job")
+
+
+def init(
+    backend: str | None = None,
+    *,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    timeout_s: float | None = None,
+) -> Group:
+    """Join the job that this process belongs to, and return the group of all its ranks.
+
+    Rank, world size and where to meet come from whoever started the process: ``manyhands run``, torchrun, Slurm, Open MPI, MPICH,
+    Kubernetes and others are understood. Started by plain ``python``, the process is a world of one.
+
+    Parameters
+    ----------
+    backend
+        The backend's name, or ``"auto"``; instead of the config's.
+    config
+        A configuration file, or a mapping like its content; instead of ``manyhands.toml``.
+    rank, world_size
+        Who this process is, instead of what its launcher says. Without a launcher, the config's ``rendezvous.address`` or the
+        variable ``MANYHANDS_RENDEZVOUS`` says where to meet.
+    timeout_s
+        Seconds that meeting, and each later operation, may last; instead of the config's.
+
+    Returns
+    -------
+    Group
+        To be closed, best by ``with``.
+
+    Raises
+    ------
+    ConfigError
+        The configuration or the launcher's variables are wrong.
+    InvalidRankError, InvalidWorldSizeError
+        ``rank`` and ``world_size`` cannot be.
+    UnknownBackendError, BackendUnavailableError, PluginError
+        The backend is not installed, or cannot run here.
+    RendezvousError
+        The ranks did not meet: no address, a port in use, nobody there, or ranks that were started differently.
+    AuthenticationError
+        The ranks hold different secrets, or would listen in public without one.
+    UnsupportedError
+        The configuration asks for what this version does not do.
+    DeadlineError
+        Not all ranks came in time; the message names those that did not.
+    """
+    plugins = get_plugin_manager()
+    member = current_thread_rank()
+    arguments: dict[str, Any] = {"backend": backend, "timeout_s": timeout_s}
+    given = {key: value for key, value in arguments.items() if value is not None}
+    resolved = load(config, arguments=given)
+    settings = resolved.settings
+    plugins.switch(settings.plugins)
+    selector = make_selector(resolved, plugins)
+    setup = Setup(resolved, plugins, _choices(resolved, selector))
+    deadline = Deadline(settings.rendezvous_timeout_s, time.monotonic if member is None else member.world.runtime.now)
+    if member is not None:
+        _check_arguments(rank, world_size, member.rank, member.world.world_size)
+        job = among_threads(member, setup, deadline)
+    else:
+        job = _among_processes(rank, world_size, setup, deadline)
+    return Group(*finish(job, setup, selector, deadline))
+
+
+def _choices(resolved: Resolved, selector: Selector) -> str:
+    """Return in words what all ranks must have configured alike."""
+    settings = resolved.settings
+    words = [f"{name}={algorithm}" for name, algorithm in sorted(settings.algorithms.items())]
+    words += [f"ranks_per_host={settings.ranks_per_host}"] if settings.ranks_per_host else []
+    words += ["reproducible"] if settings.reproducible else []
+    words += ["gpu_check=always"] if settings.gpu_check == "always" else []
+    return ", ".join([*words, f"algorithms {selector.digest}"])
+
+
+def _among_processes(rank: int | None, world_size: int | None, setup: Setup, deadline: Deadline) -> Job:
+    try:
+        launch = discover(os.environ)
+    except ConfigError:
+        if rank is None or world_size is None:
+            raise
+        launch = None  # who is told so here need not understand half of a launcher's words
+    if launch is None and rank is None and world_size is None and (doubt := why_not_alone(os.environ)):
+        _log.warning("manyhands: %s", doubt)
+    rank, world_size = _who(rank, world_size, launch)
+    install_error_file(rank)
+    _log.info(
+        "rank %d of %d, by %s", rank, world_size, "plain Python or init's arguments" if launch is None else launch.launcher
+    )
+    if world_size == 1:
+        return come_alone(setup, deadline)
+    resolved = setup.resolved
+    inherited = os.environ.get("MANYHANDS_RENDEZVOUS_FD") if rank == 0 else None
+    meeting = Meeting(
+        rank,
+        world_size,
+        resolved.settings.backend,
+        setup.choices,
+        _address(resolved, launch, rank),
+        _secret(resolved),
+        int(inherited) if inherited is not None else None,
+    )
+    return among_processes(meeting, setup, deadline)
+
+
+def _check_arguments(rank: int | None, world_size: int | None, actual_rank: int, actual_size: int) -> None:
+    if (rank is not None and rank != actual_rank) or (world_size is not None and world_size != actual_size):
+        raise InvalidRankError(
+            f"init was given rank={rank} and world_size={world_size} in a thread that is rank {actual_rank} of {actual_size}: leave them out"
+        )
+
+
+def _who(rank: int | None, world_size: int | None, launch: LaunchEnvironment | None) -> tuple[int, int]:
+    if rank is None and world_size is None:
+        return (launch.rank, launch.world_size) if launch is not None else (0, 1)
+    if rank is None and world_size is not None and launch is not None:
+        rank = launch.rank
+    if world_size is None and launch is not None:
+        world_size = launch.world_size
+    for value in (rank, world_size):
+        if value is not None and whole(value) is None:
+            raise InvalidRankError(f"rank and world_size must be integers, and {value!r} was given")
+    if world_size is None or (rank is None and world_size > 1):
+        raise InvalidWorldSizeError(f"init was given rank={rank} and world_size={world_size}: give both, or neither")
+    if world_size < 1:
+        raise InvalidWorldSizeError(f"world_size must be at least 1, and {world_size} was given")
+    rank = rank or 0
+    if not 0 <= rank < world_size:
+        raise InvalidRankError(f"rank={rank} is not in a world of {world_size}: ranks are 0 to {world_size - 1}", rank=rank)
+    return rank, world_size
+
+
+def _address(resolved: Resolved, launch: LaunchEnvironment | None, rank: int) -> tuple[str, int]:
+    # Where `manyhands run` has bound the socket, the config cannot know better.
+    bound = "MANYHANDS_LAUNCHED" in os.environ and launch is not None
+    given = os.environ.get("MANYHANDS_RENDEZVOUS") or (None if bound else resolved.settings.rendezvous.address)
+    if given:
+        return parse_address(given)
+    if launch is not None and launch.host is not None and launch.port is not None:
+        return launch.host.strip("[]"), launch.port
+    master, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "29500")
+    if master:
+        return parse_address(f"[{master}]:{port}" if ":" in master else f"{master}:{port}")
+    raise RendezvousError(
+        "nothing says where the ranks meet: start them with `manyhands run`, or set MANYHANDS_RENDEZVOUS=host:port or rendezvous.address "
+        "in the config, alike on all ranks, naming the host of rank 0",
+        rank=rank,
+    )
+
+
+def _secret(resolved: Resolved) -> bytes:
+    text = os.environ.get("MANYHANDS_SECRET")
+    if text:
+        return os.fsencode(text)
+    path: Path | None = resolved.settings.rendezvous.secret_file
+    if path is None:
+        return b""
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"rendezvous.secret_file is {str(path)!r}, which cannot be read: {error.strerror}",
+            key="rendezvous.secret_file",
+            value=str(path),
+        ) from error
+    if not secret:
+        raise ConfigError(
+            f"rendezvous.secret_file is {str(path)!r}, which is empty", key="rendezvous.secret_file", value=str(path)
+        )
+    return secret

@@ -1,0 +1,401 @@
+"""Calls that move Python objects: the methods of a group whose names end in ``_object``."""
+# ruff: noqa: A002 - ``type=`` is what msgspec and its users call it
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from manyhands.arrays.memory import Array, new_array
+from manyhands.calls.host import Call
+from manyhands.calls.runner import Calls
+from manyhands.calls.work import Work
+from manyhands.contract.deadline import Deadline
+from manyhands.control.protocol import Report
+from manyhands.control.signatures import CallSignature
+from manyhands.errors import ManyHandsError, OutOfMemoryError, SizeMismatchError, UsageError
+from manyhands.group.packing import Unpacker, pack
+from manyhands.schedule.steps import Collective
+
+__all__ = ["ObjectCalls"]
+
+T = TypeVar("T")
+
+_MESSAGE = CallSignature("send_object")
+_INT64 = np.dtype(np.int64)
+_BYTE = np.dtype(np.uint8)
+_NO_SIZES = np.empty(0, _INT64)
+_NO_BYTES = np.empty(0, _BYTE)
+_LARGEST_BYTES = 1 << 40
+"""No object that a rank really has is larger, so that a size beyond is damage."""
+
+
+class ObjectCalls(Calls):
+    """The calls of a group that move Python objects.
+
+    Objects travel as msgpack, by msgspec, and never as pickles: nothing that is received can run code. Where ``type=`` is given, the
+    receiver gets an object of that type (a dataclass, a `msgspec.Struct`, a TypedDict, ``dict[str, tuple[int, ...]]``), or an error
+    if it is none. Without it, what comes out is made of None, bool, int, float, str, bytes, list and dict:
+
+    ======================================================  =====================================================================
+    what goes in                                            what comes out without ``type=``
+    ======================================================  =====================================================================
+    None, bool, int (-2**63 to 2**64-1), float, str, bytes  the same
+    list, tuple, named tuple, set, frozenset                a list; a tuple where it is the key of a dict
+    dict                                                    a dict; keys may be all that comes out hashable, not only str
+    dataclass, Struct, attrs class                          a dict of the fields
+    Enum                                                    its value
+    bytearray, memoryview                                   bytes
+    NumPy scalar of a bool, an integer, a float or text     the Python one
+    NumPy array of any dtype that `Group.send` takes        a new array of its shape and dtype
+    datetime with a time zone                               a datetime in UTC
+    datetime without one, date, time, timedelta             a str, in ISO 8601
+    Decimal, UUID                                           a str
+    ======================================================  =====================================================================
+
+    What else is given, such as an array of Python objects, a function, a complex number, an instance of a plain class or of a subclass of int,
+    float or str, and a structure that contains itself or nests too deep, is a `UsageError` that names the place. It is
+    raised before any byte moves, and the group stays as it was; other ranks of a collective, which may wait already, then get
+    an `AbortedError` when this rank leaves. An object that does not fit ``type=`` is a `UsageError` as well: the call has been made
+    then, and the group stays usable. ``type`` may differ from rank to rank.
+
+    All ranks, the root included, get what comes out, as new objects.
+    """
+
+    def send_object(self, obj: object, dest: int, *, timeout_s: float | None = None) -> None:
+        """Send an object to one rank, which must call `recv_object`.
+
+        Parameters
+        ----------
+        obj
+            What to send; see `ObjectCalls` for what can be.
+        dest
+            Another rank.
+        timeout_s
+            Seconds that the call may last.
+
+        Raises
+        ------
+        InvalidRankError, SelfSendError
+            ``dest`` is not another rank of the group.
+        UsageError
+            The object holds what cannot travel.
+        """
+        peer = self._members.ranks[self._operations.arguments.peer(dest, "dest")]
+        data = np.frombuffer(pack(obj, "send_object"), _BYTE)
+        self._between(
+            lambda deadline: self._operations.peers.exchange(data, peer, None, None, deadline, signature=_MESSAGE), timeout_s
+        )
+
+    @overload
+    def recv_object(self, source: int, *, type: type[T], timeout_s: float | None = None) -> T: ...
+    @overload
+    def recv_object(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Any: ...
+    def recv_object(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Any:
+        """Receive an object that one rank sent with `send_object`.
+
+        Parameters
+        ----------
+        source
+            Another rank.
+        type
+            What the object must be; see `ObjectCalls`. By default plain Python objects.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        object
+            Of type ``type``.
+
+        Raises
+        ------
+        InvalidRankError, SelfSendError
+            ``source`` is not another rank of the group.
+        UsageError
+            msgspec cannot decode into ``type``; or the object does not fit it, and is then lost.
+        """
+        peer = self._members.ranks[self._operations.arguments.peer(source, "source")]
+        unpacker: Unpacker[Any] = Unpacker(type, "recv_object")
+        data = self._between(
+            lambda deadline: self._operations.peers.exchange(None, None, peer, None, deadline, signature=_MESSAGE), timeout_s
+        )
+        return unpacker.unpack(data, source)
+
+    def send_object_async(self, obj: object, dest: int, *, timeout_s: float | None = None) -> Work[None]:
+        """Begin a `send_object`; the object may be changed at once, and what cannot travel is refused at once."""
+        peer = self._members.ranks[self._operations.arguments.peer(dest, "dest")]
+        data = np.frombuffer(pack(obj, "send_object"), _BYTE)
+
+        def action(deadline: Deadline) -> None:
+            self._operations.peers.exchange(data, peer, None, None, deadline, signature=_MESSAGE, has_turn=True)
+
+        lane = self._operations.peers.lane(peer, is_send=True)
+        return self._later(f"send_object to rank {dest}", action, timeout_s, lane)
+
+    @overload
+    def recv_object_async(self, source: int, *, type: type[T], timeout_s: float | None = None) -> Work[T]: ...
+    @overload
+    def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]: ...
+    def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]:
+        """Begin a `recv_object`; the object is the result of the work, which raises where it does not fit ``type``."""
+        peer = self._members.ranks[self._operations.arguments.peer(source, "source")]
+        unpacker: Unpacker[Any] = Unpacker(type, "recv_object")
+
+        def action(deadline: Deadline) -> Any:
+            data = self._operations.peers.exchange(None, None, peer, None, deadline, signature=_MESSAGE, has_turn=True)
+            return unpacker.unpack(data, source)
+
+        lane = self._operations.peers.lane(peer, is_send=False)
+        return self._later(f"recv_object from rank {source}", action, timeout_s, lane)
+
+    @overload
+    def broadcast_object(self, obj: object, root: int = 0, *, type: type[T], timeout_s: float | None = None) -> T: ...
+    @overload
+    def broadcast_object(self, obj: object, root: int = 0, *, type: Any = None, timeout_s: float | None = None) -> Any: ...
+    def broadcast_object(self, obj: object, root: int = 0, *, type: Any = None, timeout_s: float | None = None) -> Any:
+        """Give the root's object to every rank.
+
+        Parameters
+        ----------
+        obj
+            On the root, what to send; elsewhere ignored.
+        root
+            The rank whose object it is.
+        type
+            What the object must be; see `ObjectCalls`.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        object
+            Of type ``type``.
+
+        Raises
+        ------
+        InvalidRankError
+            ``root`` is not in the group.
+        UsageError
+            On the root: the object holds what cannot travel. On any rank: it does not fit ``type``.
+        """
+        name = "broadcast_object"
+        root = self._operations.arguments.rank(root, "root")
+        unpacker: Unpacker[Any] = Unpacker(type, name)
+        data = pack(obj, name) if self._is(root) else bytearray()
+
+        def action(deadline: Deadline) -> Array:
+            (size,) = self._tell_sizes([len(data)], root, name, deadline)
+            room = _room(size)
+            memory = _padded(data) if self._is(root) else self._memory(room, name)
+            call = Call(Collective.BROADCAST, _BYTE, (room,), root=root, operation=name)
+            source = memory if self._is(root) else _NO_BYTES
+            self._operations.collectives.run(call, source, memory, deadline)
+            return memory[:size]
+
+        return unpacker.unpack(self._now(name, action, timeout_s), root)
+
+    @overload
+    def all_gather_object(self, obj: object, *, type: type[T], timeout_s: float | None = None) -> list[T]: ...
+    @overload
+    def all_gather_object(self, obj: object, *, type: Any = None, timeout_s: float | None = None) -> list[Any]: ...
+    def all_gather_object(self, obj: object, *, type: Any = None, timeout_s: float | None = None) -> list[Any]:
+        """Give the objects of all ranks to every rank.
+
+        Parameters
+        ----------
+        obj
+            What this rank gives; sizes and kinds may differ from rank to rank.
+        type
+            What each of the objects must be; see `ObjectCalls`.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        list
+            One object for each rank, in the order of ranks.
+
+        Raises
+        ------
+        UsageError
+            The object holds what cannot travel; or that of some rank does not fit ``type``.
+        """
+        return self._gathered("all_gather_object", obj, -1, type, timeout_s)
+
+    @overload
+    def gather_object(self, obj: object, root: int = 0, *, type: type[T], timeout_s: float | None = None) -> list[T] | None: ...
+    @overload
+    def gather_object(
+        self, obj: object, root: int = 0, *, type: Any = None, timeout_s: float | None = None
+    ) -> list[Any] | None: ...
+    def gather_object(
+        self, obj: object, root: int = 0, *, type: Any = None, timeout_s: float | None = None
+    ) -> list[Any] | None:
+        """Give the objects of all ranks to the root.
+
+        Parameters
+        ----------
+        obj
+            What this rank gives; sizes and kinds may differ from rank to rank.
+        root
+            The rank that gets them.
+        type
+            On the root, what each of the objects must be; see `ObjectCalls`. Ignored elsewhere.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        list or None
+            On the root, one object for each rank, in the order of ranks; None elsewhere.
+
+        Raises
+        ------
+        InvalidRankError
+            ``root`` is not in the group.
+        UsageError
+            The object holds what cannot travel; or, on the root, that of some rank does not fit ``type``.
+        """
+        root = self._operations.arguments.rank(root, "root")
+        objects = self._gathered("gather_object", obj, root, type, timeout_s)
+        return objects if self._is(root) else None
+
+    @overload
+    def scatter_object(
+        self, objs: Sequence[object] | None, root: int = 0, *, type: type[T], timeout_s: float | None = None
+    ) -> T: ...
+    @overload
+    def scatter_object(
+        self, objs: Sequence[object] | None, root: int = 0, *, type: Any = None, timeout_s: float | None = None
+    ) -> Any: ...
+    def scatter_object(
+        self, objs: Sequence[object] | None, root: int = 0, *, type: Any = None, timeout_s: float | None = None
+    ) -> Any:
+        """Give each rank one of the root's objects.
+
+        Parameters
+        ----------
+        objs
+            On the root, one object for each rank, in the order of ranks; elsewhere ignored, and may be None.
+        root
+            The rank whose objects they are.
+        type
+            What this rank's object must be; see `ObjectCalls`.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        object
+            Of type ``type``.
+
+        Raises
+        ------
+        InvalidRankError
+            ``root`` is not in the group.
+        SizeMismatchError
+            On the root: ``objs`` does not have one entry for each rank.
+        UsageError
+            On the root: ``objs`` is no sequence, or holds what cannot travel. On any rank: its object does not fit ``type``.
+        """
+        name = "scatter_object"
+        root = self._operations.arguments.rank(root, "root")
+        unpacker: Unpacker[Any] = Unpacker(type, name)
+        rank, size = self._members.rank, self._members.size
+        parts: list[bytearray] = [bytearray()] * size
+        if self._is(root):
+            if not isinstance(objs, Sequence):
+                raise UsageError(f"{name} needs a list of {size} objects on the root, and a {_kind(objs)} was given")
+            if len(objs) != size:
+                raise SizeMismatchError(f"{name} needs one object for each of the {size} ranks, and {len(objs)} were given")
+            parts = [pack(obj, f"{name}, for rank {dest},") for dest, obj in enumerate(objs)]
+
+        def action(deadline: Deadline) -> Array:
+            sizes = self._tell_sizes([len(part) for part in parts], root, name, deadline)
+            rooms = tuple(map(_room, sizes))
+            joined = self._memory(sum(rooms), name) if self._is(root) else _NO_BYTES
+            if self._is(root):
+                np.concatenate([_padded(part) for part in parts], out=joined)
+            memory = self._memory(rooms[rank], name)
+            call = Call(Collective.SCATTER, _BYTE, (sum(rooms),), counts=rooms, root=root, uneven=rooms, operation=name)
+            self._operations.collectives.run(call, joined, memory, deadline)
+            return memory[: sizes[rank]]
+
+        return unpacker.unpack(self._now(name, action, timeout_s), root)
+
+    def _is(self, rank: int) -> bool:
+        """Tell whether this is that rank."""
+        return self._members.rank == rank
+
+    def _gathered(self, name: str, obj: object, root: int, kind: Any, timeout_s: float | None) -> list[Any]:
+        """Return the objects of all ranks on the root, on every rank where that is -1; elsewhere nothing."""
+        wanted = root < 0 or self._is(root)
+        unpacker: Unpacker[Any] = Unpacker(kind if wanted else None, name)
+        data = pack(obj, name)
+        ones = (1,) * self._members.size
+
+        def action(deadline: Deadline) -> list[Array]:
+            sizes = np.empty(self._members.size, _INT64)
+            about = Call(Collective.ALL_GATHER, _INT64, (1,), counts=ones, root=root, operation=name, part="sizes")
+            self._operations.collectives.run(about, np.array([len(data)], _INT64), sizes, deadline)
+            self._check_sizes(sizes, name)
+            rooms = tuple(map(_room, sizes.tolist()))
+            memory = self._memory(sum(rooms), name) if wanted else _NO_BYTES
+            collective = Collective.ALL_GATHER if root < 0 else Collective.GATHER
+            call = Call(collective, _BYTE, (), counts=rooms, root=root, uneven=rooms, operation=name)
+            self._operations.collectives.run(call, _padded(data), memory, deadline)
+            starts = accumulate(rooms, initial=0)
+            return [memory[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=False)] if wanted else []
+
+        parts = self._now(name, action, timeout_s)
+        return [unpacker.unpack(part, sender) for sender, part in enumerate(parts)]
+
+    def _tell_sizes(self, sizes: list[int], root: int, name: str, deadline: Deadline) -> list[int]:
+        """Give the root's sizes to every rank."""
+        told = np.array(sizes, _INT64)
+        about = Call(Collective.BROADCAST, _INT64, told.shape, root=root, operation=name, part="sizes")
+        self._operations.collectives.run(about, told if self._is(root) else _NO_SIZES, told, deadline)
+        self._check_sizes(told, name)
+        return [int(size) for size in told]
+
+    def _check_sizes(self, sizes: Array, name: str) -> None:
+        """End the job where a size cannot be, before memory is taken for it."""
+        if sizes.min() < 1 or sizes.max() > _LARGEST_BYTES:
+            raise self._fail(
+                "protocol",
+                f"{name} on rank {self._job.rank} was told of objects of {sizes.tolist()} bytes, which cannot be",
+                name,
+            )
+
+    def _memory(self, nbytes: int, name: str) -> Array:
+        """Take memory for what comes, or goes; where there is none, end the job, since the others have begun."""
+        try:
+            return new_array((nbytes,), _BYTE)
+        except OutOfMemoryError:
+            self._fail("aborted", f"rank {self._job.rank} has no memory for the {nbytes} bytes that {name} brings", name)
+            raise
+
+    def _fail(self, kind: str, text: str, name: str) -> ManyHandsError:
+        return self._job.fail(Report(kind, text, self._job.rank, name, members=list(self._members.ranks)))
+
+
+def _room(nbytes: int) -> int:
+    """Return the size of the message for an object: at most an eighth, or 63 bytes, more.
+
+    A group remembers how it carries out each size of message. Objects come in many sizes, of messages there are few.
+    """
+    step = 1 << max(nbytes.bit_length() - 4, 6)
+    return -(-nbytes // step) * step
+
+
+def _padded(data: bytearray) -> Array:
+    """Return an object's bytes as the message that carries them."""
+    return np.frombuffer(data.ljust(_room(len(data)), b"\0"), _BYTE)
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

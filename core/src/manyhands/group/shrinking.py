@@ -1,0 +1,135 @@
+"""A new job of the ranks that a failure has left over."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from manyhands.contract.deadline import Deadline
+from manyhands.control.protocol import Shrunk
+from manyhands.errors import CommError, RendezvousError, UnsupportedError
+from manyhands.group.forming import Formed, Setup, among_processes, come_alone, finish
+from manyhands.job.job import Job, Meeting, guarded_bind
+
+__all__ = ["check_possible", "shrink"]
+
+_log = logging.getLogger("manyhands.job")
+
+
+def check_possible(job: Job) -> None:
+    """Refuse to shrink where ranks are threads, whose world has a place for each of them.
+
+    Raises
+    ------
+    UnsupportedError
+        They are.
+    """
+    if job.meeting is None and (job.world_size > 1 or job.runtime.is_simulated):
+        where = "a simulated world" if job.runtime.is_simulated else "one process"
+        raise UnsupportedError(
+            f"shrink() is for ranks that are processes, and these are threads of {where}: start processes, or make a world without the ranks "
+            "that are lost",
+            rank=job.rank,
+        )
+
+
+def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
+    """Meet those that are left of a job that has failed, in a new job of their own, and give back the old one.
+
+    Where one more dies meanwhile, the others try again without it, whatever error its death became; likewise where one cannot go on for a reason
+    of its own. All of them do the same, since they come out of the new job's last exchange together or not at all, and the old job's store
+    tells all of them alike who is left.
+
+    Parameters
+    ----------
+    old
+        The job, whose backend has been given back; its control connections still tell who is left.
+    setup
+        What this rank was told about the job.
+    deadline
+        Until when.
+
+    Raises
+    ------
+    CommError
+        They did not come together.
+    BackendUnavailableError
+        This rank cannot go on; other errors of its own likewise.
+    """
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(old.release)
+        return _Shrinking(old, setup, deadline, at_end.callback).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shrinking:
+    """The ranks that are left of ``old``, on their way to a new job; ``at_end`` takes what must stay until then."""
+
+    old: Job
+    setup: Setup
+    deadline: Deadline
+    at_end: Callable[[Callable[[], None]], object]
+
+    def run(self) -> Formed:
+        failure: CommError | None = None
+        count = self.old.world_size
+        while True:
+            # Nobody dials before all have asked to go on, and by then rank 0 listens.
+            with _listen(self.old, self.deadline) as listener:
+                shrunk = self.old.control.shrink(0 if listener is None else listener.getsockname()[1], self.deadline)
+                if failure is not None and len(shrunk.ranks) == count:
+                    raise failure  # nobody has died: what broke would break again
+                count = len(shrunk.ranks)
+                try:
+                    return self.form(shrunk, listener)
+                except CommError as error:
+                    # Who meets somebody else there, alone, goes; where rank 0 is gone, the old store will say so.
+                    is_alone = isinstance(error, RendezvousError) and not self.old.control.cut
+                    if is_alone or self.deadline.passed():
+                        raise
+                    failure = error
+
+    def form(self, shrunk: Shrunk, listener: socket.socket | None) -> Formed:
+        job = self.meet(shrunk, listener)
+        origins = self.old.control.origins or tuple(range(self.old.world_size))
+        job.control.origins = tuple(origins[rank] for rank in shrunk.ranks)
+        _log.info("rank %d of %d goes on as rank %d of %d", self.old.rank, self.old.world_size, job.rank, job.world_size)
+        formed = finish(job, self.setup, None, self.deadline)
+        try:
+            job.control.exchange("the end of shrink()", b"", self.deadline)
+        except BaseException as error:
+            job.abort(error)
+            raise
+        return formed
+
+    def meet(self, shrunk: Shrunk, listener: socket.socket | None) -> Job:
+        old, ranks, before = self.old, shrunk.ranks, self.old.meeting
+        if len(ranks) == 1:
+            return come_alone(self.setup, self.deadline, old.local_rank)
+        assert before is not None  # as `check_possible` has found
+        meeting = Meeting(
+            ranks.index(old.rank),
+            len(ranks),
+            before.backend,
+            before.choices,
+            (before.address[0], shrunk.port),
+            before.secret,
+            None if listener is None else listener.fileno(),
+            (old, ranks),
+            old.local_rank,
+            self.at_end,
+        )
+        # Which ranks share a host stays as it was, also where the config says it by their old numbers.
+        hosts = [old.hosts[rank] for rank in ranks]
+        return among_processes(meeting, self.setup, self.deadline, [hosts.index(host) for host in hosts])
+
+
+def _listen(old: Job, deadline: Deadline) -> contextlib.AbstractContextManager[socket.socket | None]:
+    """Return the socket at which rank 0 waits for the others, on the address at which they found it before; to be closed by the context."""
+    meeting = old.meeting
+    if meeting is None or old.rank != 0:
+        return contextlib.nullcontext()
+    return guarded_bind((meeting.address[0], 0), bool(meeting.secret), deadline)

@@ -1,0 +1,1 @@
+"""A rank's place in its job."""

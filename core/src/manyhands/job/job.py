@@ -1,0 +1,575 @@
+"""A rank's place in a job: how it comes in, what it holds there, and how it leaves."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import hashlib
+import hmac
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from manyhands.common.checks import is_success, said
+from manyhands.config import Resolved
+from manyhands.config.plugins import PluginManager, checked_kind
+from manyhands.contract.backend import Backend, BackendConfig, BackendSpec, Bootstrap, Damaged, LinkLost, Transfer, Transport
+from manyhands.contract.deadline import Deadline
+from manyhands.contract.runtime import Runtime
+from manyhands.control.cards import read_cards
+from manyhands.control.computer import COMPUTER
+from manyhands.control.connection import Control, SocketControl, make_join
+from manyhands.control.forking import close_after_fork, forget_after_fork
+from manyhands.control.loop import Loop
+from manyhands.control.network import Address, Listener, bind, dial, is_loopback, show_address
+from manyhands.control.protocol import Report, Verdict
+from manyhands.control.store import Store
+from manyhands.errors import (
+    AuthenticationError,
+    ClosedError,
+    InternalError,
+    ManyHandsError,
+    RendezvousError,
+)
+
+if TYPE_CHECKING:
+    from manyhands.calls.devices.watch import DeviceWatch, Followed
+    from manyhands.contract.device import DeviceChannel
+    from manyhands.job.threads import ThreadRank
+
+__all__ = ["Job", "Meeting"]
+
+_log = logging.getLogger("manyhands.job")
+
+T = TypeVar("T")
+
+_LATECOMERS_S = 1.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What a connection fails with for a reason of this rank's own: the peer is not lost."""
+
+
+class Meeting:
+    """Where and how the ranks of a job meet.
+
+    Parameters
+    ----------
+    rank, world_size
+        Who this rank is.
+    backend, choices
+        What all ranks must have configured alike: the backend's name, and words for the rest.
+    address
+        Where rank 0 listens.
+    secret
+        The job's secret; may be empty on loopback alone.
+    inherited
+        The file descriptor of a socket that listens there already, handed over to rank 0.
+    local_rank
+        Which of the ranks of its host this one is, where that is known from before.
+    before
+        The job that the ranks are left over from, and which of it they were.
+    keep
+        Takes what gives back a store at which the ranks did not meet: until then it tells latecomers why. Without it, for a moment.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        backend: str,
+        choices: str,
+        address: Address,
+        secret: bytes,
+        inherited: int | None,
+        before: tuple[Job, Sequence[int]] | None = None,
+        local_rank: int | None = None,
+        keep: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.backend = backend
+        self.choices = choices
+        self.address = address
+        self.secret = secret
+        self.inherited = inherited
+        self.before = before
+        self.local_rank = local_rank
+        self.keep = keep
+
+    def listen(self, deadline: Deadline) -> socket.socket:
+        """Return the socket at which rank 0 waits for the others."""
+        if self.inherited is not None:
+            return close_after_fork(socket.socket(fileno=os.dup(self.inherited)))
+        return guarded_bind(self.address, bool(self.secret), deadline)
+
+
+def _pass_on_who_ends(old: Job, ranks: Sequence[int], store: Store) -> None:
+    """Let the store of those that are left know who ends before it comes there."""
+    if old._store is not None:
+        old._store.tell_who_ends(lambda rank, reason: store.will_not_come(ranks.index(rank), reason) if rank in ranks else None)
+
+
+def guarded_bind(address: Address, has_secret: bool, deadline: Deadline | None = None) -> socket.socket:
+    """Return a socket that listens at ``address``, unless it is public and the job has no secret.
+
+    Raises
+    ------
+    RendezvousError
+        As `bind`.
+    AuthenticationError
+        Anybody could join.
+    """
+    sock = bind(*address, deadline)
+    host = sock.getsockname()[0]
+    if has_secret or is_loopback(host):
+        return sock
+    sock.close()
+    raise AuthenticationError(
+        f"listening at {host} without a secret is refused: anybody who reaches this host could join the job. Set MANYHANDS_SECRET to "
+        "the same long random text on all ranks (or rendezvous.secret_file in the config), or meet at 127.0.0.1"
+    )
+
+
+class Job:
+    """What a rank holds while it belongs to a job.
+
+    Attributes
+    ----------
+    rank, world_size
+        Who this rank is.
+    control
+        Its control connection.
+    backend
+        What moves its bytes; None in a world of one, which moves none.
+    backend_name
+        The name of the configured backend.
+    left
+        The numbers of the groups that this rank has closed.
+    told
+        Whether the program on this rank has seen how the job failed.
+    how_closed, instead
+        Why a call that is made after the end cannot be, in words, and what to do.
+    runtime
+        What this rank runs on.
+    drains
+        What waits for the calls that a group of this job has in flight, one for each open group; each tells whether there were none.
+    hosts
+        For each rank a number that it shares with the ranks of its host.
+    meeting
+        How its ranks met, where they are processes.
+    device_watch
+        What looks after calls on devices, once there were any.
+    device_channels
+        What moves the device memory of the groups that are open.
+    """
+
+    def __init__(self, rank: int, world_size: int, backend_name: str) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.backend_name = backend_name
+        self.backend: Backend | None = None
+        self.runtime: Runtime = COMPUTER
+        self.control: Control
+        self.closed: bool = False
+        self.hosts: tuple[int, ...] = ()
+        self.meeting: Meeting | None = None
+        self._local_rank: int | None = None
+        self.drains: list[Callable[[Deadline], bool]] = []
+        self._loop: Loop | None = None
+        self._store: Store | None = None
+        self._listeners: list[Listener] = []
+        self._key = b""
+        self._secure = True
+        self.left: set[int] = set()
+        self.told: bool = False
+        self.how_closed: str = "the group is closed"
+        self.instead: str = "make another one with manyhands.init()"
+        self.device_watch: DeviceWatch | None = None
+        self.device_channels: list[DeviceChannel] = []
+        self._released = False
+
+    @classmethod
+    def meet(cls, meeting: Meeting, deadline: Deadline) -> Job:
+        """Come into a job of processes.
+
+        Raises
+        ------
+        RendezvousError, AuthenticationError, DeadlineError, PeerLostError
+            The ranks did not meet; nothing is left open.
+        """
+        job = cls(meeting.rank, meeting.world_size, meeting.backend)
+        job.meeting = meeting
+        job._local_rank = meeting.local_rank
+        try:
+            loop = job.loop
+            if meeting.rank == 0:
+                job._store = store = Store(loop, meeting.listen(deadline), meeting.secret, meeting.world_size, deadline)
+                if meeting.before is not None:
+                    _pass_on_who_ends(*meeting.before, store)
+            join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
+            # Whoever lost rank 0 meanwhile need not look for it.
+            before = None if meeting.before is None else meeting.before[0].control
+            job.control = SocketControl(
+                loop, join, meeting.address, meeting.secret, deadline, lambda: before is not None and before.cut
+            )
+            # The store ends the wait for the others, and knows who is missing: this rank's own clock should not run out first.
+            welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
+            job._key = hmac.digest(meeting.secret, welcome.key, hashlib.sha256)
+            job.hosts = tuple(welcome.hosts)
+            job._secure = bool(meeting.secret)
+        except BaseException as error:
+            # Ranks that are still on their way are told why, instead of looking for a store that has gone.
+            if job._store is not None and meeting.keep is not None:
+                meeting.keep(job._release)
+                raise
+            if job._store is not None and isinstance(error, RendezvousError):
+                time.sleep(_LATECOMERS_S)
+            job._release()
+            raise
+        meeting.before = meeting.keep = None  # or each job would keep the one before it
+        atexit.register(job._at_exit)
+        forget_after_fork(job)
+        return job
+
+    @classmethod
+    def among_threads(
+        cls, member: ThreadRank, backend_name: str, choices: str, deadline: Deadline, local_rank: int | None = None
+    ) -> Job:
+        """Come into a job whose ranks are threads of this process."""
+        job = cls(member.rank, member.world.world_size, backend_name)
+        job._local_rank = local_rank
+        job.runtime = member.world.runtime
+        control = job.control = member.next_hub().connect(member.rank, backend_name, choices)
+        member.at_end(job.finish)
+        welcome = control.welcome(deadline)
+        job._key, job.hosts = welcome.key, tuple(welcome.hosts)
+        forget_after_fork(job)
+        return job
+
+    @property
+    def local_rank(self) -> int:
+        """Which of the ranks of its host this one is, counted from 0; it stays what it was when ranks are numbered anew."""
+        if self._local_rank is None:
+            self._local_rank = self.hosts[: self.rank].count(self.hosts[self.rank])
+        return self._local_rank
+
+    @property
+    def loop(self) -> Loop:
+        """The background loop, started when first needed."""
+        if self._loop is None:
+            self._loop = Loop(f"manyhands-{self.rank}", self._crashed)
+        return self._loop
+
+    def start_backend(
+        self, spec: BackendSpec, resolved: Resolved, plugins: PluginManager, shared: dict[str, Any] | None, deadline: Deadline
+    ) -> None:
+        """Make the backend; all ranks do so together.
+
+        Raises
+        ------
+        PeerLostError
+            A rank was lost meanwhile; other errors are the factory's.
+        """
+        maker = _Maker(self, resolved, plugins, shared, deadline)
+        try:
+            self.backend = maker.make(spec, (spec.name,), tuple(range(self.world_size)))
+        except LinkLost as lost:
+            text = f"while {spec.name} started the connection of rank {self.rank} to rank {lost.peer} broke ({lost.reason})"
+            raise self.fail(Report("lost", text, lost.peer)) from lost
+        except Damaged as damaged:
+            raise self._broken(damaged, f"while {spec.name} started") from None
+        self.control.on_failure(self.backend.abort)
+
+    def read_cards(self, cards: Sequence[bytes], kind: type[T], what: str, ranks: Sequence[int] | None = None) -> list[T]:
+        """Return what the cards of these ranks, by default all, say, as `manyhands.control.cards.read_cards`.
+
+        Raises
+        ------
+        ProtocolError
+            A card cannot be read; alike on all ranks.
+        """
+        try:
+            return read_cards(cards, kind)
+        except Damaged as damaged:
+            peer = damaged.peer if ranks is None else ranks[damaged.peer]
+            raise self._broken(Damaged(peer, damaged.reason), f"in {what}") from None
+
+    def _broken(self, damaged: Damaged, when: str) -> ManyHandsError:
+        return self.fail(
+            Report("protocol", f"rank {damaged.peer} sent what no manyhands sends {when}: {damaged.reason}", damaged.peer)
+        )
+
+    def open_transport(self, channel: int) -> Transport:
+        """Return the backend's transport for a channel."""
+        if self.backend is None or self.world_size == 1:
+            return _NoTransport()
+        return checked_kind(self.backend.open_transport(channel), Transport, "open_transport()", self.backend_name)
+
+    def open_barrier(self, channel: int) -> Transport | None:
+        """Return the backend's transport for the barriers of a channel, where that is another one."""
+        transport = None if self.backend is None or self.world_size == 1 else self.backend.open_barrier(channel)
+        return None if transport is None else checked_kind(transport, Transport, "open_barrier()", self.backend_name)
+
+    def fail(self, report: Report) -> ManyHandsError:
+        """Report a failure that this rank found, and return the first cause that all ranks agree on, to be raised."""
+        return self.control.report(report)
+
+    def error(self) -> ManyHandsError:
+        """Return the first cause of the job's failure, to be raised."""
+        return self.control.error()
+
+    def closed_error(self, what: str = "", operation: str | None = None, sequence: int | None = None) -> ClosedError:
+        """Return the error of a call, ``what`` in words, that is made after the end."""
+        text = f"{self.how_closed}{what}; {self.instead}"
+        return ClosedError(text, rank=self.rank, operation=operation, sequence=sequence)
+
+    def close(self, deadline: Deadline) -> None:
+        """Leave: wait for the calls in flight and until every rank leaves, as long as the deadline allows; then give all back.
+
+        Where the others need longer, rank 0's process goes on to carry their control connections in the background.
+
+        Raises
+        ------
+        CommError
+            The job had failed, and no call on this rank has said so yet.
+        """
+        if self.closed:
+            return
+        if not self.control.failed:
+            # What ends may issue more, in a callback: until nothing was left to wait for.
+            idle = False
+            while not idle and not deadline.passed():
+                waits = [drain(deadline) for drain in list(self.drains)]
+                idle = all(waits)
+        self.closed = True
+        all_left = True
+        try:
+            if not self.control.failed:
+                all_left = self.control.leave(deadline)
+            elif not self.told:
+                raise self.error()
+        finally:
+            if all_left or self._store is None or self.control.failed:
+                self._release()
+            else:
+                self._release_backend()
+                self._store.when_alone(self._release)
+
+    def retire(self) -> None:
+        """Let no call begin any more after a failure, and give back what moved the bytes; the control connection stays."""
+        self.closed = True
+        try:
+            self._release_backend()
+        except BaseException:
+            self.control.close()  # who cannot go on is not waited for
+            raise
+
+    def release(self) -> None:
+        """Give back what `retire` left."""
+        self._release()
+
+    def abort(self, error: BaseException) -> None:
+        """Leave because this rank's program failed; every other rank that waits learns so."""
+        if self.closed:
+            return
+        self.closed = True
+        if not self.control.failed:
+            words = said(error).strip().splitlines()
+            cause = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+            self.control.report(Report("aborted", f"rank {self.rank} ended with {cause}", peer=self.rank))
+        self._release()
+
+    def finish(self, error: BaseException | None) -> None:
+        """End as the program ends, where it did not close its group itself."""
+        if error is not None and not is_success(error):
+            self.abort(error)
+        else:
+            self.close(Deadline(5.0, self.runtime.now))
+
+    def after_fork(self) -> None:
+        """Let go of a parent's job in a forked child, touching nothing that the parent still uses."""
+        self.closed = True
+        self.how_closed = "this process inherited the group over a fork, and it belongs to the process that forked"
+        self.instead = (
+            "call it there, and let the two exchange what they need by a pipe or a queue; where the child must not inherit it, start it "
+            'by multiprocessing.get_context("spawn") or subprocess, and start ranks by manyhands run'
+        )
+        atexit.unregister(self._at_exit)
+
+    def _at_exit(self) -> None:
+        error = getattr(sys, "last_value", None)
+        # The interpreter is ending: there is nobody left to tell, and new threads may be refused.
+        with contextlib.suppress(ManyHandsError, RuntimeError):
+            self.finish(error)
+        if self._store is not None and not self._released:
+            _log.warning("manyhands: rank 0 has finished, and its process stays until the other ranks have left as well")
+            self._store.drain(None)
+
+    def _crashed(self, error: Exception) -> None:
+        if hasattr(self, "control"):
+            self.control.fail(Verdict("internal", f"the background thread of rank {self.rank} failed: {error!r}", self.rank))
+
+    def _release_backend(self) -> None:
+        kept = [] if self.device_watch is None else self.device_watch.close()
+        channels, self.device_channels = self.device_channels, []
+        has_failed = hasattr(self, "control") and self.control.failed
+        if not has_failed:
+            _close_all(channels, kept)
+        if self.backend is not None:
+            self.backend.abort()
+            self.backend.close()
+        if has_failed and channels:
+            # What is aborted may take its time, or hang; the process need not wait for that.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=_close_all, args=(channels, kept), name="manyhands-gpus-close", daemon=True).start()
+        for listener in self._listeners:
+            listener.close()
+
+    def _release(self) -> None:
+        """Give everything back, in the order that lets the last messages out."""
+        self._released = True
+        atexit.unregister(self._at_exit)
+        self._release_backend()
+        if self._store is not None:
+            self._store.drain(1.0)
+        if hasattr(self, "control"):
+            self.control.close()
+        if self._store is not None:
+            self._store.close()
+        if self._loop is not None:
+            self._loop.stop()
+
+    def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
+        """Listen for ranks of this job on a free port."""
+        sock = guarded_bind((host, 0), self._secure)
+        address = sock.getsockname()
+        self._listeners.append(Listener(self.loop, sock, self._key, accept))
+        return address[0], address[1]
+
+    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
+        """Connect to a rank of this job."""
+
+        def cancelled() -> bool:
+            return self.closed or self.control.failed
+
+        try:
+            while True:
+                try:
+                    return dial(address, self._key, hello, deadline, cancelled)
+                except ConnectionResetError:
+                    # A listener with too many strangers drops some. A peer that died refuses the next try.
+                    if cancelled():
+                        raise
+                    if deadline.passed():
+                        raise TimeoutError(f"{show_address(address)} breaks every connection") from None
+                    time.sleep(min(0.05, deadline.remaining()))
+        except TimeoutError:
+            raise
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                hint = f"{error.strerror}: close the groups that are done, or raise the limit (`ulimit -n`)"
+                raise OSError(error.errno, hint) from error
+            raise LinkLost(peer, f"{show_address(address)}: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes the backend of a job, and those that it is composed of."""
+
+    job: Job
+    resolved: Resolved
+    plugins: PluginManager
+    shared: dict[str, Any] | None
+    deadline: Deadline
+
+    def make(self, spec: BackendSpec, names: tuple[str, ...], ranks: tuple[int, ...]) -> Backend:
+        """Make a backend for some ranks; ``names`` are those of the backends that it is a part of, and its own."""
+        factory = self.plugins.load_factory(spec)
+        try:
+            backend = factory(_JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks))
+        except (LinkLost, Damaged) as failure:  # a part for some of the ranks numbers them in its own way
+            if len(ranks) == self.job.world_size:
+                raise
+            raise type(failure)(ranks[failure.peer], failure.reason) from None
+        return checked_kind(backend, Backend, f"the factory {spec.factory!r}", spec.name)
+
+    def find(self, name: str, within: tuple[str, ...]) -> BackendSpec:
+        """Describe the backend that is to be a part of others."""
+        return self.resolved.runnable(name, within)
+
+
+class _JobBootstrap(Bootstrap):
+    """What a backend's factory gets from a job."""
+
+    def __init__(self, maker: _Maker, config: BackendConfig, names: tuple[str, ...], ranks: tuple[int, ...]) -> None:
+        self._maker = maker
+        self._job = job = maker.job
+        self._names = names
+        self._ranks = ranks
+        self.rank = ranks.index(job.rank)
+        self.world_size = len(ranks)
+        self.config = config
+        self.host = job.control.host
+        self.deadline = maker.deadline
+        self.shared = maker.shared
+        self.hosts = tuple(job.hosts[rank] for rank in ranks)
+        self.local_rank = job.local_rank
+        self.runtime = job.runtime
+
+    def describe(self, name: str) -> BackendSpec:
+        return self._maker.find(name, self._names)
+
+    def part(self, name: str, ranks: Sequence[int] | None = None) -> Backend:
+        spec = self.describe(name)
+        chosen = self._ranks if ranks is None else tuple(self._ranks[rank] for rank in ranks)
+        try:
+            return self._maker.make(spec, (*self._names, name), chosen)
+        except Exception as error:
+            if len(chosen) < self._job.world_size:
+                error.add_note(f"{name!r} numbers from 0 the ranks that it is for: {', '.join(map(str, chosen))}")
+            raise
+
+    def exchange(self, name: str, card: bytes) -> list[bytes]:
+        # Each part has exchanges of its own, whatever it calls them, and so have the ranks of each host.
+        whose = [*self._names[1:], name]
+        members = None
+        if len(self._ranks) < self._job.world_size:
+            whose.insert(-1, f"from rank {self._ranks[0]} on")
+            members = self._ranks
+        return self._job.control.exchange(", ".join(whose), card, self.deadline, members)[0]
+
+    def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
+        return self._job.listen(host, accept)
+
+    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
+        return self._job.dial(peer, address, hello, deadline)
+
+
+def _close_all(channels: list[DeviceChannel], kept: list[Followed]) -> None:
+    """Close channels; what their device may still write to is kept until then."""
+    for channel in channels:
+        channel.close()
+    kept.clear()
+
+
+class _NoTransport(Transport):
+    """The transport of a world of one, where nobody can be talked to."""
+
+    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
+        if peers:
+            raise InternalError("a schedule of a world of one has peers")
+
+    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        raise InternalError("a schedule of a world of one sends")
+
+    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        raise InternalError("a schedule of a world of one receives")
+
+    def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+        raise InternalError("a schedule of a world of one waits")

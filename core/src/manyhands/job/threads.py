@@ -1,0 +1,229 @@
+"""Ranks that are threads of one process: how `manyhands.init` in such a thread knows which rank it is."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from manyhands.common.checks import is_number, is_success, said, whole
+from manyhands.contract.runtime import Runtime
+from manyhands.control.bystanders import stands_by
+from manyhands.control.computer import COMPUTER
+from manyhands.errors import InvalidRankError, InvalidWorldSizeError, UsageError
+
+if TYPE_CHECKING:
+    from manyhands.control.connection import LocalHub
+
+__all__ = ["ThreadRank", "ThreadWorld", "current_rank", "current_thread_rank", "duration", "sleep"]
+
+
+class ThreadWorld:
+    """A job whose ranks are threads of this process.
+
+    Parameters
+    ----------
+    world_size
+        How many ranks; at least 1.
+    backend
+        The backend that their groups use unless they name another one.
+    runtime
+        What the ranks run on; the computer itself by default.
+
+    Attributes
+    ----------
+    shared
+        What the ranks share; a backend's factory finds it as ``bootstrap.shared``.
+
+    Raises
+    ------
+    InvalidWorldSizeError
+        ``world_size`` is no positive integer.
+    """
+
+    def __init__(self, world_size: int, backend: str, runtime: Runtime = COMPUTER) -> None:
+        size = whole(world_size)
+        if size is None or size < 1:
+            raise InvalidWorldSizeError(f"world_size must be a positive integer, and {world_size!r} was given")
+        self.world_size: int = size
+        self.backend: str = backend
+        self.runtime: Runtime = runtime
+        self.shared: dict[str, Any] = {}
+        self._maker = threading.current_thread()
+        self._hubs: dict[int, LocalHub] = {}
+        self._lost: dict[int, str] = {}
+
+    @contextmanager
+    def rank(self, rank: int) -> Iterator[None]:
+        """Make the calling thread this rank, until the context ends.
+
+        Groups that are still open then are closed; when the context ends by an exception, they are aborted with it, and every
+        other rank that waits learns so.
+
+        Raises
+        ------
+        InvalidRankError
+            ``rank`` is not in the world.
+        CommError
+            Closing a group found that the job had failed.
+        """
+        if not 0 <= rank < self.world_size:
+            raise InvalidRankError(f"rank {rank} is not in a world of {self.world_size}")
+        member = ThreadRank(self, rank)
+        stands_by(self._maker)  # it waits for the ranks; in a world of one, which nobody enters so, it is the rank
+        stands_by(threading.current_thread())
+        token = _current.set(member)
+        try:
+            yield
+        except BaseException as error:
+            member.finish(error)
+            raise
+        else:
+            member.finish(None)
+        finally:
+            _current.reset(token)
+
+    @property
+    def aborted_by(self) -> int | None:
+        """The rank whose failure stopped the others; None where there was none, or it was not a rank's own."""
+        verdicts = [hub.verdict for _, hub in sorted(self._hubs.items())]
+        return next(
+            (verdict.peer for verdict in verdicts if verdict is not None and verdict.kind in ("aborted", "changed")), None
+        )
+
+    def abort(self, text: str, kind: str = "aborted", rank: int | None = None) -> None:
+        """Stop every rank: what waits on a group, or comes to one, raises an error with this text.
+
+        Parameters
+        ----------
+        text
+            Why.
+        kind
+            Which error: ``"aborted"`` for `AbortedError`, ``"deadlock"`` for `DeadlockError`, ``"mismatch"`` for
+            `CollectiveMismatchError`, ``"lost"`` for `PeerLostError`.
+        rank
+            The rank that it is about.
+        """
+        from manyhands.control.protocol import Verdict
+
+        for number in range(len(self._hubs) or 1):
+            self.hub(number).fail(Verdict(kind, text, rank))
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Let every group learn that a rank has died, for this reason."""
+        self._lost[rank] = reason
+        for number in range(len(self._hubs) or 1):
+            self.hub(number).lost(rank, reason)
+
+    def has_met(self, rank: int) -> bool:
+        """Tell whether all ranks have come to the group that a rank made last."""
+        hub = self._last_hub(rank)
+        return hub is not None and hub.is_complete()
+
+    def has_left(self, rank: int) -> bool:
+        """Tell whether a rank has closed the group that it made last."""
+        hub = self._last_hub(rank)
+        return hub is not None and hub.has_left(rank)
+
+    def _last_hub(self, rank: int) -> LocalHub | None:
+        return next(
+            (self._hubs[number] for number in sorted(self._hubs, reverse=True) if self._hubs[number].has_come(rank)), None
+        )
+
+    def hub(self, number: int) -> LocalHub:
+        """Return the hub of the ``number``-th group that the ranks make; for core."""
+        from manyhands.control.connection import LocalHub
+
+        hub = self._hubs.get(number)
+        if hub is None:
+            # dict.setdefault is atomic, and a hub that loses the race holds nothing.
+            hub = self._hubs.setdefault(number, LocalHub(self.world_size, self.runtime))
+            for rank, reason in list(self._lost.items()):
+                hub.lost(rank, reason)
+        return hub
+
+
+class ThreadRank:
+    """The calling thread's rank in a `ThreadWorld`."""
+
+    def __init__(self, world: ThreadWorld, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self._opened = 0
+        self._finishers: list[Any] = []
+
+    def next_hub(self) -> LocalHub:
+        """Return the hub for the next group of this rank."""
+        self._opened += 1
+        return self.world.hub(self._opened - 1)
+
+    def at_end(self, finisher: Any) -> None:
+        """Call ``finisher(error or None)`` when the rank's thread ends."""
+        self._finishers.append(finisher)
+
+    def finish(self, error: BaseException | None) -> None:
+        """End the rank."""
+        if error is not None and is_success(error):
+            error = None
+        if error is not None:
+            # The others may be on their way to the next group, and would wait for this rank there.
+            from manyhands.control.protocol import Verdict
+
+            text = f"rank {self.rank} ended with {type(error).__name__}: {said(error)}"
+            self.next_hub().fail(Verdict("aborted", text, self.rank))
+        for finisher in self._finishers:
+            finisher(error)
+
+
+_current: ContextVar[ThreadRank | None] = ContextVar("manyhands_thread_rank", default=None)
+
+
+def current_thread_rank() -> ThreadRank | None:
+    """Return which rank of which world the calling thread is, None in an ordinary program."""
+    return _current.get()
+
+
+def current_rank() -> int | None:
+    """Return the calling thread's rank, None in an ordinary program."""
+    member = _current.get()
+    return None if member is None else member.rank
+
+
+def sleep(seconds: float) -> None:
+    """Do nothing for a time, on the clock that the calling rank lives by.
+
+    That is the computer's, as for `time.sleep`, but in a simulated world, whose clock runs as fast as nothing else is to do.
+
+    Parameters
+    ----------
+    seconds
+        How long.
+
+    Raises
+    ------
+    UsageError
+        ``seconds`` is no finite number of at least 0.
+    """
+    seconds = duration(seconds)
+    member = _current.get()
+    if member is None:
+        COMPUTER.sleep(seconds)
+        return
+    member.world.runtime.enter(member.rank)
+    member.world.runtime.sleep(seconds)
+
+
+def duration(seconds: float) -> float:
+    """Return a number of seconds that may be waited.
+
+    Raises
+    ------
+    UsageError
+        It is no finite number of at least 0.
+    """
+    if not is_number(seconds) or not 0 <= seconds < math.inf:
+        raise UsageError(f"seconds must be a finite number of at least 0, and {seconds!r} was given")
+    return float(seconds)

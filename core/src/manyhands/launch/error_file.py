@@ -1,0 +1,202 @@
+"""How a rank tells its launcher what ended it: a small JSON file, named by ``MANYHANDS_ERROR_FILE``.
+
+What all ranks would say alike is then said once, by the launcher: a rank itself shows where it was. Tracebacks leave out the frames inside
+manyhands, unless ``MANYHANDS_TRACEBACK`` is ``full`` or the error is a bug of manyhands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyhands.common.checks import UNREADABLE, said
+from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["ErrorRecord", "install", "read", "shown_path"]
+
+_LONGEST_TRACEBACK = 1 << 16
+_HELPERS = frozenset(
+    "annotated_types cupy mpi4py msgspec numpy pluggy pydantic pydantic_core torch typing_extensions typing_inspection".split()
+)
+_BUG = f"{InternalError.__module__}.{InternalError.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """The exception that ended a rank."""
+
+    rank: int
+    type: str
+    """The name of its class, with the module unless it is a builtin."""
+    message: str
+    traceback: str
+    time: float
+    """When it reached the top of the program, in seconds since the epoch."""
+    secondary: bool
+    """Whether the rank only learned that another one had failed."""
+    where: str = ""
+    """The last line of the program that it came to, and the call of manyhands there: ``"in all_reduce at train.py:12"``."""
+    is_short: bool = False
+    """Whether frames inside manyhands were left out of the traceback."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the rank has left it to the launcher to say the message."""
+        return self.type.startswith(f"{ManyHandsError.__module__}.") and self.type != _BUG
+
+
+class _Hook:
+    """Stands in front of the ``sys.excepthook`` that was there before."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._before = sys.excepthook
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        path = os.environ.get("MANYHANDS_ERROR_FILE")
+        if path:
+            record = _record(self.rank, kind, error, trace)
+            # A full disk, or a launcher that is gone, must not hide the error itself.
+            with contextlib.suppress(OSError):
+                _write(Path(path), record)
+                if self._before is sys.__excepthook__ and _is_brief() and (words := _brief(record, error)) is not None:
+                    sys.stderr.write(words)
+                    return
+        self._before(kind, error, trace)
+
+
+def install(rank: int = -1) -> None:
+    """Write the exception that ends this process to the launcher's file, then do what was done before.
+
+    Does nothing unless ``MANYHANDS_ERROR_FILE`` is set. Called again, it only takes over the rank. An exit by `SystemExit` writes
+    nothing: its code says all.
+
+    Parameters
+    ----------
+    rank
+        The rank of this process; -1 while it is not known.
+    """
+    if not os.environ.get("MANYHANDS_ERROR_FILE"):
+        return
+    if isinstance(sys.excepthook, _Hook):
+        sys.excepthook.rank = rank
+    else:
+        sys.excepthook = _Hook(rank)
+
+
+def read(path: Path) -> ErrorRecord | None:
+    """Return what a rank wrote, None when it wrote nothing that can be read."""
+    import msgspec  # a launcher whose ranks end well needs none
+
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ErrorRecord)
+    except (OSError, *UNREADABLE):
+        return None
+
+
+def _record(rank: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> ErrorRecord:
+    name = kind.__qualname__ if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}.{kind.__qualname__}"
+    # Ranks may have been counted anew since: then the error knows what this rank is called by now.
+    own = rank if not isinstance(error, CommError) or error.rank is None else error.rank
+    told = isinstance(error, AbortedError) or (isinstance(error, CommError) and error.peer not in {None, own})
+    story = traceback.TracebackException(kind, error, trace)
+    where = _place(story.stack)
+    is_short = _is_ours(error) and _is_brief() and _leave_users_part(story)
+    text = "".join(story.format())
+    return ErrorRecord(rank, name, said(error), text[-_LONGEST_TRACEBACK:], time.time(), told, where, is_short)
+
+
+def _is_brief() -> bool:
+    return os.environ.get("MANYHANDS_TRACEBACK", "").strip().lower() != "full"
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Tell whether an error says all there is to say, wherever in manyhands it was raised."""
+    return isinstance(error, ManyHandsError | KeyboardInterrupt) and not isinstance(error, InternalError)
+
+
+def _brief(record: ErrorRecord, error: BaseException) -> str | None:
+    """Return what a rank shows where its launcher says the rest; None for an error that the rank shows itself."""
+    notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", []))
+    if "MANYHANDS_LAUNCHED" not in os.environ:  # a launcher such as mpi's, which shows one traceback, that of the cause
+        return f"{record.type}: {record.message}\n{notes}" if record.secondary else None
+    if isinstance(error, KeyboardInterrupt):
+        return ""
+    if not record.is_told:
+        return None
+    if record.secondary:
+        return f"{record.type} {record.where}: manyhands run says why, in the end\n{notes}"
+    above, found, _ = record.traceback.rpartition(f"{record.type}: {record.message}")
+    return f"{above}{record.type}: manyhands run says it once for all ranks, in the end\n{notes}" if found else None
+
+
+def _leave_users_part(story: traceback.TracebackException) -> bool:
+    """Take the frames inside manyhands out of a traceback, and out of those that led to it; tell whether there were any."""
+    earlier = [each for each in (story.__cause__, story.__context__) if each is not None]
+    found = [_leave_users_part(each) for each in earlier]
+    kept = [frame for frame, is_inside in _inside(story.stack) if not is_inside]
+    if not kept or len(kept) == len(story.stack):
+        return any(found)
+    story.stack = traceback.StackSummary.from_list(kept)
+    return True
+
+
+def _place(stack: traceback.StackSummary) -> str:
+    """Say where the program was."""
+    last, call = None, ""
+    for frame, is_inside in _inside(stack):
+        if not is_inside:
+            last, call = frame, ""
+        elif not call:
+            call = "importing manyhands " if frame.name == "__getattr__" else f"in {frame.name} "
+    if last is None:
+        return ""
+    return f"{call}at {shown_path(last.filename)}:{last.lineno}"
+
+
+def shown_path(path: str) -> str:
+    """Return a path as people read it best: relative where it lies in the working directory."""
+    with contextlib.suppress(OSError, ValueError):  # somebody may have removed that; or it lies elsewhere
+        return str(Path(path).relative_to(Path.cwd()))
+    return path
+
+
+def _inside(stack: traceback.StackSummary) -> Iterator[tuple[traceback.FrameSummary, bool]]:
+    """Yield each frame, and whether it is manyhands' own, or one of the standard library or NumPy that manyhands called."""
+    ours = _folders("manyhands", *(name for name in list(sys.modules) if name.startswith("manyhands_") and "." not in name))
+    standard = (*_folders("os"), "<")  # "<string>": the methods of dataclasses
+    is_inside = False
+    for frame in stack:
+        is_standard = frame.filename.startswith(standard) and "-packages" not in frame.filename
+        is_inside = frame.filename.startswith(ours) or (is_inside and (is_standard or _is_of_helper(frame.filename)))
+        yield frame, is_inside
+
+
+def _is_of_helper(path: str) -> bool:
+    """Tell by its name alone whether a file is of a package that manyhands calls: one whose import was interrupted is in no `sys.modules`."""
+    _, found, rest = path.rpartition(f"-packages{os.sep}")
+    return bool(found) and rest.partition(os.sep)[0].removesuffix(".py") in _HELPERS
+
+
+def _folders(*names: str) -> tuple[str, ...]:
+    """Return the folders of those modules that have been imported."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
+    return tuple(f"{Path(file).parent}{os.sep}" for file in files if file)
+
+
+def _write(path: Path, record: ErrorRecord) -> None:
+    # Renamed into place, so that the launcher never reads half a file.
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(asdict(record)), encoding="utf-8", errors="backslashreplace")
+    unfinished.replace(path)

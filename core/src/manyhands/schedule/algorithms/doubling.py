@@ -1,0 +1,132 @@
+"""Recursive doubling and its relatives: in round j, ranks at distance 2**j talk, so that a few short rounds are enough.
+
+Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", International Journal of High
+Performance Computing Applications 19(1), 2005; Hensgen, Finkel and Manber, "Two Algorithms for Barrier Synchronization",
+International Journal of Parallel Programming 17(1), 1988.
+"""
+
+from __future__ import annotations
+
+from manyhands.schedule.algorithms.cost import Cost, ceil_log2, floor_log2
+from manyhands.schedule.algorithms.draft import Draft
+from manyhands.schedule.algorithms.fold import Fold
+from manyhands.schedule.steps import Buffer, Collective, Recv, RecvReduce, Reduce, Schedule, Send
+
+__all__ = ["all_gather", "all_gather_cost", "all_reduce", "all_reduce_cost", "barrier", "barrier_cost"]
+
+INPUT, OUTPUT = Buffer.INPUT, Buffer.OUTPUT
+
+
+def all_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+    """Exchange and combine the whole vector, in each round with a rank twice as far away.
+
+    Of the P ranks, Q = 2**floor(log2 P) take part. The others, P - Q, are the odd ones among the first 2 (P - Q): each hands
+    its vector to the rank before it, and gets the result from there. ``segments`` changes nothing.
+
+    Cost: log2(Q) messages of n bytes and as many steps; if P is no power of two, 2 steps more, and 1 message more of a rank
+    that acts for two. n bytes are reduced in each round, and before the first one if P is no power of two.
+    Order: that of ranks, and the expression of every reproducible reduction.
+    """
+    fold = Fold(size)
+    draft = Draft(Collective.ALL_REDUCE, "recursive_doubling", rank, size)
+    partner, place = fold.partner(rank), fold.place(rank)
+    mine, result = draft.whole(INPUT), draft.whole(OUTPUT)
+    if size == 1:
+        draft.copy(result, mine)
+        return draft.finish()
+    if partner is not None and rank != fold.leader(place):
+        handed = draft.add(Send(partner, mine))
+        draft.add(Recv(partner, result, (handed,)))
+        return draft.finish()
+    ready: tuple[int, ...] = ()
+    if partner is not None:
+        ready = (draft.add(RecvReduce(partner, result, mine)),)
+        mine = result
+    slots = [draft.reserve(mine) for _ in range(min(2, fold.rounds))]
+    reduced: list[int] = []
+    for turn in range(fold.rounds):
+        other = place ^ 1 << turn
+        peer, slot = fold.leader(other), slots[turn % 2]
+        sent = draft.add(Send(peer, mine, ready))
+        # Two slots in turn: the next message may arrive while this one is still being combined.
+        received = draft.add(Recv(peer, slot, tuple(reduced[turn - 2 : turn - 1]) if turn > 1 else ()))
+        left, right = (mine, slot) if place < other else (slot, mine)
+        reduced.append(draft.add(Reduce(result, left, right, (sent, received))))
+        ready = (reduced[-1],)
+        mine = result
+    if partner is not None:
+        draft.add(Send(partner, result, ready))
+    return draft.finish()
+
+
+def all_reduce_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host: int = 1) -> Cost:
+    """Return the cost of `all_reduce`."""
+    rounds, steps = floor_log2(size), ceil_log2(size)
+    folded = steps - rounds
+    return Cost(rounds + 2 * folded, (rounds + 2 * folded) * nbytes, steps * nbytes, steps * nbytes)
+
+
+def all_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+    """Exchange all blocks that two ranks have, in each round with a rank twice as far away.
+
+    Of the P ranks, Q = 2**floor(log2 P) take part. The others, P - Q, are the odd ones among the first 2 (P - Q): each hands
+    its block to the rank before it, and gets all blocks from there. ``segments`` changes nothing.
+
+    Cost: log2(P) messages, n (P - 1) / P bytes and log2(P) steps, the least possible, if P is a power of two. Else log2(Q) +
+    2 steps: one block, then the blocks of the first of the Q, of the first two, of the first four, ..., then all n bytes.
+    """
+    fold = Fold(size)
+    draft = Draft(Collective.ALL_GATHER, "recursive_doubling", rank, size)
+    partner, place = fold.partner(rank), fold.place(rank)
+    mine, everything = draft.whole(INPUT), draft.block(OUTPUT, 0, size)
+    if partner is not None and rank != fold.leader(place):
+        handed = draft.add(Send(partner, mine))
+        draft.add(Recv(partner, everything, (handed,)))
+        return draft.finish()
+    have: tuple[int, ...] = (draft.copy(draft.block(OUTPUT, rank), mine),)
+    if partner is not None:
+        have = (*have, draft.add(Recv(partner, draft.block(OUTPUT, partner))))
+    for turn in range(fold.rounds):
+        first = place >> turn << turn
+        other = first ^ 1 << turn
+        peer = fold.leader(place ^ 1 << turn)
+        blocks, theirs = (
+            draft.block(OUTPUT, fold.first(start), fold.first(start + (1 << turn)) - fold.first(start))
+            for start in (first, other)
+        )
+        # The first message need not wait until the own block was copied.
+        alone = blocks.count == 1
+        draft.add(Send(peer, mine if alone else blocks, () if alone else have))
+        have = (*have, draft.add(Recv(peer, theirs)))
+    if partner is not None:
+        draft.add(Send(partner, everything, have))
+    return draft.finish()
+
+
+def all_gather_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host: int = 1) -> Cost:
+    """Return the cost of `all_gather`."""
+    fold = Fold(size)
+    block = nbytes / size
+    folded = 1 if fold.extra else 0
+    doubled = sum(fold.first(1 << turn) for turn in range(fold.rounds)) * block
+    return Cost(fold.rounds + 2 * folded, doubled + folded * (block + nbytes), 0.0, doubled + folded * nbytes)
+
+
+def barrier(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+    """Tell a rank twice as far away in each round about all ranks heard of so far.
+
+    Cost: ceil(log2 P) empty messages; ceil(log2 P) steps.
+    """
+    draft = Draft(Collective.BARRIER, "dissemination", rank, size, segments=0)
+    heard: list[int] = []
+    distance = 1
+    while distance < size:
+        draft.add(Send((rank + distance) % size, None, tuple(heard)))
+        heard.append(draft.add(Recv((rank - distance) % size, None)))
+        distance *= 2
+    return draft.finish()
+
+
+def barrier_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host: int = 1) -> Cost:
+    """Return the cost of `barrier`."""
+    return Cost(ceil_log2(size), 0.0, 0.0, 0.0)

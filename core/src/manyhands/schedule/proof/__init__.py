@@ -1,0 +1,1 @@
+"""Proofs that a schedule does what its collective promises."""

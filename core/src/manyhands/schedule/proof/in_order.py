@@ -1,0 +1,185 @@
+"""The proof that steps may be carried out one after the other: what an algorithm claims as ``in_order``.
+
+By the rules of `manyhands.schedule.steps` a step starts when those that it names have finished. The engine's shorter way keeps no books of
+that. Each rank has one order for its steps, and waits at each of them for what it needs:
+
+1. Steps run in the order of the list, but each send starts as early as what it comes after has run (`run_order`).
+2. A send is never waited for where it starts. It goes on meanwhile, after those before it to the same peer, and ends when it is received:
+   that is the latest that a transport may let it end.
+3. A receive waits until its send has started.
+4. A step that is no send waits until the sends have ended that it comes after, directly or through other sends. Those of empty messages
+   are not waited for: they use no memory.
+
+So a rank waits more than the rules ask, and schedules without a circle there may come to a halt here. This is the worst case of any call:
+short messages, which the engine copies, and chunks without elements only take waits away, and a barrier that runs beside a schedule
+(`manyhands.schedule.compose`) adds none, because its messages are empty and its receives come last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from manyhands.schedule.errors import ScheduleDeadlockError
+from manyhands.schedule.steps import Recv, RecvReduce, Schedule, Send
+
+__all__ = ["check_in_order", "run_order"]
+
+Way = tuple[int, int]
+"""The rank that sends and the one that receives."""
+
+
+class _Wait(NamedTuple):
+    """For a message, given by its place among those of its way: until it has been sent, or else until its send has ended."""
+
+    way: Way
+    number: int
+    is_end: bool
+
+
+def run_order(schedule: Schedule) -> list[int]:
+    """Return the order in which the steps of a rank run: as they are listed, but sends as early as possible.
+
+    Parameters
+    ----------
+    schedule
+        One that `manyhands.schedule.proof.verify.verify` has proved.
+
+    Returns
+    -------
+    list of int
+        The indices of its steps.
+    """
+    waits_for = [len(step.after) for step in schedule.steps]
+    dependents: list[list[int]] = [[] for _ in schedule.steps]
+    unsent: dict[int, deque[int]] = defaultdict(deque)
+    for index, step in enumerate(schedule.steps):
+        for earlier in step.after:
+            dependents[earlier].append(index)
+        if isinstance(step, Send):
+            unsent[step.peer].append(index)
+    order: list[int] = []
+
+    def run(index: int) -> None:
+        order.append(index)
+        for dependent in dependents[index]:
+            waits_for[dependent] -= 1
+
+    for index, step in enumerate(schedule.steps):
+        for sends in unsent.values():
+            while sends and not waits_for[sends[0]]:
+                run(sends.popleft())
+        if not isinstance(step, Send):
+            run(index)
+    return order
+
+
+def check_in_order(schedules: Sequence[Schedule]) -> None:
+    """Check that no rank waits for ever when each carries out its steps one after the other, however late sends end.
+
+    Parameters
+    ----------
+    schedules
+        The schedules of ranks 0, 1, ... in this order, which `manyhands.schedule.proof.verify.verify` has proved.
+
+    Raises
+    ------
+    ScheduleDeadlockError
+        Some rank does. The message says which rank waits where for whom.
+    """
+    ranks = [_Rank(schedule) for schedule in schedules]
+    started: dict[Way, int] = defaultdict(int)
+    received: dict[Way, int] = defaultdict(int)
+    while any(rank.go_on(started, received) for rank in ranks):
+        pass
+    halted = {rank.number: rank for rank in ranks if rank.wait is not None}
+    if halted:
+        raise _halt(ranks, halted)
+
+
+class _Rank:
+    """A rank on its way through its steps; ``wait`` is what it waits for, None when it has run them all."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.number: int = schedule.rank
+        self.steps = schedule.steps
+        self.order: list[int] = run_order(schedule)
+        self.position: int = 0
+        self.wait: _Wait | None = None
+        self.messages: dict[Way, list[int]] = defaultdict(list)
+        self._places: dict[int, tuple[Way, int]] = {}
+        for index, step in enumerate(schedule.steps):
+            if isinstance(step, Send | Recv | RecvReduce):
+                way = (self.number, step.peer) if isinstance(step, Send) else (step.peer, self.number)
+                self._places[index] = way, len(self.messages[way])
+                self.messages[way].append(index)
+        self._waits: list[list[_Wait]] = self._find_waits()
+
+    def _find_waits(self) -> list[list[_Wait]]:
+        """Return what each step waits for."""
+        found: list[list[_Wait]] = []
+        # For each send the last message of each way that has been sent when it has ended, and with it those before.
+        ends: dict[int, dict[Way, int]] = {}
+        for index, step in enumerate(self.steps):
+            sent: dict[Way, int] = {}
+            for earlier in step.after:
+                for way, number in ends.get(earlier, {}).items():
+                    sent[way] = max(number, sent.get(way, 0))
+            waits = []
+            if isinstance(step, Send):
+                ends[index] = sent if step.source is None else sent | dict([self._places[index]])
+            else:
+                waits = [_Wait(way, number, is_end=True) for way, number in sent.items()]
+                if index in self._places:
+                    waits.append(_Wait(*self._places[index], is_end=False))
+            found.append(waits)
+        return found
+
+    def go_on(self, started: dict[Way, int], received: dict[Way, int]) -> bool:
+        """Run steps until one has to wait; return whether any has run."""
+        first = self.position
+        while self.position < len(self.order):
+            index = self.order[self.position]
+            for wait in self._waits[index]:
+                if (received if wait.is_end else started)[wait.way] <= wait.number:
+                    self.wait = wait
+                    return self.position > first
+            if index in self._places:
+                (started if isinstance(self.steps[index], Send) else received)[self._places[index][0]] += 1
+            self.position += 1
+        self.wait = None
+        return self.position > first
+
+
+def _halt(ranks: Sequence[_Rank], halted: dict[int, _Rank]) -> ScheduleDeadlockError:
+    """Follow ranks that wait for each other until one comes again."""
+    path: list[int] = []
+    number = min(halted)
+    while number in halted and number not in path:
+        path.append(number)
+        wait = halted[number].wait
+        assert wait is not None
+        number = wait.way[0] if wait.way[0] != number else wait.way[1]
+    circle = path[path.index(number) :] if number in path else path
+    shown = [_words(ranks, halted[each]) for each in circle[:16]]
+    left_out = [f"({len(circle) - 16} more)"] if len(circle) > 16 else []
+    run, there = sum(rank.position for rank in ranks), sum(len(rank.order) for rank in ranks)
+    return ScheduleDeadlockError(
+        f"one after the other, {run} of {there} steps can run, and then each of these ranks waits for the next: "
+        + " -> ".join([*shown, *left_out, f"rank {number}"]),
+        rank=circle[0],
+        step=halted[circle[0]].order[halted[circle[0]].position],
+    )
+
+
+def _words(ranks: Sequence[_Rank], rank: _Rank) -> str:
+    wait = rank.wait
+    assert wait is not None
+    index = rank.order[rank.position]
+    source, target = wait.way
+    where = f"rank {rank.number}, step {index} ({type(rank.steps[index]).__name__})"
+    if wait.is_end:
+        sent, taken = ranks[source].messages[wait.way][wait.number], ranks[target].messages[wait.way][wait.number]
+        return f"{where} waits until rank {target} receives by step {taken} what step {sent} sends"
+    return f"{where} waits for what rank {source} sends by step {ranks[source].messages[wait.way][wait.number]}"

@@ -1,0 +1,247 @@
+"""What a network is: its levels of links, how they are put together, and how ranks lie on it; read from TOML files."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from manyhands.common.checks import UNREADABLE
+from manyhands.errors import ConfigError
+from manyhands.schedule.simulation.jitter import Jitter
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+__all__ = ["Level", "Network"]
+
+
+def _no_bool(value: Any) -> Any:
+    """Refuse true and false, which pydantic would take for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, BeforeValidator(_no_bool), Field(gt=0)]
+Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
+
+
+class _Model(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+
+class Level(_Model):
+    """One kind of link.
+
+    Attributes
+    ----------
+    latency_s
+        Seconds that the first byte of a message takes over the link.
+    bandwidth_bytes_per_s
+        Bytes per second in each direction; ``inf`` is allowed.
+    gap_s
+        Seconds for which a message occupies the link besides its bytes, LogGP's gap. By default the latency: then two messages
+        in a row take twice the time of one, as in Hockney's model.
+    """
+
+    latency_s: Seconds = Field(description="Seconds that the first byte of a message takes over the link.")
+    bandwidth_bytes_per_s: Rate = Field(description="Bytes per second in each direction.")
+    gap_s: Seconds | None = Field(default=None, description="Seconds that a message occupies the link besides its bytes.")
+
+    @property
+    def gap(self) -> float:
+        """``gap_s``, or what stands for it where it is not given."""
+        return self.latency_s if self.gap_s is None else self.gap_s
+
+
+# The tables and numbers that each topology needs, and those that it may have besides.
+_NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "wires": ("wire",),
+    "bus": ("host", "bus"),
+    "fat_tree": ("host", "nic", "spine", "hosts_per_leaf", "oversubscription"),
+    "torus": ("host", "link"),
+}
+_MAY_HAVE: Final[dict[str, tuple[str, ...]]] = {"wires": ("host",), "torus": ("dimensions",)}
+
+
+class Network(_Model):
+    """A network and the ranks on it; rank r lives on host ``r // ranks_per_host``.
+
+    Attributes
+    ----------
+    topology
+        ``"wires"``: each pair of ranks has its own wires, so that messages never share one. ``"bus"``: all ranks on one host,
+        whose memory they share. ``"fat_tree"``: the ranks of a host share its network card, hosts hang at leaf switches, and these at
+        spine switches. ``"torus"``: hosts in three dimensions, each linked to its six neighbours.
+    summary
+        One line for people.
+    ranks_per_host
+        How many neighbouring ranks share a host.
+    reduction_bytes_per_s
+        How many bytes of a result one rank computes per second; ``inf`` where a reduction is free.
+    host
+        Between two ranks of one host. Every pair has its own.
+    wire
+        ``wires``: between two ranks of different hosts, and also of one host where ``host`` is left out.
+    bus
+        ``bus``: what all messages share besides what each pair has of its own.
+    nic, spine
+        ``fat_tree``: between a host and its leaf switch, and between a leaf and a spine switch; one in each direction.
+    hosts_per_leaf, oversubscription
+        ``fat_tree``: a leaf switch has ``hosts_per_leaf`` hosts below it and ``hosts_per_leaf / oversubscription`` spine switches
+        above.
+    link
+        ``torus``: between two neighbouring hosts; one in each direction.
+    dimensions
+        ``torus``: hosts along x, y and z; by default as near to a cube as the number of hosts allows.
+    jitter
+        By how much messages are late, by chance; by default they never are. Only programs that run message by message know of it.
+    """
+
+    topology: Literal["wires", "bus", "fat_tree", "torus"] = Field(description="How the links are put together.")
+    summary: str = Field(default="", description="One line for people.")
+    ranks_per_host: Count = Field(default=1, description="How many neighbouring ranks share a host.")
+    reduction_bytes_per_s: Rate = Field(default=math.inf, description="Bytes that a rank reduces per second.")
+    host: Level | None = Field(default=None, description="Between two ranks of one host.")
+    wire: Level | None = Field(default=None, description="wires: between two ranks of different hosts.")
+    bus: Level | None = Field(default=None, description="bus: what all messages of the host share.")
+    nic: Level | None = Field(default=None, description="fat_tree: between a host and its leaf switch.")
+    spine: Level | None = Field(default=None, description="fat_tree: between a leaf and a spine switch.")
+    hosts_per_leaf: Count | None = Field(default=None, description="fat_tree: the hosts below a leaf switch.")
+    oversubscription: Count | None = Field(default=None, description="fat_tree: hosts below a leaf for each spine above it.")
+    link: Level | None = Field(default=None, description="torus: between two neighbouring hosts.")
+    dimensions: tuple[Count, Count, Count] | None = Field(default=None, description="torus: hosts along x, y and z.")
+    jitter: Jitter | None = Field(default=None, description="By how much messages are late, by chance.")
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Network:
+        needed, allowed = _NEEDS[self.topology], _MAY_HAVE.get(self.topology, ())
+        parts = {part for parts in (*_NEEDS.values(), *_MAY_HAVE.values()) for part in parts}
+        for part in sorted(parts):
+            given = getattr(self, part) is not None
+            if part in needed and not given:
+                raise ValueError(f"{part} is missing; the topology {self.topology!r} needs {', '.join(needed)}")
+            if given and part not in needed and part not in allowed:
+                raise ValueError(
+                    f"{part} has no meaning in the topology {self.topology!r}, which has {', '.join((*needed, *allowed))}"
+                )
+        if self.hosts_per_leaf and self.oversubscription and self.hosts_per_leaf % self.oversubscription:
+            raise ValueError(
+                f"hosts_per_leaf is {self.hosts_per_leaf} and oversubscription {self.oversubscription}, "
+                "and expected is an oversubscription that divides the hosts"
+            )
+        if self.topology == "bus" and self.jitter is not None and self.jitter.links == "between hosts":
+            raise ValueError(
+                "jitter.links = 'between hosts' has no meaning in the topology 'bus', which has one host; expected is 'all'"
+            )
+        return self
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Network:
+        """Read a network from a TOML file.
+
+        Raises
+        ------
+        ConfigError
+            The file cannot be read, is no TOML, or describes no network; ``file``, ``key`` and ``value`` say where it shows first.
+        """
+        file = str(path)
+        if Path(path).exists() and not Path(path).is_file():
+            raise ConfigError(f"{file}: the network file is no file that could be read: expected is a TOML file", file=file)
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{file}: the network file is no valid TOML: {error}", file=file) from None
+        except (OSError, *UNREADABLE) as error:
+            raise ConfigError(f"{file}: the network file cannot be read: {error}", file=file) from None
+        try:
+            return cls.model_validate(table)
+        except ValidationError as error:
+            raise _as_error(error, file) from None
+
+    @classmethod
+    def resolve(cls, value: str | os.PathLike[str] | Network | None) -> Network | None:
+        """Return the network that is meant.
+
+        Parameters
+        ----------
+        value
+            The name of a preset, the path of a TOML file, a network, which is returned as it is, or None, which stays None.
+
+        Raises
+        ------
+        ConfigError
+            There is neither a preset nor a file of that name, or the file describes no network.
+        """
+        # Imported here: the presets are made of networks.
+        from manyhands.schedule.simulation.presets import PRESETS
+
+        if value is None or isinstance(value, Network):
+            return value
+        if not isinstance(value, str):
+            return cls.load(value)
+        if value in PRESETS:
+            return PRESETS[value]
+        if Path(value).exists():
+            return cls.load(value)
+        near = difflib.get_close_matches(value.lower(), PRESETS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ConfigError(
+            f"network = {value!r}: this is neither a preset nor a file{hint} Presets are: {', '.join(PRESETS)}",
+            key="network",
+            value=value,
+        )
+
+    def with_ranks_per_host(self, ranks_per_host: int) -> Network:
+        """Return this network with another number of ranks on each host.
+
+        Raises
+        ------
+        ConfigError
+            The number is below 1.
+        """
+        if ranks_per_host < 1:
+            raise ConfigError(
+                f"ranks_per_host is {ranks_per_host}, and expected is 1 or more",
+                file="argument",
+                key="ranks_per_host",
+                value=ranks_per_host,
+            )
+        return self.model_copy(update={"ranks_per_host": ranks_per_host})
+
+    def neighbours(self, size: int) -> int:
+        """Return how many ranks share a host in a world of ``size``; on a bus, that is all of them."""
+        return size if self.topology == "bus" else self.ranks_per_host
+
+
+def _as_error(error: ValidationError, file: str) -> ConfigError:
+    """Put what pydantic found into words, one line for each problem."""
+    lines, places = [], []
+    for detail in error.errors(include_url=False):
+        key = ".".join(str(part) for part in detail["loc"])
+        value = detail["input"]
+        places.append((key, value))
+        if detail["type"] == "missing":
+            lines.append(f"{file}: {key} is missing, and it has no default")
+        elif not key:
+            lines.append(f"{file}: {_words(detail)}")
+        else:
+            lines.append(f"{file}: {key} = {value!r}: {_words(detail)}")
+    key, value = places[0]
+    return ConfigError("\n".join(lines), file=file, key=key or None, value=value)
+
+
+def _words(detail: ErrorDetails) -> str:
+    if detail["type"] == "extra_forbidden":
+        model: type[BaseModel] = Network
+        if len(detail["loc"]) > 1:
+            model = Jitter if detail["loc"][0] == "jitter" else Level
+        return f"this key is unknown. Valid here: {', '.join(model.model_fields)}"
+    return detail["msg"].removeprefix("Value error, ").replace("Input should", "it should")
