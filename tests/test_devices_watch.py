@@ -124,7 +124,7 @@ def test_streams_that_are_used_once_are_not_kept_for_ever(gpus: FakeNccl, call: 
                     group.recv(0, out=x)
                 stream.synchronize()
             group.synchronize()
-        return len(group._operations.devices.latest)
+        return len(group._paths.devices.latest)
 
     assert max(must(gpu_world(program, 2))) < 150
 

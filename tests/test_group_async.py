@@ -466,8 +466,8 @@ with mh.init(config={}) as group:
     first = group.all_reduce_async(np.ones(1))
     first.wait()
     hold = threading.Event()
-    from manyhands.calls.turns import Lane
-    group._lane.submit(lambda: hold.wait(20))
+    from manyhands.calls.turns import Turns
+    group._ledger.submit(lambda: hold.wait(20))
     work = group.all_reduce_async(np.ones(1))
     child = os.fork()
     if child == 0:

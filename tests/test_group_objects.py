@@ -24,7 +24,7 @@ from worlds import must, over_sockets, thread_world
 import manyhands as mh
 from manyhands.api import Group
 from manyhands.control.signatures import pack_description
-from manyhands.group import object_methods as object_calls
+from manyhands.group import objects as object_calls
 from manyhands.group.packing import Unpacker
 
 
@@ -543,7 +543,7 @@ def test_objects_of_many_sizes_share_few_plans(world):
     def program(group: Group) -> int:
         for size in range(2000, 4000, 3):
             assert len(group.broadcast_object(b"x" * size)) == size
-        return len(group._operations.collectives._prepared)
+        return len(group._paths.host.plans.made)
 
     assert max(world(program, 2)) <= 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from manyhands.calls.turns import Lane
+from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
 
@@ -18,7 +18,7 @@ class Group:
     """What a group keeps for its calls: a lane for them, and one for their callbacks."""
 
     def __init__(self) -> None:
-        self.calls, self.callbacks = Lane(), Lane()
+        self.calls, self.callbacks = Turns(), Turns()
 
     def later(self, action: Callable[[], object], what: str = "all_reduce") -> Work[object]:
         work: Work[object] = Work(what, self.callbacks)
@@ -28,8 +28,8 @@ class Group:
     def finish(self) -> None:
         """Wait until all calls, and then all callbacks, have ended."""
         for lane in (self.calls, self.callbacks):
-            with lane.turn(Deadline(PATIENCE_S)):
-                pass
+            lane.take(Deadline(PATIENCE_S))
+            lane.give()
 
 
 class Gate:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from manyhands.calls.turns import Lane
+from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
 from manyhands.control import bystanders
@@ -205,7 +205,7 @@ def test_a_thread_that_passes_its_work_on_while_it_is_asked_about_is_seen() -> N
 
 def test_a_thread_that_waits_for_work_may_come_to_the_rescue_as_soon_as_the_work_is_done() -> None:
     """Not only once it wakes: a report in between would say that nobody can help, and be believed."""
-    work: Work[int] = Work("a call", Lane())
+    work: Work[int] = Work("a call", Turns())
     with thread(lambda _: work.wait()):
         until(lambda: nobody_else(HOME))
         with no_other_thread_runs():
@@ -215,7 +215,7 @@ def test_a_thread_that_waits_for_work_may_come_to_the_rescue_as_soon_as_the_work
 
 
 def test_a_thread_that_waits_for_its_turn_may_come_to_the_rescue_as_soon_as_it_has_it() -> None:
-    lane = Lane()
+    lane = Turns()
     lane.take(Deadline(PATIENCE_S))
 
     def take(_: threading.Event) -> None:
@@ -231,7 +231,7 @@ def test_a_thread_that_waits_for_its_turn_may_come_to_the_rescue_as_soon_as_it_h
 
 
 def test_a_thread_that_waits_for_its_turn_waits() -> None:
-    lane = Lane()
+    lane = Turns()
     with thread(lambda _: lane.take(Deadline(PATIENCE_S), for_good=True)):
         pass
     with thread(lambda _: lane.take(Deadline(PATIENCE_S), for_good=True)):
@@ -240,7 +240,7 @@ def test_a_thread_that_waits_for_its_turn_waits() -> None:
 
 
 def test_work_that_runs_may_come_to_the_rescue_and_work_that_has_ended_cannot() -> None:
-    lane, begun, end = Lane(), threading.Event(), threading.Event()
+    lane, begun, end = Turns(), threading.Event(), threading.Event()
 
     def action() -> None:
         begun.set()

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from membership_tools import Job, progress, recv
 
-from manyhands.calls.point_to_point import _FIRST_BYTES, DescriptionMismatch, Incoming
+from manyhands.calls.point_to_point import OPENING_BYTES, TAG_BYTES, DescriptionMismatch, Incoming, Kinds
+from manyhands.calls.request import ARRAY
 from manyhands.config.select import read_table
 from manyhands.config.sources import read_environment, read_file
 from manyhands.contract.backend import HEADER_BYTES, Damaged
@@ -215,8 +216,8 @@ def descriptions(draw: st.DrawFn) -> bytes:
     descriptions() | st.binary(min_size=wire.DESCRIPTION_BYTES, max_size=wire.DESCRIPTION_BYTES), st.sampled_from([None, (3,)])
 )
 def test_arrays_in_front_of_messages(description: bytes, shape: tuple[int, ...] | None) -> None:
-    opening = memoryview(bytearray(description + bytes(_FIRST_BYTES)))
-    incoming = Incoming(1, 0, 0, None if shape is None else np.zeros(shape))
+    opening = memoryview(bytearray((bytes(TAG_BYTES) + description).ljust(OPENING_BYTES, b"\0")))
+    incoming = Incoming(1, 0, 0, None if shape is None else np.zeros(shape), ARRAY, Kinds())
     found = outcome(lambda: incoming.opened(opening), DescriptionMismatch, Damaged, OutOfMemoryError)
     if isinstance(found, DescriptionMismatch | Damaged):
         assert found.peer == 1

@@ -14,7 +14,7 @@ import pytest
 from work_tools import PATIENCE_S, Gate, Group
 
 import manyhands as mh
-from manyhands.calls.turns import Lane
+from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
 from manyhands.errors import AbortedError, ClosedError, DeadlineError, UsageError
@@ -213,8 +213,9 @@ def test_a_callback_may_take_a_turn_while_calls_are_under_way(group: Group) -> N
     first = group.later(lambda: 1)
 
     def waits(_: Work[object]) -> None:
-        with group.calls.turn(Deadline(PATIENCE_S)):
-            heard.append("turn")
+        group.calls.take(Deadline(PATIENCE_S))
+        heard.append("turn")
+        group.calls.give()
 
     second = group.later(gate)
     first.add_done_callback(waits)
@@ -360,7 +361,7 @@ def test_a_failure_has_been_seen_once_wait_or_exception_tells_it() -> None:
     def fails() -> None:
         raise ZeroDivisionError
 
-    work: Work[None] = Work("barrier", Lane(), lambda: seen.append("seen"))
+    work: Work[None] = Work("barrier", Turns(), lambda: seen.append("seen"))
     work.run(fails)
     assert work.done()
     assert "ZeroDivisionError" in repr(work)
@@ -374,7 +375,7 @@ def test_a_failure_has_been_seen_once_wait_or_exception_tells_it() -> None:
 
 def test_there_is_no_failure_to_see_where_all_went_well() -> None:
     seen = list[str]()
-    work: Work[int] = Work("barrier", Lane(), lambda: seen.append("seen"))
+    work: Work[int] = Work("barrier", Turns(), lambda: seen.append("seen"))
     work.run(lambda: 1)
     assert (work.wait(), work.exception(), seen) == (1, None, [])
 

@@ -57,7 +57,7 @@ def test_by_place_a_large_all_reduce_is_hierarchical_and_spares_the_way_between_
 
     def program(group: mh.Group) -> float:
         result = group.all_reduce(np.full(nbytes // 8, group.rank + 1.0))
-        carriers.append({prepared.carrier for prepared in group._operations.collectives._prepared.values()})
+        carriers.append({prepared.carrier for prepared in group._paths.host.plans.made.values()})
         assert (result == result[0]).all()
         return float(result[0])
 
@@ -130,7 +130,7 @@ def test_barriers_take_their_shortcut_by_their_own_transport(routes: dict[str, s
         for _ in range(50):
             group.barrier()
             total += int(group.all_reduce(np.array([1]))[0])
-        shortcuts = group._operations.collectives.shortcuts.values()
+        shortcuts = group._fast.values()
         return len({id(each._transport) for each in shortcuts}) == 2, total
 
     assert must(run(program, 4, routes, ranks_per_host=2)) == [(True, 200)] * 4

@@ -1,8 +1,9 @@
-"""From a failure to the error that says why: who may still call, and the first cause that all ranks agree on."""
+"""From a failure to the error that says why: the first cause that all ranks agree on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from manyhands.calls.engine.waiting import Breach, Overdue
 from manyhands.common.checks import said
@@ -14,28 +15,7 @@ from manyhands.errors import ClosedError, CommError, ManyHandsError, OutOfMemory
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["check_usable", "guarded", "meet"]
-
-
-def check_usable(job: Job, group: int, operation: object = None, sequence: int | None = None) -> None:
-    """Refuse a call, the operation ``str(operation)`` #``sequence``, on a group that is closed or whose job has failed.
-
-    Raises
-    ------
-    ClosedError
-        The group was closed.
-    CommError
-        The first cause of the job's failure.
-    """
-    if not (job.closed or group in job.left or job.control.failed):
-        return
-    name = None if operation is None else str(operation)  # made up only now
-    if job.closed:
-        raise job.closed_error(operation=name, sequence=sequence)
-    if group in job.left:
-        text = f"group {group} is closed; make another one with split() or subgroup()"
-        raise ClosedError(text, rank=job.rank, operation=name, sequence=sequence)
-    raise job.control.error(name, sequence)
+__all__ = ["awaited", "guarded", "meet"]
 
 
 def guarded(
@@ -94,6 +74,21 @@ def guarded(
         if cause is error:
             raise
         raise cause from error
+
+
+@contextmanager
+def awaited(job: Job, members: Members, what: str) -> Iterator[None]:
+    """Run a part of a call for which the other ranks wait already: whatever goes wrong in it, they must learn of it."""
+    try:
+        yield
+    except CommError as error:
+        if error.operation is None:
+            job.control.ended(error, what, None)
+        raise
+    except BaseException as error:
+        text = f"rank {job.rank} broke off {what} with {type(error).__name__}: {said(error)}"
+        job.fail(Report("aborted", text, peer=job.rank, members=list(members.ranks)))
+        raise
 
 
 def _breach(error: BaseException) -> str | None:

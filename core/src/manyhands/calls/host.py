@@ -1,170 +1,83 @@
-"""Carries out the collectives of one group: from a call to a plan, and from a failure to the error that says why."""
+"""Calls on the host's memory: a step becomes an action on memory, and its request a plan that is carried out."""
 
 from __future__ import annotations
 
-import logging
-import math
 import time
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from manyhands.arrays.dtypes import Reduction, dtype_code, fields_of
-from manyhands.arrays.memory import Array, divide
-from manyhands.calls.engine import MAX_MESSAGES, Engine, Express, Plan, compile_plan, has_long
+from manyhands.arrays.libraries import DeviceArray
+from manyhands.arrays.memory import Array, contiguous, divide, handed_over, placed
 from manyhands.calls.engine.waiting import Waiter
-from manyhands.calls.failures import check_usable, guarded
-from manyhands.calls.fast import Kind, Native, Shortcut
-from manyhands.calls.turns import Lane
+from manyhands.calls.failures import guarded, meet
+from manyhands.calls.fast import FastCall
+from manyhands.calls.ledger import Ledger
+from manyhands.calls.plans import VECTOR, Plan, Plans
+from manyhands.calls.request import Local, Request, Step, Tell
+from manyhands.calls.turns import Turns
 from manyhands.config.plugins import PluginManager
 from manyhands.config.select import Selector
-from manyhands.contract.backend import CollectiveRequest
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.observe import OperationEvent
-from manyhands.control.protocol import Wait
+from manyhands.control.protocol import Report
 from manyhands.control.recorder import Record
 from manyhands.control.signatures import CallSignature
+from manyhands.errors import ManyHandsError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
-from manyhands.schedule.algorithms.doubling import barrier as dissemination
-from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
-from manyhands.schedule.chunking import blocks, even
-from manyhands.schedule.compose import in_parallel
-from manyhands.schedule.contracts import PROMISES
-from manyhands.schedule.steps import Collective, Schedule
+from manyhands.schedule.steps import Collective
 
-__all__ = ["Call", "Collectives"]
-
-_log = logging.getLogger("manyhands.calls")
-
-_MAX_PLANS = 512
-_MAX_SCHEDULES = 1024
-_MAX_SHORTCUTS = 512
-_ONE_WAY = frozenset(
-    {Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER, Collective.SCAN, Collective.EXSCAN}
-)
-_VECTOR = frozenset({Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST, Collective.SCAN, Collective.EXSCAN})
+__all__ = ["CopyAction", "HostAction", "HostPath", "TellAction"]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One kind of call: all that its plan depends on, and what every rank must give alike.
-
-    Attributes
-    ----------
-    collective
-        What is called.
-    dtype
-        The dtype of the arrays.
-    shape
-        The shape that all ranks must have in common.
-    counts
-        Elements in each rank's block, in the order of ranks; for all_to_all those that this rank sends. Empty for collectives
-        that do not divide by ranks.
-    receive_counts
-        For all_to_all, the elements that this rank receives.
-    reduction, root
-        Where there is one; -1 for no root.
-    uneven
-        What the caller divided axis 0 into, where it did and all ranks must agree.
-    reproducible
-        Whether the bits of the result must not depend on the algorithm.
-    operation, part
-        For a call that is only a part of what the user called: the user's operation, and which part.
-    """
-
-    collective: Collective
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    counts: tuple[int, ...] = ()
-    receive_counts: tuple[int, ...] = ()
-    reduction: Reduction | None = None
-    root: int = -1
-    uneven: tuple[int, ...] | None = None
-    reproducible: bool = False
-    operation: str = ""
-    part: str = ""
-
-    def signature(self, *, algorithm: str = "", device: str = "") -> CallSignature:
-        """Return what all ranks must call alike: this, by an algorithm, on a kind of device where that is not the host's memory."""
-        reduction = self.reduction
-        return CallSignature(
-            operation=self.operation or self.collective.value,
-            part=self.part,
-            dtype=0 if self.collective is Collective.BARRIER else dtype_code(self.dtype),
-            shape=self.shape,
-            op=reduction.name if reduction else "",
-            op_code=reduction.code if reduction else 0,
-            root=self.root,
-            counts=self.uneven,
-            reproducible=self.reproducible,
-            algorithm=algorithm,
-            count=math.prod(self.shape),
-            device=device,
-            fields=fields_of(self.dtype),
-        )
-
-
-@dataclass(slots=True)
-class _Prepared:
-    """A call made ready once and run many times; ``way`` is missing where the engine must do it, or before the first run."""
-
-    signature: CallSignature
-    engine: Engine
-    plan: Plan
-    carrier: str
-    nbytes: int
-    in_order: bool
-    divisor: int
-    elements: int
-    """Those of input and output, -1 where these are not of one size."""
-    way: Express | Native | None = None
-
-
-class Collectives:
-    """The collectives of one group; whoever calls them takes turns.
+class HostPath:
+    """The collectives of one group on the host's memory.
 
     Parameters
     ----------
-    job
-        Where the group lives.
-    members
-        Who belongs to it.
+    job, members, ledger
+        Where the group lives, who belongs to it, and its books.
     plugins, selector
-        Who may offer native collectives, and who chooses algorithms.
+        Who may observe and offer native collectives, and who chooses algorithms.
 
     Attributes
     ----------
-    lane
-        Where callers take turns.
-    sequence
-        The number of the next call.
-    shortcuts
-        Kinds of calls that were made before, and need not be looked up again.
+    ledger
+        The group's books.
+    plans
+        What its requests became.
+    moves
+        Whether the backend moves the host's memory.
     """
 
-    def __init__(self, job: Job, members: Members, plugins: PluginManager, selector: Selector) -> None:
+    def __init__(self, job: Job, members: Members, ledger: Ledger, plugins: PluginManager, selector: Selector) -> None:
         self._job = job
         self._members = members
-        self._channel = members.channel
         self._plugins = plugins
-        self._selector = selector
-        self.lane: Lane = Lane(job.runtime)
-        self.sequence: int = 0
-        self.shortcuts: dict[Hashable, Shortcut] = {}
-        self._engine: Engine | None = None
-        self._barrier: Engine | None = None
-        self._prepared: dict[Call, _Prepared] = {}
+        self.ledger: Ledger = ledger
+        self.plans: Plans = Plans(job, members, plugins, selector)
+        self.moves: bool = job.backend is None or "cpu" in job.backend.memory
 
-    def run(self, call: Call, source: Array, target: Array, deadline: Deadline) -> None:
-        """Carry out a call.
+    def prepare(self, step: Step) -> HostAction:
+        """Find the memory that a step works on; raises as `placed`."""
+        source, out = step.source, step.out
+        assert not isinstance(source, DeviceArray)
+        assert not isinstance(out, DeviceArray)
+        if step.shape is None:
+            return HostAction(self, step, contiguous(source), np.empty(0, step.request.dtype))
+        may_alias = step.request.collective in VECTOR
+        memory, target = placed(source, step.shape, step.request.dtype, out, may_alias=may_alias)
+        return HostAction(self, step, memory, target)
+
+    def run(self, request: Request, source: Array, target: Array, deadline: Deadline) -> None:
+        """Carry out a request, whose turn it is.
 
         Parameters
         ----------
-        call
+        request
             What to do.
         source, target
             C-contiguous arrays; empty where this rank holds none.
@@ -176,58 +89,89 @@ class Collectives:
         CommError
             The first cause, alike on all ranks; ``target`` is undefined and the group revoked.
         """
-        check_usable(self._job, self._members.number, call.operation or call.collective.value, self.sequence)
-        prepared = self._prepared.get(call) or self._prepare(call)
-        sequence = self.sequence
-        self.sequence = self._job.control.progress.calls[self._channel] = sequence + 1
-        recorder = self._job.control.recorder
-        record = recorder.start(self._channel, sequence, prepared.signature, prepared.nbytes)
+        ledger = self.ledger
+        ledger.check(request.name, ledger.next)
+        if not self.moves and request.collective is Collective.BARRIER:
+            self._exchange(request.name, b"", deadline)
+            return
+        plan = self.plans.of(request)
+        record = ledger.begin(plan.signature, plan.nbytes)
         try:
             if self._plugins.observers():
-                self._run_observed(prepared, source, target, record, deadline)
+                self._run_observed(plan, source, target, record, deadline)
             else:
-                self._run(prepared, source, target, record, deadline)
+                self._run(plan, source, target, record, deadline)
         finally:
-            recorder.finish(record)
+            ledger.end(record)
 
-    def close(self) -> None:
-        """Give back the transports; no call may follow."""
-        for engine in (self._engine, self._barrier):
-            if engine is not None:
-                engine.transport.close()
+    def tell(self, told: Tell, deadline: Deadline) -> Array:
+        """Let the ranks tell each other numbers; return those that this rank is told. Raises as `run`."""
+        if told.by_store:
+            return self._tell_by_store(told, deadline)
+        is_sent = told.request.collective is not Collective.BROADCAST or told.request.root == self._members.rank
+        heard = np.empty(told.count, told.numbers.dtype)
+        self.run(told.request, told.numbers if is_sent else np.empty(0, heard.dtype), heard, deadline)
+        return heard
 
-    def _run(self, prepared: _Prepared, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
-        signature, sequence = prepared.signature, record.sequence
-        engine = prepared.engine
-        stall = None if self._job.runtime.is_simulated else partial(self.stalled, record, signature)
+    def fast(self, step: Step) -> FastCall | None:
+        """Return the fast way of a step that was just made, where it has one."""
+        request = step.request
+        plan = self.plans.made.get(request)
+        if plan is None or plan.way is None or not step.is_repeatable or self._job.runtime.is_simulated:
+            return None
+        shape = request.shape if step.shape is None else step.shape
+        way = plan.shaped(request.dtype, shape)
+        assert way is not None
+        return FastCall(
+            self._job,
+            self._members,
+            self.ledger,
+            plan,
+            way,
+            request.dtype,
+            shape,
+            in_place=request.collective in VECTOR,
+            gives=request.collective is not Collective.BROADCAST or request.root == self._members.rank,
+            takes=step.shape is not None,
+        )
+
+    def give_up(self, text: str) -> ManyHandsError:
+        """End the job for a mismatch that this rank alone can see; return the error to raise."""
+        return self._job.fail(Report("mismatch", text, peer=self._job.rank, members=list(self._members.ranks)))
+
+    # Carrying out
+
+    def _run(self, plan: Plan, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
+        signature, sequence = plan.signature, record.sequence
+        stall = None if self._job.runtime.is_simulated else partial(self.ledger.report_wait, record, signature)
 
         def action() -> None:
-            way = prepared.way or self._express(prepared, engine, source.dtype, deadline)
+            way = plan.ready(source.dtype, deadline)
             if way is None:
-                engine.run(prepared.plan, source, target, sequence, deadline, stall)
+                plan.engine.run(plan.compiled, source, target, sequence, deadline, stall)
             else:
-                patience = partial(Waiter, engine.transport, deadline, stall)
+                patience = partial(Waiter, plan.transport, deadline, stall)
                 way.run(source.reshape(-1), target.reshape(-1), sequence, patience)
 
         guarded(self._job, self._members, sequence, signature, deadline, action)
-        if prepared.divisor > 1 and target.size:
-            divide(target, prepared.divisor)
+        if plan.divisor > 1 and target.size:
+            divide(target, plan.divisor)
 
-    def _run_observed(self, prepared: _Prepared, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
+    def _run_observed(self, plan: Plan, source: Array, target: Array, record: Record, deadline: Deadline) -> None:
         event = OperationEvent(
             group=str(self._members.number),
             rank=self._members.rank,
-            operation=prepared.signature.operation,
+            operation=plan.signature.operation,
             sequence=record.sequence,
-            algorithm=prepared.carrier,
-            nbytes=prepared.nbytes,
-            dtype=str(source.dtype) if prepared.signature.dtype else "",
+            algorithm=plan.carrier,
+            nbytes=plan.nbytes,
+            dtype=str(source.dtype) if plan.signature.dtype else "",
             started_ns=self._now_ns(),
         )
         self._plugins.notify_started(event)
         error: BaseException | None = None
         try:
-            self._run(prepared, source, target, record, deadline)
+            self._run(plan, source, target, record, deadline)
         except BaseException as caught:
             error = caught
             raise
@@ -238,150 +182,118 @@ class Collectives:
         runtime = self._job.runtime
         return round(runtime.now() * 1e9) if runtime.is_simulated else time.monotonic_ns()
 
-    def _express(self, prepared: _Prepared, engine: Engine, dtype: np.dtype[Any], deadline: Deadline) -> Express | None:
-        """Return the short way of a call, where it has one."""
-        plan = prepared.plan
-        if not prepared.in_order:
+    # What goes through the store, where the backend moves no host memory
+
+    def _exchange(self, what: str, card: bytes, deadline: Deadline, alike: str = "") -> list[bytes]:
+        """Trade cards with all members; ``alike`` is what none may have otherwise."""
+        ledger, members = self.ledger, self._members
+        sequence = ledger.next
+        ledger.check(what, sequence)
+        signature = CallSignature(what, part="meeting")
+        name = f"{what} #{sequence} of group {members.number}"
+        cards, _ = meet(self._job, members, name, alike.encode() + b"\0" + card, members.ranks, deadline, (signature, sequence))
+        ledger.number()
+        told = [each.partition(b"\0") for each in cards]
+        for rank, (theirs, _, _) in enumerate(told):
+            if theirs != alike.encode():
+                raise self.give_up(
+                    f"in {what} rank {members.rank} has {alike}, and rank {rank} has {theirs.decode(errors='replace')}"
+                )
+        return [each for _, _, each in told]
+
+    def _tell_by_store(self, told: Tell, deadline: Deadline) -> Array:
+        what, root, rank, mine = told.request.name, told.request.root, self._members.rank, told.numbers
+        is_broadcast = told.request.collective is Collective.BROADCAST
+        card = mine.tobytes() if not is_broadcast or rank == root else b""
+        cards = self._exchange(what, card, deadline, told.alike)
+        if is_broadcast:
+            return self._numbers(what, root, cards[root], told.count)
+        place = rank if mine.size > 1 else 0
+        numbers = [self._numbers(what, sender, each, mine.size) for sender, each in enumerate(cards)]
+        return np.array([each[place] for each in numbers], mine.dtype)
+
+    def _numbers(self, what: str, rank: int, card: bytes, count: int) -> Array:
+        """Return the integers on a rank's card; end the job where there are not so many."""
+        if len(card) == count * 8:
+            return np.frombuffer(card, np.int64)
+        peer = self._members.ranks[rank]
+        text = f"rank {peer} told the other ranks {len(card)} bytes in {what}, and {count * 8} are right"
+        raise self._job.fail(Report("protocol", text, peer, members=list(self._members.ranks)))
+
+
+class HostAction:
+    """A step that is ready to run when its turn comes.
+
+    Parameters
+    ----------
+    path, step
+        The group's path, and the step.
+    source, target
+        The memory: C-contiguous, empty where this rank holds none.
+    """
+
+    __slots__ = ("_path", "_source", "_target", "step", "turns")
+
+    def __init__(self, path: HostPath, step: Step, source: Array, target: Array) -> None:
+        self._path = path
+        self.step: Step = step
+        self._source = source
+        self._target = target
+        self.turns: tuple[Turns, ...] = (path.ledger,)
+
+    def run(self, deadline: Deadline) -> Any:
+        """Carry it out, and return what the caller gets."""
+        step, target = self.step, self._target
+        self._path.run(step.request, self._source, target, deadline)
+        if step.shape is None:
             return None
-        engine.connect(plan.peers, deadline)
-        boxes = engine.mailboxes(plan.peers)
-        if (
-            boxes is None
-            or len(plan.pieces) > MAX_MESSAGES
-            or not (
-                plan.streams
-                or (plan.is_whole and not has_long(plan, min((len(box.outgoing[0]) for box in boxes.values()), default=0)))
-            )
-        ):
-            prepared.in_order = False
+        if step.identity is not None:
+            target[...] = step.identity
+        out = step.out
+        assert not isinstance(out, DeviceArray)
+        result = handed_over(target, out)
+        return result if step.give is None else step.give(result)
+
+
+class TellAction:
+    """Numbers that are ready to be told when their turn comes."""
+
+    __slots__ = ("_path", "told", "turns")
+
+    def __init__(self, path: HostPath, told: Tell) -> None:
+        self._path = path
+        self.told: Tell = told
+        self.turns: tuple[Turns, ...] = (path.ledger,)
+
+    def run(self, deadline: Deadline) -> Array:
+        """Tell them, and return those that this rank is told."""
+        return self._path.tell(self.told, deadline)
+
+
+class CopyAction:
+    """A copy on the host that is ready to be made; it waits for no turn."""
+
+    __slots__ = ("_ledger", "_local", "_source", "_target")
+
+    turns: tuple[Turns, ...] = ()
+
+    def __init__(self, ledger: Ledger, local: Local) -> None:
+        source, out = local.source, local.out
+        assert not isinstance(source, DeviceArray)
+        assert not isinstance(out, DeviceArray)
+        self._ledger = ledger
+        self._local = local
+        self._source = self._target = None
+        if source is not None:
+            self._source, self._target = placed(source, source.shape, source.dtype, out, may_alias=True)
+
+    def run(self, _: Deadline) -> Any:
+        """Make it, and return what the caller gets."""
+        self._ledger.check()
+        if self._source is None or self._target is None:
             return None
-        shape = (prepared.elements,) if prepared.elements >= 0 else None
-        prepared.way = Express(plan, engine.transport, boxes, dtype, shape)
-        return prepared.way
-
-    def shorten(self, key: Hashable, call: Call, shape: tuple[int, ...]) -> None:
-        """Let the next call of this kind, which was just made with a result of ``shape``, take the short way, if it has one."""
-        prepared = self._prepared.get(call)
-        if prepared is None or prepared.way is None or key in self.shortcuts or self._job.runtime.is_simulated:
-            return
-        way, engine = prepared.way, prepared.engine
-        if call.collective in _VECTOR and isinstance(way, Express):
-            boxes = engine.mailboxes(prepared.plan.peers)
-            assert boxes is not None
-            way = Express(prepared.plan, engine.transport, boxes, call.dtype, shape)
-        while len(self.shortcuts) >= _MAX_SHORTCUTS:
-            del self.shortcuts[next(iter(self.shortcuts))]
-        is_root = call.root in (-1, self._members.rank)
-        kind = Kind(
-            prepared.signature,
-            way,
-            prepared.divisor,
-            call.dtype,
-            shape,
-            in_place=call.collective in _VECTOR,
-            gives=is_root or call.collective is not Collective.BROADCAST,
-            takes=is_root or call.collective is not Collective.REDUCE,
-        )
-        self.shortcuts[key] = Shortcut(self, self._job, self._members, self._plugins, engine.transport, kind)
-
-    def _engine_of(self, collective: Collective) -> Engine:
-        """Return what runs a collective; barriers have one of their own where the backend sends them another way."""
-        if self._engine is None:
-            self._engine = Engine(self._job.open_transport(self._channel))
-            transport = self._job.open_barrier(self._channel)
-            self._barrier = None if transport is None else Engine(transport)
-        return self._barrier or self._engine if collective is Collective.BARRIER else self._engine
-
-    def stalled(self, record: Record, signature: CallSignature, peers: list[int]) -> None:
-        """Tell the store that a call waits for ``peers``."""
-        wait = Wait(self._channel, record.sequence, signature.operation, signature.digest, peers, [], list(self._members.ranks))
-        self._job.control.stalled(record, wait)
-
-    def _prepare(self, call: Call) -> _Prepared:
-        members = self._members
-        rank, size = members.rank, members.size
-        elements = int(np.prod(call.shape, dtype=np.int64)) if call.collective in _VECTOR else sum(call.counts)
-        nbytes = elements * call.dtype.itemsize
-        # What one rank sends in an uneven all_to_all is its own affair, and must not choose the algorithm for all.
-        uneven = call.collective is Collective.ALL_TO_ALL and call.uneven is not None
-        reduction = call.reduction
-        ordered = reduction is not None and not reduction.commutes
-        choice = self._selector.choose(
-            call.collective,
-            0 if uneven else nbytes,
-            size,
-            ranks_per_host=members.ranks_per_host,
-            even=len(set(call.counts)) <= 1 and not uneven,
-            # Reproducible reductions are in the order of ranks, and scans always are.
-            reproducible=call.reproducible or (ordered and PROMISES[call.collective].behind is None),
-        )
-        root = max(call.root, 0)
-        if choice.algorithm not in BUILTIN:
-            # Imported here: those that come with manyhands are proved by its tests, and nobody pays for the verifier without others.
-            from manyhands.config.plugins.proving import check_use
-
-            check_use(choice.algorithm, size, root, choice.segments, members.ranks_per_host)
-        schedule = _schedule(choice.algorithm, rank, size, root, choice.segments, members.ranks_per_host)
-        if call.collective in _ONE_WAY and size > 1:
-            # The data flow one way, from or to the root or the last rank. The barrier in their shadow makes every rank hear from every other, so
-            # that none returns before all have entered the same call.
-            schedule = in_parallel(schedule, dissemination(rank, size))
-        signature = call.signature(algorithm=f"{choice.algorithm.name}/{choice.segments}")
-        input_offsets, output_offsets = _offsets(call, schedule, choice.segments, elements, rank)
-        engine = self._engine_of(call.collective)
-        plan = compile_plan(
-            schedule,
-            signature,
-            self._channel,
-            input_offsets,
-            output_offsets,
-            call.dtype.itemsize,
-            reduction,
-            members.ranks,
-            # What streams comes in multiples of 64 bytes, which need not be whole elements of a structured dtype.
-            streams=engine.transport.streams and not 64 % max(1, call.dtype.itemsize),
-        )
-        op = reduction.name if reduction else None
-        is_even = len(set(call.counts)) <= 1 and not uneven
-        request = CollectiveRequest(
-            self._job.backend_name, call.collective, "cpu", call.dtype, op, nbytes, size, is_even, signature.digest
-        )
-        # Natively performed collectives reduce in an order of their own, and know the world alone.
-        asked = members.number == 0 and not call.reproducible and not ordered
-        native = self._plugins.native_collective(request) if asked else None
-        carrier = choice.algorithm.name if native is None else self._job.backend_name
-        divisor = size if native is None and reduction is not None and reduction.is_mean else 1
-        vector = elements if call.collective in _VECTOR else -1
-        prepared = _Prepared(signature, engine, plan, carrier, nbytes, choice.algorithm.in_order, divisor, vector)
-        if native is not None and self._job.backend is not None:
-            prepared.way = Native(native, self._job.backend, call.root)
-        while len(self._prepared) >= _MAX_PLANS:
-            del self._prepared[next(iter(self._prepared))]
-        self._prepared[call] = prepared
-        if _log.isEnabledFor(logging.DEBUG):
-            why = choice.reason if native is None else "a plugin performs it"
-            _log.debug("rank %d of group %d: %s by %s: %s", rank, members.number, signature.describe(), carrier, why)
-        return prepared
-
-
-@lru_cache(maxsize=_MAX_SCHEDULES)
-def _schedule(algorithm: Algorithm, rank: int, size: int, root: int, segments: int, ranks_per_host: int) -> Schedule:
-    """Return a schedule; groups and sizes that have it in common share it."""
-    return algorithm.schedule(rank, size, root, segments, ranks_per_host)
-
-
-def _offsets(
-    call: Call, schedule: Schedule, segments: int, elements: int, rank: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where the chunks of ``INPUT`` and ``OUTPUT`` begin, in elements, for a schedule of this call."""
-    if call.collective in _VECTOR:
-        return even(elements, schedule.input_chunks), even(elements, schedule.output_chunks)
-    if call.collective is Collective.BARRIER:
-        return (0,), (0,)
-    all_blocks = blocks(call.counts, segments)
-    if call.collective is Collective.ALL_TO_ALL:
-        return all_blocks, blocks(call.receive_counts, segments)
-    own_block = blocks(call.counts[rank : rank + 1], segments)
-    if call.collective in (Collective.ALL_GATHER, Collective.GATHER):
-        return own_block, all_blocks
-    return all_blocks, own_block
+        self._target[...] = self._source
+        out, give = self._local.out, self._local.give
+        assert not isinstance(out, DeviceArray)
+        result = handed_over(self._target, out)
+        return result if give is None else give(result)

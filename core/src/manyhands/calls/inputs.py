@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from manyhands.arrays.memory import Array, bytes_of, to_array
-from manyhands.calls.turns import Lane
+from manyhands.calls.turns import Turns
 from manyhands.contract.deadline import Deadline
 from manyhands.control.protocol import Report
 from manyhands.errors import UnsupportedError
@@ -36,10 +36,10 @@ class Inputs:
     def __init__(self, job: Job, members: Members) -> None:
         self._job = job
         self._members = members
-        self._results: dict[object, tuple[Lane, list[Array]]] = {}
+        self._results: dict[object, tuple[Turns, list[Array]]] = {}
 
     def guard(
-        self, what: str, action: Callable[[Deadline], T], lane: Lane, array: Any, outs: Sequence[Any]
+        self, what: str, action: Callable[[Deadline], T], turns: Turns, array: Any, outs: Sequence[Any]
     ) -> Callable[[Deadline], T]:
         """Return the action of a call, which then ends the job if the call's input changes from now until it has been read.
 
@@ -62,7 +62,7 @@ class Inputs:
             source = None  # it was copied at once
         # Where a call before this one, in the same lane, writes to it, what counts is what is there when the turn comes.
         follows = source is not None and any(
-            each is lane and _overlap(source, results) for each, results in list(self._results.values())
+            each is turns and _overlap(source, results) for each, results in list(self._results.values())
         )
         if source is not None:
             action = self._checked(what, action, source, targets, None if follows else _digest(source))
@@ -70,7 +70,7 @@ class Inputs:
             return action
         # One step each, since a call may end while another begins.
         key = object()
-        self._results[key] = lane, targets
+        self._results[key] = turns, targets
 
         def run(deadline: Deadline) -> T:
             try:

@@ -1,148 +1,149 @@
-"""The point-to-point half of one group: who may use which direction, message numbers, and what failures mean."""
+"""Messages of one group on the host's memory: arrays from one rank to one other."""
 
 from __future__ import annotations
 
 import threading
 from functools import partial
+from typing import Any
 
-from manyhands.arrays.memory import NOTHING, Array
-from manyhands.calls.engine.waiting import checked_mailbox
-from manyhands.calls.failures import check_usable, guarded
-from manyhands.calls.point_to_point import ARRAY, DescriptionMismatch, Incoming, Outgoing, move
-from manyhands.calls.turns import Lane
+import numpy as np
+
+from manyhands.arrays.libraries import DeviceArray
+from manyhands.arrays.memory import NOTHING, Array, contiguous, copy_of, handed_over, new_array
+from manyhands.calls.engine.waiting import StallCallback, checked_mailbox
+from manyhands.calls.failures import guarded
+from manyhands.calls.fast_messages import End, FastRecv, FastSend
+from manyhands.calls.ledger import Direction, Ledger
+from manyhands.calls.point_to_point import OPENING_BYTES, DescriptionMismatch, Incoming, Outgoing, move
+from manyhands.calls.request import ARRAY, Message
+from manyhands.calls.turns import Turns
 from manyhands.contract.backend import Mailbox, Transport
 from manyhands.contract.deadline import Deadline
-from manyhands.contract.runtime import Runtime
-from manyhands.control.protocol import Report, Wait
-from manyhands.control.recorder import Record
+from manyhands.control.protocol import Report
 from manyhands.control.signatures import CallSignature
-from manyhands.errors import DeadlineError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["Peers"]
-
-_NOBODY = -1
+__all__ = ["MessageAction", "MessagePath"]
 
 
-class _Direction:
-    """One direction between this rank and another; ``begun`` counts its messages where the store can ask for them."""
-
-    def __init__(self, begun: dict[int, int], peer: int, runtime: Runtime) -> None:
-        self.lane = Lane(runtime)
-        self._begun = begun
-        self.peer = peer
-
-    def next(self) -> int:
-        """Return the number of the next message."""
-        number = self._begun.get(self.peer, 0)
-        self._begun[self.peer] = number + 1
-        return number
-
-
-class Peers:
-    """Sends and receives of one group; safe to use from several threads. Ranks are those of the world here.
+class MessagePath:
+    """Sends and receives of one group; safe to use from several threads.
 
     Parameters
     ----------
-    job
-        Where the group lives.
-    members
-        Who belongs to it.
+    job, members, ledger
+        Where the group lives, who belongs to it, and its books.
     """
 
-    def __init__(self, job: Job, members: Members) -> None:
-        self._job = job
-        self._members = members
+    def __init__(self, job: Job, members: Members, ledger: Ledger) -> None:
+        self.job: Job = job
+        self.members: Members = members
+        self.ledger: Ledger = ledger
         self._channel = members.channel + 1
         self._transport: Transport | None = None
         self._boxes: dict[int, Mailbox | None] = {}
         self._opening = threading.Lock()
-        self._directions: dict[tuple[int, bool], _Direction] = {}
-        self._calls = 0
 
-    def lane(self, peer: int | None, is_send: bool) -> Lane:
-        """Return the lane of one direction; who runs `exchange` in the background takes a turn in it, and says so.
-
-        None is nobody, and has a lane of its own, in which nothing waits.
-        """
-        return self._direction(_NOBODY if peer is None else peer, is_send).lane
-
-    def lanes(self) -> list[Lane]:
-        """Return the lanes of all directions used so far."""
-        return [direction.lane for direction in list(self._directions.values())]
+    def prepare(self, message: Message) -> MessageAction:
+        """Find the memory that a message goes from and to."""
+        outgoing, out = message.outgoing, message.target
+        assert not isinstance(outgoing, DeviceArray)
+        assert not isinstance(out, DeviceArray)
+        sending = None if message.dest is None or outgoing is None else contiguous(outgoing)
+        if sending is not None and out is not None and np.may_share_memory(sending, out):
+            sending = copy_of(sending)
+        target = out if out is None or out.flags.c_contiguous else new_array(out.shape, out.dtype)
+        return MessageAction(self, message, sending, target)
 
     def close(self) -> None:
         """Give back the transport; no call may follow."""
         if self._transport is not None:
             self._transport.close()
 
-    def exchange(
-        self,
-        array: Array | None,
-        dest: int | None,
-        source: int | None,
-        out: Array | None,
-        deadline: Deadline,
-        *,
-        signature: CallSignature = ARRAY,
-        has_turn: bool = False,
-    ) -> Array:
-        """Send ``array`` to ``dest`` and receive from ``source``, each where it is not None; return what was received.
-
-        Raises
-        ------
-        DeadlineError
-            Another thread was still using the same direction when the time was up; nothing was sent.
-        CommError
-            The first cause, alike on all ranks; ``out`` is then undefined.
-        """
-        number, what = self._members.number, _Words(dest, source, signature)
-        check_usable(self._job, number, what, self._calls + 1)
-        # Both directions first, and only then their numbers: who gives up while it waits must not have used one.
-        sending = None if dest is None else self._direction(dest, True)
-        receiving = None if source is None else self._direction(source, False)
-        taken: list[Lane] = []
-        try:
-            for direction in (sending, receiving):
-                if direction is not None and not has_turn:
-                    self._take(direction, deadline, what)
-                    taken.append(direction.lane)
-            check_usable(self._job, number, what, self._calls + 1)
-            outgoing, incoming = None, None
-            if sending is not None and array is not None and dest is not None:
-                outgoing = Outgoing(self._job.rank, dest, self._channel, sending.next(), array, signature)
-            if receiving is not None and source is not None:
-                incoming = Incoming(source, self._channel, receiving.next(), out, signature)
-            self._move(outgoing, incoming, what, deadline, signature)
-        finally:
-            for lane in taken:
-                lane.give()
-        return NOTHING if incoming is None or incoming.array is None else incoming.array
-
-    def _move(
-        self, outgoing: Outgoing | None, incoming: Incoming | None, what: _Words, deadline: Deadline, signature: CallSignature
+    def move(
+        self, outgoing: Outgoing | None, incoming: Incoming | None, what: Words, deadline: Deadline, signature: CallSignature
     ) -> None:
+        """Move a message in either direction or both; raises as `MessageAction.run`."""
+        job, members, ledger = self.job, self.members, self.ledger
         flows = [flow for flow in (outgoing, incoming) if flow is not None]
-        self._calls = call = self._calls + 1
-        recorder = self._job.control.recorder
-        record = recorder.start(self._channel, call, what, 0 if outgoing is None else outgoing.nbytes)
-        stall = None if self._job.runtime.is_simulated else partial(self._stalled, record, flows)
+        record = ledger.begin_message(what, 0 if outgoing is None else outgoing.nbytes)
+
+        def stalled(peers: list[int]) -> None:
+            waits = [(flow.peer, flow.is_send, flow.number) for flow in flows if not flow.finished]
+            ledger.report_message_wait(record, waits, peers)
 
         def action() -> None:
-            transport = self._connected([flow.peer for flow in flows], deadline)
-            try:
-                move(transport, self._boxes, outgoing, incoming, deadline, stall)
-            except DescriptionMismatch as mismatch:
-                text = f"{what} on rank {self._job.rank}: {mismatch.problem}"
-                raise self._job.fail(
-                    Report("mismatch", text, mismatch.peer, str(what), self._channel, members=list(self._members.ranks))
-                ) from None
+            self._carry(outgoing, incoming, what, deadline, None if job.runtime.is_simulated else stalled)
 
         try:
-            guarded(self._job, self._members, call, signature, deadline, action, what)
+            guarded(job, members, record.sequence, signature, deadline, action, what)
         finally:
-            recorder.finish(record)
+            ledger.end(record)
+
+    def outgoing(self, direction: Direction, number: int, array: Array, signature: CallSignature = ARRAY) -> Outgoing:
+        """Return a message of a direction, which carries an array."""
+        kinds = direction.kinds if signature is ARRAY else None
+        return Outgoing(self.job.rank, direction.rank, self._channel, number, array, signature, kinds)
+
+    def incoming(self, direction: Direction, number: int, out: Array | None, signature: CallSignature = ARRAY) -> Incoming:
+        """Return a message that comes from a direction, into ``out`` or new memory."""
+        kinds = direction.kinds if signature is ARRAY else None
+        return Incoming(direction.rank, self._channel, number, out, signature, kinds)
+
+    def fast(self, action: MessageAction, array: Array) -> FastSend | FastRecv | None:
+        """Return the fast way of a message that was just moved, where it has one."""
+        direction, kind = action.direction, (array.dtype, array.shape)
+        if direction is None or self._transport is None or self.job.runtime.is_simulated:
+            return None
+        box = self._boxes.get(direction.rank)
+        if box is None or (direction.is_send and direction.kinds.tag(kind) is None):
+            return None
+        end = End(
+            self.job,
+            self.members,
+            self.ledger,
+            direction,
+            self._transport,
+            box,
+            action.what,
+            self.job.rank if direction.is_send else direction.rank,
+            partial(self._send_whole if direction.is_send else self._recv_rest, direction, action.what),
+        )
+        return FastSend(end, kind) if direction.is_send else FastRecv(end)
+
+    def _send_whole(
+        self, direction: Direction, what: Words, number: int, array: Array, deadline: Deadline, stall: StallCallback
+    ) -> Array:
+        self._carry(self.outgoing(direction, number, array), None, what, deadline, stall)
+        return array
+
+    def _recv_rest(
+        self, direction: Direction, what: Words, number: int, out: Array | None, deadline: Deadline, stall: StallCallback
+    ) -> Array:
+        flow = self.incoming(direction, number, out)
+        self._carry(None, flow, what, deadline, stall, is_opened=True)
+        assert flow.array is not None
+        return flow.array
+
+    def _carry(
+        self,
+        outgoing: Outgoing | None,
+        incoming: Incoming | None,
+        what: Words,
+        deadline: Deadline,
+        stall: StallCallback | None,
+        *,
+        is_opened: bool = False,
+    ) -> None:
+        """Move a message as `move` of `manyhands.calls.point_to_point` does; a mismatch ends the job."""
+        transport = self._connected([flow.peer for flow in (outgoing, incoming) if flow is not None], deadline)
+        try:
+            move(transport, self._boxes, outgoing, incoming, deadline, stall, is_opened=is_opened)
+        except DescriptionMismatch as mismatch:
+            text = f"{what} on rank {self.job.rank}: {mismatch.problem}"
+            members = list(self.members.ranks)
+            raise self.job.fail(Report("mismatch", text, mismatch.peer, str(what), self._channel, members=members)) from None
 
     def _connected(self, peers: list[int], deadline: Deadline) -> Transport:
         """Return the transport, ready to talk to these peers."""
@@ -152,44 +153,77 @@ class Peers:
                 transport.connect([peer], deadline)
                 with self._opening:
                     if peer not in self._boxes:
-                        self._boxes[peer] = checked_mailbox(transport, peer)
+                        box = checked_mailbox(transport, peer)
+                        # An opening must fit.
+                        fits = box is not None and min(len(box.outgoing[0]), len(box.incoming[0])) >= OPENING_BYTES
+                        self._boxes[peer] = box if fits else None
         return transport
 
     def _open(self) -> Transport:
         with self._opening:
             if self._transport is None:
-                self._transport = self._job.open_transport(self._channel)
+                self._transport = self.job.open_transport(self._channel)
             return self._transport
 
-    def _direction(self, peer: int, is_send: bool) -> _Direction:
-        direction = self._directions.get((peer, is_send))
-        if direction is None:
-            progress = self._job.control.progress
-            begun = (progress.sends if is_send else progress.receives).setdefault(self._channel, {})
-            direction = self._directions.setdefault((peer, is_send), _Direction(begun, peer, self._job.runtime))
-        return direction
 
-    def _take(self, direction: _Direction, deadline: Deadline, what: _Words) -> None:
-        """Take a direction for this thread."""
-        try:
-            if not direction.lane.take_if_free():
-                direction.lane.take(deadline)
-        except TimeoutError:
-            raise DeadlineError(
-                f"{what} did not begin within {deadline.timeout_s:g} s: another call of rank {self._job.rank} was still "
-                f"talking with rank {direction.peer}; nothing was sent",
-                rank=self._job.rank,
-                peer=direction.peer,
-                operation=str(what),
-            ) from None
+class MessageAction:
+    """A message that is ready to be moved when the turn of its directions comes.
 
-    def _stalled(self, record: Record, flows: list[Outgoing | Incoming], peers: list[int]) -> None:
-        messages = [(flow.peer, flow.is_send, flow.number) for flow in flows if not flow.finished]
-        wait = Wait(self._channel, record.sequence, str(record.call), b"", peers, messages, list(self._members.ranks))
-        self._job.control.stalled(record, wait)
+    Parameters
+    ----------
+    path, message
+        The group's path, and the message.
+    sending, target
+        The memory, C-contiguous; None where nothing is sent, and for new memory.
+    """
+
+    __slots__ = ("_message", "_path", "_receiving", "_sending", "_sent", "_target", "turns", "what")
+
+    def __init__(self, path: MessagePath, message: Message, sending: Array | None, target: Array | None) -> None:
+        ranks, ledger = path.members.ranks, path.ledger
+        to = None if message.dest is None or sending is None else ranks[message.dest]
+        whence = None if message.source is None else ranks[message.source]
+        self._path = path
+        self._message = message
+        self._sent = sending
+        self._target = target
+        self._sending = None if to is None else ledger.direction(to, is_send=True)
+        self._receiving = None if whence is None else ledger.direction(whence, is_send=False)
+        # Both turns first, and only then the numbers of the messages: who gives up while it waits must not have used one.
+        self.turns: tuple[Turns, ...] = tuple(each for each in (self._sending, self._receiving) if each is not None)
+        self.what: Words = Words(to, whence, message.signature)
+
+    @property
+    def direction(self) -> Direction | None:
+        """The direction of an array of the user's that goes one way alone; None for others."""
+        both = self._sending is not None and self._receiving is not None
+        return None if both or self._message.signature is not ARRAY else self._sending or self._receiving
+
+    def run(self, deadline: Deadline) -> Any:
+        """Move it; return what was received, None where nothing was.
+
+        Raises
+        ------
+        CommError
+            The first cause, alike on all ranks; ``out`` is then undefined.
+        """
+        path, signature = self._path, self._message.signature
+        path.ledger.check(self.what, path.ledger.messages + 1)
+        outgoing, incoming = None, None
+        if self._sending is not None and self._sent is not None:
+            outgoing = path.outgoing(self._sending, self._sending.next(), self._sent, signature)
+        if self._receiving is not None:
+            incoming = path.incoming(self._receiving, self._receiving.next(), self._target, signature)
+        path.move(outgoing, incoming, self.what, deadline, signature)
+        if incoming is None:
+            return None
+        out, give = self._message.target, self._message.give
+        assert not isinstance(out, DeviceArray)
+        result = handed_over(NOTHING if incoming.array is None else incoming.array, out)
+        return result if give is None else give(result)
 
 
-class _Words:
+class Words:
     """What a call is, in words that are made only when somebody asks."""
 
     __slots__ = ("_dest", "_kind", "_source")

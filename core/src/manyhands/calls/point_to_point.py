@@ -1,15 +1,26 @@
 """Send and receive: arrays from one rank to one other, with their dtype and shape in front.
 
-An array travels as an *opening* (dtype, shape and its first bytes, so that a small array needs no more), and then the rest of its bytes.
-The receiver checks the opening before it takes memory or touches ``out=``. Messages of one direction between two ranks are numbered
-and never overtake each other.
+An array travels as an *opening*, and then the rest of its bytes. The opening has one fixed length, since the receiver does not know what comes:
+
+====================  =========================  ===================================================
+dtype and shape       the first 8 bytes          what follows
+====================  =========================  ===================================================
+new in this direction  0                         their description, and the array's first 760 bytes
+as once before         their tag                 the array's first 1024 bytes
+====================  =========================  ===================================================
+
+Both ends of a direction remember the same kinds, in the same order (`Kinds`). The receiver checks the opening before it takes memory or touches
+``out=``. Messages of one direction between two ranks are numbered and never overtake each other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from manyhands.arrays.memory import Array, bytes_of, new_array
 from manyhands.calls.engine.waiting import StallCallback, Waiter, checked_transfer
@@ -24,16 +35,20 @@ from manyhands.control.signatures import (
     split_header,
 )
 
-__all__ = ["ARRAY", "DescriptionMismatch", "Incoming", "Outgoing", "move"]
+__all__ = ["FIRST_BYTES", "OPENING_BYTES", "TAG_BYTES", "DescriptionMismatch", "Incoming", "Kind", "Kinds", "Outgoing", "move"]
 
-_FIRST_BYTES = 1024
-_OPENING_BYTES = DESCRIPTION_BYTES + _FIRST_BYTES
+TAG_BYTES: int = 8
+FIRST_BYTES: int = 1024
+"""The longest array that travels in its opening alone, where its kind is known."""
+OPENING_BYTES: int = TAG_BYTES + FIRST_BYTES
+_DESCRIBED = bytes(TAG_BYTES)
 _PIECE_BYTES = 1 << 20
 _MAX_HEADERS = 1024
 _headers: dict[tuple[bytes, int, int, int, int], tuple[bytes, bytes]] = {}
 """Headers of messages but for their number, before and after it."""
-ARRAY: CallSignature = CallSignature("send")
-"""What the headers of all messages between two ranks say that carry an array of the user's."""
+
+Kind = tuple[np.dtype[Any], tuple[int, ...]]
+"""A dtype and a shape."""
 
 
 class DescriptionMismatch(Exception):
@@ -45,14 +60,53 @@ class DescriptionMismatch(Exception):
         self.problem: str = problem
 
 
-class Outgoing:
-    """An array on its way to ``peer``: message ``number`` of that direction."""
+class Kinds:
+    """The dtypes and shapes that have travelled in one direction, at most 256: when there are more, both ends forget the oldest.
 
-    __slots__ = ("_array", "_channel", "_rank", "_signature", "finished", "number", "peer")
+    Attributes
+    ----------
+    most
+        How many are remembered.
+    forgotten
+        How many were forgotten.
+    """
+
+    most: ClassVar[int] = 256
+
+    __slots__ = ("_kinds", "_tags", "forgotten")
+
+    def __init__(self) -> None:
+        self.forgotten: int = 0
+        self._kinds: dict[bytes, Kind] = {}
+        self._tags: dict[Kind, bytes] = {}
+
+    def tag(self, kind: Kind) -> bytes | None:
+        """Return the tag of a kind that is known, of `TAG_BYTES` bytes."""
+        return self._tags.get(kind)
+
+    def kind(self, tag: bytes) -> Kind | None:
+        """Return the kind of a tag that is known."""
+        return self._kinds.get(tag)
+
+    def learn(self, kind: Kind) -> None:
+        """Remember a kind that is not known, whose description has just travelled."""
+        while len(self._kinds) >= self.most:
+            self.forgotten += 1
+            del self._tags[self._kinds.pop(next(iter(self._kinds)))]
+        tag = hashlib.blake2b(pack_description(*kind), digest_size=TAG_BYTES).digest()
+        self._kinds[tag], self._tags[kind] = kind, tag
+
+
+class Outgoing:
+    """An array on its way to ``peer``: message ``number`` of that direction, which knows ``kinds``; None where each is described."""
+
+    __slots__ = ("_array", "_channel", "_kinds", "_rank", "_signature", "finished", "number", "peer")
 
     is_send: ClassVar[bool] = True
 
-    def __init__(self, rank: int, peer: int, channel: int, number: int, array: Array, signature: CallSignature = ARRAY) -> None:
+    def __init__(
+        self, rank: int, peer: int, channel: int, number: int, array: Array, signature: CallSignature, kinds: Kinds | None
+    ) -> None:
         self.peer: int = peer
         self.finished: bool = False
         self._rank = rank
@@ -60,6 +114,7 @@ class Outgoing:
         self.number: int = number
         self._array = array
         self._signature = signature
+        self._kinds = kinds
 
     @property
     def nbytes(self) -> int:
@@ -68,11 +123,17 @@ class Outgoing:
 
     def open(self, opening: memoryview) -> memoryview:
         """Write the opening; return the rest of the array."""
-        array = self._array
-        opening[:DESCRIPTION_BYTES] = pack_description(array.dtype, array.shape)
+        array, start = self._array, TAG_BYTES
+        tag = None if self._kinds is None else self._kinds.tag((array.dtype, array.shape))
+        opening[:TAG_BYTES] = tag or _DESCRIBED
+        if tag is None:
+            start += DESCRIPTION_BYTES
+            opening[TAG_BYTES:start] = pack_description(array.dtype, array.shape)
+            if self._kinds is not None:
+                self._kinds.learn((array.dtype, array.shape))
         data = bytes_of(array)
-        first = min(len(data), _FIRST_BYTES)
-        opening[DESCRIPTION_BYTES : DESCRIPTION_BYTES + first] = data[:first]
+        first = min(len(data), OPENING_BYTES - start)
+        opening[start : start + first] = data[:first]
         return data[first:]
 
     def header(self, nbytes: int, index: int) -> bytes:
@@ -81,13 +142,15 @@ class Outgoing:
 
 
 class Incoming:
-    """An array on its way from ``peer``, into ``out`` or into new memory; ``array`` is valid once it has come."""
+    """An array on its way from ``peer``, into ``out`` or into new memory; ``array`` is valid once it has come. The rest is as for `Outgoing`."""
 
-    __slots__ = ("_channel", "_out", "_signature", "array", "finished", "number", "peer")
+    __slots__ = ("_channel", "_kinds", "_out", "_signature", "array", "finished", "number", "peer")
 
     is_send: ClassVar[bool] = False
 
-    def __init__(self, peer: int, channel: int, number: int, out: Array | None, signature: CallSignature = ARRAY) -> None:
+    def __init__(
+        self, peer: int, channel: int, number: int, out: Array | None, signature: CallSignature, kinds: Kinds | None
+    ) -> None:
         self.peer: int = peer
         self.finished: bool = False
         self.array: Array | None = out
@@ -95,6 +158,7 @@ class Incoming:
         self.number: int = number
         self._out = out
         self._signature = signature
+        self._kinds = kinds
 
     def opened(self, opening: memoryview) -> memoryview:
         """Read the opening; return the memory for the rest of the array.
@@ -103,31 +167,49 @@ class Incoming:
         ------
         DescriptionMismatch
             It does not fit ``out``, or cannot be taken.
+        Damaged
+            No manyhands writes such an opening.
         """
-        description = opening[:DESCRIPTION_BYTES].tobytes()
+        tag, start = opening[:TAG_BYTES].tobytes(), TAG_BYTES
+        if tag != _DESCRIBED:
+            kind = None if self._kinds is None else self._kinds.kind(tag)
+            if kind is None:
+                raise Damaged(self.peer, f"rank {self.peer} sent an array of a kind that it has not described: {tag!r}")
+            dtype, shape = kind
+        else:
+            start += DESCRIPTION_BYTES
+            dtype, shape = self._described(opening[TAG_BYTES:start].tobytes())
         array = self._out
-        if array is None or description != pack_description(array.dtype, array.shape):
-            array = self._prepare(description)
+        if array is None:
+            array = new_array(shape, dtype)
+        elif (array.dtype, array.shape) != (dtype, shape):
+            raise self._mismatch(f"{dtype}{list(shape)}")
         self.array = array
         data = bytes_of(array)
-        first = min(len(data), _FIRST_BYTES)
-        data[:first] = opening[DESCRIPTION_BYTES : DESCRIPTION_BYTES + first]
+        first = min(len(data), OPENING_BYTES - start)
+        data[:first] = opening[start : start + first]
         return data[first:]
 
-    def _prepare(self, description: bytes) -> Array:
+    def _described(self, description: bytes) -> Kind:
         dtype, shape, sent = parse_description(description)
-        if self._out is not None:
-            expected = f"{self._out.dtype}{list(self._out.shape)}"
-            raise DescriptionMismatch(
-                self.peer, f"rank {self.peer} sent {sent}, and out= is {expected}: give an out= like what is sent, or none"
-            )
         if dtype is None:
+            if self._out is not None:
+                raise self._mismatch(sent)
             raise DescriptionMismatch(
                 self.peer, f"rank {self.peer} sent {sent}, and this rank cannot make such an array: pip install ml_dtypes"
             )
         if math.prod(extent or 1 for extent in shape) * dtype.itemsize >= 1 << 62:
             raise Damaged(self.peer, f"rank {self.peer} sent an array that cannot be: {sent}")
-        return new_array(shape, dtype)
+        if self._kinds is not None:
+            self._kinds.learn((dtype, shape))
+        return dtype, shape
+
+    def _mismatch(self, sent: str) -> DescriptionMismatch:
+        assert self._out is not None
+        expected = f"{self._out.dtype}{list(self._out.shape)}"
+        return DescriptionMismatch(
+            self.peer, f"rank {self.peer} sent {sent}, and out= is {expected}: give an out= like what is sent, or none"
+        )
 
     def header(self, nbytes: int, index: int) -> bytes:
         """Return the header that one of its messages must have."""
@@ -152,6 +234,8 @@ def move(
     incoming: Incoming | None,
     deadline: Deadline,
     on_stall: StallCallback | None,
+    *,
+    is_opened: bool = False,
 ) -> None:
     """Move an array in either direction or both, at once, so that two ranks that exchange arrays never wait for each other's receive.
 
@@ -165,6 +249,8 @@ def move(
         What to move.
     deadline, on_stall
         As for `Waiter`.
+    is_opened
+        Whether the opening of the array that comes lies in its mailbox already.
 
     Raises
     ------
@@ -176,7 +262,7 @@ def move(
     mover = _Mover(transport, boxes)
     ways = [mover.send(outgoing)] if outgoing is not None else []
     if incoming is not None:
-        ways.append(mover.receive(incoming))
+        ways.append(mover.receive(incoming, is_opened=is_opened))
     waiter: Waiter | None = None
     # Each way goes on as far as it can, and says what it waits for.
     active = [(way, transfer) for way in ways if (transfer := next(way, None)) is not None]
@@ -201,15 +287,15 @@ class _Mover:
 
     def send(self, flow: Outgoing) -> Iterator[Transfer]:
         """Send the opening, and the rest: through the mailbox where it is short."""
-        header, box = flow.header(_OPENING_BYTES, 0), self._boxes[flow.peer]
+        header, box = flow.header(OPENING_BYTES, 0), self._boxes[flow.peer]
         transfer: Transfer | None
         if box is None:
-            opening = memoryview(bytearray(_OPENING_BYTES))
+            opening = memoryview(bytearray(OPENING_BYTES))
             rest = flow.open(opening)
             transfer = self._transport.send(flow.peer, header, opening)
         else:
             rest = flow.open(box.outgoing[box.next_out])
-            transfer = box.post(header, _OPENING_BYTES)
+            transfer = box.post(header, OPENING_BYTES)
         if transfer is not None or box is None:
             self._check(flow, transfer, box, "send" if box is None else "post")
         if transfer is not None and not transfer.done:
@@ -226,15 +312,16 @@ class _Mover:
                     yield transfer
         flow.finished = True
 
-    def receive(self, flow: Incoming) -> Iterator[Transfer]:
-        """Receive the opening, and the rest: through the mailbox where it is short."""
-        header, box = flow.header(_OPENING_BYTES, 0), self._boxes[flow.peer]
-        opening = memoryview(bytearray(_OPENING_BYTES if box is None else 0))
-        transfer = self._transport.recv(flow.peer, header, opening) if box is None else box.fetch(header, _OPENING_BYTES)
-        if transfer is not None or box is None:
-            self._check(flow, transfer, box, "recv" if box is None else "fetch")
-        if transfer is not None and not transfer.done:
-            yield transfer
+    def receive(self, flow: Incoming, *, is_opened: bool) -> Iterator[Transfer]:
+        """Receive the opening, unless it is there, and the rest: through the mailbox where it is short."""
+        header, box = flow.header(OPENING_BYTES, 0), self._boxes[flow.peer]
+        opening = memoryview(bytearray(OPENING_BYTES if box is None else 0))
+        if not is_opened:
+            transfer = self._transport.recv(flow.peer, header, opening) if box is None else box.fetch(header, OPENING_BYTES)
+            if transfer is not None or box is None:
+                self._check(flow, transfer, box, "recv" if box is None else "fetch")
+            if transfer is not None and not transfer.done:
+                yield transfer
         rest = flow.opened(opening if box is None else box.incoming[box.next_in])
         if box is not None and 0 < len(rest) <= len(box.incoming[0]):
             transfer = box.fetch(flow.header(len(rest), 1), len(rest))

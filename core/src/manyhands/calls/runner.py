@@ -1,32 +1,110 @@
-"""What all kinds of calls of a group share: their turn, their deadline, and the way into the background."""
+"""One way for every call: its arguments become a program, each of its steps an action, and the action runs when its turn comes.
+
+Who makes a call again goes from its key straight to what was made the first time: see `manyhands.calls.fast`.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from manyhands.arrays.memory import Array
-from manyhands.calls.devices.actions import DeviceAction
-from manyhands.calls.devices.shortcuts import DeviceShortcut
+from manyhands.calls.devices.actions import Aside, DeviceAction
 from manyhands.calls.devices.watch import DeviceWatch
 from manyhands.calls.devices.work import DeviceWork
-from manyhands.calls.failures import check_usable
-from manyhands.calls.fast import Shortcut
-from manyhands.calls.requests import Operations, Traded
-from manyhands.calls.turns import Lane
+from manyhands.calls.failures import awaited
+from manyhands.calls.fast import FastCall
+from manyhands.calls.host import HostAction
+from manyhands.calls.inputs import Inputs
+from manyhands.calls.messages import MessageAction, Words
+from manyhands.calls.paths import Action, Fast, Paths
+from manyhands.calls.plans import VECTOR
+from manyhands.calls.programs import Programs
+from manyhands.calls.request import LONG_WAY, Message, Program, Step, Tell
+from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
+from manyhands.config import Settings
 from manyhands.contract.deadline import Deadline
 from manyhands.errors import CommError, DeadlineError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["Calls"]
+__all__ = ["Call", "Calls"]
 
-T = TypeVar("T")
+_ndarray = np.ndarray
+_MAX_FAST = 512
+
+Key = tuple[Any, ...]
+"""The name of a call, and its arguments but for the arrays, in the order of `Programs`; made by the methods of a group alone."""
+
+
+class Call:
+    """One call on its way: a program, and the action of its present step.
+
+    Parameters
+    ----------
+    job, members, paths
+        Where it is made.
+    name
+        What the user called.
+    program
+        Its steps; the first is made ready at once, and raises what is wrong with the arguments.
+    """
+
+    __slots__ = ("_job", "_members", "_paths", "_program", "action", "name", "step")
+
+    def __init__(self, job: Job, members: Members, paths: Paths, name: str, program: Program) -> None:
+        self._job = job
+        self._members = members
+        self._paths = paths
+        self._program = program
+        self.name: str = name
+        self.step = next(program)
+        self.action: Action = paths.prepare(self.step)
+        if isinstance(self.step, Message):
+            ranks, step = members.ranks, self.step
+            to, whence = (None if rank is None else ranks[rank] for rank in (step.dest, step.source))
+            self.name = str(Words(to, whence, step.signature))
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether it is a call on a device, or may become one."""
+        if isinstance(self.step, Tell):
+            return bool(self.step.arrays) or self.step.may_be_on_device
+        return isinstance(self.action, DeviceAction)
+
+    def tell(self, deadline: Deadline) -> None:
+        """Do the step in which the ranks tell each other numbers, and make the next one ready: the others wait for it from here on."""
+        result = self.action.run(deadline)
+        with awaited(self._job, self._members, self.name):
+            self._go_on(result)
+
+    def run(self, deadline: Deadline) -> Any:
+        """Carry out all steps that are left, and return what the caller gets."""
+        result = self.action.run(deadline)
+        while isinstance(self.step, Tell):
+            with awaited(self._job, self._members, self.name):
+                self._go_on(result)
+                result = self.action.run(deadline)
+        try:
+            self._go_on(result)
+        except StopIteration as end:
+            return end.value
+        return self.run(deadline)
+
+    def run_awaited(self, deadline: Deadline) -> Any:
+        """Carry out the step after `tell`, and those after that."""
+        with awaited(self._job, self._members, self.name):
+            return self.run(deadline)
+
+    def _go_on(self, result: Any) -> None:
+        self.step = self._program.send(result)
+        self.action = self._paths.prepare(self.step)
 
 
 class Calls:
@@ -36,148 +114,228 @@ class Calls:
     ----------
     job, members
         Where the group lives, and who belongs to it.
-    operations
-        What its calls do.
-    timeout_s
-        Seconds that a call may last where it does not say.
+    paths
+        What carries its calls out.
+    settings
+        The config.
     """
 
-    def __init__(self, job: Job, members: Members, operations: Operations, timeout_s: float) -> None:
+    def __init__(self, job: Job, members: Members, paths: Paths, settings: Settings) -> None:
         self._job = job
         self._members = members
-        self._operations = operations
-        self._timeout_s = timeout_s
-        self._lane = operations.collectives.lane
-        self._callbacks = Lane(job.runtime)
-        self._shortcuts = operations.collectives.shortcuts
-        self._on_devices = operations.devices.shortcuts
+        self._paths = paths
+        self._ledger = paths.ledger
+        self._programs = Programs(job, members, paths, settings)
+        self._timeout_s = settings.timeout_s
+        self._callbacks = Turns(job.runtime)
+        self._fast = paths.fast
+        watches = settings.check_inputs or job.runtime.is_simulated
+        self._inputs: Inputs | None = Inputs(job, members) if watches else None
+
+    # From a key to what carries the call out
+
+    def _call(self, key: Key, array: Any, out: Any, timeout_s: float | None) -> Any:
+        """Make a call and wait for its result: the fast way where one like it was made before."""
+        place: Hashable
+        try:
+            place = (key, array.dtype, array.shape) if type(array) is _ndarray else (key, type(array), array.dtype, array.shape)
+            fast = self._fast.get(place)
+        except (TypeError, AttributeError):  # an argument that cannot be a key; no array
+            place = fast = None
+        if fast is not None:
+            if timeout_s is None:
+                seconds = self._timeout_s
+            elif type(timeout_s) is float and 0.0 < timeout_s < math.inf:
+                seconds = timeout_s
+            else:
+                seconds = Deadline(timeout_s).timeout_s  # raises where it is no number of seconds
+            try:
+                result = fast.run(array, out, seconds)
+            except CommError:
+                self._saw()
+                raise
+            if result is not LONG_WAY:
+                return result
+        call = self._start(key, place, array, out)
+        result = self._now(call, timeout_s)
+        self._remember(call, place, array)
+        return result
+
+    def _call_async(
+        self, key: Key, array: Any, out: Any, timeout_s: float | None, *, reads: Any = None, writes: Sequence[Any] = ()
+    ) -> Work[Any]:
+        """Make a call that goes on in the background, likewise; ``reads`` and ``writes`` are the arrays of the caller's that it uses."""
+        place: Hashable = None
+        if type(array) is _ndarray and self._inputs is None:
+            place = (key, array.dtype, array.shape)
+            try:
+                fast = self._fast.get(place)
+            except TypeError:  # an argument that cannot be a key
+                place = fast = None
+            if isinstance(fast, FastCall):
+                target = fast.target(array, out)
+                if target is not None:
+                    seconds = self._timeout_s if timeout_s is None else Deadline(timeout_s).timeout_s
+                    if not self._ledger.is_usable:
+                        self._check_open(key[0])
+                    work: Work[Any] = Work(key[0], self._callbacks, self._saw)
+                    self._ledger.submit(partial(work.run, partial(fast.run_in_turn, array, target, seconds)))
+                    return work
+        call = self._start(key, None, array, out)
+        remember = None if place is None else partial(self._remember, call, place, array)
+        return self._later(call, timeout_s, reads=reads, writes=writes, then=remember)
+
+    def _start(self, key: Key, place: Hashable, array: Any, out: Any) -> Call:
+        """Check the arguments of a call, and make its first step ready."""
+        name = key[0]
+        call = Call(self._job, self._members, self._paths, name, getattr(self._programs, name)(array, out, *key[1:]))
+        if place is not None and isinstance(call.action, DeviceAction) and isinstance(call.step, Step):
+            remember = partial(self._paths.devices.remember, place, call.step, call.action.library)
+            call.action.then = partial(remember, in_place=call.step.request.collective in VECTOR)
+        return call
+
+    def _remember(self, call: Call, place: Hashable, array: Any) -> None:
+        """Let the next call of this kind go the fast way, where it has one."""
+        if place is None or type(array) is not _ndarray:
+            return
+        fast: Fast | None = None
+        if isinstance(call.action, HostAction):
+            fast = self._paths.host.fast(call.action.step)
+        elif isinstance(call.action, MessageAction):
+            fast = self._paths.messages.fast(call.action, array)
+        if fast is not None:
+            while len(self._fast) >= _MAX_FAST:
+                del self._fast[next(iter(self._fast))]
+            self._fast[place] = fast
+
+    def _run_program(self, name: str, program: Program, timeout_s: float | None) -> Any:
+        """Make a call that has a program of its own, and wait for its result."""
+        return self._now(Call(self._job, self._members, self._paths, name, program), timeout_s)
+
+    def _run_program_async(self, name: str, program: Program, timeout_s: float | None) -> Work[Any]:
+        """Make a call that has a program of its own, and that goes on in the background."""
+        return self._later(Call(self._job, self._members, self._paths, name, program), timeout_s)
+
+    def _rank_of(self, root: int) -> int:
+        """Return the rank that is given as ``root=``, as Python's own integer; raises as `Arguments.rank`."""
+        return self._programs.arguments.rank(root, "root")
+
+    # Now, or in the background
 
     def _begin(self, timeout_s: float | None) -> Deadline:
         """Begin a call; return until when it may last."""
         self._job.runtime.enter(self._job.rank)
         return Deadline(self._timeout_s if timeout_s is None else timeout_s, self._job.runtime.now)
 
-    def _check_open(self, what: str | None = None, sequence: int | None = None) -> None:
+    def _check_open(self, what: object = None, sequence: int | None = None) -> None:
         try:
-            check_usable(self._job, self._members.number, what, sequence)
+            self._ledger.check(what, sequence)
         except CommError:
             self._saw()
             raise
 
-    def _now(self, what: str, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
-        """Run a collective in this thread when its turn comes, and return its result."""
+    def _now(self, call: Call, timeout_s: float | None) -> Any:
+        """Run a call in this thread when its turns come, and return its result."""
+        number = self._ledger.messages + 1 if isinstance(call.step, Message) else self._ledger.next
+        with self._turn(call.name, call.action.turns, timeout_s, number) as deadline:
+            return call.run(deadline)
+
+    @contextmanager
+    def _turn(
+        self, what: str, turns: Sequence[Turns], timeout_s: float | None, number: int | None = None
+    ) -> Iterator[Deadline]:
+        """Run a block in this thread when the turns of a call have come, one after the other."""
         deadline = self._begin(timeout_s)
-        self._check_open(what, self._operations.collectives.sequence)  # before it waits for the turn of a group that has closed
+        self._check_open(what, number)  # before it waits for the turn of a group that has closed
+        taken: list[Turns] = []
         try:
-            self._lane.take(deadline)
-        except TimeoutError:
-            raise DeadlineError(
-                f"{what} did not begin within {deadline.timeout_s:g} s: an earlier collective on this group was still running; "
-                "nothing was sent",
-                rank=self._job.rank,
-                operation=what,
-            ) from None
-        try:
-            return action(deadline)
+            for each in turns:
+                self._take(each, what, deadline)
+                taken.append(each)
+            yield deadline
         except CommError:
             self._saw()
             raise
         finally:
-            self._lane.give()
+            for each in taken:
+                each.give()
 
-    def _quickly(self, kind: tuple[object, ...], array: Any, out: Any, timeout_s: float | None) -> Array | None:
-        """Make a call the short way, if one of its kind, dtype and shape was made before; None where it must go the long way."""
-        if timeout_s is not None:
-            return None
-        shortcut: Shortcut | DeviceShortcut | None
+    def _take(self, turns: Turns, what: str, deadline: Deadline) -> None:
+        """Take a turn for this thread."""
         try:
-            if type(array) is np.ndarray:
-                shortcut = self._shortcuts.get((kind, array.dtype, array.shape))
-            elif self._on_devices:
-                shortcut = self._on_devices.get((kind, type(array), array.dtype, array.shape))
-            else:
-                return None
-        except (TypeError, AttributeError):  # an argument that cannot be a key, and cannot be right; no array
-            return None
-        if shortcut is None:
-            return None
-        try:
-            result: Array | None = shortcut.run(array, out, self._timeout_s)
-            return result
-        except CommError:
-            self._saw()
-            raise
-
-    def _between(self, action: Callable[[Deadline], T], timeout_s: float | None) -> T:
-        """Run a call in this thread that takes turns with those in the same direction only."""
-        if isinstance(action, DeviceAction):  # a device does one thing after the other
-            return cast("T", self._now("a message", action, timeout_s))
-        deadline = self._begin(timeout_s)
-        try:
-            return action(deadline)
-        except CommError:
-            self._saw()
-            raise
+            turns.take(deadline)
+        except TimeoutError:
+            raise DeadlineError(
+                f"{what} did not begin within {deadline.timeout_s:g} s: {turns.holder}; nothing was sent",
+                rank=self._job.rank,
+                peer=turns.peer,
+                operation=what,
+            ) from None
 
     def _later(
         self,
-        what: str,
-        action: Callable[[Deadline], T],
+        call: Call,
         timeout_s: float | None,
-        lane: Lane | None = None,
         *,
-        reads: npt.ArrayLike | None = None,
-        writes: Sequence[Array | None] = (),
-    ) -> Work[T]:
+        reads: Any = None,
+        writes: Sequence[Any] = (),
+        then: Callable[[], None] | None = None,
+    ) -> Work[Any]:
         """Run a call in the background when its turn comes; its time begins then, since those before it have their own.
 
-        ``reads`` and ``writes`` are the arrays of the caller's that it reads, and writes to.
+        ``then`` is called once the call has gone well.
         """
         seconds = self._begin(timeout_s).timeout_s
-        self._check_open(what)
-        if isinstance(action, DeviceAction):
-            return cast("Work[T]", self._beside(what, action, seconds))
-        if isinstance(action, Traded):
-            return cast("Work[T]", self._trade_then_beside(what, action, seconds))
-        work: Work[T] = Work(what, self._callbacks, self._saw)
-        runtime, lane = self._job.runtime, lane or self._lane
-        if self._operations.inputs is not None:
-            action = self._operations.inputs.guard(what, action, lane, reads, writes)
-        run = runtime.on_behalf(lambda: work.run(lambda: action(Deadline(seconds, runtime.now))))
-        lane.submit(run)
+        self._check_open(call.name)
+        if call.is_on_device:
+            return self._beside(call, seconds)
+        work: Work[Any] = Work(call.name, self._callbacks, self._saw)
+        runtime = self._job.runtime
+        turns = next(iter(call.action.turns), None) or self._ledger.direction(None, is_send=True)
+        action: Callable[[Deadline], Any] = call.run
+        if self._inputs is not None:
+            action = self._inputs.guard(call.name, action, turns, reads, writes)
+
+        def run() -> Any:
+            result = action(Deadline(seconds, runtime.now))
+            if then is not None:
+                then()
+            return result
+
+        turns.submit(runtime.on_behalf(lambda: work.run(run)))
         return work
 
-    def _beside(self, what: str, action: DeviceAction, timeout_s: float) -> Work[Any]:
-        """Enqueue a call beside the caller's stream, in this thread if its turn is now."""
-        if action.is_copy:
-            copied: Work[Any] = Work(what, self._callbacks, self._saw)
-            copied.run(lambda: action(Deadline(timeout_s)))
+    def _beside(self, call: Call, timeout_s: float) -> Work[Any]:
+        """Enqueue a call beside the caller's stream, in this thread if its turn is now and it need not wait for the other ranks."""
+        first, devices = call.action, self._paths.devices
+        if devices.channel is None or (isinstance(first, DeviceAction) and first.is_copy):  # the caller's stream copies
+            copied: Work[Any] = Work(call.name, self._callbacks, self._saw)
+            copied.run(lambda: call.run(Deadline(timeout_s)))
             return copied
-        action.begin()
-        work = self._device_work(what)
-        self._in_turn(lambda: work.launch(lambda: action.launch(Deadline(timeout_s))), waits=not action.is_known)
-        return work
-
-    def _trade_then_beside(self, what: str, action: Traded, timeout_s: float) -> Work[Any]:
-        """Likewise, for a call whose ranks first tell each other something."""
-        if self._operations.devices.channel is None:  # a world of one, where the caller's stream copies
-            copied: Work[Any] = Work(what, self._callbacks, self._saw)
-            copied.run(lambda: action(Deadline(timeout_s)))
-            return copied
-        action.begin()
-        work = self._device_work(what)
+        work = self._device_work(call.name)
+        if isinstance(first, DeviceAction):
+            first.begin()
+            self._in_turn(lambda: work.launch(lambda: first.launch(Deadline(timeout_s))), waits=not first.is_known)
+            return work
+        assert isinstance(call.step, Tell)
+        aside = Aside(devices, call.step.arrays)
 
         def run() -> None:
             deadline = Deadline(timeout_s)
             try:
-                rest = action.trade(deadline)
+                with aside.streams():
+                    call.tell(deadline)
+                    action = call.action
+                    if isinstance(action, DeviceAction):
+                        with awaited(self._job, self._members, call.name):
+                            aside.place(action)
             except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
                 work.fail(error)
                 return
-            if isinstance(rest, DeviceAction) and not rest.is_copy:
-                work.launch(lambda: rest.launch(deadline))
+            if isinstance(action, DeviceAction) and not action.is_copy:
+                work.launch(lambda: action.launch(deadline))
             else:
-                work.run(lambda: rest(deadline))
+                work.run(lambda: call.run_awaited(deadline))
 
         self._in_turn(run, waits=True)
         return work
@@ -187,20 +345,22 @@ class Calls:
 
     def _in_turn(self, run: Callable[[], None], *, waits: bool) -> None:
         """Run something in this thread if its turn is now and it does not wait, else in the background when its turn comes."""
-        if waits or not self._lane.take_if_free():
-            self._lane.submit(run)
+        if waits or not self._ledger.take_if_free():
+            self._ledger.submit(run)
             return
         try:
             run()
         finally:
-            self._lane.give()
+            self._ledger.give()
 
     def _saw(self) -> None:
         """Take note that the program has seen how the job failed; a failure in a handle that was dropped has not been seen."""
         self._job.told = True
 
-    def _lanes(self) -> list[Lane]:
-        return [self._lane, *self._operations.peers.lanes(), self._callbacks]
+    # The end
+
+    def _all_turns(self) -> list[Turns]:
+        return [*self._ledger.turns(), self._callbacks]
 
     def _drain(self, deadline: Deadline, *, for_good: bool = True) -> bool:
         """Wait until the calls in flight, and their callbacks, have ended, as long as the deadline allows.
@@ -208,20 +368,20 @@ class Calls:
         Tell whether there were none. A callback that closes the group does not wait for itself.
         """
         idle = True
-        for lane in self._lanes():
-            if lane.runs_here:
+        for turns in self._all_turns():
+            if turns.runs_here:
                 continue
             try:
-                idle = lane.take(deadline, for_good=for_good) and idle
+                idle = turns.take(deadline, for_good=for_good) and idle
             except TimeoutError:
                 idle = False
             else:
-                lane.give()
-        return self._operations.devices.finish(deadline) and idle
+                turns.give()
+        return self._paths.devices.finish(deadline) and idle
 
     def _when_idle(self, then: Callable[[], None]) -> None:
         """Call ``then`` when the last call that is in flight has ended: mostly now. It must be known that no other one will come."""
-        busy = [lane for lane in self._lanes() if lane.runs_here or not lane.is_free]
+        busy = [turns for turns in self._all_turns() if turns.runs_here or not turns.is_free]
         left = len(busy)
         counting = threading.Lock()
 
@@ -235,5 +395,5 @@ class Calls:
 
         if not busy:
             then()
-        for lane in busy:
-            lane.submit(ended)
+        for turns in busy:
+            turns.submit(ended)

@@ -1,22 +1,21 @@
-"""Lanes: calls that must run one after the other, in the order in which they came.
+"""Turns: calls that must run one after the other, in the order in which they came.
 
 A collective of a group, and a message of one direction between two ranks, must come in the same order on both sides. Whoever
-makes such a call takes its turn in a lane: the calling thread itself where it waits for the result (no thread is woken
-when the lane is free), a background thread where it does not.
+makes such a call takes its turn: the calling thread itself where it waits for the result (no thread is woken
+when nobody else has it), a background thread where it does not.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Place, Runtime
 from manyhands.control.computer import COMPUTER
 
-__all__ = ["Lane"]
+__all__ = ["Turns"]
 
 
 class _Turn:
@@ -34,19 +33,25 @@ class _Turn:
             self.come.wake()
 
 
-class Lane:
+class Turns:
     """A queue of turns, of which one runs at a time.
 
     Parameters
     ----------
     runtime
         What its threads run on.
+    holder
+        Who has the turn while others wait, in words.
+    peer
+        The rank of the world that the calls talk with, where it is one.
     """
 
-    __slots__ = ("_busy", "_lock", "_queue", "_runner", "runtime")
+    __slots__ = ("_busy", "_lock", "_queue", "_runner", "holder", "peer", "runtime")
 
-    def __init__(self, runtime: Runtime = COMPUTER) -> None:
+    def __init__(self, runtime: Runtime = COMPUTER, holder: str = "", peer: int | None = None) -> None:
         self.runtime: Runtime = runtime
+        self.holder: str = holder
+        self.peer: int | None = peer
         self._lock = threading.Lock()
         self._busy = False
         self._queue: deque[_Turn] = deque()
@@ -59,7 +64,7 @@ class Lane:
 
     @property
     def runs_here(self) -> bool:
-        """Whether the calling thread is the background thread that runs an action of this lane."""
+        """Whether the calling thread is the background thread that runs an action of this queue."""
         return self._runner == threading.get_ident()
 
     def take(self, deadline: Deadline, *, for_good: bool = False) -> bool:
@@ -116,21 +121,6 @@ class Lane:
             self.runtime.start(self._drain)
         except RuntimeError:  # no thread can be had: what was promised is done all the same, only not in the background
             self._drain()
-
-    @contextmanager
-    def turn(self, deadline: Deadline) -> Iterator[None]:
-        """Run a block in the calling thread's turn.
-
-        Raises
-        ------
-        TimeoutError
-            As `take`.
-        """
-        self.take(deadline)
-        try:
-            yield
-        finally:
-            self.give()
 
     def submit(self, action: Callable[[], None]) -> None:
         """Run ``action``, which must not raise, in a background thread when its turn comes.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
-from manyhands.calls.turns import Lane
+from manyhands.calls.turns import Turns
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Place
 from manyhands.errors import ClosedError, DeadlineError, UsageError
@@ -50,7 +50,6 @@ class Work(Generic[T]):
         "_callbacks",
         "_ended",
         "_error",
-        "_lane",
         "_lock",
         "_on_failure_seen",
         "_places",
@@ -58,16 +57,17 @@ class Work(Generic[T]):
         "_result",
         "_takes_stock",
         "_trace",
+        "_turns",
         "_what",
     )
 
     _waits_are_told: ClassVar[bool] = True
     """Whether the rules about waits that never end hear of each call that this may wait for."""
 
-    def __init__(self, what: str, lane: Lane, on_failure_seen: Callable[[], None] | None = None) -> None:
+    def __init__(self, what: str, turns: Turns, on_failure_seen: Callable[[], None] | None = None) -> None:
         self._what = what
         self._on_failure_seen = on_failure_seen
-        self._lane = lane
+        self._turns = turns
         self._lock = threading.Lock()
         self._ended = False
         self._process = os.getpid()
@@ -111,7 +111,7 @@ class Work(Generic[T]):
         UsageError
             ``timeout_s`` is no number of seconds.
         """
-        return self._finish(None if timeout_s is None else Deadline(timeout_s, self._lane.runtime.now))
+        return self._finish(None if timeout_s is None else Deadline(timeout_s, self._turns.runtime.now))
 
     def _finish(self, deadline: Deadline | None) -> T:
         """Wait as `wait`."""
@@ -147,7 +147,7 @@ class Work(Generic[T]):
             self._takes_stock = False
         elif not self._ended:
             self._check_process()
-            self._lane.runtime.glance()
+            self._turns.runtime.glance()
         return self._ended
 
     def exception(self) -> BaseException | None:
@@ -194,7 +194,7 @@ class Work(Generic[T]):
                 self._callbacks.append((callback, loop))
         if not pending:
             self._tell(callback, loop)
-        elif loop is not None and self._lane.runtime.is_simulated:
+        elif loop is not None and self._turns.runtime.is_simulated:
             _Asking.of(loop).add(self, callback)
 
     def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
@@ -213,7 +213,7 @@ class Work(Generic[T]):
         with self._lock:
             # `asyncio.wait`, when it has been told, does this to each work and then asks whether it is done. Were the simulated time to go on
             # between one and the next, what it finds would depend on the order of a set.
-            self._takes_stock = self._lane.runtime.is_simulated
+            self._takes_stock = self._turns.runtime.is_simulated
             before = len(self._callbacks)
             self._callbacks = [each for each in self._callbacks if each[0] != callback]
             return before - len(self._callbacks)
@@ -223,7 +223,7 @@ class Work(Generic[T]):
         if not self._ended:
             self._check_process()
             self._check_ends()
-        if self._lane.runtime.is_simulated:
+        if self._turns.runtime.is_simulated:
             # The loop would wait on the computer's clock; so it is asked again and again, which lets the simulated time go on.
             while not self.done():
                 yield
@@ -295,7 +295,7 @@ class Work(Generic[T]):
     def _tell(self, callback: Callable[[Work[T]], object], loop: asyncio.AbstractEventLoop | None) -> None:
         """Let a callback be called, by its event loop or when its turn comes."""
         if loop is None:
-            self._lane.submit(lambda: self._call(callback))
+            self._turns.submit(lambda: self._call(callback))
             return
         # Not in the lane: one of those that come before may be waiting for this. A loop that has been closed has nobody who waits.
         with contextlib.suppress(RuntimeError):
@@ -337,7 +337,7 @@ class _Asking:
         if not waits:
             return
         try:
-            waits[0][0]._lane.runtime.glance()
+            waits[0][0]._turns.runtime.glance()
         except BaseException:  # the world has ended, and who waits is to learn so
             self._waits = []
             for work, callback in waits:
@@ -463,7 +463,7 @@ def _checked(works: Iterable[Work[T]], timeout_s: float | None, what: str) -> tu
         raise UsageError(f"{words} {wrong[0]} was given")
     if timeout_s is None:
         return chosen, None
-    return chosen, Deadline(timeout_s, chosen[0]._lane.runtime.now) if chosen else Deadline(timeout_s)
+    return chosen, Deadline(timeout_s, chosen[0]._turns.runtime.now) if chosen else Deadline(timeout_s)
 
 
 def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | None:
@@ -475,7 +475,7 @@ def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | 
             work._check_ends()
             work._expect_end()
         are_told = are_told and work._waits_are_told
-    runtime = works[0]._lane.runtime
+    runtime = works[0]._turns.runtime
     # All locks: the thread counts as waiting from when its place is made, which must not be when one has ended already.
     with contextlib.ExitStack() as locks:
         for work in works if len(works) == 1 else sorted(set(works), key=id):

@@ -72,11 +72,11 @@ class Record:
         return f"{self.what} #{self.sequence}" + (f" of group {group}" if group else "") + where
 
 
-_Short = tuple[int, int, CallSignature, float, float]
+_Short = tuple[int, int, CallSignature | object, float, float]
 """A short call that has ended: channel, sequence number, signature, when it began and ended."""
 
 
-def _record(channel: int, sequence: int, call: CallSignature, started: float, finished: float) -> Record:
+def _record(channel: int, sequence: int, call: CallSignature | object, started: float, finished: float) -> Record:
     record = Record(channel, sequence, call, started)
     record.finished = finished
     return record
@@ -113,7 +113,7 @@ class FlightRecorder:
         self._running.add(record)
         return record
 
-    def note(self, channel: int, sequence: int, call: CallSignature, started: float) -> None:
+    def note(self, channel: int, sequence: int, call: CallSignature | object, started: float) -> None:
         """Note that a short call has ended."""
         self._records.append((channel, sequence, call, started, self._now()))
         self.short.pop(channel, None)

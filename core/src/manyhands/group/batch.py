@@ -18,18 +18,20 @@ from manyhands.arrays.memory import Array, check_out, copy_of, handed_over, new_
 from manyhands.calls.devices.actions import DeviceAction, launch_together, together
 from manyhands.calls.devices.watch import DeviceWatch
 from manyhands.calls.devices.work import DeviceWork
-from manyhands.calls.host import Call
-from manyhands.calls.requests import Operations
-from manyhands.calls.runner import Calls
-from manyhands.calls.turns import Lane
+from manyhands.calls.paths import Paths
+from manyhands.calls.programs import Programs
+from manyhands.calls.request import Program, Request, Step
+from manyhands.calls.runner import Call, Calls
+from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.common.checks import said
 from manyhands.contract.deadline import Deadline
 from manyhands.errors import UsageError
+from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 from manyhands.schedule.steps import Collective
 
-__all__ = ["Batch", "CoalescingCalls"]
+__all__ = ["Batch", "BatchCalls"]
 
 _TOLD = 8
 """How many arrays of a batch are named one by one in messages to people."""
@@ -90,30 +92,27 @@ class Batch:
     ----------
     issue
         Carries out the prepared all_reduces: the end of the block calls it once.
-    operations
-        The calls of the group.
-    job, lane, on_failure_seen
+    programs, paths
+        What the calls of the group become, and what carries them out.
+    job, turns, on_failure_seen
         What works need.
-    reproducible
-        Whether reductions are reproducible where a call does not say.
     """
 
     def __init__(
         self,
         issue: Callable[[list[_Message], list[_DeviceEntry]], None],
-        operations: Operations,
+        programs: Programs,
+        paths: Paths,
         job: Job,
-        lane: Lane,
+        turns: Turns,
         on_failure_seen: Callable[[], None],
-        *,
-        reproducible: bool,
     ) -> None:
         self._issue = issue
-        self._operations = operations
+        self._programs = programs
+        self._paths = paths
         self._job = job
-        self._lane = lane
+        self._turns = turns
         self._on_failure_seen = on_failure_seen
-        self._reproducible = reproducible
         self._entries: dict[_Key, list[_Entry]] = {}
         self._on_devices: list[_DeviceEntry] = []
         self._state = "new"
@@ -172,19 +171,19 @@ class Batch:
         """
         if self._state != "open":
             raise UsageError("a batch takes calls only inside its block: with group.coalesce() as batch: ...")
-        source, target, give = taken = self._operations.take("all_reduce", array, out)
+        source, target, give = taken = self._programs.take("all_reduce", array, out)
         if isinstance(source, DeviceArray):
-            action = self._operations.all_reduce_of(taken, array, op, reproducible)
+            action = self._paths.prepare(self._programs.all_reduce_of(taken, op, reproducible))
             assert isinstance(action, DeviceAction)
-            later = _DeviceBatchWork(_NAME, self._lane, self._on_failure_seen, self._job, DeviceWatch.of(self._job))
+            later = _DeviceBatchWork(_NAME, self._turns, self._on_failure_seen, self._job, DeviceWatch.of(self._job))
             self._on_devices.append(_DeviceEntry(action, later))
             return later
         assert not isinstance(target, DeviceArray)
         reduction = resolve_op(op, source.dtype, source)
         if target is not None:
             check_out(target, source.shape, source.dtype)
-        key = (source.dtype, reduction, self._reproducible if reproducible is None else bool(reproducible))
-        work = _BatchWork(_NAME, self._lane, self._on_failure_seen)
+        key = (source.dtype, reduction, self._programs.is_fixed(reproducible))
+        work = _BatchWork(_NAME, self._turns, self._on_failure_seen)
         self._entries.setdefault(key, []).append(_Entry(source, target, give, work))
         return work
 
@@ -201,7 +200,7 @@ class Batch:
 class _Message:
     """The all_reduces of one dtype and op, joined into one."""
 
-    call: Call
+    request: Request
     memory: Array
     entries: list[_Entry]
 
@@ -211,7 +210,7 @@ class _Message:
         dtype, reduction, reproducible = key
         memory = new_array((sum(entry.source.size for entry in entries),), dtype)
         np.concatenate([entry.source.reshape(-1) for entry in entries], out=memory)
-        call = Call(
+        request = Request(
             Collective.ALL_REDUCE,
             dtype,
             memory.shape,
@@ -219,7 +218,7 @@ class _Message:
             reproducible=reproducible,
             part=name + _shapes([entry.source.shape for entry in entries]),
         )
-        return cls(call, memory, entries)
+        return cls(request, memory, entries)
 
     def finish(self) -> None:
         """Hand over the results, in the order in which the all_reduces were added."""
@@ -234,10 +233,8 @@ class _Message:
             start = end
 
 
-class CoalescingCalls(Calls):
+class BatchCalls(Calls):
     """The way from a group to its batches."""
-
-    _reproducible: bool  # the group's
 
     def coalesce(self, *, wait: bool = True, timeout_s: float | None = None) -> Batch:
         """Begin a block whose small all_reduces travel together: one message for each dtype, op and ``reproducible``.
@@ -280,26 +277,23 @@ class CoalescingCalls(Calls):
         self._check_open()
 
         def issue(messages: list[_Message], on_devices: list[_DeviceEntry]) -> None:
-            def action(deadline: Deadline) -> None:
-                for message in messages:
-                    self._operations.collectives.run(message.call, message.memory, message.memory, deadline)
-                    message.finish()
-
             if on_devices:
                 self._issue_on_devices(on_devices, timeout_s, wait=wait)
             if messages and wait:
-                self._now("coalesce", action, timeout_s)
+                self._run_program("coalesce", _program(messages), timeout_s)
             elif messages:
                 outs = [entry.out for message in messages for entry in message.entries]
-                self._later("coalesce", lambda deadline: _or_end(messages, action, deadline), timeout_s, writes=outs)
+                call = _BatchCall(self._job, self._members, self._paths, messages)
+                self._later(call, timeout_s, writes=outs)
 
-        return Batch(issue, self._operations, self._job, self._callbacks, self._saw, reproducible=self._reproducible)
+        return Batch(issue, self._programs, self._paths, self._job, self._callbacks, self._saw)
 
     def _issue_on_devices(self, entries: list[_DeviceEntry], timeout_s: float | None, *, wait: bool) -> None:
         """Enqueue all_reduces as one, on the caller's stream or beside it."""
         actions = [entry.action for entry in entries]
         if wait or actions[0].is_copy:
-            self._now("coalesce", lambda deadline: together(actions, deadline), timeout_s)
+            with self._turn("coalesce", (self._ledger,), timeout_s) as deadline:
+                together(actions, deadline)
             for entry in entries:
                 entry.work.run(entry.action.collect)
             return
@@ -320,13 +314,27 @@ class CoalescingCalls(Calls):
         self._in_turn(run, waits=not all(each.is_known for each in actions))
 
 
-def _or_end(messages: list[_Message], action: Callable[[Deadline], None], deadline: Deadline) -> None:
-    """Run an action; where it fails, end the works that are left with its error."""
-    try:
-        action(deadline)
-    except BaseException as error:
-        _end_all([entry.work for message in messages for entry in message.entries], error)
-        raise
+def _program(messages: list[_Message]) -> Program:
+    for message in messages:
+        yield Step(message.request, message.memory, message.memory.shape, message.memory)
+        message.finish()
+
+
+class _BatchCall(Call):
+    """The call of a batch that goes on in the background; where it fails, the works that are left end with its error."""
+
+    __slots__ = ("_works",)
+
+    def __init__(self, job: Job, members: Members, paths: Paths, messages: list[_Message]) -> None:
+        super().__init__(job, members, paths, "coalesce", _program(messages))
+        self._works = [entry.work for message in messages for entry in message.entries]
+
+    def run(self, deadline: Deadline) -> None:
+        try:
+            super().run(deadline)
+        except BaseException as error:
+            _end_all(self._works, error)
+            raise
 
 
 def _end_all(works: Sequence[_BatchWork | _DeviceBatchWork], error: BaseException) -> None:

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, SupportsIndex
 
+import numpy as np
 import numpy.typing as npt
 
-from manyhands.arrays.dtypes import OpLike
-from manyhands.arrays.memory import NOTHING, Array
+from manyhands.arrays.dtypes import check_dtype
+from manyhands.arrays.memory import Array, aligned_empty
+from manyhands.calls.arguments import extents, integer
 from manyhands.calls.devices.opening import open_channel
-from manyhands.calls.requests import Operations
+from manyhands.calls.failures import meet
+from manyhands.calls.paths import Paths
 from manyhands.common.aliases import ForeignNames
-from manyhands.common.checks import is_success
+from manyhands.common.checks import is_success, said
 from manyhands.config.select import Selector
+from manyhands.contract.backend import Backend
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel
-from manyhands.errors import CommError, UsageError
-from manyhands.group.async_methods import AsyncCalls
-from manyhands.group.batch import CoalescingCalls
+from manyhands.control.cards import write_card
+from manyhands.errors import CommError, DeadlineError, OutOfMemoryError, PluginError, UsageError
+from manyhands.group.batch import BatchCalls
+from manyhands.group.collectives import CollectiveCalls
 from manyhands.group.forming import Setup
-from manyhands.group.local_methods import LocalCalls
-from manyhands.group.message_methods import MessageCalls
-from manyhands.group.object_methods import ObjectCalls
-from manyhands.group.scan_methods import ScanCalls
+from manyhands.group.messages import MessageCalls
+from manyhands.group.objects import ObjectCalls
 from manyhands.group.shrinking import check_possible, shrink
-from manyhands.group.split import DividingCalls
 from manyhands.job.group_ranks import Members, ranks_per_host
 from manyhands.job.job import Job
+from manyhands.job.threads import duration
 
 __all__ = ["Group"]
 
+_GRACE_S = 5.0
 
-class Group(
-    AsyncCalls, ScanCalls, MessageCalls, ObjectCalls, CoalescingCalls, LocalCalls, DividingCalls["Group"], ForeignNames
-):
+
+class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames):
     """The ranks that communicate together. Made by `manyhands.init`; a context manager that closes itself.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the
@@ -83,16 +87,17 @@ class Group(
         channel: DeviceChannel | None,
     ) -> None:
         settings = setup.resolved.settings
-        operations = Operations(job, members, setup.plugins, selector, channel, settings)
-        super().__init__(job, members, operations, settings.timeout_s)
+        super().__init__(job, members, Paths(job, members, setup.plugins, selector, channel, settings), settings)
         self.rank: int = members.rank
         self.world_size: int = members.size
         self.ranks: tuple[int, ...] = members.ranks
         self.backend_name: str = job.backend_name
         self._setup = setup
         self._selector = selector
-        self._reproducible = settings.reproducible
         self._closing = threading.Lock()
+        self._counting = threading.Lock()
+        self._splits = 0
+        self._subgroups: dict[tuple[int, ...], int] = {}
         job.drains.append(self._drain)
 
     def __repr__(self) -> str:
@@ -139,7 +144,7 @@ class Group(
             # From here on no call begins; those that have begun are waited for in the background.
             self._job.left.add(self._members.number)
             self._job.drains.remove(self._drain)
-            self._when_idle(lambda: self._job.control.leave_group(self._members.number, self.ranks, self._operations.close))
+            self._when_idle(lambda: self._job.control.leave_group(self._members.number, self.ranks, self._paths.close))
 
     def shrink(self, *, timeout_s: float | None = None) -> Group:
         """Make a new group of the ranks that are left, after this one has failed. Every rank that is left must call it.
@@ -194,7 +199,94 @@ class Group(
     def _is_closed(self) -> bool:
         return self._job.closed or self._members.number in self._job.left
 
-    # Groups of some of the ranks: `split` and `subgroup`
+    # Groups of some of the ranks
+
+    def split(self, color: int | None, key: int | None = None, *, timeout_s: float | None = None) -> Group | None:
+        """Divide the group into new ones: ranks that give the same color come together. Every rank must call it.
+
+        The new group has its own traffic and its own ranks, from 0 on; it may be used at the same time as this one and any other,
+        also from other threads. Errors name ranks as the world counts them: see `ranks`. Two threads of a rank must not divide
+        one group at once, since nothing tells which of their calls belong together.
+
+        Parameters
+        ----------
+        color
+            Which of the new groups this rank joins: any integer of 64 bits; None for none of them.
+        key
+            The order of ranks in the new group, those with equal keys in the order of this group; by default that of this group.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        Group or None
+            The new group that this rank belongs to; None where ``color`` is None.
+
+        Raises
+        ------
+        UsageError
+            ``color`` or ``key`` is no integer.
+        """
+        card = write_card((integer(color, "color"), integer(key, "key") or 0))
+        deadline = self._begin(timeout_s)
+        self._check_open("split")
+        # Counted last: a call that is refused must not change which calls of the ranks belong together.
+        with self._counting:
+            self._splits = count = self._splits + 1
+        name = f"split #{count} of group {self._members.number}"
+        cards, number = self._meet(name, card, self._members.ranks, deadline)
+        wishes = self._job.read_cards(cards, tuple[int | None, int], name, self._members.ranks)
+        if color is None:
+            return None
+        chosen = sorted((order, rank) for rank, (other, order) in enumerate(wishes) if other == color)
+        place = sorted({other for other, _ in wishes if other is not None}).index(color)
+        return self._child(number + place, tuple(self._members.ranks[rank] for _, rank in chosen), deadline)
+
+    def subgroup(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> Group | None:
+        """Make a group of these ranks, in this order. All of them must call it; to the others it is free to do so.
+
+        Parameters
+        ----------
+        ranks
+            Ranks of this group, each once, the same list on all of them.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        Group or None
+            The new group, as for `split`; None on a rank that is not in it.
+
+        Raises
+        ------
+        InvalidRankError
+            One of them is not in this group.
+        UsageError
+            One of them occurs twice, or there are none, or that is no list.
+        """
+        if not hasattr(ranks, "__iter__"):
+            raise UsageError(f"ranks must be a list of ranks of this group, and {ranks!r} was given")
+        chosen = tuple(self._programs.arguments.rank(rank, "a member of ranks") for rank in ranks)
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise UsageError(f"ranks must name at least one rank, and each once, and {list(ranks)} was given")
+        deadline = self._begin(timeout_s)
+        self._check_open("subgroup")
+        if self._members.rank not in chosen:
+            return None
+        with self._counting:
+            self._subgroups[chosen] = count = self._subgroups.get(chosen, 0) + 1
+        name = f"subgroup {list(chosen)} #{count} of group {self._members.number}"
+        members = tuple(self._members.ranks[rank] for rank in chosen)
+        _, number = self._meet(name, b"", members, deadline)
+        return self._child(number, members, deadline)
+
+    def _meet(self, name: str, card: bytes, members: tuple[int, ...], deadline: Deadline) -> tuple[list[bytes], int]:
+        """Trade cards with the members of a group to be; return them, and a number that no other group has."""
+        try:
+            return meet(self._job, self._members, name, card, members, deadline)
+        except BaseException:
+            self._saw()
+            raise
 
     def _child(self, number: int, ranks: tuple[int, ...], deadline: Deadline) -> Group:
         hosts = [self._job.hosts[rank] for rank in ranks]
@@ -206,335 +298,127 @@ class Group(
             raise
         return Group(self._job, members, self._setup, self._selector, channel)
 
-    # Collectives
+    # What concerns this rank alone
 
-    def all_reduce(
-        self,
-        array: npt.ArrayLike,
-        op: OpLike = "sum",
-        *,
-        out: Array | None = None,
-        reproducible: bool | None = None,
-        timeout_s: float | None = None,
-    ) -> Array:
-        """Combine the arrays of all ranks element by element; every rank gets the result, bit for bit the same.
+    def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike = np.float64) -> Array:
+        """Return an array in memory that the other ranks of this host can read in place, where the backend has such.
+
+        Messages from it need no copy on the way, so that collectives on large arrays of this kind are faster; both the input and
+        ``out=`` gain. Every call on other arrays works as well, and on backends without such memory this is a plain array that is aligned
+        to 64 bytes. No other rank takes part.
 
         Parameters
         ----------
-        array
-            Any shape and dtype, alike on all ranks.
-        op
-            ``"sum"``, ``"mean"``, ``"product"``, ``"min"``, ``"max"``, ``"and"``, ``"or"``, ``"xor"``; ``"minloc"`` or ``"maxloc"`` for
-            values with their locations (see `with_index`); an associative and commutative binary NumPy ufunc that keeps the dtype; or
-            such a function of one's own, ``fn(a, b)``, as `Op` describes, and an `Op` where it does not commute.
-        out
-            Where the result goes: the same shape and dtype; may be ``array``.
-        reproducible
-            Whether the operands are combined in the order of ranks, grouped in one fixed way, so that the bits of a floating-point
-            result depend on the operands alone: not on the size of the array, the algorithm, the backend or the hosts. By default
-            as the config says (``reproducible``, false). Alike on all ranks.
-        timeout_s
-            Seconds that the call may last.
+        shape, dtype
+            As for `numpy.empty`.
 
         Returns
         -------
         ndarray
-            The shape and dtype of ``array``.
+            C-contiguous, of undefined content. Its memory is given back when no array refers to it any more.
 
         Raises
         ------
-        DTypeError
-            The dtype does not have ``op``: mean of integers, sum of bools, min of complex numbers, bits of floats.
+        SizeMismatchError
+            An extent is negative, or no integer.
+        OutOfMemoryError
+            There is no memory, or the backend's share of such memory is used up.
+        """
+        self._check_open()
+        dtype = np.dtype(dtype)
+        check_dtype(dtype)
+        shape = extents(shape)
+        nbytes = math.prod(shape) * dtype.itemsize
+        backend = self._job.backend
+        try:
+            shared = backend.allocate(nbytes) if backend is not None and nbytes > 0 else None
+        except MemoryError as error:
+            raise OutOfMemoryError(said(error), rank=self._job.rank) from error
+        given: object = shared
+        if given is not None and not (isinstance(given, memoryview) and given.nbytes == nbytes and not given.readonly):
+            raise PluginError(
+                f"allocate({nbytes}) of the backend {self._job.backend_name!r} returned {shared!r}, and neither a writable memoryview of "
+                "so many bytes nor None"
+            )
+        # Not np.ndarray(..., shared): that would hold what the memoryview is of, and not the memoryview.
+        memory = aligned_empty(nbytes) if shared is None else np.frombuffer(shared, np.uint8)
+        return memory.view(dtype).reshape(shape)
+
+    def compute(self, seconds: float) -> None:
+        """Declare that the program computes here for so long, so that a simulated world lets its time pass.
+
+        Everywhere else it does nothing: there, computing takes the time that it takes.
+
+        Parameters
+        ----------
+        seconds
+            Seconds of the simulated clock; a rank that a fault plan slows down takes longer.
+
+        Raises
+        ------
         UsageError
-            A function that is given as ``op`` does not keep dtype or shape, writes into its arguments, or raised something, which is the
-            cause. Where it shows only in the midst of the call, the others get an `AbortedError`, and the group is finished.
+            ``seconds`` is no finite number of at least 0.
         """
-        result = self._quickly(("all_reduce", op, reproducible), array, out, timeout_s)
-        if result is not None:
-            return result
-        return self._now("all_reduce", self._operations.all_reduce(array, op, out, reproducible), timeout_s)
+        seconds = duration(seconds)
+        self._job.runtime.enter(self._job.rank)
+        self._job.runtime.compute(seconds)
 
-    def reduce(
-        self,
-        array: npt.ArrayLike,
-        op: OpLike = "sum",
-        root: int = 0,
-        *,
-        out: Array | None = None,
-        reproducible: bool | None = None,
-        timeout_s: float | None = None,
-    ) -> Array | None:
-        """Combine the arrays of all ranks element by element; the root gets the result.
+    def mark(self, label: str) -> None:
+        """Note in the trace of a simulated world that this rank has come to a point of its program, such as ``"step 7"``.
+
+        Everywhere else it does nothing.
 
         Parameters
         ----------
-        array, op, reproducible, timeout_s
-            As for `all_reduce`.
-        root
-            The rank that gets the result.
-        out
-            On the root, where the result goes; may be ``array``. Ignored elsewhere.
-
-        Returns
-        -------
-        ndarray or None
-            On the root, the shape and dtype of ``array``; None elsewhere.
+        label
+            What the trace calls the point.
 
         Raises
         ------
-        InvalidRankError
-            ``root`` is not in the group.
-        DTypeError
-            As for `all_reduce`.
-        """
-        result = self._quickly(("reduce", op, reproducible, root, type(root)), array, out, timeout_s)
-        if result is None:
-            result = self._now("reduce", self._operations.reduce(array, op, root, out, reproducible), timeout_s)
-        return result if self.rank == root else None
-
-    def broadcast(
-        self, array: npt.ArrayLike, root: int = 0, *, out: Array | None = None, timeout_s: float | None = None
-    ) -> Array:
-        """Give the root's array to every rank.
-
-        Parameters
-        ----------
-        array
-            On the root, what to send; elsewhere any array of the same shape and dtype, whose values do not matter.
-        root
-            The rank whose array it is.
-        out
-            Where the result goes: the same shape and dtype; may be ``array``, and mostly is.
-        timeout_s
-            Seconds that the call may last.
-
-        Returns
-        -------
-        ndarray
-            The shape and dtype of ``array``.
-
-        Raises
-        ------
-        InvalidRankError
-            ``root`` is not in the group.
-        """
-        result = self._quickly(("broadcast", root, type(root)), array, out, timeout_s)
-        if result is not None:
-            return result
-        return self._now("broadcast", self._operations.broadcast(array, root, out), timeout_s)
-
-    def all_gather(
-        self,
-        array: npt.ArrayLike,
-        *,
-        counts: Sequence[int] | None = None,
-        uneven: bool = False,
-        out: Array | None = None,
-        timeout_s: float | None = None,
-    ) -> Array:
-        """Join the arrays of all ranks along axis 0; every rank gets the result.
-
-        Parameters
-        ----------
-        array
-            Shape ``(n, ...)``, alike on all ranks; a 0-d array counts as shape ``(1,)``.
-        counts
-            Where n differs from rank to rank: the n of each rank, the same list on all ranks.
-        uneven
-            Whether n may differ though no rank knows all of them: they then travel first, which costs a small call. Alike on all ranks.
-        out
-            Where the result goes.
-        timeout_s
-            Seconds that the call may last.
-
-        Returns
-        -------
-        ndarray
-            Shape ``(sum of n, ...)``, in the order of ranks.
-
-        Raises
-        ------
-        SizeMismatchError
-            ``counts`` does not have one entry per rank, or this rank's is not its n.
         UsageError
-            Both ``counts`` and ``uneven`` are given.
-        CollectiveMismatchError
-            n differs, and neither is given; or, with ``uneven``, ``out`` does not have the shape that the others' n make. On all ranks.
+            ``label`` is no text.
         """
-        result = None if uneven or counts is not None else self._quickly(("all_gather",), array, out, timeout_s)
-        if result is not None:
-            return result
-        return self._now("all_gather", self._operations.all_gather(array, counts, out, uneven=uneven), timeout_s)
+        if not isinstance(label, str):
+            raise UsageError(f"a mark is a text, and {label!r} was given")
+        self._job.runtime.enter(self._job.rank)
+        self._job.runtime.mark(label)
 
-    def gather(
-        self,
-        array: npt.ArrayLike,
-        root: int = 0,
-        *,
-        counts: Sequence[int] | None = None,
-        uneven: bool = False,
-        out: Array | None = None,
-        timeout_s: float | None = None,
-    ) -> Array | None:
-        """Join the arrays of all ranks along axis 0; the root gets the result.
+    def synchronize(self, *, timeout_s: float | None = None) -> None:
+        """Wait on the host until this rank's GPU has done all calls of this group; return at once where there were none on GPUs.
 
-        Parameters
-        ----------
-        array, counts, uneven, timeout_s
-            As for `all_gather`.
-        root
-            The rank that gets the result.
-        out
-            On the root, where the result goes. Ignored elsewhere.
-
-        Returns
-        -------
-        ndarray or None
-            On the root, shape ``(sum of n, ...)``; None elsewhere.
-
-        Raises
-        ------
-        InvalidRankError
-            ``root`` is not in the group.
-        SizeMismatchError, UsageError, CollectiveMismatchError
-            As for `all_gather`.
-        """
-        result = self._now("gather", self._operations.gather(array, root, counts, out, uneven=uneven), timeout_s)
-        return result if self.rank == root else None
-
-    def scatter(
-        self,
-        array: npt.ArrayLike | None,
-        root: int = 0,
-        *,
-        counts: Sequence[int] | None = None,
-        out: Array | None = None,
-        timeout_s: float | None = None,
-    ) -> Array:
-        """Divide the root's array along axis 0; every rank gets its part.
-
-        The root's dtype and shape travel first, so that the others need not know them.
-
-        Parameters
-        ----------
-        array
-            On the root, shape ``(n, ...)``, where n is a multiple of the world size unless ``counts`` is given. Elsewhere ignored,
-            and may be None.
-        root
-            The rank whose array it is.
-        counts
-            How many rows each rank gets, the same list on all ranks.
-        out
-            Where this rank's part goes.
-        timeout_s
-            Seconds that the call may last.
-
-        Returns
-        -------
-        ndarray
-            Shape ``(n / world_size, ...)``, or ``(counts[rank], ...)``.
-
-        Raises
-        ------
-        InvalidRankError
-            ``root`` is not in the group.
-        SizeMismatchError
-            On the root: axis 0 cannot be divided so. Other ranks, which may wait already, then get an `AbortedError` when the root
-            leaves.
-        """
-        return self._now("scatter", self._operations.scatter(array, root, counts, out), timeout_s)
-
-    def reduce_scatter(
-        self,
-        array: npt.ArrayLike,
-        op: OpLike = "sum",
-        *,
-        counts: Sequence[int] | None = None,
-        out: Array | None = None,
-        reproducible: bool | None = None,
-        timeout_s: float | None = None,
-    ) -> Array:
-        """Combine the arrays of all ranks element by element, and give each rank its part along axis 0.
-
-        Parameters
-        ----------
-        array
-            Shape ``(n, ...)``, alike on all ranks, where n is a multiple of the world size unless ``counts`` is given.
-        op, reproducible
-            As for `all_reduce`.
-        counts
-            How many rows each rank gets, the same list on all ranks.
-        out
-            Where this rank's part goes.
-        timeout_s
-            Seconds that the call may last.
-
-        Returns
-        -------
-        ndarray
-            Shape ``(n / world_size, ...)``, or ``(counts[rank], ...)``.
-
-        Raises
-        ------
-        SizeMismatchError
-            Axis 0 cannot be divided so.
-        DTypeError
-            As for `all_reduce`.
-        """
-        result = None if counts is not None else self._quickly(("reduce_scatter", op, reproducible), array, out, timeout_s)
-        if result is not None:
-            return result
-        action = self._operations.reduce_scatter(array, op, counts, out, reproducible)
-        return self._now("reduce_scatter", action, timeout_s)
-
-    def all_to_all(
-        self,
-        array: npt.ArrayLike,
-        *,
-        send_counts: Sequence[int] | None = None,
-        receive_counts: Sequence[int] | None = None,
-        out: Array | None = None,
-        timeout_s: float | None = None,
-    ) -> Array:
-        """Give the r-th part of each rank's array to rank r; what this rank gets is joined along axis 0.
-
-        Parameters
-        ----------
-        array
-            Shape ``(n, ...)``, where n is a multiple of the world size unless ``send_counts`` is given.
-        send_counts
-            How many rows go to each rank; may differ from rank to rank, and is given by all ranks or by none.
-        receive_counts
-            How many rows come from each rank. Need not be given; it is checked against what the others send where it is.
-        out
-            Where the result goes; must not overlap ``array``.
-        timeout_s
-            Seconds that the call may last.
-
-        Returns
-        -------
-        ndarray
-            Shape ``(n, ...)``, or ``(sum of receive_counts, ...)``, in the order of ranks.
-
-        Raises
-        ------
-        SizeMismatchError
-            Axis 0 cannot be divided so, or ``receive_counts`` was given without ``send_counts``.
-        """
-        if send_counts is None and receive_counts is None:
-            result = self._quickly(("all_to_all",), array, out, timeout_s)
-            if result is not None:
-                return result
-        action = self._operations.all_to_all(array, send_counts, receive_counts, out)
-        return self._now("all_to_all", action, timeout_s)
-
-    def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Wait until every rank has come here.
+        What was computed is sound if this returns: a rank that was lost meanwhile, whose calls then end with anything, is raised here.
 
         Parameters
         ----------
         timeout_s
-            Seconds that the call may last.
+            The most seconds to wait. By default as long as the calls take, which their own deadlines bound.
+
+        Raises
+        ------
+        DeadlineError
+            The time is up; the calls go on.
         """
-        if self._quickly(("barrier",), NOTHING, NOTHING, timeout_s) is None:
-            self._now("barrier", self._operations.barrier(), timeout_s)
+        devices = self._paths.devices
+        # By default as long as the calls take, which their own deadlines bound: these tell who did not come.
+        longest = _GRACE_S + max([self._timeout_s, *(launched.timeout_s for launched in devices.unfinished())])
+        deadline = self._begin(longest if timeout_s is None else timeout_s)
+        self._check_open()
+        if not devices.synchronize(deadline):
+            raise DeadlineError(f"the GPU was not done within {deadline.timeout_s:g} s; it goes on", rank=self._job.rank)
+        self._check_open()
+
+    def backend(self, name: str | None = None) -> Backend | None:
+        """Return the backend that moves the bytes, or a part of it, where it is composed of others.
+
+        Parameters
+        ----------
+        name
+            The name of the part, such as ``"nccl"``; by default the backend itself.
+
+        Returns
+        -------
+        Backend or None
+            None where there is none: in a world of one, or where it is not composed of such a part.
+        """
+        backend = self._job.backend
+        return backend if name is None or backend is None or name == self._job.backend_name else backend.part(name)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from manyhands.arrays.buffers import Give
 from manyhands.arrays.dtypes import check_dtype
-from manyhands.arrays.libraries import DeviceArray, Library
+from manyhands.arrays.libraries import DeviceArray, Library, present
 from manyhands.calls.devices.calls import Devices
 from manyhands.calls.devices.shortcuts import PER_THREAD
 from manyhands.calls.devices.work import Underway
-from manyhands.calls.host import Call
+from manyhands.calls.request import Local, Message, Step
+from manyhands.calls.turns import Turns
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
 from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError
 
 __all__ = [
-    "STRIDED",
+    "Aside",
     "DeviceAction",
     "begin",
     "check_arrays",
@@ -32,7 +33,7 @@ __all__ = [
     "together",
 ]
 
-STRIDED = "out= of a call in the background must be C-contiguous where it is on a GPU: give an array of its own"
+_STRIDED = "out= of a call in the background must be C-contiguous where it is on a GPU: give an array of its own"
 
 Enqueue = Callable[[int, Any], None]
 """``enqueue(stream, keep)``: launch what is ready."""
@@ -96,7 +97,12 @@ class DeviceAction:
         """Whether nothing is enqueued but a copy."""
         return self._ready is None
 
-    def __call__(self, deadline: Deadline) -> Any:
+    @property
+    def turns(self) -> tuple[Turns, ...]:
+        """Whose turn it needs; a device does one thing after the other, messages too."""
+        return (self._devices.ledger,)
+
+    def run(self, deadline: Deadline) -> Any:
         """Enqueue the call on the caller's current stream; return the result, which that stream may use from there on."""
         together([self], deadline)
         return self.collect()
@@ -139,7 +145,7 @@ class DeviceAction:
             The stream is being captured.
         """
         if self._out is not None:
-            raise LayoutError(STRIDED)
+            raise LayoutError(_STRIDED)
         self.starts = begin(self._devices, [self.library])
 
     def launch(self, deadline: Deadline) -> Underway[Any]:
@@ -282,18 +288,8 @@ def launch_together(actions: Sequence[DeviceAction], deadline: Deadline) -> list
     return [action.underway(end) for action in actions]
 
 
-def collective(
-    devices: Devices,
-    call: Call,
-    source: DeviceArray,
-    shape: tuple[int, ...] | None,
-    out: DeviceArray | None,
-    give: Give | None,
-    *,
-    may_alias: bool,
-    is_agreed: bool = False,
-) -> DeviceAction:
-    """Prepare a collective whose result has ``shape``, None where this rank gets none; ``is_agreed`` is that of `Devices.ready`.
+def collective(devices: Devices, step: Step, *, may_alias: bool) -> DeviceAction:
+    """Prepare a collective.
 
     Raises
     ------
@@ -302,19 +298,25 @@ def collective(
     LayoutError
         The array is on another device than the group's.
     """
+    request, source, out, give = step.request, step.source, step.out, step.give
+    assert isinstance(source, DeviceArray)
+    assert out is None or isinstance(out, DeviceArray)
     check_arrays(devices, source, out)
     array = source.library.contiguous(source)
-    if shape is None:
-        ready = _ready(devices, call, array, None, is_agreed=is_agreed)
-        return DeviceAction(devices, ready, lambda: devices.knows(call), [array, source], None, None, give)
-    array, target, late = _placed(array, shape, call.dtype, out, may_alias=may_alias)
+    if step.shape is None:
+        ready = _ready(devices, step, array, None)
+        return DeviceAction(devices, ready, lambda: devices.knows(request), [array, source], None, None, give)
+    array, target, late = _placed(array, step.shape, request.dtype, out, may_alias=may_alias)
     arrays = [array, source] if out is None else [array, source, out]
-    ready = _ready(devices, call, array, target, is_agreed=is_agreed)
-    return DeviceAction(devices, ready, lambda: devices.knows(call), arrays, target, late, give)
+    ready = _ready(devices, step, array, target)
+    return DeviceAction(devices, ready, lambda: devices.knows(request), arrays, target, late, give)
 
 
-def copied(devices: Devices, source: DeviceArray, out: DeviceArray | None, give: Give | None) -> DeviceAction:
+def copied(devices: Devices, local: Local) -> DeviceAction:
     """Prepare a copy on the caller's stream, in which no other rank takes part; raises as `collective`."""
+    source, out, give = local.source, local.out, local.give
+    assert isinstance(source, DeviceArray)
+    assert out is None or isinstance(out, DeviceArray)
     check_arrays(devices, source, out)
     array, target, late = _placed(source.library.contiguous(source), source.shape, source.dtype, out, may_alias=True)
     arrays = [array, source] if out is None else [array, source, out]
@@ -336,10 +338,11 @@ def _placed(
     return array, array.library.empty(shape, dtype, array.device), out
 
 
-def message(
-    devices: Devices, outgoing: tuple[DeviceArray, int] | None, incoming: tuple[DeviceArray, int] | None, give: Give | None
-) -> DeviceAction:
+def message(devices: Devices, step: Message) -> DeviceAction:
     """Prepare a send, a receive, or both; raises as `collective`."""
+    source, out, give = step.outgoing, step.target, step.give
+    outgoing = (source, step.dest) if isinstance(source, DeviceArray) and step.dest is not None else None
+    incoming = (out, step.source) if isinstance(out, DeviceArray) and step.source is not None else None
     arrays = [flow[0] for flow in (outgoing, incoming) if flow is not None]
     for array in arrays:
         _check_device(devices, array)
@@ -364,16 +367,62 @@ def message(
     return DeviceAction(devices, ready, lambda: devices.knows_messages(sent, received), arrays, target, late, give)
 
 
-def _ready(devices: Devices, call: Call, source: DeviceArray, target: DeviceArray | None, *, is_agreed: bool) -> Ready | None:
+def _ready(devices: Devices, step: Step, source: DeviceArray, target: DeviceArray | None) -> Ready | None:
     if devices.channel is None:
         return None
 
     def ready(deadline: Deadline, ahead: int) -> Enqueue:
-        prepared = devices.ready(call, deadline, is_agreed=is_agreed, ahead=ahead)
+        prepared = devices.ready(step.request, deadline, is_agreed=step.is_agreed, ahead=ahead)
         to, timeout_s = 0 if target is None else target.pointer, deadline.timeout_s
         return lambda stream, keep: devices.launch(prepared, source.pointer, to, stream, keep, timeout_s)
 
     return ready
+
+
+class Aside:
+    """The caller's streams at a point, behind which a call is to run whose arrays are not all known yet.
+
+    To be made in the caller's thread.
+
+    Parameters
+    ----------
+    devices
+        The group's calls on devices.
+    arrays
+        Those that are known.
+
+    Raises
+    ------
+    LayoutError
+        One is not contiguous.
+    UnsupportedError
+        A stream is being captured.
+    """
+
+    def __init__(self, devices: Devices, arrays: Sequence[DeviceArray]) -> None:
+        if not all(array.is_contiguous for array in arrays):
+            raise LayoutError(_STRIDED)
+        # What the root scatters is not known yet, nor whose array this rank will get.
+        libraries = [arrays[0].library] if arrays else present()
+        channel = devices.channel
+        assert channel is not None
+        self._devices = devices
+        self._device = channel.device
+        self._starts = begin(devices, libraries)
+        self._streams = [(library, library.stream(channel.device)[1]) for library in libraries]
+
+    @contextmanager
+    def streams(self) -> Iterator[None]:
+        """Let memory that is made in a block, in another thread, belong to the caller's streams."""
+        with ExitStack() as blocks:
+            for library, keep in self._streams:
+                blocks.enter_context(library.using(keep, self._device))
+            yield
+
+    def place(self, action: DeviceAction) -> None:
+        """Let a call run behind the point, and behind what the stream may still do with memory that it has just given out again."""
+        if not action.is_copy:
+            action.starts = [*self._starts, *begin(self._devices, [action.library])]
 
 
 def check_arrays(devices: Devices, *arrays: DeviceArray | None) -> None:

@@ -19,9 +19,9 @@ from manyhands.arrays.dtypes import dtype_code, dtype_name
 from manyhands.calls.devices.kinds import DEVICE, device_call, said_call
 from manyhands.calls.devices.shortcuts import DeviceShortcut
 from manyhands.calls.devices.watch import DeviceWatch, Followed, Launched
-from manyhands.calls.failures import check_usable, meet
-from manyhands.calls.host import Call, Collectives
-from manyhands.calls.turns import Lane
+from manyhands.calls.failures import meet
+from manyhands.calls.ledger import Ledger
+from manyhands.calls.request import Request, Step
 from manyhands.config.plugins import PluginManager
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure, Launch
@@ -52,7 +52,7 @@ class Prepared:
     launch: Launch
     number: int
     nbytes: int
-    shortcuts: list[tuple[object, ...]] = field(default_factory=list)
+    places: list[Hashable] = field(default_factory=list)
 
 
 class Devices:
@@ -64,15 +64,19 @@ class Devices:
         Where the group lives, and who belongs to it.
     plugins
         Who may observe.
-    collectives
-        The group's collectives, among which these calls are counted.
+    ledger
+        The group's books, in which these calls are counted among its collectives.
     channel
         What performs them; None where the backend moves no device memory.
+    fast
+        Where the fast ways of calls are kept.
     always
         Whether the ranks agree on every call before it is launched, and not on the first of each kind alone.
 
     Attributes
     ----------
+    ledger
+        As above.
     channel
         As above, until it is closed.
     entered
@@ -81,8 +85,6 @@ class Devices:
         What was launched last on each stream.
     ended
         Of that, what the device is known to be done with.
-    shortcuts
-        Kinds of calls that were made before, and need not be looked up again.
     """
 
     def __init__(
@@ -90,38 +92,37 @@ class Devices:
         job: Job,
         members: Members,
         plugins: PluginManager,
-        collectives: Collectives,
+        ledger: Ledger,
         channel: DeviceChannel | None,
+        fast: dict[Hashable, Any],
         *,
         always: bool,
     ) -> None:
         self._job = job
         self._members = members
         self._plugins = plugins
-        self._collectives = collectives
+        self.ledger: Ledger = ledger
         self._always = always
         self.channel: DeviceChannel | None = channel
-        self.shortcuts: dict[tuple[object, ...], DeviceShortcut] = {}
+        self._fast = fast
         self._library = "" if channel is None else channel.library
         self._watch: DeviceWatch | None = None if channel is None else DeviceWatch.of(job)
         if self._watch is not None:
             self._watch.add(self)
         self._batched: list[Launched] | None = None
-        self._kinds: dict[Call, Prepared] = {}
-        self._traded: dict[Call, Prepared] = {}
+        self._kinds: dict[Request, Prepared] = {}
+        self._traded: dict[Request, Prepared] = {}
         self.entered: Launched | None = None
         self.latest: dict[int, Launched] = {}
         self.ended: dict[int, Launched] = {}
         self._copies: list[DeviceEvent] = []
         self._number = members.channel
-        self._calls = job.control.progress.calls
-        self._recorder = job.control.recorder
         self._digest = 0
         self._count = 0
         self._is_unchecked = False
         self._flows: dict[tuple[int, int], _Flow] = {}
 
-    def ready(self, call: Call, deadline: Deadline, *, is_agreed: bool = False, ahead: int = 0) -> Prepared:
+    def ready(self, call: Request, deadline: Deadline, *, is_agreed: bool = False, ahead: int = 0) -> Prepared:
         """Return a collective that may be launched now, since all ranks have agreed on it.
 
         Parameters
@@ -143,8 +144,8 @@ class Devices:
         UnsupportedError
             The backend does not do that, on any rank.
         """
-        name = call.operation or call.collective.value
-        check_usable(self._job, self._members.number, name, self._collectives.sequence + ahead)
+        name = call.name
+        self.ledger.check(name, self.ledger.next + ahead)
         prepared = self._traded.get(call) if is_agreed else self._kinds.get(call)
         if prepared is None and is_agreed:
             prepared = self._prepare(call, call.signature(device=DEVICE))
@@ -171,7 +172,7 @@ class Devices:
             As `ready`.
         """
         name = "send" if incoming is None else "recv" if outgoing is None else "sendrecv"
-        check_usable(self._job, self._members.number, name)
+        self.ledger.check(name)
         rank = self._members.rank
         flows = [(rank, outgoing[1], outgoing[0])] if outgoing is not None else []
         flows += [(incoming[1], rank, incoming[0])] if incoming is not None else []
@@ -231,9 +232,7 @@ class Devices:
         signature, started = prepared.signature, _now()
         sequence, count = -1, 0
         if is_collective:
-            collectives = self._collectives
-            sequence = collectives.sequence
-            collectives.sequence = self._calls[self._number] = sequence + 1
+            sequence = self.ledger.number()
             self._digest = hash((self._digest, prepared.number))
             self._count = count = self._count + 1
         launched = _new(Launched, (stream, keep, signature, sequence, started, timeout_s))  # half the time of Launched(...)
@@ -247,7 +246,7 @@ class Devices:
             raise
         except (DeviceFailure, TimeoutError) as failure:
             self._failed(failure, said_call(signature, sequence), sequence)
-        self._recorder.note(self._number, sequence, signature, started)
+        self.ledger.note(sequence, signature, started)
         if self._batched is not None:
             self._batched.append(launched)  # the device gets it at the end of the batch
         else:
@@ -295,7 +294,7 @@ class Devices:
         except (DeviceFailure, TimeoutError) as failure:
             self._failed(failure, what)
 
-    def knows(self, call: Call) -> bool:
+    def knows(self, call: Request) -> bool:
         """Tell whether the ranks have agreed on a collective before."""
         return not self._always and call in self._kinds
 
@@ -368,24 +367,13 @@ class Devices:
         assert self._watch is not None
         self._watch.follow(followed)
 
-    @property
-    def lane(self) -> Lane:
-        """Where callers take turns."""
-        return self._collectives.lane
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether calls may be made; where not, `run` says why."""
-        job = self._job
-        return not (job.closed or job.control.verdict or self._members.number in job.left)
-
-    def shorten(self, key: tuple[object, ...], call: Call, shape: tuple[int, ...], library: Library, *, in_place: bool) -> None:
-        """Let the next call of this kind, which was just made with a result of ``shape``, take the short way."""
-        prepared = self._kinds.get(call)
-        if prepared is None or self._always or key in self.shortcuts or not library.is_stream_ordered:
+    def remember(self, place: Hashable, step: Step, library: Library, *, in_place: bool) -> None:
+        """Let the next call of a step's kind, which was just made, go the fast way."""
+        prepared = self._kinds.get(step.request)
+        if prepared is None or self._always or place in self._fast or step.shape is None or not library.is_stream_ordered:
             return
-        self.shortcuts[key] = DeviceShortcut(self, prepared, library, shape, call.dtype, in_place=in_place)
-        prepared.shortcuts.append(key)
+        self._fast[place] = DeviceShortcut(self, prepared, library, step.shape, step.request.dtype, in_place=in_place)
+        prepared.places.append(place)
 
     @property
     def members(self) -> Members:
@@ -408,8 +396,8 @@ class Devices:
 
     # The first of a kind
 
-    def _agree(self, call: Call, deadline: Deadline, ahead: int) -> Prepared:
-        signature, ranks, sequence = call.signature(device=DEVICE), self._members.ranks, self._collectives.sequence + ahead
+    def _agree(self, call: Request, deadline: Deadline, ahead: int) -> Prepared:
+        signature, ranks, sequence = call.signature(device=DEVICE), self._members.ranks, self.ledger.next + ahead
         # With what was called before, so that whatever is launched from here on follows from the same calls on all ranks.
         card = signature.digest + _as_bytes(self._digest)
         name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"
@@ -425,12 +413,12 @@ class Devices:
         prepared = self._kinds.get(call) or self._prepare(call, signature)
         while len(self._kinds) >= _MAX_KINDS:
             oldest = self._kinds.pop(next(iter(self._kinds)))
-            for short in oldest.shortcuts:  # what is not known any more must be agreed on by all ranks, or by none
-                self.shortcuts.pop(short, None)
+            for place in oldest.places:  # what is not known any more must be agreed on by all ranks, or by none
+                self._fast.pop(place, None)
         self._kinds[call] = prepared
         return prepared
 
-    def _prepare(self, call: Call, signature: CallSignature) -> Prepared:
+    def _prepare(self, call: Request, signature: CallSignature) -> Prepared:
         assert self.channel is not None
         kind = device_call(call, self._members.rank)
         launch = self.channel.prepare(kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from manyhands.calls.host import Call
+from manyhands.calls.request import Request
 from manyhands.contract.device import DeviceCall
 from manyhands.control.signatures import CallSignature
 from manyhands.schedule.steps import Collective
@@ -19,13 +19,13 @@ def said_call(signature: CallSignature, sequence: int) -> str:
     return "a message" if sequence < 0 else f"{signature.operation} #{sequence}"
 
 
-def _elements(call: Call, rank: int) -> int:
+def _elements(call: Request, rank: int) -> int:
     if call.collective in (Collective.ALL_GATHER, Collective.GATHER):
         return call.counts[rank]
     return sum(call.counts) if call.counts else math.prod(call.shape)
 
 
-def device_call(call: Call, rank: int) -> DeviceCall:
+def device_call(call: Request, rank: int) -> DeviceCall:
     """Return what a backend must know of a call, for a rank of the group."""
     return DeviceCall(
         call.collective,

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from manyhands.calls.request import LONG_WAY
+
 if TYPE_CHECKING:
     from manyhands.arrays.libraries import Library
     from manyhands.calls.devices.calls import Devices, Prepared
@@ -56,7 +58,7 @@ class DeviceShortcut:
         self._nbytes = max(prepared.nbytes, int(np.prod(shape)) * dtype.itemsize)
 
     def run(self, array: Any, out: Any, timeout_s: float) -> Any:
-        """Make the call; None where it must go the long way.
+        """Make the call, and return its result; `LONG_WAY` where it must go that.
 
         Parameters
         ----------
@@ -75,33 +77,33 @@ class DeviceShortcut:
         library, device = self._library, self._device
         source = library.address(array, device)
         if not source:
-            return None
+            return LONG_WAY
         if out is None:
             # Not through `Library.empty`: what is given back is the array itself.
             target, result = library.fresh(self._shape, self._dtype, device)
         else:
             if type(out) is not type(array) or out.shape != self._shape or out.dtype != array.dtype:
-                return None
+                return LONG_WAY
             target, result = library.address(out, device), out
             if (
                 not target
                 or (source != target and abs(source - target) < self._nbytes)
                 or (source == target and not self._in_place)
             ):
-                return None
+                return LONG_WAY
         devices = self._devices
-        lane = devices.lane
-        if not lane.take_if_free():
-            return None
+        ledger = devices.ledger
+        if not ledger.take_if_free():
+            return LONG_WAY
         try:
-            if not devices.is_usable:
-                return None
+            if not ledger.is_usable:
+                return LONG_WAY
             stream, keep = library.stream(device)
             if stream == PER_THREAD:
-                return None
+                return LONG_WAY
             devices.launch(self._prepared, source, target, stream, keep, timeout_s)
         finally:
-            lane.give()
+            ledger.give()
         if out is not None:
             library.wrote(out)
         return result

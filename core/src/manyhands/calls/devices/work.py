@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from manyhands.calls.devices.watch import DeviceWatch
-from manyhands.calls.turns import Lane
+from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceEvent, DeviceFailure
@@ -49,7 +49,7 @@ class DeviceWork(Work[T]):
 
     Parameters
     ----------
-    what, lane, on_failure_seen
+    what, turns, on_failure_seen
         As for `Work`.
     job, watch
         Where the call belongs, and who sees its end.
@@ -59,8 +59,8 @@ class DeviceWork(Work[T]):
 
     _waits_are_told = False  # not before it has lasted for a while
 
-    def __init__(self, what: str, lane: Lane, on_failure_seen: Callable[[], None], job: Job, watch: DeviceWatch) -> None:
-        super().__init__(what, lane, on_failure_seen)
+    def __init__(self, what: str, turns: Turns, on_failure_seen: Callable[[], None], job: Job, watch: DeviceWatch) -> None:
+        super().__init__(what, turns, on_failure_seen)
         self._job = job
         self._watch = watch
         self._launched = threading.Event()

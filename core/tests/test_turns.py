@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.calls.turns import Lane
-from manyhands.contract import runtime
+from manyhands.calls.turns import Turns
 from manyhands.contract.deadline import Deadline
+from manyhands.control import computer as runtime
 
 PATIENCE_S = 10.0
 
@@ -34,7 +34,7 @@ def until(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.001)
 
 
-def queued(lane: Lane) -> int:
+def queued(lane: Turns) -> int:
     """Return how many turns are waited for."""
     return len(lane._queue)
 
@@ -42,7 +42,7 @@ def queued(lane: Lane) -> int:
 class Takers:
     """Threads that each take a turn in a lane, and note that they had it."""
 
-    def __init__(self, lane: Lane, had: list[object]) -> None:
+    def __init__(self, lane: Turns, had: list[object]) -> None:
         self.lane, self.had = lane, had
         self.threads: list[threading.Thread] = []
 
@@ -50,7 +50,7 @@ class Takers:
         """Let a thread ask for its turn, and return once it waits for it."""
 
         def take() -> None:
-            with self.lane.turn(soon()):
+            with held(self.lane):
                 self.had.append(name)
 
         before = queued(self.lane)
@@ -65,25 +65,25 @@ class Takers:
 
 
 @contextmanager
-def held(lane: Lane) -> Iterator[None]:
+def held(lane: Turns, deadline: Deadline | None = None) -> Iterator[None]:
     """Keep a lane busy."""
-    lane.take(soon())
+    lane.take(deadline or soon())
     try:
         yield
     finally:
         lane.give()
 
 
-def finish(lane: Lane) -> None:
+def finish(lane: Turns) -> None:
     """Wait until all that was asked for before has had its turn."""
-    with lane.turn(soon()):
+    with held(lane):
         pass
 
 
 @settings(max_examples=20)
 @given(st.lists(st.booleans(), max_size=8))
 def test_turns_come_in_the_order_in_which_they_were_asked_for(in_background: list[bool]) -> None:
-    lane, had = Lane(), list[object]()
+    lane, had = Turns(), list[object]()
     takers = Takers(lane, had)
     with held(lane):
         for number, background in enumerate(in_background):
@@ -98,14 +98,14 @@ def test_turns_come_in_the_order_in_which_they_were_asked_for(in_background: lis
 
 
 def test_a_lane_that_is_free_is_taken_at_once_and_as_often_as_one_likes() -> None:
-    lane = Lane()
+    lane = Turns()
     for _ in range(3):
         lane.take(Deadline(1e-9))
         lane.give()
 
 
 def test_only_one_has_its_turn() -> None:
-    lane, inside, most = Lane(), list[int](), list[int]()
+    lane, inside, most = Turns(), list[int](), list[int]()
 
     def action() -> None:
         inside.append(1)
@@ -114,7 +114,7 @@ def test_only_one_has_its_turn() -> None:
 
     def take() -> None:
         for _ in range(50):
-            with lane.turn(soon()):
+            with held(lane):
                 action()
             lane.submit(action)
 
@@ -128,7 +128,7 @@ def test_only_one_has_its_turn() -> None:
 
 
 def test_a_turn_that_does_not_come_in_time_is_given_up() -> None:
-    lane, had = Lane(), list[object]()
+    lane, had = Turns(), list[object]()
     with held(lane):
         lane.submit(lambda: had.append("before"))
         with pytest.raises(TimeoutError):
@@ -139,25 +139,10 @@ def test_a_turn_that_does_not_come_in_time_is_given_up() -> None:
     assert had == ["before", "after"]
 
 
-def test_a_block_whose_turn_does_not_come_is_not_run() -> None:
-    lane = Lane()
-    with held(lane), pytest.raises(TimeoutError), lane.turn(Deadline(1e-9)):
-        raise AssertionError
-    finish(lane)
-
-
-def test_a_turn_ends_where_its_block_is_broken_off() -> None:
-    lane = Lane()
-    with pytest.raises(KeyError), lane.turn(soon()):
-        raise KeyError
-    lane.take(Deadline(1e-9))
-    lane.give()
-
-
 @pytest.mark.parametrize("comes_first", [False, True])
 def test_a_turn_that_comes_as_the_time_runs_out_is_taken(comes_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is given the lane must pass it on, or nobody ever does."""
-    lane, had = Lane(), list[object]()
+    lane, had = Turns(), list[object]()
     lane.take(soon())
 
     class LateEvent(threading.Event):
@@ -187,7 +172,7 @@ def test_a_turn_that_comes_as_the_time_runs_out_is_taken(comes_first: bool, monk
 def test_a_wait_that_is_broken_off_gives_its_place_or_its_turn_to_the_next(
     comes_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lane, had = Lane(), list[object]()
+    lane, had = Turns(), list[object]()
     lane.take(soon())
 
     class BrokenEvent(threading.Event):
@@ -209,7 +194,7 @@ def test_a_wait_that_is_broken_off_gives_its_place_or_its_turn_to_the_next(
 
 
 def test_actions_run_in_the_background() -> None:
-    lane, threads = Lane(), list[threading.Thread]()
+    lane, threads = Turns(), list[threading.Thread]()
     lane.submit(lambda: threads.append(threading.current_thread()))
     finish(lane)
     assert threads[0] is not threading.current_thread()
@@ -218,7 +203,7 @@ def test_actions_run_in_the_background() -> None:
 
 
 def test_actions_that_follow_each_other_share_a_thread() -> None:
-    lane, threads = Lane(), list[int]()
+    lane, threads = Turns(), list[int]()
     with held(lane):
         for _ in range(5):
             lane.submit(lambda: threads.append(threading.get_ident()))
@@ -228,7 +213,7 @@ def test_actions_that_follow_each_other_share_a_thread() -> None:
 
 
 def test_lanes_do_not_wait_for_each_other() -> None:
-    one, other = Lane(), Lane()
+    one, other = Turns(), Turns()
     met = threading.Barrier(2)
     one.submit(lambda: met.wait(PATIENCE_S))
     other.submit(lambda: met.wait(PATIENCE_S))
@@ -238,10 +223,10 @@ def test_lanes_do_not_wait_for_each_other() -> None:
 
 
 def test_an_action_may_use_other_lanes_and_submit_to_its_own() -> None:
-    lane, other, had = Lane(), Lane(), list[object]()
+    lane, other, had = Turns(), Turns(), list[object]()
 
     def action() -> None:
-        with other.turn(soon()):
+        with held(other):
             had.append("other")
         lane.submit(lambda: had.append("next"))
         had.append("action")
@@ -259,7 +244,7 @@ def workers() -> int:
 def test_background_threads_are_used_again() -> None:
     idents = set()
     for _ in range(20):
-        lane = Lane()
+        lane = Turns()
         lane.submit(lambda: idents.add(threading.get_ident()))
         finish(lane)
         until(lambda: bool(runtime._idle))
@@ -269,7 +254,7 @@ def test_background_threads_are_used_again() -> None:
 
 def test_background_threads_end_when_they_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_IDLE_S", 0.001)
-    lane, threads = Lane(), list[threading.Thread]()
+    lane, threads = Turns(), list[threading.Thread]()
     lane.submit(lambda: threads.append(threading.current_thread()))
     finish(lane)
     threads[0].join(PATIENCE_S)
@@ -282,7 +267,7 @@ def test_background_threads_end_when_they_have_nothing_to_do(monkeypatch: pytest
 def test_a_background_thread_that_ends_takes_no_action_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever moment an action comes at, somebody runs it."""
     monkeypatch.setattr(runtime, "_IDLE_S", 1e-6)
-    lane, had = Lane(), list[int]()
+    lane, had = Turns(), list[int]()
     for number in range(300):
         lane.submit(lambda number=number: had.append(number))  # type: ignore[misc]
         if number % 3 == 0:
@@ -297,7 +282,7 @@ def test_an_idle_thread_keeps_nothing_alive(monkeypatch: pytest.MonkeyPatch) -> 
 
     # Nor may the thing be given back by nothing but the end of the thread.
     monkeypatch.setattr(runtime, "_IDLE_S", 2 * PATIENCE_S)
-    lane = Lane()
+    lane = Turns()
     thing = Thing()
     alive = weakref.ref(thing)
     lane.submit(lambda thing=thing: None)  # type: ignore[misc]
@@ -312,29 +297,30 @@ def test_a_forked_child_has_background_threads_of_its_own() -> None:
     program = """
         import os, sys, threading, warnings
         warnings.simplefilter("ignore")
-        from manyhands import runtime
+        from manyhands.control import computer as runtime
         from manyhands.contract.deadline import Deadline
-        from manyhands.calls.turns import Lane
+        from manyhands.calls.turns import Turns
         from manyhands.control.bystanders import nobody_else
 
         def use(lane):
             had = []
             lane.submit(lambda: had.append(1))
-            with lane.turn(Deadline(10)):
-                return had
+            lane.take(Deadline(10))
+            lane.give()
+            return had
 
-        busy, begun, end = Lane(), threading.Event(), threading.Event()
+        busy, begun, end = Turns(), threading.Event(), threading.Event()
         def action():
             begun.set()
             end.wait(10)
         busy.submit(action)
         assert begun.wait(10)
-        assert use(Lane()) == [1]
+        assert use(Turns()) == [1]
         while not runtime._idle:
             pass
         child = os.fork()
         if child == 0:
-            fine = nobody_else(threading.current_thread()) and use(Lane()) == [1]
+            fine = nobody_else(threading.current_thread()) and use(Turns()) == [1]
             os._exit(0 if fine else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         end.set()

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from manyhands.arrays.memory import Array, new_array
-from manyhands.calls.host import Call
+from manyhands.calls.request import Message, Program, Request, Step, Tell
 from manyhands.calls.runner import Calls
 from manyhands.calls.work import Work
-from manyhands.contract.deadline import Deadline
 from manyhands.control.protocol import Report
 from manyhands.control.signatures import CallSignature
 from manyhands.errors import ManyHandsError, OutOfMemoryError, SizeMismatchError, UsageError
@@ -27,7 +26,6 @@ T = TypeVar("T")
 _MESSAGE = CallSignature("send_object")
 _INT64 = np.dtype(np.int64)
 _BYTE = np.dtype(np.uint8)
-_NO_SIZES = np.empty(0, _INT64)
 _NO_BYTES = np.empty(0, _BYTE)
 _LARGEST_BYTES = 1 << 40
 """No object that a rank really has is larger, so that a size beyond is damage."""
@@ -84,11 +82,7 @@ class ObjectCalls(Calls):
         UsageError
             The object holds what cannot travel.
         """
-        peer = self._members.ranks[self._operations.arguments.peer(dest, "dest")]
-        data = np.frombuffer(pack(obj, "send_object"), _BYTE)
-        self._between(
-            lambda deadline: self._operations.peers.exchange(data, peer, None, None, deadline, signature=_MESSAGE), timeout_s
-        )
+        self._run_program("send_object", self._sending(obj, dest), timeout_s)
 
     @overload
     def recv_object(self, source: int, *, type: type[T], timeout_s: float | None = None) -> T: ...
@@ -118,23 +112,11 @@ class ObjectCalls(Calls):
         UsageError
             msgspec cannot decode into ``type``; or the object does not fit it, and is then lost.
         """
-        peer = self._members.ranks[self._operations.arguments.peer(source, "source")]
-        unpacker: Unpacker[Any] = Unpacker(type, "recv_object")
-        data = self._between(
-            lambda deadline: self._operations.peers.exchange(None, None, peer, None, deadline, signature=_MESSAGE), timeout_s
-        )
-        return unpacker.unpack(data, source)
+        return self._run_program("recv_object", self._receiving(source, type), timeout_s)
 
     def send_object_async(self, obj: object, dest: int, *, timeout_s: float | None = None) -> Work[None]:
         """Begin a `send_object`; the object may be changed at once, and what cannot travel is refused at once."""
-        peer = self._members.ranks[self._operations.arguments.peer(dest, "dest")]
-        data = np.frombuffer(pack(obj, "send_object"), _BYTE)
-
-        def action(deadline: Deadline) -> None:
-            self._operations.peers.exchange(data, peer, None, None, deadline, signature=_MESSAGE, has_turn=True)
-
-        lane = self._operations.peers.lane(peer, is_send=True)
-        return self._later(f"send_object to rank {dest}", action, timeout_s, lane)
+        return self._run_program_async("send_object", self._sending(obj, dest), timeout_s)
 
     @overload
     def recv_object_async(self, source: int, *, type: type[T], timeout_s: float | None = None) -> Work[T]: ...
@@ -142,15 +124,7 @@ class ObjectCalls(Calls):
     def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]: ...
     def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]:
         """Begin a `recv_object`; the object is the result of the work, which raises where it does not fit ``type``."""
-        peer = self._members.ranks[self._operations.arguments.peer(source, "source")]
-        unpacker: Unpacker[Any] = Unpacker(type, "recv_object")
-
-        def action(deadline: Deadline) -> Any:
-            data = self._operations.peers.exchange(None, None, peer, None, deadline, signature=_MESSAGE, has_turn=True)
-            return unpacker.unpack(data, source)
-
-        lane = self._operations.peers.lane(peer, is_send=False)
-        return self._later(f"recv_object from rank {source}", action, timeout_s, lane)
+        return self._run_program_async("recv_object", self._receiving(source, type), timeout_s)
 
     @overload
     def broadcast_object(self, obj: object, root: int = 0, *, type: type[T], timeout_s: float | None = None) -> T: ...
@@ -182,21 +156,9 @@ class ObjectCalls(Calls):
         UsageError
             On the root: the object holds what cannot travel. On any rank: it does not fit ``type``.
         """
-        name = "broadcast_object"
-        root = self._operations.arguments.rank(root, "root")
-        unpacker: Unpacker[Any] = Unpacker(type, name)
-        data = pack(obj, name) if self._is(root) else bytearray()
-
-        def action(deadline: Deadline) -> Array:
-            (size,) = self._tell_sizes([len(data)], root, name, deadline)
-            room = _room(size)
-            memory = _padded(data) if self._is(root) else self._memory(room, name)
-            call = Call(Collective.BROADCAST, _BYTE, (room,), root=root, operation=name)
-            source = memory if self._is(root) else _NO_BYTES
-            self._operations.collectives.run(call, source, memory, deadline)
-            return memory[:size]
-
-        return unpacker.unpack(self._now(name, action, timeout_s), root)
+        root = self._rank_of(root)
+        unpacker: Unpacker[Any] = Unpacker(type, "broadcast_object")
+        return unpacker.unpack(self._run_program("broadcast_object", self._broadcasting(obj, root), timeout_s), root)
 
     @overload
     def all_gather_object(self, obj: object, *, type: type[T], timeout_s: float | None = None) -> list[T]: ...
@@ -260,7 +222,7 @@ class ObjectCalls(Calls):
         UsageError
             The object holds what cannot travel; or, on the root, that of some rank does not fit ``type``.
         """
-        root = self._operations.arguments.rank(root, "root")
+        root = self._rank_of(root)
         objects = self._gathered("gather_object", obj, root, type, timeout_s)
         return objects if self._is(root) else None
 
@@ -302,30 +264,9 @@ class ObjectCalls(Calls):
         UsageError
             On the root: ``objs`` is no sequence, or holds what cannot travel. On any rank: its object does not fit ``type``.
         """
-        name = "scatter_object"
-        root = self._operations.arguments.rank(root, "root")
-        unpacker: Unpacker[Any] = Unpacker(type, name)
-        rank, size = self._members.rank, self._members.size
-        parts: list[bytearray] = [bytearray()] * size
-        if self._is(root):
-            if not isinstance(objs, Sequence):
-                raise UsageError(f"{name} needs a list of {size} objects on the root, and a {_kind(objs)} was given")
-            if len(objs) != size:
-                raise SizeMismatchError(f"{name} needs one object for each of the {size} ranks, and {len(objs)} were given")
-            parts = [pack(obj, f"{name}, for rank {dest},") for dest, obj in enumerate(objs)]
-
-        def action(deadline: Deadline) -> Array:
-            sizes = self._tell_sizes([len(part) for part in parts], root, name, deadline)
-            rooms = tuple(map(_room, sizes))
-            joined = self._memory(sum(rooms), name) if self._is(root) else _NO_BYTES
-            if self._is(root):
-                np.concatenate([_padded(part) for part in parts], out=joined)
-            memory = self._memory(rooms[rank], name)
-            call = Call(Collective.SCATTER, _BYTE, (sum(rooms),), counts=rooms, root=root, uneven=rooms, operation=name)
-            self._operations.collectives.run(call, joined, memory, deadline)
-            return memory[: sizes[rank]]
-
-        return unpacker.unpack(self._now(name, action, timeout_s), root)
+        root = self._rank_of(root)
+        unpacker: Unpacker[Any] = Unpacker(type, "scatter_object")
+        return unpacker.unpack(self._run_program("scatter_object", self._scattering(objs, root), timeout_s), root)
 
     def _is(self, rank: int) -> bool:
         """Tell whether this is that rank."""
@@ -333,32 +274,69 @@ class ObjectCalls(Calls):
 
     def _gathered(self, name: str, obj: object, root: int, kind: Any, timeout_s: float | None) -> list[Any]:
         """Return the objects of all ranks on the root, on every rank where that is -1; elsewhere nothing."""
-        wanted = root < 0 or self._is(root)
-        unpacker: Unpacker[Any] = Unpacker(kind if wanted else None, name)
-        data = pack(obj, name)
-        ones = (1,) * self._members.size
-
-        def action(deadline: Deadline) -> list[Array]:
-            sizes = np.empty(self._members.size, _INT64)
-            about = Call(Collective.ALL_GATHER, _INT64, (1,), counts=ones, root=root, operation=name, part="sizes")
-            self._operations.collectives.run(about, np.array([len(data)], _INT64), sizes, deadline)
-            self._check_sizes(sizes, name)
-            rooms = tuple(map(_room, sizes.tolist()))
-            memory = self._memory(sum(rooms), name) if wanted else _NO_BYTES
-            collective = Collective.ALL_GATHER if root < 0 else Collective.GATHER
-            call = Call(collective, _BYTE, (), counts=rooms, root=root, uneven=rooms, operation=name)
-            self._operations.collectives.run(call, _padded(data), memory, deadline)
-            starts = accumulate(rooms, initial=0)
-            return [memory[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=False)] if wanted else []
-
-        parts = self._now(name, action, timeout_s)
+        unpacker: Unpacker[Any] = Unpacker(kind if root < 0 or self._is(root) else None, name)
+        parts = self._run_program(name, self._gathering(name, obj, root), timeout_s)
         return [unpacker.unpack(part, sender) for sender, part in enumerate(parts)]
 
-    def _tell_sizes(self, sizes: list[int], root: int, name: str, deadline: Deadline) -> list[int]:
+    # Programs: the sizes of the objects travel first
+
+    def _sending(self, obj: object, dest: int) -> Program:
+        peer = self._programs.arguments.peer(dest, "dest")
+        yield Message(np.frombuffer(pack(obj, "send_object"), _BYTE), peer, None, None, signature=_MESSAGE)
+
+    def _receiving(self, source: int, kind: Any) -> Program:
+        peer = self._programs.arguments.peer(source, "source")
+        unpacker: Unpacker[Any] = Unpacker(kind, "recv_object")
+        return unpacker.unpack((yield Message(None, None, None, peer, signature=_MESSAGE)), source)
+
+    def _broadcasting(self, obj: object, root: int) -> Program:
+        name = "broadcast_object"
+        data = pack(obj, name) if self._is(root) else bytearray()
+        (size,) = yield from self._telling_sizes([len(data)], root, name)
+        memory = _padded(data) if self._is(root) else self._memory(_room(size), name)
+        request = Request(Collective.BROADCAST, _BYTE, memory.shape, root=root, operation=name)
+        source = memory if self._is(root) else _NO_BYTES
+        return (yield Step(request, source, memory.shape, memory))[:size]
+
+    def _scattering(self, objs: Sequence[object] | None, root: int) -> Program:
+        name, rank, size = "scatter_object", self._members.rank, self._members.size
+        parts: list[bytearray] = [bytearray()] * size
+        if self._is(root):
+            if not isinstance(objs, Sequence):
+                raise UsageError(f"{name} needs a list of {size} objects on the root, and a {_kind(objs)} was given")
+            if len(objs) != size:
+                raise SizeMismatchError(f"{name} needs one object for each of the {size} ranks, and {len(objs)} were given")
+            parts = [pack(obj, f"{name}, for rank {dest},") for dest, obj in enumerate(objs)]
+        sizes = yield from self._telling_sizes([len(part) for part in parts], root, name)
+        rooms = tuple(map(_room, sizes))
+        joined = self._memory(sum(rooms), name) if self._is(root) else _NO_BYTES
+        if self._is(root):
+            np.concatenate([_padded(part) for part in parts], out=joined)
+        memory = self._memory(rooms[rank], name)
+        request = Request(Collective.SCATTER, _BYTE, (sum(rooms),), counts=rooms, root=root, uneven=rooms, operation=name)
+        return (yield Step(request, joined, memory.shape, memory))[: sizes[rank]]
+
+    def _gathering(self, name: str, obj: object, root: int) -> Program:
+        wanted, count = root < 0 or self._is(root), self._members.size
+        data = pack(obj, name)
+        about = Request(Collective.ALL_GATHER, _INT64, (1,), counts=(1,) * count, root=root, operation=name, part="sizes")
+        sizes = yield Tell(about, np.array([len(data)], _INT64), count)
+        self._check_sizes(sizes, name)
+        rooms = tuple(map(_room, sizes.tolist()))
+        collective = Collective.ALL_GATHER if root < 0 else Collective.GATHER
+        request = Request(collective, _BYTE, (), counts=rooms, root=root, uneven=rooms, operation=name)
+        if not wanted:
+            yield Step(request, _padded(data), None)
+            return []
+        memory = self._memory(sum(rooms), name)
+        yield Step(request, _padded(data), memory.shape, memory)
+        starts = accumulate(rooms, initial=0)
+        return [memory[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=False)]
+
+    def _telling_sizes(self, sizes: list[int], root: int, name: str) -> Generator[Tell, Array, list[int]]:
         """Give the root's sizes to every rank."""
-        told = np.array(sizes, _INT64)
-        about = Call(Collective.BROADCAST, _INT64, told.shape, root=root, operation=name, part="sizes")
-        self._operations.collectives.run(about, told if self._is(root) else _NO_SIZES, told, deadline)
+        about = Request(Collective.BROADCAST, _INT64, (len(sizes),), root=root, operation=name, part="sizes")
+        told = yield Tell(about, np.array(sizes, _INT64), len(sizes))
         self._check_sizes(told, name)
         return [int(size) for size in told]
 

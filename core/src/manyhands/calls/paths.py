@@ -1,0 +1,121 @@
+"""Host and device: two paths behind one request. Here is decided which one a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+from manyhands.arrays.libraries import DeviceArray
+from manyhands.calls.devices.actions import check_arrays, collective, copied, message
+from manyhands.calls.devices.calls import Devices
+from manyhands.calls.host import CopyAction, HostPath, TellAction
+from manyhands.calls.ledger import Ledger
+from manyhands.calls.messages import MessagePath
+from manyhands.calls.plans import VECTOR
+from manyhands.calls.request import Local, Message, Step, Tell
+from manyhands.calls.turns import Turns
+from manyhands.config import Settings
+from manyhands.config.plugins import PluginManager
+from manyhands.config.select import Selector
+from manyhands.contract.deadline import Deadline
+from manyhands.contract.device import DeviceChannel
+from manyhands.job.group_ranks import Members
+from manyhands.job.job import Job
+
+__all__ = ["Action", "Fast", "Paths"]
+
+
+class Action(Protocol):
+    """A step that is ready to run: all that can be refused has been, and its memory is there."""
+
+    @property
+    def turns(self) -> Sequence[Turns]:
+        """Whose turns it must have, in this order."""
+        ...
+
+    def run(self, deadline: Deadline) -> Any:
+        """Carry it out when its turn has come; return what it brings."""
+        ...
+
+
+class Fast(Protocol):
+    """The fast way of a call that was made before."""
+
+    def run(self, array: Any, out: Any, timeout_s: float) -> Any:
+        """Make the call, and return its result; `LONG_WAY` where it must go that."""
+        ...
+
+
+class Paths:
+    """What carries out the steps of one group's calls.
+
+    Parameters
+    ----------
+    job, members
+        Where the group lives, and who belongs to it.
+    plugins, selector
+        Who may observe and offer native collectives, and who chooses algorithms.
+    channel
+        What moves the group's device memory; None where the backend moves none.
+    settings
+        The config.
+
+    Attributes
+    ----------
+    ledger
+        The group's books.
+    fast
+        The fast ways of calls that were made before, by their keys and by the dtype and shape of the array.
+    host, messages, devices
+        The ways that steps take.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        members: Members,
+        plugins: PluginManager,
+        selector: Selector,
+        channel: DeviceChannel | None,
+        settings: Settings,
+    ) -> None:
+        self.ledger: Ledger = Ledger(job, members, plugins)
+        self.fast: dict[Hashable, Fast] = {}
+        self.host: HostPath = HostPath(job, members, self.ledger, plugins, selector)
+        self.messages: MessagePath = MessagePath(job, members, self.ledger)
+        self.devices: Devices = Devices(
+            job, members, plugins, self.ledger, channel, self.fast, always=settings.gpu_check == "always"
+        )
+
+    def prepare(self, step: Step | Tell | Message | Local) -> Action:
+        """Make a step ready to run.
+
+        Raises
+        ------
+        DTypeError, LayoutError, SizeMismatchError
+            ``out`` does not fit, or an array is on another device than the group's.
+        OutOfMemoryError
+            There is no memory for the result.
+        """
+        match step:
+            case Step(source=DeviceArray()):
+                return collective(self.devices, step, may_alias=step.request.collective in VECTOR)
+            case Step():
+                return self.host.prepare(step)
+            case Tell():
+                check_arrays(self.devices, *step.arrays)  # before the others hear of the call
+                return TellAction(self.host, step)
+            case Message(outgoing=DeviceArray()) | Message(target=DeviceArray()):
+                return message(self.devices, step)
+            case Message():
+                return self.messages.prepare(step)
+            case Local(source=DeviceArray()):
+                return copied(self.devices, step)
+            case Local():
+                return CopyAction(self.ledger, step)
+
+    def close(self) -> None:
+        """Give back the transports; no call may follow."""
+        self.devices.close()
+        self.host.plans.close()
+        self.messages.close()

@@ -1,0 +1,286 @@
+"""From a request to a plan: which algorithm, or which plugin, carries it out, made ready for the sizes of the request."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from manyhands.arrays.memory import Array
+from manyhands.calls.engine import MAX_MESSAGES, Engine, Express, Patience, compile_plan, has_long
+from manyhands.calls.engine import Plan as Compiled
+from manyhands.calls.request import Request
+from manyhands.config.plugins import PluginManager
+from manyhands.config.select import Selector
+from manyhands.contract.backend import Backend, CollectiveRequest, NativeCollective, Transport
+from manyhands.contract.deadline import Deadline
+from manyhands.control.signatures import CallSignature
+from manyhands.job.group_ranks import Members
+from manyhands.job.job import Job
+from manyhands.schedule.algorithms.doubling import barrier as dissemination
+from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
+from manyhands.schedule.chunking import blocks, even
+from manyhands.schedule.compose import in_parallel
+from manyhands.schedule.contracts import PROMISES
+from manyhands.schedule.steps import Collective, Schedule
+
+__all__ = ["VECTOR", "Plan", "Plans", "Way"]
+
+_log = logging.getLogger("manyhands.calls")
+
+_MAX_PLANS = 512
+_MAX_SCHEDULES = 1024
+_ONE_WAY = frozenset(
+    {Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER, Collective.SCAN, Collective.EXSCAN}
+)
+VECTOR: frozenset[Collective] = frozenset(
+    {Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST, Collective.SCAN, Collective.EXSCAN}
+)
+"""Whose input and output have one shape, and may be the very same memory; schedules are proved for that as well."""
+
+
+class Native:
+    """A collective that a plugin performs, to be run as an `Express` is.
+
+    Parameters
+    ----------
+    native
+        What performs it.
+    backend, root
+        What it gets beside the arrays.
+    """
+
+    __slots__ = ("_backend", "_native", "_root", "takes_any_layout")
+
+    def __init__(self, native: NativeCollective, backend: Backend, root: int) -> None:
+        self._native = native
+        self._backend = backend
+        self._root = root
+        self.takes_any_layout: bool = False
+
+    def run(self, source: Array, target: Array, sequence: int, patience: Patience) -> None:
+        """Perform it; raises as a `NativeCollective`."""
+        waiter = patience()
+        stall = waiter.on_stall or _ignore
+        self._native(self._backend, source.reshape(-1), target.reshape(-1), self._root, waiter.deadline, stall)
+
+
+Way = Express | Native
+"""What carries a plan out."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """A request made ready once and run many times.
+
+    Attributes
+    ----------
+    signature
+        What all ranks must call alike.
+    engine, compiled
+        What runs it, and what that runs.
+    carrier
+        The name of the algorithm, or of the backend that performs it natively.
+    nbytes
+        The size that chose the algorithm.
+    divisor
+        What the result is divided by.
+    elements
+        Those of input and output, -1 where these are not of one size.
+    way
+        What carries it out; missing before the first run, and where the engine must do it.
+    """
+
+    signature: CallSignature
+    engine: Engine
+    compiled: Compiled
+    carrier: str
+    nbytes: int
+    in_order: bool
+    divisor: int
+    elements: int
+    way: Way | None = None
+
+    @property
+    def transport(self) -> Transport:
+        """What it uses."""
+        return self.engine.transport
+
+    def ready(self, dtype: np.dtype[Any], deadline: Deadline) -> Way | None:
+        """Return what carries it out, connected to the peers; None where the engine must."""
+        compiled, engine = self.compiled, self.engine
+        if self.way is not None or not self.in_order:
+            return self.way
+        engine.connect(compiled.peers, deadline)
+        boxes = engine.mailboxes(compiled.peers)
+        if (
+            boxes is None
+            or len(compiled.pieces) > MAX_MESSAGES
+            or not (
+                compiled.streams
+                or (
+                    compiled.is_whole
+                    and not has_long(compiled, min((len(box.outgoing[0]) for box in boxes.values()), default=0))
+                )
+            )
+        ):
+            self.in_order = False
+            return None
+        shape = (self.elements,) if self.elements >= 0 else None
+        self.way = Express(compiled, engine.transport, boxes, dtype, shape)
+        return self.way
+
+    def shaped(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Way | None:
+        """Return what carries it out for arrays of one shape, once it has been run."""
+        if not isinstance(self.way, Express) or self.elements < 0:
+            return self.way
+        boxes = self.engine.mailboxes(self.compiled.peers)
+        assert boxes is not None
+        return Express(self.compiled, self.engine.transport, boxes, dtype, shape)
+
+
+class Plans:
+    """The plans of one group: those made before, and how others are made.
+
+    Parameters
+    ----------
+    job, members
+        Where the group lives, and who belongs to it.
+    plugins, selector
+        Who may offer native collectives, and who chooses algorithms.
+
+    Attributes
+    ----------
+    made
+        Those that were made, the oldest first.
+    """
+
+    def __init__(self, job: Job, members: Members, plugins: PluginManager, selector: Selector) -> None:
+        self._job = job
+        self._members = members
+        self._channel = members.channel
+        self._plugins = plugins
+        self._selector = selector
+        self._engine: Engine | None = None
+        self._barrier: Engine | None = None
+        self.made: dict[Request, Plan] = {}
+
+    def of(self, request: Request) -> Plan:
+        """Return the plan of a request, made now where there is none.
+
+        Raises
+        ------
+        ConfigError, PluginError
+            The algorithm that was chosen does not do this.
+        """
+        return self.made.get(request) or self._make(request)
+
+    def close(self) -> None:
+        """Give back the transports; no call may follow."""
+        for engine in (self._engine, self._barrier):
+            if engine is not None:
+                engine.transport.close()
+
+    def _engine_of(self, collective: Collective) -> Engine:
+        """Return what runs a collective; barriers have one of their own where the backend sends them another way."""
+        if self._engine is None:
+            self._engine = Engine(self._job.open_transport(self._channel))
+            transport = self._job.open_barrier(self._channel)
+            self._barrier = None if transport is None else Engine(transport)
+        return self._barrier or self._engine if collective is Collective.BARRIER else self._engine
+
+    def _make(self, request: Request) -> Plan:
+        members = self._members
+        rank, size = members.rank, members.size
+        elements = int(np.prod(request.shape, dtype=np.int64)) if request.collective in VECTOR else sum(request.counts)
+        nbytes = elements * request.dtype.itemsize
+        # What one rank sends in an uneven all_to_all is its own affair, and must not choose the algorithm for all.
+        uneven = request.collective is Collective.ALL_TO_ALL and request.uneven is not None
+        reduction = request.reduction
+        ordered = reduction is not None and not reduction.commutes
+        choice = self._selector.choose(
+            request.collective,
+            0 if uneven else nbytes,
+            size,
+            ranks_per_host=members.ranks_per_host,
+            even=len(set(request.counts)) <= 1 and not uneven,
+            # Reproducible reductions are in the order of ranks, and scans always are.
+            reproducible=request.reproducible or (ordered and PROMISES[request.collective].behind is None),
+        )
+        root = max(request.root, 0)
+        if choice.algorithm not in BUILTIN:
+            # Imported here: those that come with manyhands are proved by its tests, and nobody pays for the verifier without others.
+            from manyhands.config.plugins.proving import check_use
+
+            check_use(choice.algorithm, size, root, choice.segments, members.ranks_per_host)
+        schedule = _schedule(choice.algorithm, rank, size, root, choice.segments, members.ranks_per_host)
+        if request.collective in _ONE_WAY and size > 1:
+            # The data flow one way, from or to the root or the last rank. The barrier in their shadow makes every rank hear from every other, so
+            # that none returns before all have entered the same request.
+            schedule = in_parallel(schedule, dissemination(rank, size))
+        signature = request.signature(algorithm=f"{choice.algorithm.name}/{choice.segments}")
+        input_offsets, output_offsets = _offsets(request, schedule, choice.segments, elements, rank)
+        engine = self._engine_of(request.collective)
+        compiled = compile_plan(
+            schedule,
+            signature,
+            self._channel,
+            input_offsets,
+            output_offsets,
+            request.dtype.itemsize,
+            reduction,
+            members.ranks,
+            # What streams comes in multiples of 64 bytes, which need not be whole elements of a structured dtype.
+            streams=engine.transport.streams and not 64 % max(1, request.dtype.itemsize),
+        )
+        op = reduction.name if reduction else None
+        is_even = len(set(request.counts)) <= 1 and not uneven
+        asked = CollectiveRequest(
+            self._job.backend_name, request.collective, "cpu", request.dtype, op, nbytes, size, is_even, signature.digest
+        )
+        # Natively performed collectives reduce in an order of their own, and know the world alone.
+        may_ask = members.number == 0 and not request.reproducible and not ordered
+        native = self._plugins.native_collective(asked) if may_ask else None
+        carrier = choice.algorithm.name if native is None else self._job.backend_name
+        divisor = size if native is None and reduction is not None and reduction.is_mean else 1
+        vector = elements if request.collective in VECTOR else -1
+        made = Plan(signature, engine, compiled, carrier, nbytes, choice.algorithm.in_order, divisor, vector)
+        if native is not None and self._job.backend is not None:
+            made.way = Native(native, self._job.backend, request.root)
+        while len(self.made) >= _MAX_PLANS:
+            del self.made[next(iter(self.made))]
+        self.made[request] = made
+        if _log.isEnabledFor(logging.DEBUG):
+            why = choice.reason if native is None else "a plugin performs it"
+            _log.debug("rank %d of group %d: %s by %s: %s", rank, members.number, signature.describe(), carrier, why)
+        return made
+
+
+@lru_cache(maxsize=_MAX_SCHEDULES)
+def _schedule(algorithm: Algorithm, rank: int, size: int, root: int, segments: int, ranks_per_host: int) -> Schedule:
+    """Return a schedule; groups and sizes that have it in common share it."""
+    return algorithm.schedule(rank, size, root, segments, ranks_per_host)
+
+
+def _offsets(
+    request: Request, schedule: Schedule, segments: int, elements: int, rank: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where the chunks of ``INPUT`` and ``OUTPUT`` begin, in elements, for a schedule of this request."""
+    if request.collective in VECTOR:
+        return even(elements, schedule.input_chunks), even(elements, schedule.output_chunks)
+    if request.collective is Collective.BARRIER:
+        return (0,), (0,)
+    all_blocks = blocks(request.counts, segments)
+    if request.collective is Collective.ALL_TO_ALL:
+        return all_blocks, blocks(request.receive_counts, segments)
+    own_block = blocks(request.counts[rank : rank + 1], segments)
+    if request.collective in (Collective.ALL_GATHER, Collective.GATHER):
+        return own_block, all_blocks
+    return all_blocks, own_block
+
+
+def _ignore(_peers: list[int]) -> None:
+    pass

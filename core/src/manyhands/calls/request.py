@@ -1,0 +1,203 @@
+"""What a call asks for, as data: a request, and the steps of which the program of a call consists.
+
+A *program* is a generator. It checks the arguments of a call, yields one step after the other, gets back what each brings, and returns what
+the caller gets. Nearly every call is one `Step`. A call whose ranks do not know the sizes beforehand begins with a `Tell`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from manyhands.arrays.buffers import Give, Memory
+from manyhands.arrays.dtypes import Reduction, dtype_code, fields_of
+from manyhands.arrays.libraries import DeviceArray
+from manyhands.arrays.memory import Array
+from manyhands.control.signatures import CallSignature
+from manyhands.schedule.steps import Collective
+
+__all__ = ["ARRAY", "LONG_WAY", "Local", "Message", "Program", "Request", "Step", "Tell"]
+
+ARRAY: CallSignature = CallSignature("send")
+"""What the headers of all messages between two ranks say that carry an array of the user's."""
+
+LONG_WAY: Final = object()
+"""What the fast way of a call gives where the call must go the long way; nothing was done then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One kind of call: all that its plan depends on, and what every rank must give alike.
+
+    Attributes
+    ----------
+    collective
+        What is called.
+    dtype
+        The dtype of the arrays.
+    shape
+        The shape that all ranks must have in common.
+    counts
+        Elements in each rank's block, in the order of ranks; for all_to_all those that this rank sends. Empty for collectives
+        that do not divide by ranks.
+    receive_counts
+        For all_to_all, the elements that this rank receives.
+    reduction, root
+        Where there is one; -1 for no root.
+    uneven
+        What the caller divided axis 0 into, where it did and all ranks must agree.
+    reproducible
+        Whether the bits of the result must not depend on the algorithm.
+    operation, part
+        For a request that is only a part of what the user called: the user's operation, and which part.
+    """
+
+    collective: Collective
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    counts: tuple[int, ...] = ()
+    receive_counts: tuple[int, ...] = ()
+    reduction: Reduction | None = None
+    root: int = -1
+    uneven: tuple[int, ...] | None = None
+    reproducible: bool = False
+    operation: str = ""
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the user called."""
+        return self.operation or self.collective.value
+
+    def signature(self, *, algorithm: str = "", device: str = "") -> CallSignature:
+        """Return what all ranks must call alike: this, by an algorithm, on a kind of device where that is not the host's memory."""
+        reduction = self.reduction
+        return CallSignature(
+            operation=self.name,
+            part=self.part,
+            dtype=0 if self.collective is Collective.BARRIER else dtype_code(self.dtype),
+            shape=self.shape,
+            op=reduction.name if reduction else "",
+            op_code=reduction.code if reduction else 0,
+            root=self.root,
+            counts=self.uneven,
+            reproducible=self.reproducible,
+            algorithm=algorithm,
+            count=math.prod(self.shape),
+            device=device,
+            fields=fields_of(self.dtype),
+        )
+
+
+@dataclass(slots=True)
+class Step:
+    """A collective, with the memory of this rank that it works on.
+
+    Attributes
+    ----------
+    request
+        What to do.
+    source
+        This rank's input, of any layout.
+    shape
+        The shape of the result; None where this rank gets none.
+    out
+        Where the result goes; None for new memory.
+    give
+        Turns the memory of the result into what the caller gets; None where it is given as it is.
+    is_agreed
+        Whether the ranks have just told each other what they are about to do: each may have a part of its own in it.
+    identity
+        The result, where it comes from no rank.
+    is_repeatable
+        Whether a call with arguments of the same kind is this very request.
+    """
+
+    request: Request
+    source: Memory
+    shape: tuple[int, ...] | None
+    out: Memory | None = None
+    give: Give | None = None
+    is_agreed: bool = False
+    identity: Array | None = None
+    is_repeatable: bool = True
+
+
+@dataclass(slots=True)
+class Tell:
+    """Numbers that the ranks tell each other before the step that depends on them, for which the others wait from here on.
+
+    Attributes
+    ----------
+    request
+        The collective that carries them, on int64.
+    numbers
+        What this rank tells: on the root of a broadcast to all; else to each rank its number, or the same to all.
+    count
+        How many numbers come back.
+    alike
+        In words what all ranks must give alike, for numbers that go through the store.
+    by_store
+        Whether they do, since the arrays are on devices or the backend moves no host memory.
+    arrays
+        The arrays on devices that the call was given.
+    may_be_on_device
+        Whether what follows may be on devices although no array that this rank was given is.
+    """
+
+    request: Request
+    numbers: Array
+    count: int
+    alike: str = ""
+    by_store: bool = False
+    arrays: list[DeviceArray] = field(default_factory=list)
+    may_be_on_device: bool = False
+
+
+@dataclass(slots=True)
+class Message:
+    """An array to one rank of the group, from one, or both at once.
+
+    Attributes
+    ----------
+    outgoing, dest
+        What is sent, and to whom; None for nothing, and for nobody.
+    target, source
+        Where what comes goes, None for new memory, and from whom it comes, None for nobody.
+    give
+        As for `Step`.
+    signature
+        What the headers say.
+    """
+
+    outgoing: Memory | None
+    dest: int | None
+    target: Memory | None
+    source: int | None
+    give: Give | None = None
+    signature: CallSignature = ARRAY
+
+
+@dataclass(slots=True)
+class Local:
+    """A copy in which no other rank takes part.
+
+    Attributes
+    ----------
+    source
+        What is copied; None where nothing is.
+    out, give
+        As for `Step`.
+    """
+
+    source: Memory | None
+    out: Memory | None = None
+    give: Give | None = None
+
+
+Program = Generator[Step | Tell | Message | Local, Any, Any]
+"""The steps of one call, in their order; what it returns is what the caller gets."""

@@ -1,0 +1,146 @@
+"""Calls that move an array from one rank to one other: ``send``, ``recv`` and ``sendrecv``."""
+
+from __future__ import annotations
+
+from typing import overload
+
+import numpy.typing as npt
+
+from manyhands.arrays.memory import NOTHING, Array
+from manyhands.calls.runner import Calls
+from manyhands.calls.work import Work
+
+__all__ = ["MessageCalls"]
+
+
+class MessageCalls(Calls):
+    """The calls of a group that move an array from one rank to one other.
+
+    None as a peer is nobody, as MPI's PROC_NULL is: nothing is sent there, and nothing comes from there. So ranks at the edge of
+    a grid need no branch of their own.
+    """
+
+    def send(self, array: npt.ArrayLike, dest: int | None, *, timeout_s: float | None = None) -> None:
+        """Send an array to one rank, which must `recv` it.
+
+        A small array may be on its way when the call returns: that it does not fit, or is never received, a later call or `close` says.
+
+        Parameters
+        ----------
+        array
+            Any shape of at most 32 dimensions, any dtype.
+        dest
+            The rank to send to; None for nobody, so that nothing is sent.
+        timeout_s
+            Seconds that the call may last.
+
+        Raises
+        ------
+        InvalidRankError
+            ``dest`` is not in the group.
+        SelfSendError
+            ``dest`` is this rank.
+        """
+        if type(dest) is not int:
+            dest = self._programs.arguments.peer_or_nobody(dest, "dest")
+        self._call(("send", dest), array, None, timeout_s)
+
+    @overload
+    def recv(self, source: int, *, out: Array | None = None, timeout_s: float | None = None) -> Array: ...
+    @overload
+    def recv(self, source: int | None, *, out: Array, timeout_s: float | None = None) -> Array: ...
+    @overload
+    def recv(self, source: int | None, *, out: None = None, timeout_s: float | None = None) -> Array | None: ...
+    def recv(self, source: int | None, *, out: Array | None = None, timeout_s: float | None = None) -> Array | None:
+        """Receive the next array that ``source`` sends to this rank.
+
+        Parameters
+        ----------
+        source
+            The rank to receive from; None for nobody, so that nothing comes.
+        out
+            Where the array goes; the sender's must have the same shape and dtype.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        ndarray or None
+            ``out``, or a new array of the sender's shape and dtype. Where ``source`` is None, ``out`` as it was, or None without it.
+
+        Raises
+        ------
+        InvalidRankError
+            ``source`` is not in the group.
+        SelfSendError
+            ``source`` is this rank.
+        """
+        if type(source) is not int:
+            source = self._programs.arguments.peer_or_nobody(source, "source")
+        received: Array | None = self._call(("recv", source), NOTHING, out, timeout_s)
+        return received
+
+    @overload
+    def sendrecv(
+        self, array: npt.ArrayLike, dest: int | None, source: int, *, out: Array | None = None, timeout_s: float | None = None
+    ) -> Array: ...
+    @overload
+    def sendrecv(
+        self, array: npt.ArrayLike, dest: int | None, source: int | None, *, out: Array, timeout_s: float | None = None
+    ) -> Array: ...
+    @overload
+    def sendrecv(
+        self, array: npt.ArrayLike, dest: int | None, source: int | None, *, out: None = None, timeout_s: float | None = None
+    ) -> Array | None: ...
+    def sendrecv(
+        self,
+        array: npt.ArrayLike,
+        dest: int | None,
+        source: int | None,
+        *,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Array | None:
+        """Send an array to one rank and receive one from another, or the same, at once; so that exchanges cannot deadlock.
+
+        Parameters
+        ----------
+        array, dest
+            As for `send`.
+        source, out
+            As for `recv`. ``dest`` and ``source`` may both be this rank, which then gets a copy.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        ndarray or None
+            As for `recv`.
+
+        Raises
+        ------
+        InvalidRankError
+            ``dest`` or ``source`` is not in the group.
+        SelfSendError
+            One of them is this rank, and the other is not.
+        DTypeError, SizeMismatchError
+            Both are this rank, and ``out`` is not like ``array``.
+        """
+        received: Array | None = self._call(("sendrecv", dest, source), array, out, timeout_s)
+        return received
+
+    def send_async(self, array: npt.ArrayLike, dest: int | None, *, timeout_s: float | None = None) -> Work[None]:
+        """Begin a `send`; the array may be written to when the work is done."""
+        return self._call_async(("send", dest), array, None, timeout_s, reads=None if dest is None else array)
+
+    @overload
+    def recv_async(self, source: int, *, out: Array | None = None, timeout_s: float | None = None) -> Work[Array]: ...
+    @overload
+    def recv_async(self, source: int | None, *, out: Array, timeout_s: float | None = None) -> Work[Array]: ...
+    @overload
+    def recv_async(self, source: int | None, *, out: None = None, timeout_s: float | None = None) -> Work[Array | None]: ...
+    def recv_async(
+        self, source: int | None, *, out: Array | None = None, timeout_s: float | None = None
+    ) -> Work[Array] | Work[Array | None]:
+        """Begin a `recv`; the array is the result of the work."""
+        return self._call_async(("recv", source), NOTHING, out, timeout_s, writes=(out,))
