@@ -84,9 +84,10 @@ class ManyHandsError(Exception):
     peer
         The rank that the error is about: the one that died, lagged or differed.
     operation
-        The call that it ends on this rank, such as ``"all_reduce"`` or ``"recv from rank 2"``; else that during which it was found.
+        The call that the error ended on this rank, such as ``"all_reduce"`` or ``"recv from rank 2"``, or during which it was
+        found.
     sequence
-        The number of that call: of all collectives of its group, or of this rank's own messages, counted from 0.
+        The number of that call, counted from 0 among the collectives of its group, or among this rank's own messages.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ def _restore(cls: type[ManyHandsError], message: str, attributes: dict[str, Any]
 
 
 class UsageError(ManyHandsError, ValueError):
-    """A call that cannot be carried out; found before any byte moves, so that the group stays usable."""
+    """The call is impossible. This is found before any byte moves, so the group stays usable."""
 
 
 class InvalidRankError(UsageError):
@@ -193,10 +194,10 @@ class UnsupportedError(ManyHandsError, NotImplementedError):
 
 
 class OutOfMemoryError(ManyHandsError, MemoryError):
-    """There is no memory for what a call needs: its result, or a copy on the way.
+    """There is no memory for the result of a call, or for a copy on the way.
 
-    Where nothing had been sent yet the group can still be used. In the middle of a call the job ends: the other ranks get an `AbortedError`
-    that names this one.
+    If nothing had been sent yet, the group can still be used. In the middle of a call the job ends: the other ranks get an
+    `AbortedError` that names this one.
     """
 
 
@@ -233,7 +234,7 @@ class AbortedError(CommError):
 
 
 class InputChangedError(CommError):
-    """The program of a rank, ``peer``, wrote to an array that a call in the background was still to read."""
+    """The program of a rank, ``peer``, wrote to an array before a call in the background had read it."""
 
 
 class ClosedError(CommError):
@@ -241,7 +242,7 @@ class ClosedError(CommError):
 
 
 class ProtocolError(CommError):
-    """A peer sent bytes that no manyhands sends."""
+    """A peer sent bytes that manyhands never sends."""
 
 
 class InternalError(ManyHandsError):
@@ -249,4 +250,4 @@ class InternalError(ManyHandsError):
 
 
 class GpuFallbackWarning(UserWarning):
-    """An array on a GPU goes through the host's memory, as ``gpu_fallback = "host"`` allows; one for each such call."""
+    """An array on a GPU goes through host memory, as ``gpu_fallback = "host"`` allows. Each of these calls warns."""

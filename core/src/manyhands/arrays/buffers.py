@@ -91,7 +91,9 @@ class Taking:
         return self._staged(operation, source, array, target, out)
 
     def receiving(self, operation: str, out: Any) -> tuple[Memory | None, Give | None]:
-        """Return the memory that is to be received into, and what gives the result back, for a call without an input; raises likewise."""
+        """Return the memory to receive into, and what gives the result back, for a call without an input; raises the same
+        errors.
+        """
         target = None if out is None else self.target(out)
         if not isinstance(target, DeviceArray):
             return target, (None if target is out else lambda _: out)

@@ -29,30 +29,32 @@ LOCATING: dict[str, np.ufunc] = {"minloc": np.less, "maxloc": np.greater}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """A reduction by a function of one's own, to be given as ``op=``; the same on all ranks.
+    """A reduction by a function of your own, for ``op=``; give the same on all ranks.
 
-    ``mh.Op(fn, name=None, commutative=True, identity=None)``. A plain function does as well where it is associative and commutative.
+    ``mh.Op(fn, name=None, commutative=True, identity=None)``. A plain function will do if it is associative and commutative.
 
     Parameters
     ----------
     fn
-        ``fn(a, b)`` returns the reduction of two arrays, element by element: it gets neighbouring elements of the arrays of two ranks, or
-        of what was reduced before, as two read-only arrays of shape ``(n,)``, and returns a new array of the same shape and dtype (``a``
-        or ``b`` itself will do). Which elements come together is not known beforehand, so that none may depend on its neighbours;
-        on part of the input it may be tried first. It must be associative, call nothing of the group, and keep neither array, which
-        other calls write to. Give the same function each time: a new one, such as a lambda in a loop, is prepared anew.
+        ``fn(a, b)`` reduces two arrays element by element. It gets two read-only arrays of shape ``(n,)``, which hold
+        neighbouring elements of the arrays of two ranks or of earlier results. It returns a new array of the same shape and
+        dtype (``a`` or ``b`` itself will do). It cannot know how the elements are divided, so no element of the result may
+        depend on its neighbours. It may be tried on part of the input first. It must be associative. It must not call the
+        group, and must not keep the arrays, because other calls write to them. Give the same function each time: a new one,
+        such as a lambda in a loop, is prepared anew.
     name
-        What messages call it, and what ranks compare: at most 200 characters. By default the function's name; of a lambda, its line and a digest of its code.
-        Functions made by ``functools.partial`` need one to be told apart.
+        The name that messages show and ranks compare, at most 200 characters. The default is the function's name; for a lambda,
+        its line and a digest of its code. Functions made by ``functools.partial`` need a name to be told apart.
     commutative
-        Whether ``fn(a, b)`` and ``fn(b, a)`` are the same. Where not, operands are combined in the order of ranks.
+        Whether ``fn(a, b)`` and ``fn(b, a)`` are the same. If not, operands are combined in the order of ranks.
     identity
-        What ``fn`` leaves any element unchanged with, as a scalar or a tuple of the fields; `Group.exscan` needs it.
+        The element that leaves every other one unchanged under ``fn``, as a scalar or a tuple of the fields. `Group.exscan`
+        needs it.
 
     Raises
     ------
     UsageError
-        ``fn`` is no function, or ``name`` no such text.
+        ``fn`` is no function, or ``name`` is no text of 1 to 200 characters.
     """
 
     fn: Function

@@ -199,7 +199,7 @@ def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
     except TypeError:
         found = (-1,)
     if any(extent < 0 for extent in found):
-        raise SizeMismatchError(f"shape must be an integer of at least 0, or a sequence of such, and {shape!r} was given")
+        raise SizeMismatchError(f"shape must be an integer of at least 0, or a sequence of them, and {shape!r} was given")
     return found
 
 

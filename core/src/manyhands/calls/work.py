@@ -33,17 +33,17 @@ _ROUNDS = 8
 
 
 class Work(Generic[T]):
-    """The handle of a call that runs in the background; what ``Group.*_async`` return.
+    """The handle of a call that runs in the background. The ``_async`` methods of `Group` return it.
 
-    Until the work is done, the arrays given to the call must not be written to, and ``out=`` not be touched. A handle may be
-    dropped: the call goes on all the same, keeps its arrays alive, and a failure of it is raised by every later call on the
-    group.
+    Until the work is done, do not write to the arrays given to the call, and do not touch ``out=``. You may drop a handle: the
+    call goes on and keeps its arrays alive. If it fails, every later call on the group raises its error.
 
-    Collectives of one group run, and are done, in the order in which they were issued; sends to one rank, and receives from one
-    rank, likewise.
+    Collectives of one group run, and end, in the order in which they were issued. The same holds for sends to one rank, and for
+    receives from one rank.
 
-    Several are waited for by `manyhands.wait_all`, `manyhands.wait_any` and `manyhands.as_completed`; in a coroutine by ``await`` and by all that
-    asyncio has for awaitables: ``asyncio.wait``, ``gather``, ``wait_for``, ``as_completed``, ``shield``. It is no `concurrent.futures.Future`.
+    `manyhands.wait_all`, `manyhands.wait_any` and `manyhands.as_completed` wait for several works. A coroutine can ``await`` a
+    work, and give it to ``asyncio.wait``, ``gather``, ``wait_for``, ``as_completed`` and ``shield``. It is no
+    ``concurrent.futures.Future``.
     """
 
     __slots__ = (
@@ -85,8 +85,8 @@ class Work(Generic[T]):
     def wait(self, timeout_s: float | None = None) -> T:
         """Wait until the call is done, and return its result.
 
-        Of arrays on GPUs, the host waits only until the call has been enqueued, behind those before it, and the caller's current stream
-        until it is done: that stream may use the result from there on. `synchronize` waits on the host.
+        With arrays on GPUs, the host waits only until the call has been enqueued behind earlier ones. The caller's current
+        stream waits until the call is done, and may use the result from then on. `synchronize` waits on the host.
 
         Parameters
         ----------
@@ -101,7 +101,7 @@ class Work(Generic[T]):
         Raises
         ------
         DeadlineError
-            ``timeout_s`` passed. The call goes on, the group is well, and this may be called again.
+            ``timeout_s`` passed. The call goes on, the group stays usable, and you may call this again.
         ManyHandsError
             What the call raised.
         ClosedError
@@ -126,22 +126,23 @@ class Work(Generic[T]):
     def synchronize(self, timeout_s: float | None = None) -> T:
         """Wait on the host until the call is done, and return its result.
 
-        That is what `wait` does, except for arrays on GPUs: there `wait` makes the caller's current stream wait, and the host goes on.
+        This differs from `wait` only for arrays on GPUs: there `wait` makes the caller's current stream wait, and the host goes
+        on.
 
         Parameters
         ----------
         timeout_s
-            As for `wait`, whose result and errors this has, too.
+            As for `wait`; result and errors are the same as well.
         """
         return self.wait(timeout_s)
 
     def done(self) -> bool:
-        """Tell whether the call has ended, well or badly. Never blocks.
+        """Tell whether the call has ended, successfully or not. Never blocks.
 
         Raises
         ------
         ClosedError
-            It has not, and this process was forked from the one that made the call, so that it would never learn of the end.
+            The call has not ended, and this process was forked from the one that made it. So it would never learn of the end.
         """
         if self._takes_stock:
             self._takes_stock = False
@@ -151,7 +152,7 @@ class Work(Generic[T]):
         return self._ended
 
     def exception(self) -> BaseException | None:
-        """Return what the call raised; None while it runs, and when it went well. Never blocks."""
+        """Return the call's error; None while it runs, and after success. Never blocks."""
         error = self._error if self.done() else None
         if error is not None and self._on_failure_seen is not None:
             self._on_failure_seen()
@@ -162,7 +163,7 @@ class Work(Generic[T]):
         return False
 
     def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
-        """Call ``callback(work)`` once the call has ended, at once if it has; in a background thread.
+        """Call ``callback(work)`` in a background thread once the call has ended; at once if it has already.
 
         The callbacks of a group run one after the other, in the order in which their calls ended, and may use the group. An
         exception that one raises is logged, and changes nothing.
@@ -172,7 +173,7 @@ class Work(Generic[T]):
         Parameters
         ----------
         callback
-            It is called with this work; what it returns is not looked at.
+            It is called with this work; its return value is ignored.
 
         Raises
         ------
@@ -349,26 +350,26 @@ class _Asking:
 def wait_all(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> list[T]:
     """Wait until several calls are done, and return their results.
 
-    They may be of several groups, and of arrays on GPUs: for those this waits as `Work.wait` does.
+    The works may belong to several groups. For arrays on GPUs this waits as `Work.wait` does.
 
     Parameters
     ----------
     works
         What ``Group.*_async`` and batches return.
     timeout_s
-        The most seconds to wait for all of them together. By default as long as they take.
+        The most seconds to wait for all of them together. By default there is no limit.
 
     Returns
     -------
     list
-        The result of each, in the order of ``works``; empty where there are none.
+        The results in the order of ``works``; an empty list for no works.
 
     Raises
     ------
     DeadlineError
-        ``timeout_s`` passed. The calls go on, their groups are well, and this may be called again.
+        ``timeout_s`` passed. The calls go on, their groups stay usable, and you may call this again.
     ManyHandsError
-        What the first that failed, in the order of ``works``, raised; the others go on.
+        A call failed. This is the error of the first failed one in the order of ``works``; the others go on.
     ClosedError
         This process was forked from the one that made the calls.
     UsageError
@@ -379,26 +380,26 @@ def wait_all(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> lis
 
 
 def wait_any(works: Iterable[Work[Any]], *, timeout_s: float | None = None) -> int:
-    """Wait until one of several calls has ended, well or badly; its ``wait()`` then gives the result, or raises.
+    """Wait until one of several calls has ended. Its ``wait()`` then returns the result, or raises, at once.
 
-    They may be of several groups, and of arrays on GPUs: those have ended when the GPU is done.
+    The works may belong to several groups, and to arrays on GPUs, which have ended when the GPU is done.
 
     Parameters
     ----------
     works
         What ``Group.*_async`` and batches return; at least one.
     timeout_s
-        The most seconds to wait. By default as long as it takes.
+        The most seconds to wait. By default there is no limit.
 
     Returns
     -------
     int
-        Where in ``works`` it is: the first, where several have ended.
+        Its index in ``works``; the first one if several have ended.
 
     Raises
     ------
     DeadlineError
-        ``timeout_s`` passed. The calls go on, their groups are well, and this may be called again.
+        ``timeout_s`` passed. The calls go on, their groups stay usable, and you may call this again.
     ClosedError
         This process was forked from the one that made the calls.
     UsageError
@@ -414,17 +415,17 @@ def wait_any(works: Iterable[Work[Any]], *, timeout_s: float | None = None) -> i
 
 
 def as_completed(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> Iterator[Work[T]]:
-    """Yield several calls, each once it has ended, well or badly: its ``wait()`` gives the result at once, or raises.
+    """Yield each work once its call has ended. Its ``wait()`` then returns the result, or raises, at once.
 
-    They may be of several groups, and of arrays on GPUs: those have ended when the GPU is done. Of those that have ended by the time
-    the next is asked for, the first in ``works`` comes first.
+    The works may belong to several groups, and to arrays on GPUs, which have ended when the GPU is done. If several have ended,
+    the first one in ``works`` comes first.
 
     Parameters
     ----------
     works
         What ``Group.*_async`` and batches return.
     timeout_s
-        The most seconds until the last has ended, counted from this call. By default as long as it takes.
+        The most seconds until the last call has ended, counted from now. By default there is no limit.
 
     Returns
     -------
@@ -434,7 +435,7 @@ def as_completed(works: Iterable[Work[T]], *, timeout_s: float | None = None) ->
     Raises
     ------
     DeadlineError
-        From the iterator: ``timeout_s`` passed before the next had ended. The calls go on, and their groups are well.
+        From the iterator: ``timeout_s`` passed before the next call had ended. The calls go on, and their groups stay usable.
     ClosedError
         From the iterator: this process was forked from the one that made the calls.
     UsageError

@@ -47,7 +47,7 @@ HEADER_BYTES: int = 64
 
 
 Sink = Callable[[memoryview, int], None]
-"""What takes the parts of a message: ``sink(data, offset)``."""
+"""A function that takes the parts of a message: ``sink(data, offset)``."""
 
 
 class LinkLost(ConnectionError):
@@ -69,7 +69,7 @@ class HeaderMismatch(Exception):
 
 
 class Damaged(Exception):
-    """What came from ``peer``, or did not come, is not what it sent. A transport that can tell raises it; no call is given such bytes."""
+    """A message from `peer` was damaged or lost. A transport that notices it raises this; no call gets the bytes."""
 
     def __init__(self, peer: int, reason: str) -> None:
         super().__init__(reason)
@@ -85,7 +85,7 @@ class Transfer(ABC):
     done
         True once a send's memory may be reused, or a receive's memory is filled.
     moved
-        How many bytes have moved so far: what tells a slow message from one that stands still.
+        How many bytes have moved so far. This tells a slow message from one that stands still.
     """
 
     __slots__ = ("done", "moved")
@@ -95,10 +95,10 @@ class Transfer(ABC):
 
 
 class Mailbox(ABC):
-    """Short messages to and from one peer, in memory that the transport owns: no objects are made, and nothing is looked up.
+    """Short messages to and from one peer, in memory that the transport owns. No object is made, and nothing is looked up.
 
-    The messages are the same as those of `Transport.send` and `Transport.recv`, and in one order with them: a rank may use either way,
-    whatever its peer does. Of each mailbox one thread at a time posts, and one fetches.
+    The messages are the same as those of `Transport.send` and `Transport.recv`, in one common order. So a rank may use either
+    way, whatever its peer does. At most one thread at a time posts to a mailbox, and at most one fetches from it.
 
     Core writes a payload into ``outgoing[next_out]`` and posts it; it fetches a payload and reads it in ``incoming[next_in]``, where it
     stays unchanged until the next fetch or receive from this peer.
@@ -106,11 +106,11 @@ class Mailbox(ABC):
     Attributes
     ----------
     outgoing, incoming
-        One or more slots, each a memoryview of bytes for one payload; all of one length, which is the longest payload.
+        One or more slots, each a memoryview of bytes for one payload. All have one length, that of the longest payload.
     next_out
-        The slot to fill next; it may be filled at any time but while a transfer that `post` returned is not done.
+        The slot to fill next. It may be filled unless a transfer that `post` returned is not done yet.
     next_in
-        The slot in which the payload fetched last lies.
+        The slot with the payload that was fetched last.
     """
 
     __slots__ = ("incoming", "next_in", "next_out", "outgoing")
@@ -127,7 +127,7 @@ class Mailbox(ABC):
         Returns
         -------
         Transfer or None
-            None when the next slot may be filled at once, else what to wait for before.
+            None if the next slot may be filled at once; otherwise a transfer to wait for first.
 
         Raises
         ------
@@ -137,15 +137,15 @@ class Mailbox(ABC):
 
     @abstractmethod
     def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-        """Receive the next message, of ``nbytes`` bytes; wait for it actively for a moment, but do not block.
+        """Receive the next message, of ``nbytes`` bytes. Poll for it for a moment, but do not block.
 
-        The moment is at most a few hundred microseconds, and the processor is given to whoever else needs it meanwhile. ``header`` stays
-        unchanged until the message is there.
+        The moment is at most a few hundred microseconds. Meanwhile, yield the processor to others. ``header`` stays unchanged
+        until the message is there.
 
         Returns
         -------
         Transfer or None
-            None when the payload is in slot ``next_in``, else what to wait for until it is.
+            None if the payload is in slot ``next_in``; otherwise a transfer to wait for first.
 
         Raises
         ------
@@ -166,15 +166,16 @@ class Transport(ABC):
     Attributes
     ----------
     streams
-        Whether messages of any length are sent whole, and those to be reduced come by `consume`, which needs no memory of core's.
-        Otherwise core cuts what is long into pieces, and receives into memory of its own what it will reduce. Alike on all ranks.
+        If true, messages of any length are sent whole, and `consume` receives those that are to be reduced, without memory of
+        core's. If false, core cuts long messages into pieces, and receives operands into memory of its own. The same on all
+        ranks.
     """
 
     streams: bool = False
 
     @abstractmethod
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
-        """Make ready to talk to ``peers``; core calls it before the first message to each of them.
+        """Prepare to talk to ``peers``. Core calls it before the first message to each of them.
 
         Raises
         ------
@@ -192,8 +193,8 @@ class Transport(ABC):
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to receive the next message from ``peer`` into ``payload``; do not block.
 
-        The first `HEADER_BYTES` bytes that arrive must equal ``header``; where they do not, `HeaderMismatch` is raised here or
-        by `wait` as soon as they are there, without waiting for a payload. The payload is exactly as long as the message's.
+        The first `HEADER_BYTES` bytes that arrive must equal ``header``. If they differ, this or `wait` raises `HeaderMismatch`
+        as soon as they are there, without waiting for a payload. ``payload`` is exactly as long as the message's payload.
         """
 
     @abstractmethod
@@ -207,7 +208,7 @@ class Transport(ABC):
         HeaderMismatch
             A message was not the expected one.
         LinkLost
-            A connection broke, also because `Backend.abort` was called.
+            A connection broke, or `Backend.abort` was called.
         Damaged
             A message did not come as it was sent.
         TimeoutError
@@ -219,23 +220,23 @@ class Transport(ABC):
 
         Only transports with `streams` offer it. ``sink(data, offset)`` is called once for each part, in order, from here or from `wait`:
         ``data`` is a read-only memoryview of bytes that is valid during the call alone, ``offset`` where it stands in the payload.
-        Every part but the last is a multiple of 64 bytes. The transfer is done when all parts were handed over. What the sink raises
-        passes through, and ends the transport.
+        Every part but the last is a multiple of 64 bytes. The transfer is done when all parts were handed over. An exception of
+        the sink passes through, and ends the transport.
         """
         raise NotImplementedError(f"{type(self).__name__} does not stream")
 
     def mailbox(self, peer: int) -> Mailbox | None:
-        """Return what makes short messages to and from ``peer`` fast, None where there is no such thing.
+        """Return a mailbox for short messages to and from ``peer``, or None if the transport has none.
 
         Core asks once, after `connect`.
         """
         return None
 
     def close(self) -> None:  # noqa: B027 - a transport that holds nothing of its own need not do anything
-        """Give back what this transport alone holds, such as its connections. Never blocks; from any thread.
+        """Give back what only this transport holds, such as its connections. Never blocks; may be called from any thread.
 
-        Core calls it once every rank of its group has finished with the group, so that nothing is on its way; not when the
-        whole job ends, where `Backend.close` follows anyway.
+        Core calls it when every rank of its group has finished with the group, so nothing is on its way. When the whole job
+        ends, core calls only `Backend.close`.
         """
 
 
@@ -245,33 +246,34 @@ class Backend(ABC):
     Attributes
     ----------
     memory
-        Which memory it moves, alike on all ranks: ``"cpu"``, by transports, and ``"cuda"``, by device channels.
+        Which memory it moves, the same on all ranks: ``"cpu"``, by transports, and ``"cuda"``, by device channels.
     """
 
     memory: frozenset[str] = frozenset({"cpu"})
 
     @property
     def message_memory(self) -> frozenset[str]:
-        """Which memory it moves by sends and receives; by default all that it moves."""
+        """Which memory its sends and receives move; by default the same as ``memory``."""
         return self.memory
 
     @abstractmethod
     def open_transport(self, channel: int) -> Transport:
         """Return a transport whose messages never mix with those of another channel.
 
-        Channels are numbered by core, alike on all ranks, even ones for collectives and odd ones for sends and receives; opening one
-        needs no message. Raises `UnsupportedError` where the backend moves no host memory.
+        Core numbers the channels in the same way on all ranks: even numbers for collectives, odd ones for sends and receives.
+        Opening one needs no message. Raises `UnsupportedError` if the backend moves no host memory.
         """
 
     def open_barrier(self, channel: int) -> Transport | None:
-        """Return the transport of a group's barriers, where they go another way than its other collectives; None where they do not.
+        """Return the transport of a group's barriers, or None if they use that of its other collectives.
 
-        ``channel`` is that of the group's collectives, whose transport core opens as well; a barrier and another one never run at once.
+        ``channel`` is that of the group's collectives. Core opens the transport of the other collectives as well; a barrier
+        never runs at the same time as one of them.
         """
         return None
 
     def open_device(self, channel: int, meeting: DeviceMeeting) -> DeviceChannel:
-        """Return what moves the device memory of a group, for a backend that does so.
+        """Return the channel that moves the device memory of a group, if the backend does so.
 
         Raises
         ------
@@ -283,14 +285,14 @@ class Backend(ABC):
         raise NotImplementedError(f"{type(self).__name__} moves no device memory")
 
     def part(self, name: str) -> Backend | None:
-        """Return the backend of a name that this one is composed of; None where it is not."""
+        """Return the part of this backend that has this name; None if there is none."""
         return None
 
     def allocate(self, nbytes: int) -> memoryview | None:
-        """Return memory that peers read in place, so that messages from it need no copy on the way; None where there is no such.
+        """Return memory that peers read in place, so that messages from it need no copy; None if the backend has none.
 
-        It is writable, zeroed, aligned to 64 bytes, and given back when the last view of it is gone. Raises MemoryError when
-        the backend's share is used up.
+        The memory is writable, zeroed and aligned to 64 bytes. It is given back when the last view of it is gone. Raises
+        MemoryError when the backend's share is used up.
         """
         return None
 
@@ -319,17 +321,19 @@ class Bootstrap(ABC):
     config
         The backend's own validated config model.
     host
-        The address by which this rank reaches the others: listen here unless the config asks for another one.
+        The address by which this rank reaches the others. Listen here unless the config names another address.
     deadline
-        Until when the backend must be ready.
+        By when the backend must be ready.
     shared
-        Where ranks that are threads of one process find each other; None where ranks are processes.
+        A dict in which ranks that are threads of one process find each other; None if ranks are processes.
     hosts
-        For each rank a number that it shares with the ranks of its host.
+        For each rank, the number of its host.
     local_rank
-        Which of the ranks of its host this one is, counted from 0, as the job began: it stays when ranks are numbered anew.
+        This rank's number among the ranks of its host, from 0. It is that of the beginning of the job, even after ranks are
+        numbered anew.
     runtime
-        What this rank runs on; where it is simulated, ``deadline`` and those of transports are points on its clock.
+        The clock and threads of this rank. In a simulated world, ``deadline`` and the deadlines of transports are points on its
+        clock.
     """
 
     rank: int
@@ -344,25 +348,28 @@ class Bootstrap(ABC):
 
     @abstractmethod
     def describe(self, name: str) -> BackendSpec:
-        """Return what another plugin says of its backend; raises as `part`."""
+        """Return the spec of another plugin's backend. Raises the same errors as `part`."""
 
     @abstractmethod
     def part(self, name: str, ranks: Sequence[int] | None = None) -> Backend:
-        """Return a backend of another plugin, made with its own config; whoever asks must close it.
+        """Return a backend of another plugin, made with its own config. The caller must close it.
 
-        All of its ranks must call it, for the same names in the same order. Its transports count ranks as its own bootstrap does.
+        All ranks of the part must call this, for the same names in the same order. Its transports use the rank numbers of its
+        own bootstrap.
 
         Parameters
         ----------
         name
             The name of the backend.
         ranks
-            The ranks that it is for, in their order, this one among them; in it they are numbered from 0. By default all of this bootstrap.
+            The ranks of the part, in order, including this one. The part numbers them from 0. By default all ranks of this
+            bootstrap.
 
         Raises
         ------
         BackendUnavailableError
-            It is not installed, or cannot run here; with the command that installs it. Also what its factory raises.
+            It is not installed, or cannot run here; the message has the command that installs it. Errors of its factory pass
+            through.
         UnknownBackendError
             There is no backend of that name.
         ConfigError
@@ -371,19 +378,18 @@ class Bootstrap(ABC):
 
     @abstractmethod
     def exchange(self, name: str, card: bytes) -> list[bytes]:
-        """Give this rank's card and return those of all ranks, in the order of ranks; all ranks must call it.
+        """Give this rank's card, and return the cards of all ranks in the order of ranks. All ranks must call it.
 
-        ``card`` is at most 64 KiB. Raises the `CommError` that ended the job if one does, `DeadlineError` when a rank
-        does not come.
+        ``card`` is at most 64 KiB. Raises the job's `CommError` if the job ends, and `DeadlineError` if a rank does not come.
         """
 
     @abstractmethod
     def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> tuple[str, int]:
         """Listen on this host's address ``host``, on a free port; return both.
 
-        Whoever proves to be a rank of this job is handed to ``accept``, as a non-blocking socket and the 64 bytes of its hello;
-        ``accept`` runs in a background thread and must not block. Raises `RendezvousError` when ``host`` is no address of this
-        host, `AuthenticationError` when it is more than loopback and the job has no secret.
+        When a peer has proved to be a rank of this job, ``accept`` gets a non-blocking socket and the 64 bytes of its hello.
+        ``accept`` runs in a background thread and must not block. Raises `RendezvousError` if ``host`` is no address of this
+        host, and `AuthenticationError` if it is more than loopback and the job has no secret.
         """
 
     @abstractmethod
@@ -396,7 +402,7 @@ class Bootstrap(ABC):
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What ``manyhands run`` was asked for, for a backend that starts its ranks itself."""
+    """The request of ``manyhands run``, for a backend that starts its ranks itself."""
 
     target: str
     """A script's path, or a module's name."""
@@ -433,25 +439,25 @@ class BackendSpec:
     probe
         Returns None when the backend can run here, else the reason in words. Must be quick and import nothing heavy.
     install
-        The command that would help when it cannot.
+        The command that helps if it cannot.
     auto_priority
-        With ``backend = "auto"`` the highest wins among those that can run; None is never chosen.
+        With ``backend = "auto"``, the highest number wins among the backends that can run. A backend with None is never chosen.
     one_host
-        Whether all ranks must be on one host; ``auto`` passes it over where they are not.
+        Whether all ranks must be on one host. If they are not, ``auto`` passes it over.
     selection
-        ``"package:file"``, the table of algorithms that fits this backend, in the package's folder; it comes before the one of manyhands,
-        and the config's ``selection`` before both.
+        ``"package:file"``: a table of algorithms that fits this backend, in the package's folder. The config's ``selection`` is
+        read first, then this table, then the default table.
     diagnose
         ``"module:function"`` returning facts for ``manyhands doctor``, as (what, value) pairs: versions, devices, links. It may import what the
         backend needs, and says in words what is missing.
     parts
-        For a backend that is composed of others: takes its config, and returns the names of those by the keys that name them, such as
-        ``{"routes.cpu": "tcp"}``. They are looked for before any rank starts.
+        For a backend that is composed of others: a function that takes its config, and maps each key that names a backend to
+        that name, such as ``{"routes.cpu": "tcp"}``. Missing backends are reported before any rank starts.
     launcher
         ``"module:function"`` taking a `LaunchRequest` and returning an exit code, for a backend whose ranks are not
         processes started by ``manyhands run``.
     api_version
-        The contract that the plugin was built for.
+        The version of the contract that the plugin was built for.
     """
 
     name: str
@@ -493,7 +499,8 @@ NativeCollective = Callable[
 ]
 """``native(backend, source, target, root, deadline, on_stall)``: performs a collective that a plugin offered.
 
-``source`` and ``target`` are one-dimensional and C-contiguous, empty where this rank holds none, and may be the same memory where the
-collective allows that. Means are divided by the native. It ends by the deadline with TimeoutError, and calls ``on_stall`` with the
-ranks it waits for, or with none if it cannot tell, after 0.4 s and then every 0.5 s: so calls are found that can never end. It
-raises `LinkLost`, or `HeaderMismatch` with what it knows of the other's header, which may be nothing."""
+``source`` and ``target`` are one-dimensional and C-contiguous. They are empty if this rank holds none, and may be the same
+memory if the collective allows that. For a mean, the native also divides. At the deadline it raises TimeoutError. While it
+waits, it calls ``on_stall`` with the ranks that it waits for, or with an empty list if it cannot tell, after 0.4 s and then
+every 0.5 s. So core finds calls that can never end. It raises `LinkLost`, or `HeaderMismatch` with as much of the other's
+header as it knows, which may be nothing."""

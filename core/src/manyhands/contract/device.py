@@ -27,7 +27,7 @@ class DeviceFailure(Exception):
     is_remote
         Whether it blames another rank, or the way to it.
     is_passing
-        Whether nothing is broken, and the same may be asked again later: a stream is being captured.
+        Whether nothing is broken, and the call may be tried again later: a stream is being captured.
     """
 
     def __init__(self, reason: str, *, is_remote: bool = False, is_passing: bool = False) -> None:
@@ -48,23 +48,23 @@ TimeoutError where the library waits in vain for another rank.
 
 @dataclass(frozen=True, slots=True)
 class DeviceCall:
-    """A kind of call on device memory: all that its launch depends on, but the addresses.
+    """A kind of call on device memory: everything that its launch depends on, except the addresses.
 
     Attributes
     ----------
     collective
-        What is called; never a barrier.
+        The collective; never a barrier.
     dtype
         The dtype of the arrays.
     elements
-        How many elements this rank's input has; for broadcast, on all ranks, those of the root's.
+        How many elements this rank's input has; for broadcast, how many the root's input has.
     counts
-        Elements in each rank's block, in the order of ranks, where the collective divides by ranks; for all_to_all those that this rank
-        sends.
+        Elements in each rank's block, in the order of ranks, if the collective divides by ranks. For all_to_all, the elements
+        that this rank sends to each rank.
     receive_counts
         For all_to_all, the elements that this rank receives.
     op
-        The name of the reduction, ``"mean"`` among them, where there is one.
+        The name of the reduction, which may be ``"mean"``, if there is one.
     root
         The root's number in the group; -1 for none.
     reproducible
@@ -103,7 +103,7 @@ class DeviceChannel(ABC):
     device
         The number of the device.
     stream
-        The handle of a non-blocking stream of its own, on which calls run that the program does not wait for.
+        The handle of a non-blocking stream of its own, for calls that the program does not wait for.
     library
         What moves the bytes, in words, such as ``"NCCL 2.32.3"``.
     """
@@ -119,7 +119,7 @@ class DeviceChannel(ABC):
         Raises
         ------
         UnsupportedError
-            The library does not do that; alike on all ranks, and in words that say what to do instead.
+            The library cannot do that. All ranks raise it alike, and the message says what to do instead.
         """
 
     @abstractmethod
@@ -132,28 +132,31 @@ class DeviceChannel(ABC):
 
     @abstractmethod
     def together(self) -> AbstractContextManager[None]:
-        """Return a block whose launches are enqueued as one at its end: each stream among theirs waits for the others. Leaving it raises
-        `DeviceFailure`.
+        """Return a context manager that enqueues the launches of its block as one.
+
+        Each stream of the launches then waits for the others. Leaving the block may raise `DeviceFailure`.
         """
 
     def watch(self) -> None:  # noqa: B027 - most libraries need not know
-        """Take note that the calling thread, of core's, will look after what was launched, also while streams are captured."""
+        """Note that the calling thread, one of core's, will watch the launches, also while streams are captured."""
 
     @abstractmethod
     def record(self, stream: int) -> DeviceEvent:
-        """Return the point that a stream has come to by now, with all that was enqueued before."""
+        """Return an event after everything that has been enqueued on a stream so far."""
 
     @abstractmethod
     def is_capturing(self, stream: int) -> bool:
-        """Tell whether what is enqueued on a stream now becomes part of a CUDA graph."""
+        """Tell whether calls that are enqueued on a stream now become part of a CUDA graph."""
 
     @abstractmethod
     def failure(self) -> DeviceFailure | None:
-        """Return what has failed since a launch, where something did. Called by a thread of core's, now and then; never blocks."""
+        """Return the failure since a launch, or None. A thread of core calls it now and then; never blocks."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what this channel holds. All its launches have ended, or the backend was aborted; blocks for seconds at most."""
+        """Give back what this channel holds, when all launches have ended or the backend was aborted. Blocks for seconds at
+        most.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,7 @@ class DeviceMeeting:
         ``exchange(name, card)`` gives this rank's card of at most 64 KiB, and returns those of all members in their order; raises what ends
         the job.
     deadline
-        Until when the channel must be open.
+        By when the channel must be open.
     """
 
     ranks: Sequence[int]

@@ -105,9 +105,9 @@ def manyhands_register_algorithms() -> Sequence[Algorithm]:
     """Add algorithms, which the config may then choose by name.
 
     Called once, when a job begins. An algorithm must be pure: the same arguments give the same schedule on every rank. Each is
-    proved for some small worlds, with what it claims of itself; one that is wrong is refused, and to choose it is an error that
-    holds the counterexample. A call in another world proves it there first, and raises `PluginError` on every rank where it is
-    wrong; a world that is too large for such a proof is told in the log. All ranks of a job need the same plugins.
+    proved for some small worlds, together with its claims. A wrong one is refused, and choosing it raises an error with the
+    counterexample. A call in another world proves it there first, and raises `PluginError` on every rank if it is wrong. If a
+    world is too large for a proof, the log says so. All ranks of a job need the same plugins.
 
     Returns
     -------

@@ -29,7 +29,7 @@ class Place(Protocol):
 
 
 class Condition(Protocol):
-    """What `threading.Condition` is, as far as core uses it."""
+    """The part of `threading.Condition` that core uses."""
 
     def __enter__(self) -> object: ...
 
@@ -42,7 +42,7 @@ class Condition(Protocol):
         ...
 
     def notify_all(self) -> None:
-        """Let all who wait look again."""
+        """Wake all waiting threads, to look again."""
         ...
 
 
@@ -52,8 +52,8 @@ class Runtime(ABC):
     Attributes
     ----------
     is_simulated
-        Whether a scheduler decides who runs. It then finds by itself that nobody can go on, so that calls need not tell what they wait
-        for; and it wants to see every call, so that none takes a short way past `recorder`.
+        Whether a scheduler decides who runs. The scheduler finds by itself that nobody can go on, so calls need not tell what
+        they wait for. It must see every call, so no call takes a short way past `recorder`.
     """
 
     is_simulated: bool = False
@@ -68,7 +68,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def compute(self, seconds: float) -> None:
-        """Let the time pass that the calling thread's program would need to compute; no time where it does compute."""
+        """Let the time pass that a simulated program would need to compute; no time if it really computes."""
 
     @abstractmethod
     def mark(self, label: str) -> None:
@@ -76,7 +76,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def place(self, *, for_good: bool) -> Place:
-        """Return where the calling thread is about to wait; to be made under the lock that whoever wakes it holds as well.
+        """Return a place where the calling thread will wait. Call it under the lock that the waking thread holds as well.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def start(self, action: Callable[[], None]) -> None:
-        """Run an action, which must not raise, in a background thread; RuntimeError when there can be no more."""
+        """Run an action, which must not raise, in a background thread; RuntimeError if no thread can be started."""
 
     @abstractmethod
     def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
@@ -98,11 +98,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def glance(self) -> None:
-        """Take note that the calling thread asks whether something has ended, and may go on asking."""
+        """Note that the calling thread asks whether something has ended, and may ask again."""
 
     @abstractmethod
     def enter(self, rank: int) -> None:
-        """Take note that the calling thread makes a call on a group of this rank.
+        """Note that the calling thread makes a call on a group of this rank.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def recorder(self, rank: int) -> FlightRecorder:
-        """Return what records the calls of a rank."""
+        """Return the recorder of a rank's calls."""
 
     @abstractmethod
     def identity(self, rank: int) -> tuple[str, int]:

@@ -142,7 +142,7 @@ def current_frames() -> dict[int, FrameType]:
     """
     if not gc.isenabled():
         return sys._current_frames()  # noqa: TID251 - the one place
-    found: list[Any] = list(map(operator.call, (gc.disable, sys._current_frames, gc.enable)))  # noqa: TID251 - likewise
+    found: list[Any] = list(map(operator.call, (gc.disable, sys._current_frames, gc.enable)))  # noqa: TID251 - as above
     frames: dict[int, FrameType] = found[1]
     return frames
 

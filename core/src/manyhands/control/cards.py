@@ -1,4 +1,4 @@
-"""Cards: what ranks tell each other before they begin, as JSON; whatever comes instead is found before it is used."""
+"""Cards: what ranks tell each other before they begin, as JSON. A card that cannot be read is found before it is used."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def read_cards(cards: Sequence[bytes], kind: type[T]) -> list[T]:
     Raises
     ------
     Damaged
-        A card is none, or is another one; its rank is the place in ``cards``. All ranks have the same cards, so that all find it, and the job
-        ends with a ProtocolError.
+        A card cannot be read, or is not of this kind; the error's rank is its place in ``cards``. All ranks have the same
+        cards, so all of them find it, and the job ends with a ProtocolError.
     """
     decoder = msgspec.json.Decoder(kind)
     read: list[T] = []

@@ -50,17 +50,17 @@ class Record:
 
     @property
     def is_of_program(self) -> bool:
-        """Whether the program made the call, or one that it is part of; not where ranks meet."""
+        """Whether the program made the call, or a call that it is part of. False where ranks meet."""
         return isinstance(self.call, CallSignature) or not str(self.call).startswith("the exchange")
 
     @property
     def digest(self) -> bytes:
-        """What differs where ranks do not make the same collective call; empty for other calls."""
+        """Eight bytes that differ if ranks do not make the same collective call; empty for other calls."""
         return self.call.digest if isinstance(self.call, CallSignature) and self.channel % 2 == 0 else b""
 
     @property
     def algorithm(self) -> str:
-        """What carries the call out, where that is known."""
+        """The algorithm or backend that carries the call out, if it is known."""
         return self.call.algorithm if isinstance(self.call, CallSignature) else ""
 
     def describe(self) -> str:
@@ -131,13 +131,13 @@ class FlightRecorder:
         blocked(record.thread)
 
     def waits(self) -> tuple[list[Wait], bool]:
-        """Return what calls have waited for a while, and whether all calls that run have."""
+        """Return the waits of the calls that have waited for a while, and whether these are all running calls."""
         running = list(self._running)
         waits = [other.wait for other in running if other.wait is not None]
         return waits, len(waits) == len(running)
 
     def testify(self, channel: int, sequence: int) -> tuple[bool, str]:
-        """Say what this rank did at a place: whether it entered that call, and which call it was or what it did last."""
+        """Return whether this rank entered the call of this number, and in words that call or what the rank did last."""
         now = self._now()
         records = [record if isinstance(record, Record) else _record(*record) for record in list(self._records)]
         for begun_in, (call, number, started) in list(self.short.items()):

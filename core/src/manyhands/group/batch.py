@@ -246,25 +246,26 @@ class BatchCalls(Calls):
 
         The end of the block joins the arrays, makes one all_reduce of each kind, in one turn of the group, and hands the results over.
         Every rank must add arrays of the same shapes in the same order; where one does not, every rank gets a
-        `CollectiveMismatchError`. Results are those of separate all_reduces, bit for bit where the dtype is exact (integers, bool) or
-        ``reproducible=True``; other sums of floats may be grouped in another way. Arrays are read when the block ends and may be
-        written to after it, but for ``out``.
+        `CollectiveMismatchError`. Results are those of separate all_reduces, bit for bit if the dtype is exact (integers, bool)
+        or with ``reproducible=True``; other sums of floats may be grouped in another way. Arrays are read when the block ends.
+        After that you may write to them; leave an ``out`` alone until its work is done.
 
-        A block that is left by an exception sends nothing: its works end with a `UsageError` that says so, and other ranks, which may
-        wait already, get an `AbortedError` when this rank leaves.
+        A block left by an exception sends nothing, and its works end with a `UsageError` that says so. Other ranks may be
+        waiting already; they get an `AbortedError` when this rank leaves.
 
         Parameters
         ----------
         wait
-            Whether the end of the block waits until all results are there, and raises what fails. Otherwise the works tell.
+            Whether the end of the block waits until all results are there, and raises the failure if there is one. Otherwise
+            wait for the works.
         timeout_s
-            Seconds that the all_reduces together may last; counted from the end of the block, or, without ``wait``, from when
-            their turn comes.
+            Seconds that all the all_reduces together may last, counted from the end of the block or, without ``wait``, from
+            their turn.
 
         Returns
         -------
         Batch
-            To be used in a ``with`` statement, once.
+            Use it in one ``with`` statement.
 
         Raises
         ------

@@ -149,11 +149,12 @@ class CollectiveCalls(Calls):
         Parameters
         ----------
         array
-            Shape ``(n, ...)``, alike on all ranks; a 0-d array counts as shape ``(1,)``.
+            Shape ``(n, ...)``, the same on all ranks; a 0-d array counts as shape ``(1,)``.
         counts
-            Where n differs from rank to rank: the n of each rank, the same list on all ranks.
+            If n differs from rank to rank: the n of each rank, the same list on all ranks.
         uneven
-            Whether n may differ though no rank knows all of them: they then travel first, which costs a small call. Alike on all ranks.
+            Whether n may differ without ``counts``. The ranks then exchange their n first, which costs a small call. Give the
+            same on all ranks.
         out
             Where the result goes.
         timeout_s
@@ -167,11 +168,12 @@ class CollectiveCalls(Calls):
         Raises
         ------
         SizeMismatchError
-            ``counts`` does not have one entry per rank, or this rank's is not its n.
+            ``counts`` does not have one entry per rank, or this rank's entry is not its n.
         UsageError
             Both ``counts`` and ``uneven`` are given.
         CollectiveMismatchError
-            n differs, and neither is given; or, with ``uneven``, ``out`` does not have the shape that the others' n make. On all ranks.
+            n differs, and neither ``counts`` nor ``uneven`` is given; or, with ``uneven``, ``out`` does not have the shape of
+            the joined arrays. Every rank raises it.
         """
         return self._call(("all_gather", counts, uneven), array, out, timeout_s)
 
@@ -223,7 +225,7 @@ class CollectiveCalls(Calls):
     ) -> Array:
         """Divide the root's array along axis 0; every rank gets its part.
 
-        The root's dtype and shape travel first, so that the others need not know them.
+        The root's dtype and shape travel first, so the others need not know them.
 
         Parameters
         ----------
@@ -249,8 +251,8 @@ class CollectiveCalls(Calls):
         InvalidRankError
             ``root`` is not in the group.
         SizeMismatchError
-            On the root: axis 0 cannot be divided so. Other ranks, which may wait already, then get an `AbortedError` when the root
-            leaves.
+            On the root: axis 0 cannot be divided in this way. Other ranks may be waiting already; they get an `AbortedError`
+            when the root leaves.
         """
         return self._call(("scatter", self._rank_of(root), counts), array, out, timeout_s)
 
@@ -269,7 +271,7 @@ class CollectiveCalls(Calls):
         Parameters
         ----------
         array
-            Shape ``(n, ...)``, alike on all ranks, where n is a multiple of the world size unless ``counts`` is given.
+            Shape ``(n, ...)``, the same on all ranks, where n is a multiple of the world size unless ``counts`` is given.
         op, reproducible
             As for `all_reduce`.
         counts
@@ -287,7 +289,7 @@ class CollectiveCalls(Calls):
         Raises
         ------
         SizeMismatchError
-            Axis 0 cannot be divided so.
+            Axis 0 cannot be divided in this way.
         DTypeError
             As for `all_reduce`.
         """
@@ -302,16 +304,16 @@ class CollectiveCalls(Calls):
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Give the r-th part of each rank's array to rank r; what this rank gets is joined along axis 0.
+        """Give part r of each rank's array to rank r, which joins its parts along axis 0.
 
         Parameters
         ----------
         array
             Shape ``(n, ...)``, where n is a multiple of the world size unless ``send_counts`` is given.
         send_counts
-            How many rows go to each rank; may differ from rank to rank, and is given by all ranks or by none.
+            How many rows go to each rank. The list may differ from rank to rank; give it on all ranks or on none.
         receive_counts
-            How many rows come from each rank. Need not be given; it is checked against what the others send where it is.
+            How many rows come from each rank. Optional; if given, it is checked against what the others send.
         out
             Where the result goes; must not overlap ``array``.
         timeout_s
@@ -325,7 +327,7 @@ class CollectiveCalls(Calls):
         Raises
         ------
         SizeMismatchError
-            Axis 0 cannot be divided so, or ``receive_counts`` was given without ``send_counts``.
+            Axis 0 cannot be divided in this way, or ``receive_counts`` was given without ``send_counts``.
         """
         return self._call(("all_to_all", send_counts, receive_counts), array, out, timeout_s)
 
@@ -350,19 +352,19 @@ class CollectiveCalls(Calls):
         reproducible: bool | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Combine the arrays of ranks 0 to r, its own included, element by element, for each rank r.
+        """Give each rank r the arrays of ranks 0 to r, its own included, combined element by element.
 
         Parameters
         ----------
         array
-            Any shape and dtype, alike on all ranks.
+            Any shape and dtype, the same on all ranks.
         op
-            As for `Group.all_reduce`, but for ``"mean"``. It need not commute.
+            As for `Group.all_reduce`, except ``"mean"``. It need not commute.
         out
             Where the result goes: the same shape and dtype; may be ``array``.
         reproducible
-            Whether the operands are combined from left to right, ``((a0 op a1) op a2) op ...``, so that the bits of a floating-point
-            result depend on them alone. By default as the config says. Alike on all ranks.
+            Whether the operands are combined from left to right, ``((a0 op a1) op a2) op ...``, so that the bits of a
+            floating-point result depend on them alone. By default the config decides. Give the same on all ranks.
         timeout_s
             Seconds that the call may last.
 
@@ -391,10 +393,10 @@ class CollectiveCalls(Calls):
         reproducible: bool | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Combine the arrays of the ranks before each one, ranks 0 to r - 1 for rank r, element by element.
+        """Give each rank r the arrays of the ranks before it, 0 to r - 1, combined element by element.
 
-        Rank 0 gets what ``op`` leaves every element unchanged with: 0 for a sum, 1 for a product, infinity or the dtype's greatest number
-        for a minimum, and so on.
+        Rank 0 gets the identity of ``op``: 0 for a sum, 1 for a product, infinity or the dtype's greatest number for a minimum,
+        and so on.
 
         Parameters
         ----------
@@ -413,7 +415,8 @@ class CollectiveCalls(Calls):
         DTypeError, UnsupportedError
             As for `scan`.
         UsageError
-            As for `scan`; or the identity of ``op`` is not known, or no element of the dtype: on all ranks, before any byte moves.
+            As for `scan`; or the identity of ``op`` is unknown, or does not fit the dtype. Every rank raises it before any byte
+            moves.
         """
         return self._call(("exscan", op, reproducible), array, out, timeout_s)
 
@@ -428,7 +431,7 @@ class CollectiveCalls(Calls):
         reproducible: bool | None = None,
         timeout_s: float | None = None,
     ) -> Work[Array]:
-        """Begin an `all_reduce`; its result is that of the work."""
+        """Begin an `all_reduce`; ``wait()`` of the work returns its result."""
         return self._call_async(("all_reduce", op, reproducible), array, out, timeout_s, reads=array, writes=(out,))
 
     def reduce_async(
@@ -448,7 +451,7 @@ class CollectiveCalls(Calls):
     def broadcast_async(
         self, array: npt.ArrayLike, root: int = 0, *, out: Array | None = None, timeout_s: float | None = None
     ) -> Work[Array]:
-        """Begin a `broadcast`; its result is that of the work."""
+        """Begin a `broadcast`; ``wait()`` of the work returns its result."""
         root = self._rank_of(root)
         reads = array if self._members.rank == root else None
         return self._call_async(("broadcast", root), array, out, timeout_s, reads=reads, writes=(out,))
@@ -462,7 +465,7 @@ class CollectiveCalls(Calls):
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Work[Array]:
-        """Begin an `all_gather`; its result is that of the work."""
+        """Begin an `all_gather`; ``wait()`` of the work returns its result."""
         return self._call_async(("all_gather", counts, uneven), array, out, timeout_s, reads=array, writes=(out,))
 
     def gather_async(
@@ -488,7 +491,7 @@ class CollectiveCalls(Calls):
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Work[Array]:
-        """Begin a `scatter`; its result is that of the work."""
+        """Begin a `scatter`; ``wait()`` of the work returns its result."""
         root = self._rank_of(root)
         reads = array if self._members.rank == root else None
         return self._call_async(("scatter", root, counts), array, out, timeout_s, reads=reads, writes=(out,))
@@ -503,7 +506,7 @@ class CollectiveCalls(Calls):
         reproducible: bool | None = None,
         timeout_s: float | None = None,
     ) -> Work[Array]:
-        """Begin a `reduce_scatter`; its result is that of the work."""
+        """Begin a `reduce_scatter`; ``wait()`` of the work returns its result."""
         key = ("reduce_scatter", op, reproducible, counts)
         return self._call_async(key, array, out, timeout_s, reads=array, writes=(out,))
 
@@ -516,7 +519,7 @@ class CollectiveCalls(Calls):
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Work[Array]:
-        """Begin an `all_to_all`; its result is that of the work."""
+        """Begin an `all_to_all`; ``wait()`` of the work returns its result."""
         key = ("all_to_all", send_counts, receive_counts)
         return self._call_async(key, array, out, timeout_s, reads=array, writes=(out,))
 
@@ -533,7 +536,7 @@ class CollectiveCalls(Calls):
         reproducible: bool | None = None,
         timeout_s: float | None = None,
     ) -> Work[Array]:
-        """Begin a `scan`; its result is that of the work."""
+        """Begin a `scan`; ``wait()`` of the work returns its result."""
         return self._call_async(("scan", op, reproducible), array, out, timeout_s, reads=array, writes=(out,))
 
     def exscan_async(
@@ -545,5 +548,5 @@ class CollectiveCalls(Calls):
         reproducible: bool | None = None,
         timeout_s: float | None = None,
     ) -> Work[Array]:
-        """Begin an `exscan`; its result is that of the work."""
+        """Begin an `exscan`; ``wait()`` of the work returns its result."""
         return self._call_async(("exscan", op, reproducible), array, out, timeout_s, reads=array, writes=(out,))

@@ -41,28 +41,31 @@ _GRACE_S = 5.0
 
 
 class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames):
-    """The ranks that communicate together. Made by `manyhands.init`; a context manager that closes itself.
+    """The ranks that communicate together. Made by `manyhands.init`; a context manager that closes the group at its end.
 
     Every rank must call the same collectives in the same order, with arrays of the same shape and dtype, the same ``op`` and the
-    same ``root``; where one does not, every rank gets a `CollectiveMismatchError` that says who did what.
+    same ``root``. If a rank does not, every rank gets a `CollectiveMismatchError` that says who did what.
 
-    Arrays are NumPy arrays of any numeric dtype, bool, or bfloat16 and float8 of ml_dtypes, or structured of fields of these; anything that NumPy can read as one
-    (the buffer protocol, ``__array__``); Python numbers; or arrays of CuPy, torch, JAX and others that speak DLPack or the CUDA array interface,
-    in host memory or, where the backend moves that, on GPUs. An array that is not C-contiguous is copied first, so that elements never change
-    places. Results are new C-contiguous arrays of the same library, or ``out``, which may be the input itself. On GPUs, calls are enqueued on the
-    caller's current stream, and return at once.
+    An array may be a NumPy array of any numeric dtype, bool, or bfloat16 and float8 of ml_dtypes, or of a structured dtype with
+    fields of these. It may be anything that NumPy can read as an array (the buffer protocol, ``__array__``), or a Python
+    number. It may be an array of CuPy, torch, JAX and other libraries that speak DLPack or the CUDA array interface: in host
+    memory, or on GPUs if the backend moves GPU memory.
 
-    All methods but `close` raise, besides what they list:
+    An array that is not C-contiguous is copied first, so that elements never change places. The result is ``out``, which may be
+    the input itself, or else a new C-contiguous array of the same library. On GPUs, calls are enqueued on the caller's current
+    stream, and return at once.
+
+    All methods except `close` raise these errors, besides those that they list:
 
     ClosedError
         The group is closed.
     CommError
-        The group's first failure, alike on every rank: `PeerLostError`, `DeadlineError`, `CollectiveMismatchError`, `AbortedError` or
+        The group's first failure, the same on every rank: `PeerLostError`, `DeadlineError`, `CollectiveMismatchError`, `AbortedError` or
         `ProtocolError`. ``out`` is then undefined, and each later call raises the same; `shrink` makes a new group.
     DTypeError, LayoutError, SizeMismatchError, UsageError
-        The arguments cannot be used; found before any byte moves, so that the group stays as it was.
+        The arguments are wrong. This is found before any byte moves, and the group stays as it was.
     OutOfMemoryError
-        There is no memory for the result. The group stays as it was, unless that happened in the middle of the call.
+        There is no memory for the result. The group stays as it was, unless this happened in the middle of the call.
 
     ``timeout_s`` is the most seconds that a call may last, by default the config's ``timeout_s``.
 
@@ -73,7 +76,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
     world_size
         How many ranks the group has.
     ranks
-        The ranks of the world that are the members, in the order of their ranks in this group.
+        The members, as ranks of the world, in the order of their ranks in this group.
     backend_name
         The backend that moves the bytes.
     """
@@ -116,21 +119,21 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         # Else the ranks know already, and what becomes of the job is up to the group of all ranks, which can still shrink.
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Wait for the calls that are still in flight, for at most ``timeout_s``, and leave the group. Twice is fine.
+        """Wait for calls in flight, for at most ``timeout_s``, and leave the group. Calling it twice is fine.
 
-        Calls that have not had their turn by then end with `ClosedError`. The group of all ranks also waits, within that time, until
-        the other ranks leave; the groups made from it are closed with it.
-        A group made by `split` or `subgroup` waits for nobody: what it holds is given back when all its members have closed it.
+        Calls that have not had their turn by then end with `ClosedError`. The group of all ranks also waits, within that time,
+        until the other ranks leave, and closes the groups made from it. A group made by `split` or `subgroup` waits for nobody.
+        Its resources are given back when all its members have closed it.
 
         Parameters
         ----------
         timeout_s
-            Seconds that it may last; by default the config's ``timeout_s``.
+            The most seconds that it may last; by default the config's ``timeout_s``.
 
         Raises
         ------
         CommError
-            The job failed, and no call on this rank has said so yet. The group is closed all the same.
+            The job failed, and no call on this rank has raised the error yet. The group is closed all the same.
         """
         deadline = self._begin(timeout_s)
         if self._members.number == 0:
@@ -150,18 +153,18 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         """Make a new group of the ranks that are left, after this one has failed. Every rank that is left must call it.
 
         Ranks that died, ended, or closed the group are not waited for. The others are numbered anew from 0, in the order that they had.
-        With nobody lost, after a missed deadline say, the new group has the same ranks. This group, and those made from it, are closed,
-        also where an error is raised. To be called on the group of all ranks.
+        If nobody is lost, for example after a missed deadline, the new group has the same ranks. This group and the groups made
+        from it are closed, even if an error is raised. Call it on the group of all ranks.
 
         Parameters
         ----------
         timeout_s
-            Seconds that it may last; by default the config's ``rendezvous.timeout_s``.
+            The most seconds that it may last; by default the config's ``rendezvous.timeout_s``.
 
         Returns
         -------
         Group
-            To be closed, best by ``with``. Its errors name ranks as it counts them.
+            Close it, best by ``with``. Its errors use its own rank numbers.
 
         Raises
         ------
@@ -170,7 +173,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         PeerLostError
             Rank 0 is lost or has closed the group: the ranks met in its process, and cannot do so any more.
         DeadlineError
-            A rank that still runs did not call this in time; the message names it, on all ranks that did.
+            A rank that still runs did not call this in time. All ranks that called it raise this error, which names that rank.
         UnsupportedError
             The ranks are threads, as in a simulated world. The group stays as it was.
         """
@@ -205,15 +208,15 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         """Divide the group into new ones: ranks that give the same color come together. Every rank must call it.
 
         The new group has its own traffic and its own ranks, from 0 on; it may be used at the same time as this one and any other,
-        also from other threads. Errors name ranks as the world counts them: see `ranks`. Two threads of a rank must not divide
-        one group at once, since nothing tells which of their calls belong together.
+        also from other threads. Errors name ranks of the world: see ``ranks``. Two threads of a rank must not divide one group
+        at once, because nothing tells which of their calls belong together.
 
         Parameters
         ----------
         color
             Which of the new groups this rank joins: any integer of 64 bits; None for none of them.
         key
-            The order of ranks in the new group, those with equal keys in the order of this group; by default that of this group.
+            Orders the ranks in the new group; ranks with equal keys keep the order of this group. By default all ranks keep it.
         timeout_s
             Seconds that the call may last.
 
@@ -243,7 +246,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         return self._child(number + place, tuple(self._members.ranks[rank] for _, rank in chosen), deadline)
 
     def subgroup(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> Group | None:
-        """Make a group of these ranks, in this order. All of them must call it; to the others it is free to do so.
+        """Make a group of these ranks, in this order. All of them must call it; the other ranks may.
 
         Parameters
         ----------
@@ -262,7 +265,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         InvalidRankError
             One of them is not in this group.
         UsageError
-            One of them occurs twice, or there are none, or that is no list.
+            A rank occurs twice, the list is empty, or ``ranks`` is no list.
         """
         if not hasattr(ranks, "__iter__"):
             raise UsageError(f"ranks must be a list of ranks of this group, and {ranks!r} was given")
@@ -301,11 +304,11 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
     # What concerns this rank alone
 
     def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike = np.float64) -> Array:
-        """Return an array in memory that the other ranks of this host can read in place, where the backend has such.
+        """Return an array that the other ranks of this host can read in place, if the backend has memory of that kind.
 
-        Messages from it need no copy on the way, so that collectives on large arrays of this kind are faster; both the input and
-        ``out=`` gain. Every call on other arrays works as well, and on backends without such memory this is a plain array that is aligned
-        to 64 bytes. No other rank takes part.
+        Messages from it need no copy on the way. So collectives on large arrays are faster; both the input and ``out=`` gain.
+        All calls accept other arrays too. On other backends this is a plain array, aligned to 64 bytes. No other rank takes
+        part.
 
         Parameters
         ----------
@@ -322,7 +325,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         SizeMismatchError
             An extent is negative, or no integer.
         OutOfMemoryError
-            There is no memory, or the backend's share of such memory is used up.
+            There is no memory, or the backend's share is used up.
         """
         self._check_open()
         dtype = np.dtype(dtype)
@@ -345,9 +348,9 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         return memory.view(dtype).reshape(shape)
 
     def compute(self, seconds: float) -> None:
-        """Declare that the program computes here for so long, so that a simulated world lets its time pass.
+        """Let time pass in a simulated world, as if the program computed for so long.
 
-        Everywhere else it does nothing: there, computing takes the time that it takes.
+        Everywhere else it does nothing, because computing takes its own time.
 
         Parameters
         ----------
@@ -386,7 +389,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
     def synchronize(self, *, timeout_s: float | None = None) -> None:
         """Wait on the host until this rank's GPU has done all calls of this group; return at once where there were none on GPUs.
 
-        What was computed is sound if this returns: a rank that was lost meanwhile, whose calls then end with anything, is raised here.
+        If this returns, the results are sound. If a rank was lost meanwhile, results may be wrong, and this raises the error.
 
         Parameters
         ----------
@@ -408,7 +411,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         self._check_open()
 
     def backend(self, name: str | None = None) -> Backend | None:
-        """Return the backend that moves the bytes, or a part of it, where it is composed of others.
+        """Return the backend that moves the bytes, or one of its parts, if it is composed of others.
 
         Parameters
         ----------
@@ -418,7 +421,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         Returns
         -------
         Backend or None
-            None where there is none: in a world of one, or where it is not composed of such a part.
+            None if there is none, as in a world of one, or if the backend has no part of that name.
         """
         backend = self._job.backend
         return backend if name is None or backend is None or name == self._job.backend_name else backend.part(name)

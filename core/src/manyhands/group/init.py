@@ -48,26 +48,26 @@ def init(
     Parameters
     ----------
     backend
-        The backend's name, or ``"auto"``; instead of the config's.
+        The backend's name, or ``"auto"``; overrides the config.
     config
-        A configuration file, or a mapping like its content; instead of ``manyhands.toml``.
+        A configuration file to read instead of ``manyhands.toml``, or a mapping with the same content.
     rank, world_size
-        Who this process is, instead of what its launcher says. Without a launcher, the config's ``rendezvous.address`` or the
+        Who this process is; overrides the launcher. Without a launcher, the config's ``rendezvous.address`` or the
         variable ``MANYHANDS_RENDEZVOUS`` says where to meet.
     timeout_s
-        Seconds that meeting, and each later operation, may last; instead of the config's.
+        Seconds that the meeting and each later operation may last; overrides the config.
 
     Returns
     -------
     Group
-        To be closed, best by ``with``.
+        Close it, best by ``with``.
 
     Raises
     ------
     ConfigError
         The configuration or the launcher's variables are wrong.
     InvalidRankError, InvalidWorldSizeError
-        ``rank`` and ``world_size`` cannot be.
+        ``rank`` or ``world_size`` is impossible.
     UnknownBackendError, BackendUnavailableError, PluginError
         The backend is not installed, or cannot run here.
     RendezvousError

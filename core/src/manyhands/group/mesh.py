@@ -22,7 +22,7 @@ class DeviceMesh:
     """The ranks of a group on a grid with named axes, and a group along each axis. Every rank of the group must make it.
 
     Ranks fill the grid in row-major order, as elements fill a NumPy array: neighbours along the last axis have neighbouring
-    ranks, so that the axis with the most traffic is best the last.
+    ranks. So put the axis with the most traffic last.
 
     >>> with mh.init() as group, mh.DeviceMesh(group, (2, -1), ("dp", "tp")) as mesh:
     ...     mesh.group("tp").all_reduce(activations)
@@ -33,12 +33,14 @@ class DeviceMesh:
     group
         The group that is laid out.
     shape
-        The number of ranks along each axis; one of them may be -1, and is then what the others leave.
+        The number of ranks along each axis. One of them may be -1: it becomes the number of ranks divided by the product of the
+        others.
     names
-        The name of each axis, unique; by default ``"axis0"``, ``"axis1"`` and so on. All methods take an axis by name or by
-        number, also counted from the end.
+        The name of each axis, unique; by default ``"axis0"``, ``"axis1"`` and so on. All methods take an axis by name, or by
+        number, which may count from the end.
     periodic
-        Whether the ranks along an axis form a ring, so that `shift` goes on at the other end: for all axes, or one for each.
+        Whether the ranks along an axis form a ring, so that `shift` goes on at the other end: one bool for all axes, or one for
+        each.
     timeout_s
         Seconds that each step of making the groups may last.
 
@@ -64,8 +66,8 @@ class DeviceMesh:
     InvalidWorldSizeError
         The grid does not have one place for each rank.
     UsageError
-        ``shape``, ``names`` or ``periodic`` cannot be used, or is not alike on all ranks; in the latter case every rank raises it. The group stays
-        usable.
+        ``shape``, ``names`` or ``periodic`` is wrong, or differs between ranks. If it differs, every rank raises the error. The
+        group stays usable.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class DeviceMesh:
             self.close()
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Close the groups along the axes, not the one that was laid out. Twice is fine.
+        """Close the groups along the axes, but not the group that was laid out. Calling it twice is fine.
 
         Parameters
         ----------
@@ -127,7 +129,7 @@ class DeviceMesh:
         Raises
         ------
         CommError
-            The job failed, and no call on this rank has said so yet.
+            The job failed, and no call on this rank has raised the error yet.
         """
         for group in self._groups:
             group.close(timeout_s=timeout_s)
@@ -140,7 +142,7 @@ class DeviceMesh:
         Parameters
         ----------
         axis
-            Its name, or its number; by default all axes, which gives the number of ranks of the mesh.
+            Its name or number. By default all axes: the number of ranks of the mesh.
 
         Raises
         ------
@@ -155,7 +157,7 @@ class DeviceMesh:
         Parameters
         ----------
         axis
-            Its name, or its number, which may be counted from the end.
+            Its name, or its number, which may count from the end.
 
         Raises
         ------
@@ -178,7 +180,7 @@ class DeviceMesh:
     def group(self, axis: str | int) -> Group:
         """Return the group along an axis: the ranks that differ from this one in that coordinate alone.
 
-        A rank of it is the coordinate along the axis.
+        This rank's number in the group is its coordinate along the axis.
 
         Parameters
         ----------
@@ -198,7 +200,7 @@ class DeviceMesh:
         return self._groups[self.axis(axis)]
 
     def shift(self, axis: str | int, steps: int = 1) -> tuple[int | None, int | None]:
-        """Return from whom and to whom an array goes when each rank gives its own to the one that is ``steps`` further along an axis.
+        """Return the ranks to receive from and to send to if all ranks shift an array ``steps`` further along an axis.
 
         >>> source, dest = mesh.shift("x")
         >>> ghost = mesh.group("x").sendrecv(right_edge, dest, source)
@@ -208,13 +210,12 @@ class DeviceMesh:
         axis
             Its name, or its number.
         steps
-            How far; less than 0 the other way.
+            How far; a negative number goes the other way.
 
         Returns
         -------
         source, dest
-            Ranks of the group along the axis, as its `Group.sendrecv` takes them. None where there is nobody, beyond an end of an axis that is
-            not periodic.
+            Ranks of the group along the axis, for its `Group.sendrecv`. None beyond the end of an axis that is not periodic.
 
         Raises
         ------
@@ -261,14 +262,14 @@ class DeviceMesh:
         coordinates
             One number for each axis.
         named
-            Or numbers for some axes by their names, the other coordinates being this rank's: ``mesh.rank_at(pp=stage + 1)``.
+            Or the coordinates of some axes by name; the other coordinates are this rank's: ``mesh.rank_at(pp=stage + 1)``.
 
         Raises
         ------
         InvalidRankError
-            A coordinate is not on the grid. It is not counted from the end.
+            A coordinate is not on the grid. Coordinates do not count from the end.
         UsageError
-            There are not as many as axes, or there is no such axis.
+            The number of coordinates differs from the number of axes, or an axis does not exist.
         """
         if (coordinates and named) or (coordinates and len(coordinates) != self.ndim) or (not coordinates and not named):
             raise UsageError(
@@ -301,12 +302,12 @@ class DeviceMesh:
         Returns
         -------
         DeviceMesh
-            To be closed on its own; that closes its ``parent`` too.
+            Close it on its own; that closes its ``parent`` too.
 
         Raises
         ------
         UsageError
-            There is no such axis, or one is given twice, or none; or the ranks gave different ones.
+            An axis does not exist or is given twice, no axis is given, or the ranks gave different axes.
         """
         chosen = tuple(self.axis(axis) for axis in axes)
         if not chosen or len(set(chosen)) != len(chosen):

@@ -23,14 +23,15 @@ class MessageCalls(Calls):
     def send(self, array: npt.ArrayLike, dest: int | None, *, timeout_s: float | None = None) -> None:
         """Send an array to one rank, which must `recv` it.
 
-        A small array may be on its way when the call returns: that it does not fit, or is never received, a later call or `close` says.
+        A small array may still be on its way when the call returns. If it does not fit, or nobody receives it, a later call or
+        `close` raises the error.
 
         Parameters
         ----------
         array
             Any shape of at most 32 dimensions, any dtype.
         dest
-            The rank to send to; None for nobody, so that nothing is sent.
+            The rank to send to; with None, nothing is sent.
         timeout_s
             Seconds that the call may last.
 
@@ -57,7 +58,7 @@ class MessageCalls(Calls):
         Parameters
         ----------
         source
-            The rank to receive from; None for nobody, so that nothing comes.
+            The rank to receive from; with None, nothing is received.
         out
             Where the array goes; the sender's must have the same shape and dtype.
         timeout_s
@@ -66,7 +67,8 @@ class MessageCalls(Calls):
         Returns
         -------
         ndarray or None
-            ``out``, or a new array of the sender's shape and dtype. Where ``source`` is None, ``out`` as it was, or None without it.
+            ``out``, or a new array of the sender's shape and dtype. If ``source`` is None: ``out`` as it was, or None without
+            it.
 
         Raises
         ------
@@ -101,7 +103,7 @@ class MessageCalls(Calls):
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Array | None:
-        """Send an array to one rank and receive one from another, or the same, at once; so that exchanges cannot deadlock.
+        """Send an array to one rank, and at once receive one from the same or another rank, so that exchanges cannot deadlock.
 
         Parameters
         ----------
@@ -142,5 +144,5 @@ class MessageCalls(Calls):
     def recv_async(
         self, source: int | None, *, out: Array | None = None, timeout_s: float | None = None
     ) -> Work[Array] | Work[Array | None]:
-        """Begin a `recv`; the array is the result of the work."""
+        """Begin a `recv`; ``wait()`` of the work returns the array."""
         return self._call_async(("recv", source), NOTHING, out, timeout_s, writes=(out,))

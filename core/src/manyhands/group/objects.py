@@ -34,9 +34,9 @@ _LARGEST_BYTES = 1 << 40
 class ObjectCalls(Calls):
     """The calls of a group that move Python objects.
 
-    Objects travel as msgpack, by msgspec, and never as pickles: nothing that is received can run code. Where ``type=`` is given, the
-    receiver gets an object of that type (a dataclass, a `msgspec.Struct`, a TypedDict, ``dict[str, tuple[int, ...]]``), or an error
-    if it is none. Without it, what comes out is made of None, bool, int, float, str, bytes, list and dict:
+    Objects travel as msgpack, made by msgspec, and never as pickles: nothing that is received can run code. With ``type=``, the
+    receiver gets an object of that type (a dataclass, a `msgspec.Struct`, a TypedDict, ``dict[str, tuple[int, ...]]``), or an
+    error if the object does not fit. Without it, the result consists of None, bool, int, float, str, bytes, list and dict:
 
     ======================================================  =====================================================================
     what goes in                                            what comes out without ``type=``
@@ -54,13 +54,13 @@ class ObjectCalls(Calls):
     Decimal, UUID                                           a str
     ======================================================  =====================================================================
 
-    What else is given, such as an array of Python objects, a function, a complex number, an instance of a plain class or of a subclass of int,
-    float or str, and a structure that contains itself or nests too deep, is a `UsageError` that names the place. It is
-    raised before any byte moves, and the group stays as it was; other ranks of a collective, which may wait already, then get
-    an `AbortedError` when this rank leaves. An object that does not fit ``type=`` is a `UsageError` as well: the call has been made
-    then, and the group stays usable. ``type`` may differ from rank to rank.
+    Nothing else can travel: no array of Python objects, no function, no complex number, no instance of a plain class or of a
+    subclass of int, float or str, and no structure that contains itself or nests too deep. It raises a `UsageError` that names
+    the place, before any byte moves, and the group stays as it was. Other ranks of a collective may be waiting already; they
+    get an `AbortedError` when this rank leaves. An object that does not fit ``type=`` raises a `UsageError` as well. The call
+    has been made by then, and the group stays usable. ``type`` may differ from rank to rank.
 
-    All ranks, the root included, get what comes out, as new objects.
+    All ranks, the root included, get new objects.
     """
 
     def send_object(self, obj: object, dest: int, *, timeout_s: float | None = None) -> None:
@@ -69,7 +69,7 @@ class ObjectCalls(Calls):
         Parameters
         ----------
         obj
-            What to send; see `ObjectCalls` for what can be.
+            What to send; docs/groups.md lists what can travel.
         dest
             Another rank.
         timeout_s
@@ -80,7 +80,7 @@ class ObjectCalls(Calls):
         InvalidRankError, SelfSendError
             ``dest`` is not another rank of the group.
         UsageError
-            The object holds what cannot travel.
+            The object holds something that cannot travel.
         """
         self._run_program("send_object", self._sending(obj, dest), timeout_s)
 
@@ -96,7 +96,8 @@ class ObjectCalls(Calls):
         source
             Another rank.
         type
-            What the object must be; see `ObjectCalls`. By default plain Python objects.
+            The type that the object must have, such as a dataclass. By default plain Python objects come out: see
+            docs/groups.md.
         timeout_s
             Seconds that the call may last.
 
@@ -110,12 +111,12 @@ class ObjectCalls(Calls):
         InvalidRankError, SelfSendError
             ``source`` is not another rank of the group.
         UsageError
-            msgspec cannot decode into ``type``; or the object does not fit it, and is then lost.
+            msgspec cannot decode into ``type``; or the object does not fit ``type``, and is then lost.
         """
         return self._run_program("recv_object", self._receiving(source, type), timeout_s)
 
     def send_object_async(self, obj: object, dest: int, *, timeout_s: float | None = None) -> Work[None]:
-        """Begin a `send_object`; the object may be changed at once, and what cannot travel is refused at once."""
+        """Begin a `send_object`; the object may be changed at once, and an object that cannot travel is refused at once."""
         return self._run_program_async("send_object", self._sending(obj, dest), timeout_s)
 
     @overload
@@ -123,7 +124,7 @@ class ObjectCalls(Calls):
     @overload
     def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]: ...
     def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]:
-        """Begin a `recv_object`; the object is the result of the work, which raises where it does not fit ``type``."""
+        """Begin a `recv_object`; ``wait()`` of the work returns the object, or raises if it does not fit ``type``."""
         return self._run_program_async("recv_object", self._receiving(source, type), timeout_s)
 
     @overload
@@ -140,7 +141,7 @@ class ObjectCalls(Calls):
         root
             The rank whose object it is.
         type
-            What the object must be; see `ObjectCalls`.
+            The type that the object must have; see `recv_object`.
         timeout_s
             Seconds that the call may last.
 
@@ -154,7 +155,7 @@ class ObjectCalls(Calls):
         InvalidRankError
             ``root`` is not in the group.
         UsageError
-            On the root: the object holds what cannot travel. On any rank: it does not fit ``type``.
+            On the root: the object holds something that cannot travel. On any rank: it does not fit ``type``.
         """
         root = self._rank_of(root)
         unpacker: Unpacker[Any] = Unpacker(type, "broadcast_object")
@@ -172,7 +173,7 @@ class ObjectCalls(Calls):
         obj
             What this rank gives; sizes and kinds may differ from rank to rank.
         type
-            What each of the objects must be; see `ObjectCalls`.
+            The type that each object must have; see `recv_object`.
         timeout_s
             Seconds that the call may last.
 
@@ -184,7 +185,7 @@ class ObjectCalls(Calls):
         Raises
         ------
         UsageError
-            The object holds what cannot travel; or that of some rank does not fit ``type``.
+            The object holds something that cannot travel, or the object of some rank does not fit ``type``.
         """
         return self._gathered("all_gather_object", obj, -1, type, timeout_s)
 
@@ -206,7 +207,7 @@ class ObjectCalls(Calls):
         root
             The rank that gets them.
         type
-            On the root, what each of the objects must be; see `ObjectCalls`. Ignored elsewhere.
+            On the root, the type that each object must have. Ignored elsewhere.
         timeout_s
             Seconds that the call may last.
 
@@ -220,7 +221,7 @@ class ObjectCalls(Calls):
         InvalidRankError
             ``root`` is not in the group.
         UsageError
-            The object holds what cannot travel; or, on the root, that of some rank does not fit ``type``.
+            The object holds something that cannot travel; or, on the root, the object of some rank does not fit ``type``.
         """
         root = self._rank_of(root)
         objects = self._gathered("gather_object", obj, root, type, timeout_s)
@@ -246,7 +247,7 @@ class ObjectCalls(Calls):
         root
             The rank whose objects they are.
         type
-            What this rank's object must be; see `ObjectCalls`.
+            The type that this rank's object must have; see `recv_object`.
         timeout_s
             Seconds that the call may last.
 
@@ -262,7 +263,8 @@ class ObjectCalls(Calls):
         SizeMismatchError
             On the root: ``objs`` does not have one entry for each rank.
         UsageError
-            On the root: ``objs`` is no sequence, or holds what cannot travel. On any rank: its object does not fit ``type``.
+            On the root: ``objs`` is no sequence, or holds something that cannot travel. On any rank: its object does not fit
+            ``type``.
         """
         root = self._rank_of(root)
         unpacker: Unpacker[Any] = Unpacker(type, "scatter_object")

@@ -39,9 +39,9 @@ def check_possible(job: Job) -> None:
 def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
     """Meet those that are left of a job that has failed, in a new job of their own, and give back the old one.
 
-    Where one more dies meanwhile, the others try again without it, whatever error its death became; likewise where one cannot go on for a reason
-    of its own. All of them do the same, since they come out of the new job's last exchange together or not at all, and the old job's store
-    tells all of them alike who is left.
+    If another rank dies meanwhile, or cannot go on for a reason of its own, the others try again without it, whatever error
+    that became. All of them do the same, because they leave the new job's last exchange together or not at all, and the old
+    job's store tells all of them alike who is left.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
     CommError
         They did not come together.
     BackendUnavailableError
-        This rank cannot go on; other errors of its own likewise.
+        This rank cannot go on. Other errors of its own pass through as well.
     """
     with contextlib.ExitStack() as at_end:
         at_end.callback(old.release)

@@ -47,7 +47,7 @@ def ranks_per_host(hosts: Sequence[int]) -> int:
     Parameters
     ----------
     hosts
-        For each rank a number that it shares with the ranks of its host.
+        For each rank, the number of its host.
     """
     return _ranks_per_host(tuple(hosts))
 

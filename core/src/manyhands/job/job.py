@@ -160,7 +160,7 @@ class Job:
     drains
         What waits for the calls that a group of this job has in flight, one for each open group; each tells whether there were none.
     hosts
-        For each rank a number that it shares with the ranks of its host.
+        For each rank, the number of its host.
     meeting
         How its ranks met, where they are processes.
     device_watch

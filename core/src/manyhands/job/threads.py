@@ -193,9 +193,10 @@ def current_rank() -> int | None:
 
 
 def sleep(seconds: float) -> None:
-    """Do nothing for a time, on the clock that the calling rank lives by.
+    """Sleep, on the clock of the calling rank.
 
-    That is the computer's, as for `time.sleep`, but in a simulated world, whose clock runs as fast as nothing else is to do.
+    Outside of simulated worlds this is `time.sleep`. A simulated world has a clock of its own, which jumps ahead when no rank
+    has anything else to do.
 
     Parameters
     ----------

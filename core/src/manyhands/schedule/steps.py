@@ -124,17 +124,17 @@ class Schedule:
     rank, size, root
         Whose schedule it is. ``root`` is 0 for collectives that have none.
     input_chunks, output_chunks
-        Into how many chunks the caller's two buffers are divided. The division of a buffer is known to all ranks, also
-        to one that does not hold it (the output of a gather exists on the root alone, and every rank knows its chunks).
+        Into how many chunks the caller's two buffers are divided. All ranks know the division of a buffer, even those that do
+        not hold it (the output of a gather exists on the root alone, but every rank knows its chunks).
     scratch
-        What scratch memory is made of, one run of chunks after the other: a reference to ``count`` chunks of ``INPUT`` or
-        ``OUTPUT`` stands for as many scratch chunks of the same sizes. Neighbours in number are neighbours in memory.
+        The scratch chunks. Each reference names ``count`` chunks of ``INPUT`` or ``OUTPUT``, and adds ``count`` scratch chunks
+        of the same sizes. Chunks with neighbouring numbers are neighbours in memory.
     steps
         The steps; ``after`` refers to them by index, and only to earlier ones.
     even
-        Whether the schedule is right only where the blocks of all ranks are of one size; then any block's memory may hold any
-        other block on its way, and ranks can pass on blocks that are not theirs (all_to_all alone needs that: in the
-        others every rank knows the size of every block).
+        Whether the schedule is right only if the blocks of all ranks have one size. Then the memory of any block may hold any
+        other block on its way, and ranks can pass on blocks that are not theirs. Only all_to_all needs that: in the other
+        collectives every rank knows the size of every block.
     """
 
     collective: Collective

@@ -37,7 +37,9 @@ def low_precision_dtype(name: str) -> np.dtype[np.void]:
         command = install_command("pip install 'manyhands-core[low-precision]'")
         raise DTypeError(f"arrays of dtype {name} need ml_dtypes: {command}") from None
     except AttributeError:
-        raise DTypeError(f"an array of dtype {name} cannot travel between ranks: NumPy and ml_dtypes have none such") from None
+        raise DTypeError(
+            f"an array of dtype {name} cannot travel between ranks: NumPy and ml_dtypes do not have this dtype"
+        ) from None
     return found
 
 

@@ -170,7 +170,7 @@ def _numpy_dtype(dtype: Any) -> tuple[np.dtype[Any], Any]:
     if name in _NUMPY_HAS:
         return np.dtype(name), None
     if name not in _LOW_PRECISION:
-        raise DTypeError(f"a tensor of dtype {dtype} cannot travel between ranks: NumPy and ml_dtypes have none such")
+        raise DTypeError(f"a tensor of dtype {dtype} cannot travel between ranks: NumPy and ml_dtypes do not have this dtype")
     torch = sys.modules["torch"]
     return low_precision_dtype(name), torch.uint8 if dtype.itemsize == 1 else torch.int16
 

@@ -41,7 +41,7 @@ class Algorithm:
     ordered
         Whether operands are combined in the order of ranks, so that the reduction need not commute.
     segment_bytes
-        How large a segment should be, in bytes; None for one that does not gain from segments.
+        How large a segment should be, in bytes; None if the algorithm does not gain from segments.
     blockwise
         Whether segments divide the block of each rank instead of the whole vector.
     canonical
@@ -52,11 +52,12 @@ class Algorithm:
         Whether it needs to know how many neighbouring ranks share a host. Rank r lives on host ``r // ranks_per_host``, and
         ``ranks_per_host`` divides the world size.
     pipelined
-        Whether it is made to be cut into segments: without them it is of no use.
+        Whether it needs segments: without them it is of no use.
     in_order
-        Whether each rank may carry out its steps one after the other, in the order of the schedule, while sends go on in the background and
-        end as late as when they are received; a step that comes after a send waits for its end. Then calls take a shorter way. Tests prove
-        it for the algorithms of manyhands, and registration for those of plugins (`manyhands.schedule.proof.in_order`).
+        Whether each rank may run its steps one after the other, in the order of the schedule. Sends go on in the background,
+        and may end only when they are received. A step that comes after a send waits for its end. Calls then take a shorter
+        way. Tests prove this for the algorithms of manyhands, and registration proves it for those of plugins
+        (`manyhands.schedule.proof.in_order`).
     cost
         ``cost(size, nbytes, segments, ranks_per_host)`` is the formula of the docstring for a call of ``nbytes`` bytes,
         those of the vector or of all blocks together, evenly divided; None where there is no formula.
