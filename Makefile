@@ -46,6 +46,7 @@ check: venv-dev
 	$(PYRIGHT) --verifytypes manyhands --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_gloo --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_hybrid --ignoreexternal
+	$(PYRIGHT) --verifytypes manyhands_lab --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_mpi --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_nccl --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_shm --ignoreexternal

@@ -37,8 +37,8 @@ from manyhands.config.plugins import PluginManager, Switches
 from manyhands.errors import DuplicatePluginError, PluginError
 from manyhands.schedule.algorithms.registry import BUILTIN
 from manyhands.schedule.errors import OrderError, ScheduleDeadlockError, ScheduleError
-from manyhands.tuning.measure import measure
-from manyhands.tuning.plan import Plan
+from manyhands_lab.tuning.measure import measure
+from manyhands_lab.tuning.plan import Plan
 
 PACKAGES = Path(__file__).resolve().parent / "packages"
 ALL_REDUCE, BROADCAST, REDUCE = Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE

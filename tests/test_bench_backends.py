@@ -16,8 +16,8 @@ from worlds import must, on_threads
 
 import manyhands as mh
 from manyhands.api import ThreadWorld, UnsupportedError
-from manyhands.bench.measure import measure
-from manyhands.bench.plan import BENCHMARKS, Done, Opened, Plan, Point, Problem, Record, Row, Skipped, Target, decode_record
+from manyhands_lab.bench.measure import measure
+from manyhands_lab.bench.plan import BENCHMARKS, Done, Opened, Plan, Point, Problem, Record, Row, Skipped, Target, decode_record
 
 Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -31,7 +31,7 @@ import dataclasses, os, signal, time
 import numpy as np
 from manyhands_tcp import plugin
 from manyhands.api import hookimpl
-from manyhands.bench.cases import Case
+from manyhands_lab.bench.cases import Case
 
 SPEC = plugin.manyhands_register_backends()
 calls = 0

@@ -16,14 +16,14 @@ import manyhands as mh
 from manyhands.api import ThreadWorld
 from manyhands.schedule.algorithms.registry import BUILTIN
 from manyhands.schedule.steps import Collective
-from manyhands.tuning.measure import measure
-from manyhands.tuning.plan import Plan, Point
+from manyhands_lab.tuning.measure import measure
+from manyhands_lab.tuning.plan import Plan, Point
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 BENCH = """
 import sys, typer
-from manyhands.cli.bench import bench
+from manyhands_lab.commands.bench import bench
 from manyhands.errors import ManyHandsError
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command("bench")(bench)
@@ -150,7 +150,7 @@ def test_a_wrong_result_ends_the_measurement_and_names_the_rank(shell: Run, tmp_
 
 def test_the_worker_writes_what_rank_0_was_told(shell: Run, tmp_path: Path) -> None:
     plan = Plan({"barrier": ["dissemination"]}, [], 20.0, "tcp", str(tmp_path / "points.json"), rounds=3)
-    answer = shell("-m", "manyhands", "run", "-n", "2", "-m", "manyhands.tuning.worker", plan.dump())
+    answer = shell("-m", "manyhands", "run", "-n", "2", "-m", "manyhands_lab.tuning.measure", plan.dump())
     assert answer.returncode == 0, answer.stderr
     [point] = [Point(**each) for each in json.loads((tmp_path / "points.json").read_text())]
     assert (point.collective, point.nbytes, list(point.times)) == ("barrier", 0, ["dissemination"])

@@ -15,6 +15,7 @@ import pytest
 MAX_LINES = 600
 PROJECTS = [
     "core",
+    "lab",
     "plugins/gloo",
     "plugins/hybrid",
     "plugins/mpi",
@@ -56,6 +57,8 @@ def test_all_distributions_are_in_lockstep(repository, run_python):
         ("pyproject.toml", 'tcp = ["manyhands-tcp', 'net = ["manyhands-tcp', "no extra 'tcp' that brings manyhands-tcp"),
         ("pyproject.toml", '0", "manyhands-tcp==0.1.0"]', '0"]', "the extra 'all' leaves out manyhands-tcp"),
         ("requirements.txt", "-e ./plugins/tcp", "", "requirements.txt: ./plugins/tcp is not installed"),
+        ("requirements.txt", "-e ./lab", "", "requirements.txt: ./lab is not installed"),
+        ("pyproject.toml", 'lab = ["manyhands-lab', 'bench = ["manyhands-lab', "no extra 'lab' that brings manyhands-lab"),
         ("core/LICENSE", "Apache", "A Patchy", "LICENSE beside it differs"),
     ],
 )
@@ -68,7 +71,7 @@ def test_each_way_of_losing_step_is_found(repository, run_python, copy, file, ol
 
 
 def test_the_extras_that_the_readme_promises_exist(repository):
-    assert {"tcp", "simulated", "low-precision", "all"} <= set(table(repository)["optional-dependencies"])
+    assert {"tcp", "simulated", "low-precision", "lab", "plot", "all"} <= set(table(repository)["optional-dependencies"])
     assert {"cli", "low-precision"} <= set(table(repository / "core")["optional-dependencies"])
 
 
@@ -99,6 +102,12 @@ def test_each_plugin_is_found_by_its_entry_point(repository):
     }
 
 
+def test_the_commands_of_the_lab_are_found_by_entry_points(repository):
+    assert table(repository / "lab")["entry-points"] == {
+        "manyhands.commands": {name: f"manyhands_lab.commands.{name}:{name}" for name in ("bench", "show", "simulate")}
+    }
+
+
 def test_every_package_is_typed(repository):
     packages = [path for project in PROJECTS for path in (repository / project / "src").glob("manyhands*")]
     assert len(packages) == len(PROJECTS)
@@ -106,7 +115,7 @@ def test_every_package_is_typed(repository):
 
 
 def test_no_source_file_is_over_600_lines(repository):
-    folders = ["core", "plugins", "tools", "examples", "benchmarks", "tests"]
+    folders = ["core", "lab", "plugins", "tools", "examples", "benchmarks", "tests"]
     sources = [path for folder in folders for path in (repository / folder).rglob("*.py")]
     assert len(sources) > 20
     lengths = {str(path.relative_to(repository)): len(path.read_text(encoding="utf-8").splitlines()) for path in sources}

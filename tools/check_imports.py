@@ -27,11 +27,17 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "calls",
         "group",
         "api",
-        "bench drawing",
-        "tuning",
         "cli",
         "__main__",
     )
+)
+
+# Those of the lab, which may also import all of core; nothing of core imports the lab.
+LAB = "manyhands_lab"
+LAB_ROWS: tuple[frozenset[str], ...] = (
+    frozenset({"bench", "drawing", "simulation"}),
+    frozenset({"tuning"}),
+    frozenset({"commands"}),
 )
 
 # Rooms that may import nothing of manyhands but these: schedules are data, and know no arrays and no sockets.
@@ -40,8 +46,12 @@ NARROW: dict[str, frozenset[str]] = {
     "drawing": frozenset({"errors", "schedule", "drawing"}),
 }
 
-# Packages that only one room may import, and packages that no module may import at its top.
-ONLY_IN: dict[str, str] = {"typer": "cli", "rich": "cli"}
+# Packages that only some rooms may import, and packages that no module may import at its top.
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "typer": ("manyhands.cli", "manyhands_lab.commands"),
+    "rich": ("manyhands_lab.commands",),
+    "matplotlib": ("manyhands_lab.commands",),
+}
 NEVER_AT_TOP: frozenset[str] = frozenset({"cupy", "jax", "matplotlib", "mpi4py", "torch", "rich"})
 
 # All that a plugin may import of core.
@@ -132,28 +142,28 @@ def read(source: Path, elsewhere: frozenset[str] = frozenset()) -> list[Module]:
 
 
 def check_module(module: Module) -> Iterator[tuple[int, str]]:
-    """Yield line and fault for each import of a module of core that its room may not make."""
-    rows = {room: number for number, row in enumerate(ROWS) for room in row}
-    room = module.room
+    """Yield line and fault for each import of a module of core, or of the lab, that its room may not make."""
+    own, room = module.name.split(".", maxsplit=1)[0], module.room
+    rows = {room: number for number, row in enumerate(LAB_ROWS if own == LAB else ROWS) for room in row}
     if room and room not in rows:
-        yield 1, f"the room {room!r} has no place yet: put it into ROWS in tools/check_imports.py"
+        yield 1, f"the room {room!r} has no place yet: put it into {'LAB_' * (own == LAB)}ROWS in tools/check_imports.py"
         return
     for item in module.imports:
         package = item.target.split(".")[0]
         other = room_of(item.target)
-        if package in ONLY_IN and room != ONLY_IN[package]:
-            yield item.line, f"{package} is for manyhands.{ONLY_IN[package]} alone"
+        if package in ONLY_IN and f"{own}.{room}" not in ONLY_IN[package]:
+            yield item.line, f"{package} is for {' and '.join(ONLY_IN[package])} alone"
         elif package in NEVER_AT_TOP and item.at_top:
             yield item.line, f"{package} must be imported inside the function that needs it: `import manyhands` stays light"
-        elif package.startswith("manyhands_"):
-            yield item.line, f"core imports the plugin {package}; reach it by name, through the plugin manager"
-        elif package != "manyhands" or not room:
+        elif package.startswith("manyhands_") and package != own:
+            yield item.line, f"{own} imports {package}; reach it by name, through the plugin manager"
+        elif package not in ("manyhands", own) or not room:
             continue  # what the package itself offers may come from anywhere
         elif not other:
             yield item.line, "a module inside manyhands imports the package manyhands itself; import the module that is meant"
         elif room in NARROW and other not in NARROW[room]:
             yield item.line, f"{room} may import only {', '.join(sorted(NARROW[room]))}, and imports {other}"
-        elif other in rows and other != room and rows[other] >= rows[room]:
+        elif package == own and other in rows and other != room and rows[other] >= rows[room]:
             yield item.line, f"{room} imports {other}, which does not stand below it"
 
 
@@ -165,7 +175,7 @@ def check_plugin(module: Module) -> Iterator[tuple[int, str]]:
         if package == "manyhands" and item.target != PLUGINS_MAY_IMPORT:
             yield item.line, f"a plugin imports {PLUGINS_MAY_IMPORT} alone, and this one {item.target}"
         elif package.startswith("manyhands_") and package != own:
-            yield item.line, f"the plugin {own} imports the plugin {package}"
+            yield item.line, f"the plugin {own} imports {package}"
 
 
 def find_circle(modules: list[Module]) -> list[str]:
@@ -198,9 +208,10 @@ def check(root: Path) -> list[str]:
     faults = []
     core = read(root / "core" / "src")
     names = frozenset(module.name for module in core)
-    trees = [core, *(read(source, names) for source in sorted(root.glob("plugins/*/src")))]
+    lab = read(root / "lab" / "src", names)
+    trees = [core, lab, *(read(source, names) for source in sorted(root.glob("plugins/*/src")))]
     for tree in trees:
-        look = check_module if tree is core else check_plugin
+        look = check_module if tree is core or tree is lab else check_plugin
         faults += [f"{m.path.relative_to(root)}:{line}: {fault}" for m in tree for line, fault in look(m)]
         circle = find_circle(tree)
         if circle:

@@ -16,7 +16,7 @@ SHARED_KEYS = ("version", "requires-python", "license")
 
 def projects(root: Path) -> dict[Path, dict[str, Any]]:
     """Return the ``[project]`` table of each distribution, by its folder; the root's comes first."""
-    folders = [root, root / "core", *sorted(path.parent for path in root.glob("plugins/*/pyproject.toml"))]
+    folders = [root, root / "core", root / "lab", *sorted(path.parent for path in root.glob("plugins/*/pyproject.toml"))]
     return {folder: tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"] for folder in folders}
 
 
@@ -48,13 +48,13 @@ def check(root: Path) -> list[str]:
                 faults.append(f"{where}: {requirement!r} must be pinned to =={main['version']}")
         if (folder / "LICENSE").read_bytes() != (root / "LICENSE").read_bytes():
             faults.append(f"{where}: LICENSE beside it differs from the root's")
-        if folder.parent.name == "plugins":
+        if folder not in (root, root / "core"):
             if not any(item.startswith(project["name"]) for item in main["optional-dependencies"].get(folder.name, [])):
                 faults.append(f"pyproject.toml: no extra {folder.name!r} that brings {project['name']}")
             if not any(item.startswith(project["name"]) for item in main["optional-dependencies"]["all"]):
                 faults.append(f"pyproject.toml: the extra 'all' leaves out {project['name']}")
-            if f"-e ./plugins/{folder.name}" not in editable:
-                faults.append(f"requirements.txt: ./plugins/{folder.name} is not installed")
+            if f"-e ./{folder.relative_to(root)}" not in editable:
+                faults.append(f"requirements.txt: ./{folder.relative_to(root)} is not installed")
     return faults
 
 

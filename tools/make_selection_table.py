@@ -9,7 +9,7 @@ import gc
 from pathlib import Path
 
 from manyhands.config.select import write_table
-from manyhands.tuning.model import SLACK, TOLERANCE, model_rules
+from manyhands_lab.tuning.model import SLACK, TOLERANCE, model_rules
 
 TABLE = Path(__file__).resolve().parent.parent / "core" / "src" / "manyhands" / "select" / "default.toml"
 

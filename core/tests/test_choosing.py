@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from subprocess import CompletedProcess
 
-    from conftest import PluginFactory
+    from plugin_tools import PluginFactory
 
 
 def test_candidates_come_the_best_first(plugins: PluginFactory, manager: PluginManager) -> None:

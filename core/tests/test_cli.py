@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from typer.main import get_command
 
-from manyhands.cli.app import app
 from manyhands.cli.console import print_table
-from manyhands.cli.main import main
 from manyhands.common.installing import install_command
 from manyhands.config.plugins import EXTENSION_GROUP
 
@@ -21,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from subprocess import CompletedProcess
 
-    from conftest import PluginFactory
+    from plugin_tools import PluginFactory
 
     Run = Callable[..., CompletedProcess[str]]
 
@@ -415,57 +411,3 @@ def test_a_table_on_a_terminal_takes_brackets_literally(
     print_table(("name", "value"), [("[bold]", "[/bold]")])
 
     assert "[bold]" in capsys.readouterr().out
-
-
-def _commands() -> dict[str, Any]:
-    """Every command by its words, groups included."""
-    found: dict[str, Any] = {}
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), get_command(app))]
-    for words, command in waiting:
-        found[" ".join(words)] = command
-        waiting.extend(((*words, name), each) for name, each in getattr(command, "commands", {}).items())
-    return found
-
-
-@pytest.mark.parametrize("words", _commands())
-def test_every_help_page_says_all_that_is_written_within_80_columns(
-    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    command = _commands()[words]
-    listed = [each.short_help or each.help for each in getattr(command, "commands", {}).values()]
-
-    with pytest.raises(SystemExit):
-        main([*words.split(), "--help"])
-
-    page = capsys.readouterr().out
-    assert max(map(len, page.splitlines())) <= 80
-    for text in [command.help, *(parameter.help for parameter in command.params), *listed]:
-        assert "".join((text or "").split()) in "".join(page.split())
-    if words == "run":
-        assert "the table [backends.simulated] of the configuration" in " ".join(page.split())
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["run", "--config", "[bold]a[/bold].toml", "script.py"],
-        ["run", "[/red].py"],
-        ["run", "--[red]", "script.py"],
-        ["bench", "[red]all_reduce"],
-        ["show", "[/bold]"],
-        ["simulate", "all_reduce", "--ranks", "2", "--network", "[i]net[/i]"],
-        ["config", "show", "--config", "[b]:smile:.toml"],
-        ["[link]"],
-    ],
-)
-def test_what_was_given_stands_in_the_error_as_it_was_given(
-    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = next(word for word in words if "[" in word)
-
-    with contextlib.suppress(SystemExit):
-        main(words)
-
-    assert given in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from manyhands.cli.app import app
+from manyhands.cli.app import make_app
 from manyhands.cli.main import main
 from manyhands.cli.quick import understand
 from manyhands.launch import starting
@@ -36,6 +36,7 @@ OTHERS = (
     "-n=3",
     "-mn",
 )
+app = make_app(["run"])
 words = st.lists(
     st.sampled_from((*WORDS, *OTHERS, *(f"{word}={value}" for word in WORDS for value in ("1", "tcp", "")))), max_size=8
 )

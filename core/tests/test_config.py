@@ -19,7 +19,7 @@ from manyhands.errors import ConfigError, PluginError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import PluginFactory
+    from plugin_tools import PluginFactory
 
     from manyhands.config.plugins import PluginManager
 

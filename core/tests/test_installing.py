@@ -16,8 +16,9 @@ PROJECT = """
 [project.optional-dependencies]
 tcp = ["manyhands-tcp==0.1.0"]
 nccl-cuda13 = ["manyhands-nccl==0.1.0", "nccl4py>=0.6"]
-plot = ["manyhands-core[plot]==0.1.0"]
-all = ["manyhands-core[plot]==0.1.0", "manyhands-tcp==0.1.0"]
+lab = ["manyhands-lab==0.1.0"]
+plot = ["manyhands-lab[plot]==0.1.0"]
+all = ["manyhands-core[low-precision]==0.1.0", "manyhands-lab==0.1.0", "manyhands-tcp==0.1.0"]
 """
 
 
@@ -55,8 +56,9 @@ def local(root: Path, **how: object) -> object:
     ("command", "works"),
     [
         ("pip install 'manyhands[tcp]'", "pip install -e 'ROOT/plugins/tcp'"),
-        ('pip install "manyhands[plot]" x', "pip install -e 'ROOT/core[plot]' x"),
-        ("pip install manyhands[tcp,plot]", "pip install -e 'ROOT/plugins/tcp' -e 'ROOT/core[plot]'"),
+        ('pip install "manyhands[plot]" x', "pip install -e 'ROOT/lab[plot]' x"),
+        ("pip install manyhands[tcp,plot]", "pip install -e 'ROOT/plugins/tcp' -e 'ROOT/lab[plot]'"),
+        ("pip install 'manyhands[lab]'", "pip install -e 'ROOT/lab'"),
         ("pip install 'manyhands-core[cli]'", "pip install -e 'ROOT/core[cli]'"),
         ("a, or 'manyhands[nccl-cuda13]' for b", "a, or -e 'ROOT/plugins/nccl' -e 'ROOT[nccl-cuda13]' for b"),
         ("pip install manyhands-pigeon", "pip install manyhands-pigeon"),
@@ -77,7 +79,7 @@ def test_paths_are_short_within_the_checkout_and_plain_where_it_is_not_editable(
     came_from(monkeypatch, tmp_path, local(root))
     monkeypatch.chdir(root)
 
-    assert install_command("pip install 'manyhands[all]'") == "pip install './core[plot]' ./plugins/tcp"
+    assert install_command("pip install 'manyhands[all]'") == "pip install './core[low-precision]' ./lab ./plugins/tcp"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from subprocess import CompletedProcess
 
-    from conftest import PluginFactory
+    from plugin_tools import PluginFactory
 
 TCP = install_command("pip install 'manyhands[tcp]'")
 

@@ -12,8 +12,6 @@ import pytest
 from pydantic import ValidationError
 
 from manyhands.api import NETWORKS, ConfigError, Jitter, Network, Paths, UsageError
-from manyhands.schedule.algorithms.registry import BUILTIN
-from manyhands.schedule.simulation import simulate
 
 UNIFORM = Jitter(distribution="uniform", mean_s=1e-6)
 EXPONENTIAL = Jitter(distribution="exponential", mean_s=1e-6)
@@ -155,10 +153,3 @@ def test_a_bus_has_no_links_between_hosts() -> None:
     assert Network(**bus | {"jitter": UNIFORM}).jitter == UNIFORM
     with pytest.raises(ValidationError, match=r"jitter\.links = 'between hosts' has no meaning in the topology 'bus'"):
         Network(**bus | {"jitter": {"distribution": "uniform", "mean_s": 1.0, "links": "between hosts"}})
-
-
-def test_the_simulation_of_an_algorithm_refuses_jitter() -> None:
-    network = NETWORKS["textbook"].model_copy(update={"jitter": UNIFORM})
-    with pytest.raises(ConfigError, match=r"leave \[jitter\] out, or run a program with the simulated backend") as caught:
-        simulate(BUILTIN[0], 4, 100, network)
-    assert caught.value.key == "jitter"

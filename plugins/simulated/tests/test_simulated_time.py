@@ -15,9 +15,6 @@ from hypothesis import strategies as st
 import manyhands as mh
 import manyhands_simulated as simulated
 from manyhands.api import NETWORKS, Group, Jitter, Network, NetworkLevel
-from manyhands.schedule.algorithms.registry import BUILTIN
-from manyhands.schedule.simulation import simulate
-from manyhands.schedule.steps import Collective
 
 US, GB = 1e-6, 1e9
 TEXTBOOK = (1 * US, 10 * GB)
@@ -239,49 +236,6 @@ def test_messages_between_two_ranks_keep_their_order_whatever_delays_them():
         assert run.results[1] == list(range(30))
         arrivals = [each.arrived_s for each in run.trace.messages if (each.source, each.dest) == (0, 1)]
         assert arrivals == sorted(arrivals)
-
-
-# Next to `manyhands simulate`, which runs the same schedules without a program.
-
-
-def durations(name: str, size: int, nbytes: int, network: str, eager_bytes: int = 0) -> tuple[float, float]:
-    """Return how long an all_reduce takes here, and there."""
-    free = NETWORKS[network].model_copy(update={"reduction_bytes_per_s": math.inf})
-    algorithm = next(each for each in BUILTIN if (each.collective, each.name) == (Collective.ALL_REDUCE, name))
-    run = simulated.run(
-        lambda group: group.all_reduce(np.zeros(nbytes // 4, np.float32)),
-        size,
-        network=free,
-        config={"algorithms": {"all_reduce": name}, "backends": {"simulated": {"eager_bytes": eager_bytes}}},
-    )
-    assert {call.algorithm.partition("/")[0] for call in run.trace.calls} == {name}
-    return run.duration_s, simulate(algorithm, size, nbytes, free).time_s
-
-
-@pytest.mark.parametrize("nbytes", [1 << 8, 1 << 14, 1 << 20])
-@pytest.mark.parametrize("size", [2, 4, 8, 16])
-@pytest.mark.parametrize("name", ["ring", "recursive_doubling", "rabenseifner", "circulant", "tree"])
-def test_on_the_textbooks_wires_a_collective_takes_what_its_simulation_says(name, size, nbytes):
-    here, there = durations(name, size, nbytes, "textbook")
-    assert here == pytest.approx(there, rel=1e-9)
-
-
-@pytest.mark.parametrize("nbytes", [1 << 8, 1 << 14, 1 << 20])
-@pytest.mark.parametrize("network", ["fat-tree", "torus", "laptop"])
-@pytest.mark.parametrize("name", ["ring", "recursive_doubling", "rabenseifner", "circulant", "tree"])
-def test_where_messages_meet_a_collective_takes_nearly_that(name, network, nbytes):
-    """Of messages that come to a link at one moment, others may be first."""
-    here, there = durations(name, 16, nbytes, network, eager_bytes=1 << 30)
-    assert 0.93 * there < here < 1.07 * there
-
-
-@pytest.mark.parametrize("nbytes", [1 << 8, 1 << 14, 1 << 20])
-@pytest.mark.parametrize("network", ["fat-tree", "torus", "laptop"])
-@pytest.mark.parametrize("name", ["ring", "recursive_doubling", "rabenseifner", "circulant", "tree"])
-def test_messages_that_wait_for_their_receiver_make_that_longer_by_half_at_most(name, network, nbytes):
-    """A rank sends a message to another one when the message before it has arrived, where a schedule alone needs the port to be free."""
-    here, there = durations(name, 16, nbytes, network)
-    assert 0.95 * there < here < 1.5 * there
 
 
 # Deadlines.

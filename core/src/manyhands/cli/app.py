@@ -1,37 +1,107 @@
-"""The commands, put together; this module and its like import typer."""
+"""The commands, put together: core's own, and those of other distributions; this module and its like import typer."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Annotated, Final
 
 import typer
+import typer.main
 
 from manyhands._version import __version__
-from manyhands.cli.bench import bench
 from manyhands.cli.config_cmd import config_app
 from manyhands.cli.doctor import doctor
 from manyhands.cli.run import CONTEXT_SETTINGS, run
-from manyhands.cli.show import show
-from manyhands.cli.simulate import simulate
+from manyhands.common.installing import install_command
+from manyhands.config.plugins.installed import COMMAND_GROUP, InstalledPlugin, find_installed
+from manyhands.config.plugins.loading import import_plugin, named, owner
+from manyhands.errors import PluginError, UsageError
 
-__all__ = ["app"]
+__all__ = ["make_app"]
 
-app: typer.Typer = typer.Typer(
-    name="manyhands",
-    help="Many processes of one Python program, and the arrays that they share.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # Plain text: rich would take the brackets of [backends.tcp] for markup, and break paragraphs where the source does.
-    rich_markup_mode=None,
-)
-# Where the words for the list are left out, the first sentence of the page is taken, and cut off.
-app.command("run", short_help="Run a script as several ranks.", context_settings=CONTEXT_SETTINGS)(run)
-app.command("doctor", short_help="List the backends: can they run here, and what to type.")(doctor)
-app.command("bench", short_help="Measure backends, or algorithms, on ranks of this host.")(bench)
-app.command("show", short_help="Draw an algorithm, or say which one a call takes and why.")(show)
-app.command("simulate", short_help="Predict times on networks and worlds that need not exist.")(simulate)
-app.add_typer(config_app, name="config")
+_OWN: Final[frozenset[str]] = frozenset({"run", "doctor", "config"})
+_LAB: Final[tuple[str, ...]] = ("bench", "show", "simulate")
+"""The commands of manyhands-lab, for the words that say how to get them."""
+
+
+def make_app(words: Sequence[str] = ()) -> typer.Typer:
+    """Return the command line for these words; of the commands of other distributions, only the one that is meant is imported.
+
+    All of them are imported where none is meant, as by ``--help``, which says what is wrong with one.
+
+    Raises
+    ------
+    UsageError
+        The words ask for a command of manyhands-lab, which is not installed.
+    PluginError
+        The command that is meant cannot be imported, is none, or comes from two distributions.
+    """
+    app = typer.Typer(
+        name="manyhands",
+        help="Many processes of one Python program, and the arrays that they share.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        # Plain text: rich would take the brackets of [backends.tcp] for markup, and break paragraphs where the source does.
+        rich_markup_mode=None,
+    )
+    # Where the words for the list are left out, the first sentence of the page is taken, and cut off.
+    app.command("run", short_help="Run a script as several ranks.", context_settings=CONTEXT_SETTINGS)(run)
+    app.command("doctor", short_help="List the backends: can they run here, and what to type.")(doctor)
+    app.add_typer(config_app, name="config")
+    epilog = None
+    asked = next((word for word in words if not word.startswith("-")), None)
+    if asked not in _OWN:
+        found = {name: list(each) for name, each in groupby(find_installed(COMMAND_GROUP), lambda plugin: plugin.name)}
+        missing = [name for name in _LAB if name not in found]
+        if asked in missing:
+            raise UsageError(f"manyhands {asked} comes with manyhands-lab, which is not installed; try: {_install_lab()}")
+        if missing:
+            # After \b a line stays as it is, so that the command can be copied.
+            epilog = f"More commands come with manyhands-lab: {', '.join(missing)}. Try:\n\n\b\n  {_install_lab()}"
+        for name in [asked] if asked is not None and asked in found else sorted(found.keys() - _OWN):
+            try:
+                _add(app, name, _command_of(name, found[name]))
+            except PluginError as error:
+                if name == asked:
+                    raise
+                app.command(name, short_help=f"(broken) {error}")(lambda: None)
+    app.callback(epilog=epilog)(_options)
+    return app
+
+
+def _install_lab() -> str:
+    return install_command("pip install 'manyhands[lab]'")
+
+
+def _add(app: typer.Typer, name: str, command: typer.Typer | Callable[..., object]) -> None:
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    else:
+        app.command(name, short_help=(inspect.getdoc(command) or "").partition("\n")[0])(command)
+
+
+def _command_of(name: str, plugins: Sequence[InstalledPlugin]) -> typer.Typer | Callable[..., object]:
+    """Import what a distribution brings under a name: a typer app with commands of its own, or a function that is a command."""
+    plugin, *others = plugins
+    if others:
+        several = " and ".join(owner(each) for each in plugins)
+        raise PluginError(f"the command {name!r} comes from {several}; uninstall all but one")
+    command = import_plugin(plugin)
+    if not isinstance(command, typer.Typer) and not inspect.isfunction(command):
+        raise PluginError(
+            f"{owner(plugin)} is {command!r}; a command must be a function or a typer.Typer, named as 'module:object' in the "
+            f"entry point {name!r} of {COMMAND_GROUP}"
+        )
+    alone = typer.Typer()
+    _add(alone, name, command)
+    try:
+        typer.main.get_command(alone)  # here, so that one that typer refuses breaks no other
+    except Exception as error:
+        raise PluginError(f"{owner(plugin)} cannot be a command: {named(error)}") from error
+    return command
 
 
 def _print_version(wanted: bool) -> None:
@@ -40,7 +110,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")

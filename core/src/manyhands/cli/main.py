@@ -62,11 +62,11 @@ def _run(options: RunOptions) -> int:
 
 def _with_typer(words: list[str]) -> int:
     try:
-        from manyhands.cli.app import app
+        from manyhands.cli.app import make_app
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "typer":
             raise
         print(f"error: the command line needs typer; try: {install_command(_WITH_TYPER)}", file=sys.stderr)
         return 2
-    app(args=words, prog_name="manyhands")
+    make_app(words)(args=words, prog_name="manyhands")
     return 0

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKEND_GROUP",
+    "COMMAND_GROUP",
     "EXTENSION_GROUP",
     "InstalledPlugin",
     "Switches",
@@ -27,6 +28,9 @@ BACKEND_GROUP: Final[str] = "manyhands"
 
 EXTENSION_GROUP: Final[str] = "manyhands.extensions"
 """The entry-point group of everything else: algorithms, observers, native collectives."""
+
+COMMAND_GROUP: Final[str] = "manyhands.commands"
+"""The entry-point group of commands of ``manyhands``; the switches of plugins do not count, as each is imported when it is typed."""
 
 _FIRST_PARTY: Final[tuple[str, ...]] = ("gloo", "hybrid", "mpi", "nccl", "shm", "simulated", "tcp")
 """The backends that the extras of the distribution ``manyhands`` install."""

@@ -1,0 +1,194 @@
+"""The table of ``manyhands bench``, with the sizes and bandwidths of nccl-tests: a row as soon as it is there, in the order asked for."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, TextIO
+
+from manyhands.cli.console import columns
+from manyhands.common.units import bytes_text
+from manyhands.config.sources import as_toml
+from manyhands_lab.bench.machine import describe
+from manyhands_lab.bench.plan import Opened, Plan, Point, Problem, Record, Row, Skipped, Target
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Printer"]
+
+_BARRIER: Final[str] = "barrier"
+_REDUCING: Final[frozenset[str]] = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
+_NAMES: Final[tuple[str, ...]] = ("size", "backend", "median", "min", "p95", "algbw", "busbw")
+_UNITS: Final[tuple[str, ...]] = ("", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "")
+_NUMBERS: Final[tuple[int, ...]] = (8, 8, 8, 7, 7)
+"""How wide the columns of times and bandwidths are."""
+
+
+class Printer:
+    """Prints what is measured.
+
+    Parameters
+    ----------
+    plan
+        What was asked for.
+    ranks
+        How many ranks there are.
+    stream
+        Where to print; on a terminal with colours.
+
+    Attributes
+    ----------
+    rows
+        What has been measured, in the order of the table.
+    problems
+        What has failed or was wrong.
+    """
+
+    def __init__(self, plan: Plan, ranks: int, stream: TextIO) -> None:
+        self.rows: list[Row] = []
+        self.problems: list[Problem] = []
+        self._plan = plan
+        self._ranks = ranks
+        self._stream = stream
+        self._console = _console(stream) if stream.isatty() else None
+        self._pending: list[Point] = list(plan.points)
+        self._known: dict[tuple[str, int], dict[str, Row | Problem]] = {}
+        self._skipped: set[tuple[str, int]] = set()
+        self._rounded: dict[str, list[tuple[int, int]]] = {}
+        self._section = ""
+        self._said: dict[str, str] = {}
+        self._opened = False
+        first = plan.targets[0].name
+        self._compared = "" if len(plan.targets) == 1 else f"/ {first}" if len(first) < 8 else "/ first"
+        sizes = [len("size"), *(len(_size(point)) for point in plan.points)]
+        backends = [len("backend"), *(len(target.name) for target in plan.targets)]
+        self._widths = (max(sizes), max(backends), *_NUMBERS, max(5, len(self._compared)))
+        # Two blanks between columns, or one where the line would be too long.
+        self._gap = " " * (2 if 1 + sum(self._widths) + 2 * len(_NAMES) <= columns() else 1)
+
+    def heading(self, rounded: dict[str, list[tuple[int, int]]]) -> None:
+        """Print what is measured where; ``rounded`` holds for each benchmark the sizes that became others."""
+        self._rounded = rounded
+        plan = self._plan
+        names = ", ".join(target.name for target in plan.targets)
+        self._comment(f"manyhands bench: {names}; {self._ranks} rank{'s' if self._ranks > 1 else ''} on this host")
+        for line in describe():
+            self._comment(line)
+        count = "as the budget allows" if plan.iterations is None else f"{plan.iterations} iterations"
+        self._comment(f"{count}, within {plan.budget_s:g} s in all; {plan.timeout_s:g} s for a call")
+
+    def take(self, record: Record) -> None:
+        """Take in a record; print all points that are complete by now and have their turn."""
+        match record:
+            case Opened():
+                self._open(record)
+            case Row() | Problem():
+                self._known.setdefault((record.collective, record.bytes), {})[record.backend] = record
+            case Skipped():
+                self._skipped.add((record.collective, record.bytes))
+        while self._pending and self._is_complete(self._pending[0]):
+            self._print_point(self._pending.pop(0))
+
+    def _open(self, record: Opened) -> None:
+        if self._opened:
+            self._comment("the other backends go on in new processes")
+            return
+        self._opened = True
+        if record.versions:
+            self._comment(", ".join(record.versions))
+        for backend, table in record.settings.items():
+            self._comment(f"[backends.{backend}] {', '.join(f'{key} = {as_toml(value)}' for key, value in table.items())}")
+
+    def _is_complete(self, point: Point) -> bool:
+        key = (point.benchmark, point.nbytes)
+        known = self._known.get(key, {})
+        return all(target.name in known for target in self._plan.targets) or key in self._skipped
+
+    def _print_point(self, point: Point) -> None:
+        if point.benchmark != self._section:
+            self._section = point.benchmark
+            self._print_section(point.benchmark)
+        known = self._known.get((point.benchmark, point.nbytes), {})
+        for target in self._plan.targets:
+            self._print_target(point, target, known)
+
+    def _print_section(self, benchmark: str) -> None:
+        self._comment("")
+        words = f"{benchmark} {self._plan.op}" if benchmark in _REDUCING else benchmark
+        self._comment(words if benchmark == _BARRIER else f"{words}, {self._plan.dtype}")
+        for asked, measured in self._rounded.get(benchmark, ()):
+            self._comment(
+                f"{bytes_text(asked)} measured as {bytes_text(measured)}: equal blocks of whole elements, at least one for each rank"
+            )
+        self._line((*_NAMES, self._compared), "bold", front="#")
+        self._line(_UNITS, "dim", front="#")
+
+    def _print_target(self, point: Point, target: Target, known: dict[str, Row | Problem]) -> None:
+        has_bytes = point.benchmark != _BARRIER
+        front = _size(point)
+        found = known.get(target.name)
+        match found:
+            case None:
+                self._line((front, target.name), "dim", "not measured: the budget is used up; give more with --budget")
+            case Problem():
+                self.problems.append(found)
+                self._line((front, target.name), "bold red", self._complaint(found))
+            case Row():
+                self.rows.append(found)
+                times = [_microseconds(value) for value in (found.median_us, found.min_us, found.p95_us)]
+                bandwidths = [f"{value:.2f}" if has_bytes else "" for value in (found.algbw_GBps, found.busbw_GBps)]
+                self._line((front, target.name, *times, *bandwidths, self._ratio(found, known)), "")
+
+    def _complaint(self, problem: Problem) -> str:
+        if problem.wrong:
+            return f"WRONG: {problem.text}"
+        if self._said.get(problem.backend) == problem.text:
+            return "failed: as above"
+        self._said[problem.backend] = problem.text
+        return f"failed: {problem.text}"
+
+    def _ratio(self, row: Row, known: dict[str, Row | Problem]) -> str:
+        first = known.get(self._plan.targets[0].name)
+        if len(self._plan.targets) == 1:
+            return ""
+        return f"{row.median_us / first.median_us:.3f}" if isinstance(first, Row) and first.median_us else "-"
+
+    def _comment(self, text: str) -> None:
+        for line in _wrapped(f"# {text}".rstrip(), "#   "):
+            self._write(line, "dim")
+
+    def _line(self, cells: Sequence[str], style: str, text: str = "", *, front: str = " ") -> None:
+        padded = [
+            cell.ljust(width) if place == 1 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(cells, self._widths, strict=False))
+        ]
+        row = f"{front}{self._gap.join(padded)}"
+        for line in _wrapped(f"{row}{self._gap}{text}", " " * (len(row) + len(self._gap))) if text else [row.rstrip()]:
+            self._write(line, style)
+
+    def _write(self, line: str, style: str) -> None:
+        if self._console is None:
+            print(line, file=self._stream, flush=True)
+            return
+        from rich.text import Text
+
+        self._console.print(Text(line, style), soft_wrap=True)
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False)
+
+
+def _size(point: Point) -> str:
+    return "" if point.benchmark == _BARRIER else bytes_text(point.nbytes)
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    return textwrap.wrap(line, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _microseconds(value: float) -> str:
+    return f"{value:.2f}" if value < 1000 else f"{value:.1f}" if value < 100_000 else f"{value:.0f}"
