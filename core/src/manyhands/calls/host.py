@@ -278,13 +278,13 @@ class CopyAction:
     turns: tuple[Turns, ...] = ()
 
     def __init__(self, ledger: Ledger, local: Local) -> None:
-        source, out = local.source, local.out
-        assert not isinstance(source, DeviceArray)
-        assert not isinstance(out, DeviceArray)
         self._ledger = ledger
         self._local = local
         self._source = self._target = None
-        if source is not None:
+        if local.source is not None:
+            source, out = local.source, local.out
+            assert not isinstance(source, DeviceArray)
+            assert not isinstance(out, DeviceArray)
             self._source, self._target = placed(source, source.shape, source.dtype, out, may_alias=True)
 
     def run(self, _: Deadline) -> Any:

@@ -196,8 +196,13 @@ class MessageAction:
     @property
     def direction(self) -> Direction | None:
         """The direction of an array of the user's that goes one way alone; None for others."""
-        both = self._sending is not None and self._receiving is not None
-        return None if both or self._message.signature is not ARRAY else self._sending or self._receiving
+        is_sent, comes = self._sending is not None, self._receiving is not None
+        gives_out = not comes and self._message.target is not None  # a sendrecv that receives from nobody
+        return (
+            None
+            if (is_sent and comes) or gives_out or self._message.signature is not ARRAY
+            else self._sending or self._receiving
+        )
 
     def run(self, deadline: Deadline) -> Any:
         """Move it; return what was received, None where nothing was.
