@@ -1,4 +1,4 @@
-# make demo | test | test-peers | test-gpu | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-all | test-peers | test-gpu | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
@@ -9,11 +9,15 @@ CUDA ?= 12
 GPU_SUFFIX := $(if $(filter 13,$(CUDA)),-cuda13)
 GPU_VENV := .venv-gpu$(GPU_SUFFIX)
 
-.PHONY: help demo test test-peers test-gpu check prove bench-startup bench-gpu clean venv-gpu venv venv-dev
+# Tests start Python many times; what it compiles is kept, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo test test-all test-peers test-gpu check prove bench-startup bench-gpu clean venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
-	@echo "make test           run all tests"
+	@echo "make test           run the tests, but those that take long by nature: less than five minutes on two cores"
+	@echo "make test-all       run all tests"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH) and torch, in environments of their own"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
 	@echo "make check          lint, formatting, types, and the rules of the repository"
@@ -27,7 +31,10 @@ demo: venv
 	$(BIN)/manyhands run -n 4 --config examples/manyhands.toml examples/train_digits.py
 
 test: venv-dev
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 -m "not peers and not gpu and not long" --hypothesis-profile=short $(PYTEST_ARGS)
+
+test-all: venv-dev
+	$(BIN)/python -m pytest -n 3 $(PYTEST_ARGS)
 
 # The wheels of the two MPIs have files of the same names, so that each has its environment.
 test-peers:

@@ -14,15 +14,19 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from fault_tools import Nursery
 
 with contextlib.suppress(ModuleNotFoundError):  # the environments of the peers need none
     from hypothesis import settings
 
     # An example that takes long says something about the computer, which other programs use as well, and nothing about the code.
     settings.register_profile("manyhands", deadline=None)
+    settings.register_profile("short", deadline=None, max_examples=40)  # of `make test`
     settings.load_profile("manyhands")
 
 # A shell that starts the tests in the background lets them ignore SIGINT, and every program under test would inherit that.
@@ -38,6 +42,14 @@ _STDERR = pytest.StashKey[int]()
 def pytest_configure(config: pytest.Config) -> None:
     """Keep standard error, before output is captured."""
     config.stash[_STDERR] = os.dup((sys.__stderr__ or sys.stderr).fileno())
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+    """Starts ranks that are processes."""
+    from fault_tools import Nursery
+
+    return Nursery(tmp_path_factory.mktemp("nursery"))
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from worlds import HYBRIDS, must, thread_world
 
@@ -29,6 +30,8 @@ def run_python(tmp_path: Path) -> Run:
     """Run this Python with some arguments, in an empty folder, and return what it said."""
 
     def run(*arguments: str | Path, timeout_s: float = 50) -> subprocess.CompletedProcess[str]:
+        if arguments[:2] == ("-m", "manyhands"):
+            return preloaded.run(arguments, cwd=tmp_path, timeout_s=timeout_s)
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=timeout_s, check=False)
 
@@ -61,6 +64,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "world" in metafunc.fixturenames:
         more = ["shm", *HYBRIDS] if metafunc.module.__name__.rpartition(".")[2] in _OVER_ALL else []
         metafunc.parametrize("world", ["simulated", "tcp", *more], indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the largest worlds over backends that move bytes for `make test-all`: they take long, and algorithms differ by size alone."""
+    for item in items:
+        given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if given.get("size") == 8 and given.get("world", "simulated") != "simulated":
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture

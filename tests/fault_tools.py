@@ -1,25 +1,19 @@
-"""Ranks as real processes that a test can kill, stop and outlive, cheaply: each is forked from one that has imported all.
-
-Run as a script, this file is that process. What it forks runs a program at the top level of its own ``__main__``, and ends as any
-Python ends: tracebacks, exit codes and atexit included.
-"""
+"""Ranks as real processes that a test can kill, stop and outlive, cheaply: each is forked from one that has imported all."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import random
 import select
 import signal
-import subprocess
-import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from preloaded import OF_RANKS, ended, preloaded
 from worlds import free_port
 
 __all__ = ["TELLING_JOINS", "Nursery", "Ranks"]
@@ -89,7 +83,7 @@ Membership.join = joining
 
 
 class Nursery:
-    """Starts processes that have imported NumPy and manyhands already.
+    """Starts jobs whose ranks have imported NumPy and manyhands already.
 
     Parameters
     ----------
@@ -99,34 +93,21 @@ class Nursery:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith(("MANYHANDS_", "SLURM_", "PMI", "OMPI_"))
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=directory,
-            env=clean | {"OPENBLAS_NUM_THREADS": "1"},
-            text=True,
-        )
+        self._parent = preloaded(*OF_RANKS)
         self._count = 0
 
-    def close(self) -> None:
-        """End the process that forks."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(10)
-        self._process.stdout.close()
+    def start(self, program: str, environ: Mapping[str, str | None], output: Path) -> int:
+        """Start a process with further variables, None for those that it must not have; return its id."""
+        foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        variables = {name: value for name, value in {**clean, **environ}.items() if value is not None}
+        with Path(os.devnull).open() as nothing, output.open("wb") as written:
+            files = [nothing.fileno(), written.fileno(), written.fileno()]
+            return self._parent.start(["-c", program], files=files, environ=variables, cwd=self.directory)
 
-    def ask(self, **request: Any) -> Any:
-        """Ask it for something, and return the answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+    def reap(self, pid: int) -> int:
+        """Wait for a process; return its exit code, negative for a signal."""
+        return self._parent.reap(pid)
 
     @contextlib.contextmanager
     def ranks(self, program: str, world_size: int = 3, **variables: str | None) -> Iterator[Ranks]:
@@ -198,12 +179,7 @@ class Ranks:
         """Start a process that this object calls ``key``, whatever rank its variables make it."""
         environ = {**self._variables, **variables}
         self._outputs[key] = self._name.with_suffix(f".out{key}")
-        self._pids[key] = self._nursery.ask(
-            program=self._program,
-            unset=[name for name, value in environ.items() if value is None],
-            environ={name: value for name, value in environ.items() if value is not None},
-            output=str(self._outputs[key]),
-        )
+        self._pids[key] = self._nursery.start(self._program, environ, self._outputs[key])
 
     def go(self) -> None:
         """Let the ranks go on that wait for the test's word."""
@@ -235,14 +211,10 @@ class Ranks:
         for key in self._pids if which is None else which:
             if key in self.codes:
                 continue
-            end = os.pidfd_open(self._pids[key])
-            try:
-                while not select.select([end], [], [], 0.2)[0]:
-                    self._read(0)
-                    assert time.monotonic() < limit, f"process {key} does not end; told: {self.facts}; output: {self.output()}"
-            finally:
-                os.close(end)
-            self.codes[key] = self._nursery.ask(reap=self._pids[key])
+            while not ended(self._pids[key], 0.2):
+                self._read(0)
+                assert time.monotonic() < limit, f"process {key} does not end; told: {self.facts}; output: {self.output()}"
+            self.codes[key] = self._nursery.reap(self._pids[key])
         self._read(0)
         return self.codes
 
@@ -261,7 +233,7 @@ class Ranks:
         for key, pid in self._pids.items():
             if key not in self.codes:
                 os.kill(pid, signal.SIGKILL)
-                self.codes[key] = self._nursery.ask(reap=pid)
+                self.codes[key] = self._nursery.reap(pid)
         os.close(self._told)
 
     def _read(self, timeout_s: float) -> None:
@@ -269,46 +241,3 @@ class Ranks:
             return
         *lines, self._partial = (self._partial + os.read(self._told, 1 << 16)).split(b"\n")
         self.facts.extend(json.loads(line) for line in lines)
-
-
-def _serve() -> str:
-    """Answer requests until the end of the input; in a forked process, return its program."""
-    import msgspec
-    import numpy as np
-
-    import manyhands.group.init  # noqa: F401 - imported for the forked processes
-    import manyhands_tcp.backend
-
-    del manyhands_tcp, msgspec, np
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "reap" in request:
-            answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
-        else:
-            answer = os.fork()
-            if not answer:
-                _become(request)
-                return str(request["program"])
-        print(json.dumps(answer), flush=True)
-    return ""
-
-
-def _become(request: dict[str, Any]) -> None:
-    """Make a forked process a rank: its variables, its output, no input."""
-    for name in request["unset"]:
-        os.environ.pop(name, None)
-    os.environ.update(request["environ"])
-    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    os.close(nothing)
-    random.seed()
-
-
-if __name__ == "__main__":
-    program = _serve()
-    if program:
-        exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})

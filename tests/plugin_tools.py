@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import preloaded
 import pytest
 
 from manyhands.config.plugins import BACKEND_GROUP, PluginManager, Switches
@@ -83,6 +84,8 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
     def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
         environ |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables}
+        if args[:2] == ("-m", "manyhands") and not any(name.startswith("PYTHON") for name in variables):
+            return preloaded.run(args, cwd=tmp_path, environ=environ, timeout_s=30)
         return subprocess.run(
             [sys.executable, *args], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False
         )

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-from fault_tools import Nursery
-
-__all__ = ["GOING_ON", "LOSING", "SHRINKING", "nursery", "places"]
+__all__ = ["GOING_ON", "LOSING", "SHRINKING", "places"]
 
 GOING_ON = """
 def until_lost(group):
@@ -46,13 +42,6 @@ SHRINKING = """
 with group.shrink(timeout_s=15) as group:
     check(group)
 """
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("shrink"))
-    yield nursery
-    nursery.close()
 
 
 def places(facts: list[dict[str, Any]]) -> dict[int, tuple[int, int]]:

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from fault_tools import Nursery
 from worlds import free_port
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("deadlines"))
-    yield nursery
-    nursery.close()
-
 
 TIMEOUT_S = 0.4
 # Every operation, as ranks 0 and 1 call it while rank 2 never does.

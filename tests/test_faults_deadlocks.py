@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,6 @@ CONFIG = {"backends": {"simulated": {"eager_bytes": 65536}}}
 TIMEOUT_S = 30
 SOON_S = 3.0
 """Far below the timeout: who is told within it was not told by a deadline."""
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("deadlocks"))
-    yield nursery
-    nursery.close()
 
 
 SIMULATED = """

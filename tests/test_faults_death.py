@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 from fault_tools import TELLING_JOINS, Nursery, Ranks
@@ -12,13 +11,6 @@ PROMISE_S = 1.0
 """Within what time a dead rank is named on every survivor."""
 SOON_S = 5.0
 """Far below the timeouts: who is told within it was not told by a deadline."""
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("death"))
-    yield nursery
-    nursery.close()
 
 
 def assert_lost(ranks: Ranks, victim: int, killed_at: float) -> None:

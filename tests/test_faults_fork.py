@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 from fault_tools import Nursery
 
 PROMISE_S = 2.0
 """Within what time a dead rank is named although a child of it lives."""
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("fork"))
-    yield nursery
-    nursery.close()
 
 
 FORKS = {

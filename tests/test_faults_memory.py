@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -70,13 +70,6 @@ def test_a_short_call_without_memory_for_its_result_goes_the_long_way_which_says
 
     assert must(thread_world(program, 2, "tcp")) == [2.0, 2.0]
     assert refused
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("memory"))
-    yield nursery
-    nursery.close()
 
 
 @pytest.mark.parametrize(

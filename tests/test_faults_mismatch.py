@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +12,6 @@ from fault_tools import Nursery
 
 PROMPT_S = 4.0
 """Within what time every rank must know."""
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("mismatch"))
-    yield nursery
-    nursery.close()
 
 
 def program(call: str) -> str:

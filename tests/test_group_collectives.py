@@ -34,9 +34,12 @@ FLOAT_OPS = {
 }
 
 
+@functools.lru_cache(4096)
 def given_by(rank: int, shape: tuple[int, ...], dtype: type = np.int64, salt: int = 0) -> np.ndarray:
-    """Return what a rank gives: small whole numbers, so that every sum and product is exact, in any order."""
-    return np.random.default_rng((rank, salt)).integers(1, 8, shape).astype(dtype)
+    """Return what a rank gives: small whole numbers, so that every sum and product is exact, in any order; nobody may write there."""
+    numbers = np.asarray(np.random.default_rng((rank, salt)).integers(1, 8, shape)).astype(dtype)
+    numbers.flags.writeable = False
+    return numbers
 
 
 def of_all(size: int, shape: tuple[int, ...], dtype: type = np.int64) -> list[np.ndarray]:
@@ -56,11 +59,12 @@ def check(actual: np.ndarray, expected: np.ndarray, what: object = "") -> None:
 @pytest.mark.parametrize("size", WORLDS)
 def test_all_reduce_combines_element_by_element(world, size):
     def program(group: Group) -> None:
-        for shape in counts_for(size):
+        for turn, shape in enumerate(counts_for(size)):
             for dtype, ops in ((np.int64, INTEGER_OPS), (np.float64, FLOAT_OPS)):
                 arrays = of_all(size, shape, dtype)
                 mine = arrays[group.rank].copy()
-                for op, ufunc in ops.items():
+                # Each with each over one backend; over the others, which move bytes, each op and each shape has its turns.
+                for op, ufunc in ops.items() if world.backend == "simulated" else list(ops.items())[turn % 3 :: 3]:
                     expected = np.asarray(functools.reduce(ufunc, arrays))
                     check(group.all_reduce(mine, op), expected, (shape, op))
                 np.testing.assert_array_equal(mine, arrays[group.rank], err_msg="the input is as it was")
@@ -76,12 +80,12 @@ def test_mean_is_the_sum_divided_by_the_number_of_ranks(world, size):
                 arrays = of_all(size, shape, dtype)
                 expected = np.asarray(sum(arrays[1:], arrays[0]) / dtype(size))
                 check(group.all_reduce(arrays[group.rank], "mean"), expected, shape)
-                for root in range(size):
-                    reduced = group.reduce(arrays[group.rank], "mean", root)
-                    if group.rank == root:
-                        check(reduced, expected, shape)
-                    else:
-                        assert reduced is None
+                root = len(shape) % size
+                reduced = group.reduce(arrays[group.rank], "mean", root)
+                if group.rank == root:
+                    check(reduced, expected, shape)
+                else:
+                    assert reduced is None
 
     world(program, size)
 
@@ -94,12 +98,12 @@ def test_rooted_collectives_for_every_root(world, size):
             for index, shape in enumerate(counts_for(size)):
                 arrays = of_all(size, shape)
                 # Each op has its turn, with some root and some shape.
-                for op, ufunc in list(INTEGER_OPS.items())[(root + index) % 3 :: 3]:
-                    result = group.reduce(arrays[rank], op, root)
-                    if rank == root:
-                        check(result, np.asarray(functools.reduce(ufunc, arrays)), (root, shape, op))
-                    else:
-                        assert result is None
+                op, ufunc = list(INTEGER_OPS.items())[(root * len(counts_for(size)) + index) % len(INTEGER_OPS)]
+                result = group.reduce(arrays[rank], op, root)
+                if rank == root:
+                    check(result, np.asarray(functools.reduce(ufunc, arrays)), (root, shape, op))
+                else:
+                    assert result is None
                 check(group.broadcast(arrays[rank], root), arrays[root], (root, shape))
                 gathered = group.gather(arrays[rank], root)
                 if rank == root:
@@ -128,7 +132,7 @@ def test_collectives_along_axis_0(world, size):
                 mine = slice(rank * rows, (rank + 1) * rows)
                 exchanged = np.concatenate([array[mine] for array in arrays])
                 check(group.all_to_all(arrays[rank]), exchanged, (rows, rest))
-                for op, ufunc in INTEGER_OPS.items():
+                for op, ufunc in list(INTEGER_OPS.items())[rows % 3 :: 3]:  # each op has its turn
                     check(group.reduce_scatter(arrays[rank], op), functools.reduce(ufunc, arrays)[mine], (rows, rest, op))
 
     world(program, size)
@@ -156,7 +160,7 @@ def test_uneven_counts_with_zeros(world, size):
                 check(group.all_gather(blocks[rank], uneven=True), joined, counts)
                 arrays = of_all(size, (sum(counts), *rest))
                 check(group.reduce_scatter(arrays[rank], counts=counts), sum(arrays)[mine], counts)
-                for root in range(size):
+                for root in {0, size // 2, size - 1}:
                     gathered = group.gather(blocks[rank], root, counts=counts)
                     if rank == root:
                         check(gathered, joined, counts)
@@ -306,7 +310,7 @@ def test_every_rank_gets_the_same_bits(world, op):
                         bits.append(group.all_reduce(array, op, out=array if in_place else None).tobytes())
         return bits
 
-    for size in (2, 3, 5, 8):
+    for size in (3, 8) if world.backend == "simulated" else (2, 5):
         results = world(program, size)
         assert all(result == results[0] for result in results), size
 
@@ -352,16 +356,16 @@ def test_ufuncs_that_round(world, op):
         world(program, size)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 4)
 @given(seed=st.integers(0, 2**32), size=st.sampled_from([2, 3, 4, 5, 8]))
 def test_any_program_of_collectives_and_messages(seed, size):
     """Long random programs on one group: each call must find the state that the one before it should have left."""
     manyhands_simulated.run(lambda group: random_program(group, seed, 60), size, timeout_s=20)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 5])
 def test_a_long_random_program(world, size):
-    world(lambda group: random_program(group, 7, 600), size)
+    world(lambda group: random_program(group, 7, 300), size)
 
 
 def random_program(group: Group, seed: int, calls: int) -> None:

@@ -112,19 +112,17 @@ def test_pairs_exchange(world, count):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("what", ARRAYS)
-def test_what_a_rank_sends_to_itself_is_copied(world, size, what):
-    array = ARRAYS[what]
-
+def test_what_a_rank_sends_to_itself_is_copied(world, size):
     def program(group: Group) -> None:
         me = group.rank
-        copy = group.sendrecv(array, me, me)
-        assert same(copy, array)
-        assert copy.flags.c_contiguous
-        assert not np.shares_memory(copy, array)
-        strided = np.zeros((*array.shape, 2), array.dtype)[..., 0]
-        assert group.sendrecv(array, me, np.int64(me), out=strided) is strided
-        assert same(strided, array)
+        for what, array in ARRAYS.items():
+            copy = group.sendrecv(array, me, me)
+            assert same(copy, array), what
+            assert copy.flags.c_contiguous, what
+            assert not np.shares_memory(copy, array), what
+            strided = np.zeros((*array.shape, 2), array.dtype)[..., 0]
+            assert group.sendrecv(array, me, np.int64(me), out=strided) is strided
+            assert same(strided, array), what
 
     world(program, size)
 
@@ -231,10 +229,9 @@ def test_a_large_array_that_does_not_fit_out_does_not_block_its_sender(world):
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_random_messages(world, size, seed):
+def test_random_messages(world, size):
     """1,000 messages between random ranks, of random size and dtype; each rank does its part in the common order."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(size)
     dtypes = [np.int8, np.float32, np.complex128, np.bool_, np.uint16]
     messages = []
     for number in range(1000):

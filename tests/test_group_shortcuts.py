@@ -19,16 +19,16 @@ def again(call: Any, times: int = 3) -> list[Any]:
     return [call() for _ in range(times)]
 
 
-@pytest.mark.parametrize("op", ["sum", "mean", "product", "min", "max"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
-def test_every_call_gives_what_the_first_one_gave(world, op, size):
+def test_every_call_gives_what_the_first_one_gave(world, size):
     def program(group: Group) -> None:
         mine = np.arange(1.0, 7.0).reshape(2, 3) + group.rank
         everyone = np.stack([np.arange(1.0, 7.0).reshape(2, 3) + rank for rank in range(size)])
         expected = {"sum": everyone.sum(0), "mean": everyone.sum(0) / size, "product": everyone.prod(0)}
-        wanted = expected.get(op, everyone.min(0) if op == "min" else everyone.max(0))
-        for _ in range(4):
-            np.testing.assert_array_equal(group.all_reduce(mine, op), wanted)
+        expected |= {"min": everyone.min(0), "max": everyone.max(0)}
+        for op, wanted in expected.items():
+            for _ in range(4):
+                np.testing.assert_array_equal(group.all_reduce(mine, op), wanted)
         np.testing.assert_array_equal(mine, np.arange(1.0, 7.0).reshape(2, 3) + group.rank)
 
     world(program, size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import numpy as np
+import preloaded
 import pytest
 
 import manyhands as mh
@@ -87,22 +88,22 @@ with mh.init(**eval(sys.argv[2])) as group:
 
 
 @pytest.mark.parametrize("variable", ["SLURM_NTASKS=4", "LOCAL_RANK=1", "PMI_ID=3"])
-def test_a_rank_that_is_alone_although_it_seems_to_have_been_launched_says_so(run_python, variable):
-    done = run_python("-c", ALONE, variable, "{}")
+def test_a_rank_that_is_alone_although_it_seems_to_have_been_launched_says_so(tmp_path, variable):
+    done = preloaded.run(["-c", ALONE, variable, "{}"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert done.stderr.startswith("manyhands: ")
     assert "a world of one" in done.stderr
     assert "init(rank=0, world_size=1)" in done.stderr
-    done = run_python("-c", ALONE, variable, "{'rank': 0, 'world_size': 1}")
+    done = preloaded.run(["-c", ALONE, variable, "{'rank': 0, 'world_size': 1}"], cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
-def test_a_launcher_of_pmix_is_told_what_to_set_or_to_give(run_python):
-    done = run_python("-c", ALONE, "PMIX_RANK=0", "{}")
+def test_a_launcher_of_pmix_is_told_what_to_set_or_to_give(tmp_path):
+    done = preloaded.run(["-c", ALONE, "PMIX_RANK=0", "{}"], cwd=tmp_path)
     assert done.returncode == 1
     assert "ConfigError: PMIX_RANK=0 is set, by a launcher that speaks PMIx alone" in done.stderr
     for more, given in (("", "{'rank': 0, 'world_size': 1}"), (" MANYHANDS_WORLD_SIZE=1", "{}")):
-        done = run_python("-c", ALONE, "PMIX_RANK=0" + more, given)
+        done = preloaded.run(["-c", ALONE, "PMIX_RANK=0" + more, given], cwd=tmp_path)
         assert (done.stdout, done.stderr) == ("1\n", "")
 
 

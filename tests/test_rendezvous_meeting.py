@@ -8,7 +8,7 @@ import subprocess
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,6 @@ PROMPT_S = 4.0
 """What needs no waiting is told within this time, far below the timeouts."""
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("meeting"))
-    yield nursery
-    nursery.close()
 
 
 INIT = "attempt(mh.init, timeout_s=20)"

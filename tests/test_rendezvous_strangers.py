@@ -6,20 +6,13 @@ import random
 import socket
 import struct
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
 from fault_tools import TELLING_JOINS, Nursery
 
 MAGIC = b"MHANDS\x00\x01"
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("strangers"))
-    yield nursery
-    nursery.close()
 
 
 def call(stack: ExitStack, port: int, words: bytes = b"") -> socket.socket:

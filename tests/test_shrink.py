@@ -6,13 +6,11 @@ import signal
 
 import pytest
 from fault_tools import Nursery
-from shrink_tools import GOING_ON, LOSING, SHRINKING, nursery, places
+from shrink_tools import GOING_ON, LOSING, SHRINKING, places
 
 import manyhands as mh
 import manyhands_simulated
 from manyhands.control.protocol import Report
-
-__all__ = ["nursery"]
 
 
 @pytest.mark.parametrize("backend", ["tcp", "shm", "auto"])

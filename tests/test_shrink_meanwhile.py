@@ -7,9 +7,7 @@ import time
 
 import pytest
 from fault_tools import Nursery
-from shrink_tools import GOING_ON, LOSING, SHRINKING, nursery, places
-
-__all__ = ["nursery"]
+from shrink_tools import GOING_ON, LOSING, SHRINKING, places
 
 DYING = """
 import manyhands.group.forming, manyhands.job, manyhands.group.shrinking

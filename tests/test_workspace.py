@@ -137,6 +137,7 @@ def installed(repository: Path, tmp_path: Path) -> Path:
     return tmp_path / "repo"
 
 
+@pytest.mark.long
 def test_make_builds_its_environment_once_and_again_when_it_is_stale_or_was_interrupted(run_python, installed):
     (installed / "requirements.txt").write_text("./missing\n", encoding="utf-8")
     failed = make_venv(run_python, installed)

@@ -46,7 +46,7 @@ def hosts_of(algorithm: Algorithm, size: int) -> list[int]:
 
 
 @each_algorithm
-@pytest.mark.parametrize("sizes", [range(1, 18), range(18, 27), range(27, 34)], ids=str)
+@pytest.mark.parametrize("sizes", [range(1, 18), pytest.param(range(18, 34), marks=pytest.mark.long)], ids=str)
 def test_an_algorithm_is_right_in_every_world(algorithm: Algorithm, sizes: range) -> None:
     for size in sizes:
         for ranks_per_host in hosts_of(algorithm, size):
@@ -70,7 +70,7 @@ def test_an_algorithm_is_right_with_segments(algorithm: Algorithm, segments: int
 
 
 @each_algorithm
-@settings(max_examples=5)
+@settings(max_examples=settings().max_examples // 20)
 @given(data=st.data())
 def test_an_algorithm_is_right_in_larger_worlds(algorithm: Algorithm, data: st.DataObject) -> None:
     size = data.draw(st.integers(34, 80 if algorithm.name not in QUADRATIC else 48), label="size")

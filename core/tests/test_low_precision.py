@@ -106,6 +106,7 @@ def test_every_number_with_special_and_with_random_numbers(name, ufunc):
         check(ufunc, right, left)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ufunc", UFUNCS.values(), ids=UFUNCS)
 @pytest.mark.parametrize("name", HALVES)
 def test_ten_million_random_pairs(name, ufunc):

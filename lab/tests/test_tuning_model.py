@@ -79,7 +79,10 @@ FACTOR = 2.0
 """How many times as long as the best a choice may take, in large worlds that the table was not made from."""
 
 
-@pytest.mark.parametrize(("network", "world", "per_host"), [("fat-tree", 192, 8), ("torus", 96, 4), ("fat-tree", 192, 1)])
+@pytest.mark.parametrize(
+    ("network", "world", "per_host"),
+    [("torus", 96, 4), *(pytest.param("fat-tree", 192, each, marks=pytest.mark.long) for each in (1, 8))],
+)
 @pytest.mark.parametrize("collective", [each for each in Collective if each is not Collective.BARRIER])
 def test_in_large_worlds_the_choice_is_near_the_best_of_the_simulator(
     collective: Collective, network: str, world: int, per_host: int
@@ -96,6 +99,7 @@ def test_in_large_worlds_the_choice_is_near_the_best_of_the_simulator(
         assert times[choice.algorithm.name] <= FACTOR * min(times.values()), (nbytes, choice.reason, times)
 
 
+@pytest.mark.long
 def test_in_a_world_of_65536_ranks_the_choice_is_near_the_best_of_the_simulator() -> None:
     world, per_host, selector = 65536, 8, Selector()
     able = candidates(selector.algorithms(Collective.ALL_REDUCE), world, per_host)

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
 
 import pytest
 from fault_tools import Nursery, Ranks
 
 PROMISE_S = 1.0
 """Within what time a dead rank is named on every survivor."""
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("hybrid"))
-    yield nursery
-    nursery.close()
 
 
 def by_place(nursery: Nursery, program: str, backend: str = "hybrid") -> contextlib.AbstractContextManager[Ranks]:

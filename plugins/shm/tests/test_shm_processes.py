@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ from fault_tools import Nursery, Ranks
 PROMISE_S = 1.0
 """Within what time a dead rank is named on every survivor."""
 PATIENCE_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("shm"))
-    yield nursery
-    nursery.close()
 
 
 def over_shm(nursery: Nursery, program: str, world_size: int = 2) -> contextlib.AbstractContextManager[Ranks]:

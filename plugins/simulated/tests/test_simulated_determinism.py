@@ -210,6 +210,7 @@ def test_another_process_another_hash_seed_and_another_directory_change_nothing(
     assert told("../here/script.py", script.parent.parent / "elsewhere", hash_seed=4) == first
 
 
+@pytest.mark.long
 def test_busy_processes_and_threads_change_nothing(script):
     first, alone = told(script, script.parent), whole(11, JITTERY)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]

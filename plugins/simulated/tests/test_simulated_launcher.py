@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import preloaded
 import pytest
 
 from manyhands.api import LaunchRequest
@@ -29,16 +30,8 @@ def launch(tmp_path: Path) -> Launch:
         source: str, *args: str, options: tuple[str, ...] = (), target: tuple[str, ...] = ("script.py",), **config: object
     ) -> subprocess.CompletedProcess[str]:
         (tmp_path / "script.py").write_text(textwrap.dedent(source))
-        return subprocess.run(
-            command(options, target, args),
-            cwd=tmp_path,
-            env=os.environ | {f"MANYHANDS_BACKENDS__SIMULATED__{key.upper()}": str(value) for key, value in config.items()},
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",
-            timeout=40,
-            check=False,
-        )
+        table = {f"MANYHANDS_BACKENDS__SIMULATED__{key.upper()}": str(value) for key, value in config.items()}
+        return preloaded.run(command(options, target, args)[1:], cwd=tmp_path, environ=os.environ | table)
 
     return run
 

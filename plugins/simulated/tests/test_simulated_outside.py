@@ -173,6 +173,7 @@ def test_a_deadlock_report_tells_who_is_in_init_and_who_is_not():
     assert second.startswith("  rank 1: waiting at ")
 
 
+@pytest.mark.long
 def test_the_world_goes_on_while_threads_of_the_program_begin_and_end_and_the_collector_runs():
     """Found as a hang: of the whole interpreter, while the run looked at where its threads are."""
     program = """

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 
 SAMPLE = """\
@@ -116,8 +117,8 @@ def test_steps(world):
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pytest in a process of its own, as if nobody ran these tests."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    words = ["-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return preloaded.run(words, cwd=folder, environ=environment, modules=preloaded.OF_PYTEST)
 
 
 def blocks(output: str) -> dict[str, list[str]]:

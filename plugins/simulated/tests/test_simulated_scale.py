@@ -43,6 +43,7 @@ def alone() -> Alone:
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", [None, "fat-tree"])
 def test_1024_ranks_add_up_1_kib(alone, network):
     found, mebibytes = alone(
@@ -55,6 +56,7 @@ tell([sorted({{float(x) for result in run.results for x in result}}), len(run.re
     assert mebibytes < MAX_MIB
 
 
+@pytest.mark.long
 def test_256_ranks_train_the_example(alone):
     """They learn what one rank does: the same gradients are added up, in another order."""
     found, mebibytes = alone(

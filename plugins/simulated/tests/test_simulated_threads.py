@@ -125,7 +125,7 @@ def ask_with_sleep_0(done: list[object]) -> None:
 
 def ask_now_and_then(done: list[object]) -> None:
     while not done:
-        time.sleep(0.001)
+        time.sleep(0.01)
 
 
 def ask_an_event(done: list[object]) -> None:
@@ -137,6 +137,7 @@ def ask_an_event(done: list[object]) -> None:
 @pytest.mark.parametrize("ask", [ask_with_sleep_0, ask_now_and_then, ask_an_event])
 def test_a_rank_may_ask_again_and_again_whether_a_callback_has_run(monkeypatch, ask):
     monkeypatch.setattr(outside, "_IDLE_S", 0.2)
+    monkeypatch.setattr(outside, "_IDLE_SHARE", 0.9)  # on a computer with much to do, naps end late, which counts as no nap
 
     def program(group: Group) -> float:
         if group.rank == 1:
@@ -171,12 +172,13 @@ def test_a_rank_may_ask_a_work_again_and_again(pause):
 
 def test_a_rank_that_waits_for_ever_in_naps_ends_the_run(monkeypatch):
     monkeypatch.setattr(outside, "_IDLE_S", 0.1)
+    monkeypatch.setattr(outside, "_IDLE_SHARE", 0.9)
     monkeypatch.setattr(outside, "FORSAKEN_S", 0.2)
     is_over = threading.Event()
 
     def program(group: Group) -> None:
         while group.rank == 0 and not is_over.is_set():
-            time.sleep(0.001)
+            time.sleep(0.01)
 
     try:
         with pytest.raises(
@@ -480,10 +482,10 @@ def test_hundreds_of_runs_leave_neither_threads_nor_memory():
         gc.collect()
         return threading.active_count(), len(gc.get_objects())
 
-    threads, objects = many(50)
-    threads_after, objects_after = many(250)
+    threads, objects = many(30)
+    threads_after, objects_after = many(130)
     assert threads_after == threads
-    assert objects_after - objects < 250  # less than one for each run
+    assert objects_after - objects < 130  # less than one for each run
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,237 @@
+"""Processes that begin with all modules imported: each is forked from one that has done nothing else.
+
+What costs most about a short Python is what it imports. Run as a script, this file is the parent: it has one thread, no state but
+its modules, and answers requests. What it forks becomes what was asked for, a script, a module or lines of a program, at the top level
+of a ``__main__`` of its own, and ends as any Python ends: tracebacks, exit codes, signals and atexit included.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import io
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "ended", "preloaded", "run"]
+
+OF_RANKS = ("numpy", "manyhands:init", "manyhands_hybrid.backend", "manyhands_shm.backend", "manyhands_tcp.backend")
+"""What every rank imports; what manyhands imports late, it does for the name behind the colon."""
+
+OF_COMMANDS = (*OF_RANKS, "manyhands.cli.app", "manyhands_simulated.launcher", "manyhands_simulated.running")
+"""What the command line imports, and a simulated world."""
+OF_PYTEST = (*OF_RANKS, "pytest")
+"""What tests import; no plugin of pytest, which imports them in a way of its own."""
+
+
+class Preloaded:
+    """A Python that has imported modules, and forks for each program that it is to run.
+
+    Parameters
+    ----------
+    modules
+        The modules; what a module imports for one of its names alone is had by ``module:name``.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._socket, its = socket.socketpair()
+        foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_", "PYTEST")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(its.fileno()), *modules],
+                env=clean | {"OPENBLAS_NUM_THREADS": "1"},
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                process_group=0,  # a terminal's Ctrl-C is not for it
+            )
+        self._answers = self._socket.makefile()
+        atexit.register(self._close)
+
+    def start(
+        self, words: Sequence[str], *, files: Sequence[int], environ: Mapping[str, str], cwd: str | os.PathLike[str]
+    ) -> int:
+        """Start ``python words...``, a script, ``-m`` or ``-c``, with standard input, output and error; return its process id."""
+        request = json.dumps({"words": list(words), "environ": dict(environ), "cwd": os.fspath(cwd)}).encode()
+        # The length and the files go first, in one piece.
+        socket.send_fds(self._socket, [len(request).to_bytes(8)], files)
+        self._socket.sendall(request)
+        return int(self._answers.readline())
+
+    def reap(self, pid: int) -> int:
+        """Wait for a process; return its exit code, negative for a signal."""
+        request = json.dumps({"reap": pid}).encode()
+        self._socket.sendall(len(request).to_bytes(8) + request)
+        return int(self._answers.readline())
+
+    def _close(self) -> None:
+        self._answers.close()
+        self._socket.close()
+        self._process.wait(10)
+
+
+@functools.cache
+def preloaded(*modules: str) -> Preloaded:
+    """Return the parent that has imported ``modules``: the same one for as long as this process lives."""
+    return Preloaded(modules)
+
+
+def ended(pid: int, timeout_s: float | None) -> bool:
+    """Tell whether a process ends within a time."""
+    end = os.pidfd_open(pid)
+    try:
+        return bool(select.select([end], [], [], timeout_s)[0])
+    finally:
+        os.close(end)
+
+
+def run(
+    words: Sequence[str | Path],
+    *,
+    cwd: str | os.PathLike[str],
+    environ: Mapping[str, str] | None = None,
+    modules: Sequence[str] = OF_COMMANDS,
+    merged: bool = False,
+    timeout_s: float = 50,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python words...`` as `subprocess.run` does, without the time that imports take.
+
+    Parameters
+    ----------
+    words
+        A script, ``-m`` and a module, or ``-c`` and a program, and its arguments.
+    cwd
+        Where it runs.
+    environ
+        All its variables; those of this process, if it is not given.
+    modules
+        What it finds imported.
+    merged
+        Whether its standard error goes where its standard output goes.
+    timeout_s
+        When it is killed.
+    """
+    variables = dict(os.environ if environ is None else environ)
+    parent = preloaded(*modules)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open() as nothing:
+        files = [nothing.fileno(), out.fileno(), (out if merged else err).fileno()]
+        pid = parent.start([str(word) for word in words], files=files, environ=variables, cwd=cwd)
+        if not ended(pid, timeout_s):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            parent.reap(pid)
+            raise subprocess.TimeoutExpired([sys.executable, *map(str, words)], timeout_s, _text(out), _text(err))
+        code = parent.reap(pid)
+        return subprocess.CompletedProcess([sys.executable, *map(str, words)], code, _text(out), _text(err))
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    # Which translates ends of lines, as `subprocess` does.
+    return io.TextIOWrapper(io.BytesIO(file.read()), errors="backslashreplace").read()
+
+
+# The parent
+
+
+def _requests(link: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    while True:
+        length, files, _, _ = socket.recv_fds(link, 8, 3)
+        if not length:
+            return
+        yield json.loads(link.recv(int.from_bytes(length), socket.MSG_WAITALL)), files
+
+
+def _serve(link: socket.socket) -> Sequence[str]:
+    """Answer requests until there will be no more; in a forked process, return the words that say what it is to run."""
+    # What is there now stays out of the collections of what is forked, which would copy the memory of all of it.
+    gc.collect()
+    gc.freeze()
+    for request, files in _requests(link):
+        if "reap" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
+        else:
+            answer = os.fork()
+            if not answer:
+                link.close()
+                _become(request, files)
+                return list(request["words"])
+            for file in files:
+                os.close(file)
+        link.sendall(b"%d\n" % answer)
+    return []
+
+
+def _become(request: dict[str, Any], files: list[int]) -> None:
+    """Make a forked process another one: its variables, its files, its folder, its process group."""
+    os.setpgid(0, 0)
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.chdir(request["cwd"])
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    random.seed()
+
+
+def _code(words: Sequence[str]) -> Any:
+    """Prepare ``sys`` for a program; return its code."""
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if words[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *words[2:]], ""
+        return compile(words[1], "<string>", "exec")
+    if words[0] == "-m":
+        sys.argv, sys.path[0] = [*words[1:]], str(Path.cwd())
+        return compile("import runpy, sys; runpy.run_module(sys.argv[0], {}, '__main__', alter_sys=True)", "<string>", "exec")
+    sys.argv, sys.path[0] = list(words), str(Path(words[0]).resolve().parent)
+    main.__file__ = words[0]
+    return compile(Path(words[0]).read_bytes(), words[0], "exec")
+
+
+class _Leaving:
+    """The last thing that Python does where a program went well; to take its modules apart as well would copy all of their memory."""
+
+    code: int | None = None
+
+    def __call__(self) -> None:
+        if self.code is not None:
+            with contextlib.suppress(OSError, ValueError):  # which Python is to tell
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(self.code)
+
+
+if __name__ == "__main__":
+    leaving = _Leaving()
+    atexit.register(leaving)  # before any module does so, which are called in turn from the last to the first
+    for each in sys.argv[2:]:
+        module, _, name = each.partition(":")
+        imported = importlib.import_module(module)
+        if name:
+            getattr(imported, name)
+    words = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if words:
+        try:
+            exec(_code(words), vars(sys.modules["__main__"]))
+            leaving.code = 0
+        except SystemExit as end:
+            if end.code is None or isinstance(end.code, int):
+                leaving.code = (end.code or 0) & 0xFF
+            raise
