@@ -90,8 +90,8 @@ def test_the_package_tells_whose_method_it_is(name, meant):
 def test_asking_for_what_is_not_there_or_for_a_module_imports_no_group():
     code = (
         "import sys, manyhands as mh\n"
-        "assert not hasattr(mh, '__wrapped__') and not hasattr(mh, 'deadline')\n"
-        "from manyhands import errors, partition\n"
+        "assert not hasattr(mh, '__wrapped__') and not hasattr(mh, 'schedule')\n"
+        "from manyhands import common, errors\n"
         "assert 'manyhands.group.group' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 0

@@ -323,7 +323,7 @@ def test_listing_backends_imports_nothing_heavy(
 ) -> None:
     plugins("heavy", "import cupy, mpi4py, torch")
     program = (
-        "import sys, manyhands, manyhands.plugins, manyhands.config\n"
+        "import sys, manyhands, manyhands.config.plugins, manyhands.config\n"
         "assert 'heavy' in manyhands.config.plugins.get_plugin_manager().names()\n"
         "heavy = {'cupy', 'mpi4py', 'torch', 'typer', 'rich', 'msgspec', 'click', 'pydantic_settings'}\n"
         "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))\n"
