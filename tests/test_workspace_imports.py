@@ -83,7 +83,7 @@ def test_a_clean_tree_passes_with_imports_of_other_packages_for_types_and_inside
         (
             "lab/src/manyhands_lab/bench/__init__.py",
             "import manyhands_lab.commands\n",
-            "bench imports commands, which stands above",
+            "bench imports commands, which does not stand below it",
         ),
         (
             "lab/src/manyhands_lab/drawing/__init__.py",
@@ -127,4 +127,25 @@ def test_a_circle_inside_a_room_is_found_and_shown_however_it_is_closed(check, c
         }
     )
     assert code == 1
-    assert "manyhands.schedule.steps -> manyhands.schedule.verify -> manyhands.schedule.steps" in words
+    assert (
+        "manyhands.schedule.steps -> manyhands.schedule.verify; manyhands.schedule.verify -> manyhands.schedule.steps\n"
+        in words
+    )
+
+
+def test_one_run_tells_all_circles_and_nothing_else(check):
+    code, words = check(
+        {
+            "core/src/manyhands/schedule/a.py": "from manyhands.schedule import b\n",
+            "core/src/manyhands/schedule/b.py": "from manyhands.schedule import c\n",
+            "core/src/manyhands/schedule/c.py": "from manyhands.schedule import a, steps\n",
+            "core/src/manyhands/errors.py": "import manyhands.errors\n",
+            "plugins/one/src/manyhands_one/parts.py": "from manyhands_one import x\n",
+        }
+    )
+    assert code == 1
+    assert [line.removeprefix("a circle of imports: ") for line in words.splitlines()] == [
+        "manyhands.errors -> manyhands.errors",
+        "manyhands.schedule.a -> manyhands.schedule.b; manyhands.schedule.b -> manyhands.schedule.c; manyhands.schedule.c -> manyhands.schedule.a",
+        "manyhands_one -> manyhands_one.parts; manyhands_one.parts -> manyhands_one",
+    ]

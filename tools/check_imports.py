@@ -178,29 +178,26 @@ def check_plugin(module: Module) -> Iterator[tuple[int, str]]:
             yield item.line, f"the plugin {own} imports {package}"
 
 
-def find_circle(modules: list[Module]) -> list[str]:
-    """Return the names along one circle of imports, the first repeated at the end; else nothing."""
+def find_circles(modules: list[Module]) -> Iterator[str]:
+    """Yield in words each set of modules that all import each other, be it through others."""
     names = {module.name for module in modules}
-    edges = {module.name: [item.target for item in module.imports if item.target in names] for module in modules}
-    finished: set[str] = set()
+    edges = {module.name: sorted({item.target for item in module.imports} & names) for module in modules}
 
-    def walk(name: str, trail: list[str]) -> list[str]:
-        if name in trail:
-            return [*trail[trail.index(name) :], name]
-        if name in finished:
-            return []
-        for target in edges[name]:
-            circle = walk(target, [*trail, name])
-            if circle:
-                return circle
-        finished.add(name)
-        return []
+    def reached(name: str) -> frozenset[str]:
+        found: set[str] = set()
+        ahead = [name]
+        while ahead:
+            new = set(edges[ahead.pop()]) - found
+            found |= new
+            ahead += new
+        return frozenset(found)
 
-    for name in sorted(edges):
-        circle = walk(name, [])
+    beyond = {name: reached(name) for name in names}
+    circles = {frozenset(other for other in beyond[name] if name in beyond[other]) for name in names}
+    for circle in sorted(circles, key=sorted):
         if circle:
-            return circle
-    return []
+            arrows = [f"{name} -> {', '.join(sorted(circle & set(edges[name])))}" for name in sorted(circle)]
+            yield f"a circle of imports: {'; '.join(arrows)}"
 
 
 def check(root: Path) -> list[str]:
@@ -213,9 +210,7 @@ def check(root: Path) -> list[str]:
     for tree in trees:
         look = check_module if tree is core or tree is lab else check_plugin
         faults += [f"{m.path.relative_to(root)}:{line}: {fault}" for m in tree for line, fault in look(m)]
-        circle = find_circle(tree)
-        if circle:
-            faults.append(f"a circle of imports: {' -> '.join(circle)}")
+        faults += find_circles(tree)
     return faults
 
 
