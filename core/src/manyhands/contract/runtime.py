@@ -11,8 +11,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from manyhands.control.recorder import FlightRecorder
-
 __all__ = ["Condition", "Place", "Runtime"]
 
 
@@ -53,7 +51,7 @@ class Runtime(ABC):
     ----------
     is_simulated
         Whether a scheduler decides who runs. The scheduler finds by itself that nobody can go on, so calls need not tell what
-        they wait for. It must see every call, so no call takes a short way past `recorder`.
+        they wait for. It must see every call, so no call takes a short way past the recorder.
     """
 
     is_simulated: bool = False
@@ -117,10 +115,6 @@ class Runtime(ABC):
     @abstractmethod
     def carry(self, source: int, dest: int, action: Callable[[], None]) -> None:
         """Run an action that brings word from a rank to the store (-1) of a job whose ranks are threads, or back."""
-
-    @abstractmethod
-    def recorder(self, rank: int) -> FlightRecorder:
-        """Return the recorder of a rank's calls."""
 
     @abstractmethod
     def identity(self, rank: int) -> tuple[str, int]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from manyhands.contract.runtime import Condition, Place, Runtime
 from manyhands.control.bystanders import Sleeper, begin_to_help, end_of_help
-from manyhands.control.recorder import FlightRecorder
 
 __all__ = ["COMPUTER"]
 
@@ -85,9 +84,6 @@ class _Computer(Runtime):
 
     def carry(self, source: int, dest: int, action: Callable[[], None]) -> None:
         action()
-
-    def recorder(self, rank: int) -> FlightRecorder:
-        return FlightRecorder()
 
     def identity(self, rank: int) -> tuple[str, int]:
         return socket.gethostname(), os.getpid()

@@ -99,12 +99,14 @@ class Control(ABC):
         For each rank the one that it was when the job began, where the ranks have been numbered anew since.
     """
 
-    def __init__(self, rank: int, world_size: int, host: str, runtime: Runtime = COMPUTER) -> None:
+    def __init__(
+        self, rank: int, world_size: int, host: str, runtime: Runtime = COMPUTER, recorder: FlightRecorder | None = None
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.host = host
         self.runtime = runtime
-        self.recorder: FlightRecorder = runtime.recorder(rank)
+        self.recorder: FlightRecorder = recorder or FlightRecorder()
         self.progress: Progress = Progress({}, {}, {})
         self.origins: tuple[int, ...] = ()
         self._changed = runtime.condition()
@@ -505,10 +507,13 @@ class SocketControl(Control):
 
 
 class LocalHub:
-    """The store of a job whose ranks are threads of this process."""
+    """The store of a job whose ranks are threads of this process; ``recorder(rank)`` makes what records the calls of each."""
 
-    def __init__(self, world_size: int, runtime: Runtime = COMPUTER) -> None:
+    def __init__(
+        self, world_size: int, runtime: Runtime = COMPUTER, recorder: Callable[[int], FlightRecorder] | None = None
+    ) -> None:
         self.runtime = runtime
+        self.recorder = recorder
         self._lock = threading.RLock()
         self._controls: dict[int, LocalControl] = {}
         self._membership = Membership(world_size, os.urandom(32), self._send, self._call_later)
@@ -580,7 +585,7 @@ class LocalControl(Control):
     """A rank's membership in a `LocalHub`."""
 
     def __init__(self, hub: LocalHub, rank: int, world_size: int) -> None:
-        super().__init__(rank, world_size, "127.0.0.1", hub.runtime)
+        super().__init__(rank, world_size, "127.0.0.1", hub.runtime, hub.recorder and hub.recorder(rank))
         self._hub = hub
 
     def _post(self, message: FromRank) -> None:

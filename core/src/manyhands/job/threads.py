@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from manyhands.errors import InvalidRankError, InvalidWorldSizeError, UsageError
 
 if TYPE_CHECKING:
     from manyhands.control.connection import LocalHub
+    from manyhands.control.recorder import FlightRecorder
 
 __all__ = ["ThreadRank", "ThreadWorld", "current_rank", "current_thread_rank", "duration", "sleep"]
 
@@ -32,6 +33,8 @@ class ThreadWorld:
         The backend that their groups use unless they name another one.
     runtime
         What the ranks run on; the computer itself by default.
+    recorder
+        ``recorder(rank)`` makes what records the calls of a rank in one group and all that are made of it; a plain `FlightRecorder` by default.
 
     Attributes
     ----------
@@ -44,13 +47,20 @@ class ThreadWorld:
         ``world_size`` is no positive integer.
     """
 
-    def __init__(self, world_size: int, backend: str, runtime: Runtime = COMPUTER) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        backend: str,
+        runtime: Runtime = COMPUTER,
+        recorder: Callable[[int], FlightRecorder] | None = None,
+    ) -> None:
         size = whole(world_size)
         if size is None or size < 1:
             raise InvalidWorldSizeError(f"world_size must be a positive integer, and {world_size!r} was given")
         self.world_size: int = size
         self.backend: str = backend
         self.runtime: Runtime = runtime
+        self._recorder = recorder
         self.shared: dict[str, Any] = {}
         self._maker = threading.current_thread()
         self._hubs: dict[int, LocalHub] = {}
@@ -140,7 +150,7 @@ class ThreadWorld:
         hub = self._hubs.get(number)
         if hub is None:
             # dict.setdefault is atomic, and a hub that loses the race holds nothing.
-            hub = self._hubs.setdefault(number, LocalHub(self.world_size, self.runtime))
+            hub = self._hubs.setdefault(number, LocalHub(self.world_size, self.runtime, self._recorder))
             for rank, reason in list(self._lost.items()):
                 hub.lost(rank, reason)
         return hub

@@ -58,7 +58,7 @@ class SimulatedRuntime(Runtime):
     def __init__(
         self, world_size: int, seed: int, network: Network | None, faults: FaultPlan, *, keep_messages: bool = True
     ) -> None:
-        self.world: ThreadWorld = ThreadWorld(world_size, "simulated", self)
+        self.world: ThreadWorld = ThreadWorld(world_size, "simulated", self, self._record)
         self.world.shared[SHARED] = self
         self.scheduler: Scheduler = Scheduler(seed, world_size)
         self.trace: Trace = Trace(world_size, seed, keep_messages=keep_messages)
@@ -163,11 +163,6 @@ class SimulatedRuntime(Runtime):
         if not self.scheduler.is_stopping:
             self.faults.carry(dest, action)
 
-    def recorder(self, rank: int) -> FlightRecorder:
-        """Return what records a rank's calls, in the trace as well."""
-        recorder = self._recorders[rank] = _Recorder(self, rank)
-        return recorder
-
     def identity(self, rank: int) -> tuple[str, int]:
         """Return names that are alike on every computer."""
         return f"host{rank // self._ranks_per_host}", rank
@@ -257,6 +252,10 @@ class SimulatedRuntime(Runtime):
             "\n".join([headline, *others]),
             rank=min(waiting, default=None),
         )
+
+    def _record(self, rank: int) -> FlightRecorder:
+        recorder = self._recorders[rank] = _Recorder(self, rank)
+        return recorder
 
     def _stuck(self) -> None:
         if not self._told:
