@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from manyhands.common.checks import is_success, said
 from manyhands.config import Resolved
@@ -40,15 +40,24 @@ from manyhands.errors import (
 )
 
 if TYPE_CHECKING:
-    from manyhands.calls.devices.watch import DeviceWatch, Followed
     from manyhands.contract.device import DeviceChannel
     from manyhands.job.threads import ThreadRank
 
-__all__ = ["Job", "Meeting"]
+__all__ = ["Job", "Meeting", "Part"]
 
 _log = logging.getLogger("manyhands.job")
 
 T = TypeVar("T")
+
+
+class Part(Protocol):
+    """What a job has one of, without knowing what it does."""
+
+    def close(self) -> Sequence[object]:
+        """End, before the backend does; return what must be kept until the device channels are closed."""
+
+
+P = TypeVar("P", bound=Part)
 
 _LATECOMERS_S = 1.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -163,8 +172,6 @@ class Job:
         For each rank, the number of its host.
     meeting
         How its ranks met, where they are processes.
-    device_watch
-        What looks after calls on devices, once there were any.
     device_channels
         What moves the device memory of the groups that are open.
     """
@@ -190,7 +197,7 @@ class Job:
         self.told: bool = False
         self.how_closed: str = "the group is closed"
         self.instead: str = "make another one with manyhands.init()"
-        self.device_watch: DeviceWatch | None = None
+        self._parts: dict[object, Any] = {}
         self.device_channels: list[DeviceChannel] = []
         self._released = False
 
@@ -258,6 +265,13 @@ class Job:
         if self._local_rank is None:
             self._local_rank = self.hosts[: self.rank].count(self.hosts[self.rank])
         return self._local_rank
+
+    def part(self, kind: Callable[[Job], P]) -> P:
+        """Return the part of this kind, a class, that those above keep here for as long as the job; made when first asked for."""
+        if kind not in self._parts:
+            self._parts.setdefault(kind, kind(self))  # for several threads at once as well: one that is not taken holds nothing
+        part: P = self._parts[kind]
+        return part
 
     @property
     def loop(self) -> Loop:
@@ -416,7 +430,7 @@ class Job:
             self.control.fail(Verdict("internal", f"the background thread of rank {self.rank} failed: {error!r}", self.rank))
 
     def _release_backend(self) -> None:
-        kept = [] if self.device_watch is None else self.device_watch.close()
+        kept = [each for part in self._parts.values() for each in part.close()]
         channels, self.device_channels = self.device_channels, []
         has_failed = hasattr(self, "control") and self.control.failed
         if not has_failed:
@@ -551,7 +565,7 @@ class _JobBootstrap(Bootstrap):
         return self._job.dial(peer, address, hello, deadline)
 
 
-def _close_all(channels: list[DeviceChannel], kept: list[Followed]) -> None:
+def _close_all(channels: list[DeviceChannel], kept: list[object]) -> None:
     """Close channels; what their device may still write to is kept until then."""
     for channel in channels:
         channel.close()

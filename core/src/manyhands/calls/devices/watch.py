@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from manyhands.calls.devices.kinds import said_call
 from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
@@ -17,9 +17,7 @@ from manyhands.control.protocol import Report, Wait
 from manyhands.control.signatures import CallSignature
 from manyhands.errors import ClosedError, ManyHandsError
 from manyhands.job.group_ranks import Members
-
-if TYPE_CHECKING:
-    from manyhands.job.job import Job
+from manyhands.job.job import Job
 
 __all__ = ["DeviceWatch", "Followed", "Launched", "Watched"]
 
@@ -120,9 +118,7 @@ class DeviceWatch:
     @classmethod
     def of(cls, job: Job) -> DeviceWatch:
         """Return the watch of a job, which is made when it is first needed."""
-        if job.device_watch is None:
-            job.device_watch = cls(job)
-        return job.device_watch
+        return job.part(cls)
 
     def add(self, group: Watched) -> None:
         """Look after a group, from when it first launches something."""
