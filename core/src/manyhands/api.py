@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from manyhands.launch.guard import Guard, guarded
     from manyhands.schedule.algorithms.registry import Algorithm
     from manyhands.schedule.simulation.jitter import Jitter, JitterSource
+    from manyhands.schedule.simulation.network import PRESETS as NETWORKS
     from manyhands.schedule.simulation.network import Level as NetworkLevel
     from manyhands.schedule.simulation.network import Network
     from manyhands.schedule.simulation.paths import Path, Paths
-    from manyhands.schedule.simulation.presets import PRESETS as NETWORKS
     from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
 
 __all__ = [
@@ -149,7 +149,7 @@ _HOMES = {
     "Group": "manyhands.group.group",
     "Jitter": "manyhands.schedule.simulation.jitter",
     "JitterSource": "manyhands.schedule.simulation.jitter",
-    "NETWORKS": "manyhands.schedule.simulation.presets:PRESETS",
+    "NETWORKS": "manyhands.schedule.simulation.network:PRESETS",
     "Network": "manyhands.schedule.simulation.network",
     "NetworkLevel": "manyhands.schedule.simulation.network:Level",
     "OperationEvent": "manyhands.contract.observe",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from manyhands.schedule.simulation.jitter import Jitter, JitterSource
-from manyhands.schedule.simulation.network import Level, Network
+from manyhands.schedule.simulation.network import PRESETS, Level, Network
 from manyhands.schedule.simulation.paths import Path, Paths
-from manyhands.schedule.simulation.presets import PRESETS
 
 __all__ = ["PRESETS", "Jitter", "JitterSource", "Level", "Network", "Path", "Paths"]

@@ -7,16 +7,21 @@ comparisons are used, which IEEE 754 fixes to the last bit; a logarithm is not t
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from manyhands.errors import UsageError
 
-if TYPE_CHECKING:
-    from manyhands.schedule.simulation.paths import Path
+__all__ = ["Jitter", "JitterSource", "Travelled"]
 
-__all__ = ["Jitter", "JitterSource"]
+
+class Travelled(Protocol):
+    """What must be known of the way of a message: a `Path` is such a one."""
+
+    @property
+    def between_hosts(self) -> bool:
+        """Whether it leaves its host."""
 
 
 class Jitter(BaseModel):
@@ -41,7 +46,7 @@ class Jitter(BaseModel):
     )
     links: Literal["all", "between hosts"] = Field(default="all", description="Which messages are late.")
 
-    def covers(self, path: Path) -> bool:
+    def covers(self, path: Travelled) -> bool:
         """Tell whether the messages of a path are late."""
         return self.links == "all" or path.between_hosts
 
