@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from manyhands.arrays.dtypes import dtype_code, dtype_name
-from manyhands.calls.devices.kinds import DEVICE, device_call, said_call
+from manyhands.calls.devices.kinds import DEVICE, Prepared, device_call, said_call
 from manyhands.calls.devices.shortcuts import DeviceShortcut
 from manyhands.calls.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.calls.failures import meet
@@ -24,7 +24,7 @@ from manyhands.calls.ledger import Ledger
 from manyhands.calls.request import Request, Step
 from manyhands.config.plugins import PluginManager
 from manyhands.contract.deadline import Deadline
-from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure, Launch
+from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
 from manyhands.contract.observe import OperationEvent
 from manyhands.control.protocol import Report
 from manyhands.control.signatures import CallSignature
@@ -35,24 +35,13 @@ from manyhands.job.job import Job
 if TYPE_CHECKING:
     from manyhands.arrays.libraries import DeviceArray, Library
 
-__all__ = ["Devices", "Prepared"]
+__all__ = ["Devices"]
 
 _MAX_KINDS = 512
 _CHECKED = 64
 """After how many calls the ranks compare what they have called."""
 _NAP_S = 0.00005
 _now, _new = time.monotonic, tuple.__new__
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A kind of call that all ranks have agreed on: what launches it, and its number in the digest."""
-
-    signature: CallSignature
-    launch: Launch
-    number: int
-    nbytes: int
-    places: list[Hashable] = field(default_factory=list)
 
 
 class Devices:
@@ -372,7 +361,10 @@ class Devices:
         prepared = self._kinds.get(step.request)
         if prepared is None or self._always or place in self._fast or step.shape is None or not library.is_stream_ordered:
             return
-        self._fast[place] = DeviceShortcut(self, prepared, library, step.shape, step.request.dtype, in_place=in_place)
+        assert self.channel is not None
+        self._fast[place] = DeviceShortcut(
+            self.ledger, self.launch, self.channel.device, prepared, library, step.shape, step.request.dtype, in_place=in_place
+        )
         prepared.places.append(place)
 
     @property

@@ -1,17 +1,30 @@
-"""From a call to what the ranks compare, and to what a backend prepares."""
+"""From a call to what the ranks compare, and to what a backend prepares and launches."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 
 from manyhands.calls.request import Request
-from manyhands.contract.device import DeviceCall
+from manyhands.contract.device import DeviceCall, Launch
 from manyhands.control.signatures import CallSignature
 from manyhands.schedule.steps import Collective
 
-__all__ = ["DEVICE", "device_call", "said_call"]
+__all__ = ["DEVICE", "Prepared", "device_call", "said_call"]
 
 DEVICE = "cuda"
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A kind of call that all ranks have agreed on: what launches it, and its number in the digest."""
+
+    signature: CallSignature
+    launch: Launch
+    number: int
+    nbytes: int
+    places: list[Hashable] = field(default_factory=list)
 
 
 def said_call(signature: CallSignature, sequence: int) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from manyhands.calls.devices.kinds import Prepared
+from manyhands.calls.ledger import Ledger
 from manyhands.calls.request import LONG_WAY
 
 if TYPE_CHECKING:
     from manyhands.arrays.libraries import Library
-    from manyhands.calls.devices.calls import Devices, Prepared
 
 __all__ = ["PER_THREAD", "DeviceShortcut"]
 
@@ -24,8 +26,12 @@ class DeviceShortcut:
 
     Parameters
     ----------
-    devices, prepared
-        The group's calls on devices, and this one, on which all ranks have agreed.
+    ledger
+        The group's books.
+    launch
+        What enqueues the call: `Devices.launch`.
+    device, prepared
+        The number of the device, and the call on which all ranks have agreed.
     library
         Whose arrays they are.
     shape, dtype
@@ -34,11 +40,13 @@ class DeviceShortcut:
         Whether the result may go where the input is.
     """
 
-    __slots__ = ("_device", "_devices", "_dtype", "_in_place", "_library", "_nbytes", "_prepared", "_shape")
+    __slots__ = ("_device", "_dtype", "_in_place", "_launch", "_ledger", "_library", "_nbytes", "_prepared", "_shape")
 
     def __init__(
         self,
-        devices: Devices,
+        ledger: Ledger,
+        launch: Callable[..., None],
+        device: int,
         prepared: Prepared,
         library: Library,
         shape: tuple[int, ...],
@@ -46,10 +54,9 @@ class DeviceShortcut:
         *,
         in_place: bool,
     ) -> None:
-        channel = devices.channel
-        assert channel is not None
-        self._device = channel.device
-        self._devices = devices
+        self._ledger = ledger
+        self._launch = launch
+        self._device = device
         self._prepared = prepared
         self._library = library
         self._shape = shape
@@ -91,8 +98,7 @@ class DeviceShortcut:
                 or (source == target and not self._in_place)
             ):
                 return LONG_WAY
-        devices = self._devices
-        ledger = devices.ledger
+        ledger = self._ledger
         if not ledger.take_if_free():
             return LONG_WAY
         try:
@@ -101,7 +107,7 @@ class DeviceShortcut:
             stream, keep = library.stream(device)
             if stream == PER_THREAD:
                 return LONG_WAY
-            devices.launch(self._prepared, source, target, stream, keep, timeout_s)
+            self._launch(self._prepared, source, target, stream, keep, timeout_s)
         finally:
             ledger.give()
         if out is not None:
