@@ -15,7 +15,7 @@ from manyhands.api import Collective, CollectiveRequest
 from manyhands_gloo import plugin
 from manyhands_gloo.meeting import make_store
 from manyhands_gloo.plugin import GlooConfig, manyhands_collective, manyhands_register_backends
-from manyhands_gloo.transfers import reason
+from manyhands_gloo.process_group import reason
 from manyhands_gloo.waiters import Waiters
 
 

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from pydantic import Field
-
-from manyhands.api import BackendConfig, BackendSpec, CollectiveRequest, NativeCollective, hookimpl
+from manyhands.api import BackendSpec, CollectiveRequest, NativeCollective, hookimpl
+from manyhands_gloo.config import GlooConfig
 
 __all__ = ["GlooConfig", "manyhands_collective", "manyhands_register_backends"]
-
-
-class GlooConfig(BackendConfig):
-    """The table ``[backends.gloo]``."""
-
-    native: bool = Field(default=True, description="Whether Gloo performs collectives; otherwise it only carries messages.")
-    check: bool = Field(
-        default=True,
-        description="Whether the ranks compare what they call before Gloo performs a collective: without it a mismatch is not found.",
-    )
-    interface: str | None = Field(default=None, description='Listen at the address of this network interface, such as "eth0".')
-    host: str | None = Field(default=None, description="Listen at this address of the host; it wins over interface.")
-    threads: int = Field(default=2, ge=1, le=64, description="In how many threads Gloo performs collectives.")
 
 
 def _missing() -> str | None:

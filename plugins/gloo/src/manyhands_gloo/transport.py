@@ -7,21 +7,22 @@ memory. The receiver always begins with room for a short message, because a peer
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
-from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer
+from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Transfer, Transport
+from manyhands_gloo.process_group import ProcessGroup, reason
+from manyhands_gloo.tensors import Tensors
 
-if TYPE_CHECKING:
-    from manyhands_gloo.backend import GlooTransport
-
-__all__ = ["Moving", "Receiving", "Sending", "reason"]
+__all__ = ["GlooTransport"]
 
 _SHORT_BYTES = 4096
 """The longest payload that travels with its header; alike on all ranks."""
 
 
-class Moving(Transfer):
+class _Moving(Transfer):
     """A message on its way to or from ``peer``; `run` moves it, in a thread that may block."""
 
     __slots__ = ("_payload", "_transport", "failure", "peer")
@@ -53,7 +54,7 @@ class Moving(Transfer):
         """Move the message."""
 
 
-class Sending(Moving):
+class _Sending(_Moving):
     """A message to ``peer``, begun at once."""
 
     __slots__ = ("_memory", "_works")
@@ -73,7 +74,7 @@ class Sending(Moving):
             work.wait()
 
 
-class Receiving(Moving):
+class _Receiving(_Moving):
     """A message from ``peer``."""
 
     __slots__ = ("_expected", "_first", "_memory", "_work")
@@ -99,8 +100,70 @@ class Receiving(Moving):
         self._work.wait()
 
 
-def reason(error: Exception) -> str:
-    """Return what an error of Gloo says, without the place in its source and without its advice."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    text = lines[0].partition("] ")[2] if lines[0].startswith("[/") else lines[0]
-    return text.partition(" This is typically")[0] or type(error).__name__
+class GlooTransport(Transport):
+    """Messages of one channel; `close` calls ``forget`` with it."""
+
+    def __init__(self, group: ProcessGroup, channel: int, forget: Callable[[GlooTransport], None]) -> None:
+        self._group = group
+        self._forget = forget
+        self._channel = channel
+        self._changed = threading.Condition()
+        self.tensors: Tensors = group.tensors
+
+    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
+        """Nothing to do: Gloo connects all ranks when it begins."""
+
+    def close(self) -> None:
+        """Forget this channel."""
+        self._forget(self)
+
+    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to send."""
+        return self._begun(lambda: _Sending(self, peer, header, payload), peer)
+
+    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Start to receive."""
+        return self._begun(lambda: _Receiving(self, peer, header, payload), peer)
+
+    def _begun(self, make: Callable[[], _Moving], peer: int) -> _Moving:
+        try:
+            transfer = make()
+        except RuntimeError as error:
+            raise LinkLost(peer, reason(error)) from None
+        self._group.hold(transfer)
+        self._group.waiters.start(transfer.run)
+        return transfer
+
+    def send_tensor(self, tensor: Any, peer: int) -> Any:
+        """Start to send a tensor; return Gloo's handle."""
+        return self._group.group.send([tensor], peer, self._channel)
+
+    def receive_tensor(self, tensor: Any, peer: int) -> Any:
+        """Start to receive a tensor; return Gloo's handle."""
+        return self._group.group.recv([tensor], peer, self._channel)
+
+    def finished(self, transfer: _Moving) -> None:
+        """Let go of the memory of a transfer that is done."""
+        self._group.release(transfer)
+
+    def tell(self) -> None:
+        """Wake whoever waits for a transfer."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+        """Wait until a thread has moved a message to its end."""
+        moving = cast("Sequence[_Moving]", transfers)  # made by send and recv
+        with self._changed:
+            while True:
+                failure = next((transfer.failure for transfer in moving if transfer.failure is not None), None)
+                if failure is not None:
+                    raise failure
+                if any(transfer.done for transfer in moving):
+                    return
+                if self._group.ended:
+                    raise LinkLost(moving[0].peer, self._group.ended)
+                remaining = deadline.remaining()
+                if not remaining:
+                    raise TimeoutError("the deadline passed")
+                self._changed.wait(remaining)
