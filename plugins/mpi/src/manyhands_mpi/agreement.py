@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyhands.api import Deadline, HeaderMismatch
 from manyhands_mpi.patience import StallCallback
-
-if TYPE_CHECKING:
-    from manyhands_mpi.backend import MpiBackend
+from manyhands_mpi.world import MpiWorld
 
 __all__ = ["Agreement"]
 
@@ -29,15 +27,15 @@ class Agreement:
 
     Parameters
     ----------
-    backend
+    world
         Whose ranks.
     """
 
-    def __init__(self, backend: MpiBackend) -> None:
-        self._backend = backend
+    def __init__(self, world: MpiWorld) -> None:
+        self._world = world
         self._mine = bytearray(_PAIR.size)
         self._least = bytearray(_PAIR.size)
-        mpi, comm = backend.mpi, backend.comm
+        mpi, comm = world.mpi, world.comm
         arguments = ((self._mine, 2, mpi.UINT64_T), (self._least, 2, mpi.UINT64_T), mpi.MIN)
         self._start: Callable[[], Any] = lambda: comm.Iallreduce(*arguments)
         try:
@@ -60,29 +58,29 @@ class Agreement:
         HeaderMismatch
             A rank, which the error names, makes another call.
         LinkLost, TimeoutError
-            As `MpiBackend.wait`.
+            As `MpiWorld.wait`.
         """
-        backend = self._backend
+        world = self._world
         mine = _ONE.unpack(digest)[0]
         _PAIR.pack_into(self._mine, 0, mine, mine ^ _ALL_BITS)
-        with backend.lock:
+        with world.lock:
             request = self._start()
         try:
-            backend.wait(request, 0, deadline, on_stall)
+            world.wait(request, 0, deadline, on_stall)
         except BaseException:
             # MPI may still read and write there.
-            backend.hold(self)
+            world.hold(self)
             raise
         if self._least != self._mine:
             raise HeaderMismatch(self._differing(digest, deadline), b"")
 
     def _differing(self, digest: bytes, deadline: Deadline) -> int:
         """Return the first rank whose digest is not this one; all ranks have found a mismatch, and ask."""
-        backend, byte = self._backend, self._backend.mpi.BYTE
+        world, byte = self._world, self._world.mpi.BYTE
         size = len(digest)
-        everyones = bytearray(size * backend.size)
-        with backend.lock:
-            request = backend.comm.Iallgather((digest, size, byte), (everyones, size, byte))
-        backend.hold((request, digest, everyones))
-        backend.wait(request, 0, deadline, None)
-        return next(rank for rank in range(backend.size) if everyones[rank * size : (rank + 1) * size] != digest)
+        everyones = bytearray(size * world.size)
+        with world.lock:
+            request = world.comm.Iallgather((digest, size, byte), (everyones, size, byte))
+        world.hold((request, digest, everyones))
+        world.wait(request, 0, deadline, None)
+        return next(rank for rank in range(world.size) if everyones[rank * size : (rank + 1) * size] != digest)

@@ -9,13 +9,11 @@ short message, because a peer that does something else may send one.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer
 from manyhands_mpi import library
-
-if TYPE_CHECKING:
-    from manyhands_mpi.backend import MpiBackend
+from manyhands_mpi.world import MpiWorld
 
 __all__ = ["Moving", "Receiving", "Sending"]
 
@@ -26,14 +24,14 @@ _SHORT_BYTES = 4096
 class Moving(Transfer):
     """A message on its way to or from ``peer``."""
 
-    __slots__ = ("_backend", "_payload", "_requests", "nbytes", "peer")
+    __slots__ = ("_payload", "_requests", "_world", "nbytes", "peer")
 
-    def __init__(self, backend: MpiBackend, peer: int, payload: memoryview) -> None:
+    def __init__(self, world: MpiWorld, peer: int, payload: memoryview) -> None:
         self.peer: int = peer
         self.nbytes: int = len(payload)
         self.done: bool = False
         self.moved: int = 0
-        self._backend = backend
+        self._world = world
         self._payload = payload
         self._requests: list[Any] = []
 
@@ -49,9 +47,9 @@ class Moving(Transfer):
         """
         while not self.done:
             try:
-                with self._backend.lock:
+                with self._world.lock:
                     arrived = self._requests[-1].Test()
-            except self._backend.mpi.Exception as error:
+            except self._world.mpi.Exception as error:
                 raise LinkLost(self.peer, library.words(error)) from None
             if not arrived:
                 return False
@@ -63,7 +61,7 @@ class Moving(Transfer):
     def _finish(self) -> None:
         self.moved = HEADER_BYTES + self.nbytes
         self.done = True
-        self._backend.release(self)
+        self._world.release(self)
 
     @abstractmethod
     def _arrived(self) -> None:
@@ -75,12 +73,12 @@ class Sending(Moving):
 
     __slots__ = ("_header",)
 
-    def __init__(self, backend: MpiBackend, peer: int, tag: int, header: bytes, payload: memoryview) -> None:
-        super().__init__(backend, peer, payload)
-        comm, byte = backend.comm, backend.mpi.BYTE
+    def __init__(self, world: MpiWorld, peer: int, tag: int, header: bytes, payload: memoryview) -> None:
+        super().__init__(world, peer, payload)
+        comm, byte = world.comm, world.mpi.BYTE
         is_short = len(payload) <= _SHORT_BYTES
         self._header = header + payload if is_short else header
-        with backend.lock:
+        with world.lock:
             self._requests.append(comm.Isend((self._header, len(self._header), byte), peer, tag))
             if not is_short:
                 self._requests.append(comm.Isend((payload, len(payload), byte), peer, tag))
@@ -94,16 +92,16 @@ class Receiving(Moving):
 
     __slots__ = ("_expected", "_first", "_tag")
 
-    def __init__(self, backend: MpiBackend, peer: int, tag: int, header: bytes, payload: memoryview) -> None:
-        super().__init__(backend, peer, payload)
+    def __init__(self, world: MpiWorld, peer: int, tag: int, header: bytes, payload: memoryview) -> None:
+        super().__init__(world, peer, payload)
         self._tag = tag
         self._expected = header
         self._first: bytearray | None = bytearray(HEADER_BYTES + _SHORT_BYTES)
-        with backend.lock:
-            self._requests.append(backend.comm.Irecv((self._first, len(self._first), backend.mpi.BYTE), peer, tag))
+        with world.lock:
+            self._requests.append(world.comm.Irecv((self._first, len(self._first), world.mpi.BYTE), peer, tag))
 
     def _arrived(self) -> None:
-        first, backend = self._first, self._backend
+        first, world = self._first, self._world
         if first is None:
             self._finish()
             return
@@ -116,6 +114,6 @@ class Receiving(Moving):
             self._payload[:] = memoryview(first)[HEADER_BYTES : HEADER_BYTES + self.nbytes]
             self._finish()
         else:
-            with backend.lock:
-                request = backend.comm.Irecv((self._payload, self.nbytes, backend.mpi.BYTE), self.peer, self._tag)
+            with world.lock:
+                request = world.comm.Irecv((self._payload, self.nbytes, world.mpi.BYTE), self.peer, self._tag)
             self._requests.append(request)

@@ -6,12 +6,9 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from manyhands.api import Deadline
-
-if TYPE_CHECKING:
-    from manyhands_mpi.backend import MpiBackend
+from manyhands_mpi.world import MpiWorld
 
 __all__ = ["Watchdog"]
 
@@ -27,12 +24,12 @@ class Watchdog:
 
     Parameters
     ----------
-    backend
+    world
         Whose calls.
     """
 
-    def __init__(self, backend: MpiBackend) -> None:
-        self._backend = backend
+    def __init__(self, world: MpiWorld) -> None:
+        self._world = world
         self._call: tuple[str, Deadline] | None = None
         self._thread: threading.Thread | None = None
 
@@ -54,23 +51,23 @@ class Watchdog:
             time.sleep(_LOOK_S)
             call = self._call
             if call is None:
-                if self._backend.ended:
+                if self._world.ended:
                     return
                 overdue = None
-            elif self._backend.ended or call[1].passed():
+            elif self._world.ended or call[1].passed():
                 if call is not overdue:
                     overdue, since = call, time.monotonic()
                 elif time.monotonic() - since > _GRACE_S:
                     self._end_world(*call)
 
     def _end_world(self, name: str, deadline: Deadline) -> None:
-        reason = self._backend.ended or f"it did not finish within {deadline.timeout_s:g} s"
+        reason = self._world.ended or f"it did not finish within {deadline.timeout_s:g} s"
         sys.stderr.write(
-            f"manyhands: rank {self._backend.rank} is stuck in {name} of MPI, which nothing can interrupt ({reason}): it ends the whole "
+            f"manyhands: rank {self._world.rank} is stuck in {name} of MPI, which nothing can interrupt ({reason}): it ends the whole "
             'world; with native = "polled" in [backends.mpi] it would raise an error instead\n'
         )
         sys.stderr.flush()
         last_resort = threading.Timer(_ABORT_S, os._exit, (_CODE,))
         last_resort.daemon = True
         last_resort.start()
-        self._backend.mpi.COMM_WORLD.Abort(_CODE)
+        self._world.mpi.COMM_WORLD.Abort(_CODE)
