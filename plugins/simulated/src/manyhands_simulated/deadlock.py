@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from manyhands.api import Record
+from manyhands_simulated.state import State
 from manyhands_simulated.task import READY, RUNNING, Task
 from manyhands_simulated.trace_events import show_ranks
-
-if TYPE_CHECKING:
-    from manyhands_simulated.world import SimulatedRuntime
 
 __all__ = ["explain", "positions", "story"]
 
@@ -28,12 +25,12 @@ Tasks = dict[int, list[Task]]
 """The tasks of each rank that have begun and are not over, its own thread first."""
 
 
-def explain(runtime: SimulatedRuntime) -> tuple[str, str, int | None]:
+def explain(state: State) -> tuple[str, str, int | None]:
     """Return the kind of failure, the text, and the rank that it is about."""
-    tasks = _tasks(runtime)
-    lines = positions(runtime)
+    tasks = _tasks(state)
+    lines = positions(state)
     if len(lines) > _DETAILED:
-        lines = _lines({rank: _story(runtime, rank, mine, _nothing) for rank, mine in tasks.items()})
+        lines = _lines({rank: _story(state, rank, mine, _nothing) for rank, mine in tasks.items()})
     odd = _different(tasks)
     if odd:
         return (
@@ -42,7 +39,7 @@ def explain(runtime: SimulatedRuntime) -> tuple[str, str, int | None]:
             odd[-1][1][0],
         )
     way = _way({rank: _needs(mine, tasks) for rank, mine in tasks.items()})
-    headline = "deadlock: no rank can go on" + (f": {_told(way, runtime, tasks)}" if way else "")
+    headline = "deadlock: no rank can go on" + (f": {_told(way, state, tasks)}" if way else "")
     if _hopes_for_buffers(way, tasks):
         lines.append(
             "  These sends wait for their receives. A backend may carry arrays this small all the same, but none promises to: use sendrecv, "
@@ -51,19 +48,19 @@ def explain(runtime: SimulatedRuntime) -> tuple[str, str, int | None]:
     return "deadlock", "\n".join([headline, *lines]), way[-1] if way else None
 
 
-def story(runtime: SimulatedRuntime, rank: int) -> str:
+def story(state: State, rank: int) -> str:
     """Say where a rank is, which may be about to go on."""
-    return _story(runtime, rank, _tasks(runtime)[rank], _nothing)
+    return _story(state, rank, _tasks(state)[rank], _nothing)
 
 
-def positions(runtime: SimulatedRuntime) -> list[str]:
+def positions(state: State) -> list[str]:
     """Say in lines where each rank is."""
-    return _lines({rank: _story(runtime, rank, mine, _awaited) for rank, mine in _tasks(runtime).items()})
+    return _lines({rank: _story(state, rank, mine, _awaited) for rank, mine in _tasks(state).items()})
 
 
-def _tasks(runtime: SimulatedRuntime) -> Tasks:
-    tasks: Tasks = {rank: [] for rank in range(runtime.world.world_size)}
-    for task in runtime.scheduler.tasks():
+def _tasks(state: State) -> Tasks:
+    tasks: Tasks = {rank: [] for rank in range(state.world.world_size)}
+    for task in state.scheduler.tasks():
         if task.ident and task.rank >= 0:
             tasks[task.rank].append(task)
     return tasks
@@ -72,48 +69,46 @@ def _tasks(runtime: SimulatedRuntime) -> Tasks:
 # Where they are
 
 
-def _story(runtime: SimulatedRuntime, rank: int, tasks: list[Task], awaited: Callable[[Task], str]) -> str:
-    gone = _gone(runtime, rank)
+def _story(state: State, rank: int, tasks: list[Task], awaited: Callable[[Task], str]) -> str:
+    gone = _gone(state, rank)
     if gone:
-        last = runtime.last_call(rank)
-        lost = runtime.unreceived(rank)
+        last = state.last_call(rank)
+        lost = state.unreceived(rank)
         said = [f"{gone} after {last}" if last else f"{gone} without a call"]
         said += [f"nobody received its {send}" for send in lost[:_SENDS]]
         return "; ".join(said if len(lost) <= _SENDS else [*said, f"nor {len(lost) - _SENDS} more"])
     if not tasks:
         return "about to begin"
-    said = [
-        _alone(runtime, rank, task, tasks) if task.doing is None else task.doing.describe() + awaited(task) for task in tasks
-    ]
+    said = [_alone(state, rank, task, tasks) if task.doing is None else task.doing.describe() + awaited(task) for task in tasks]
     return "; ".join(each for each in said if each)
 
 
-def _gone(runtime: SimulatedRuntime, rank: int) -> str:
+def _gone(state: State, rank: int) -> str:
     """Say why nothing more is to be expected of a rank; nothing where that is not so."""
-    if rank in runtime.faults.killed:
-        return f"killed ({runtime.faults.killed[rank]})"
-    if runtime.is_over(rank):
+    if rank in state.killed:
+        return f"killed ({state.killed[rank]})"
+    if state.is_over(rank):
         return "ended"
-    if runtime.world.has_left(rank):
-        where = runtime.where_is_rank(rank)
+    if state.world.has_left(rank):
+        where = state.where_is_rank(rank)
         return f"left the group{f' at {where}' if where else ''}"
     return ""
 
 
-def _alone(runtime: SimulatedRuntime, rank: int, task: Task, tasks: list[Task]) -> str:
+def _alone(state: State, rank: int, task: Task, tasks: list[Task]) -> str:
     """Say where a thread is that is in no call; nothing for one in the background."""
     if task.number:
         return ""
-    where = runtime.where_is(task)
+    where = state.where_is(task)
     at = f" at {where}" if where else ""
-    if not runtime.world.has_met(rank):
+    if not state.world.has_met(rank):
         return f"in init{at}, waiting for all ranks"
     if any(other.doing for other in tasks):
         return f"waiting{at or ' in close'} for calls in the background"
-    passing = runtime.passes_time(rank)
+    passing = state.passes_time(rank)
     if passing:
         return f"{passing}{at}"
-    last = runtime.last_call(rank)
+    last = state.last_call(rank)
     return f"{'busy' if task.state in (READY, RUNNING) else 'waiting'}{at}, " + (
         f"after {last}" if last else "before its first call"
     )
@@ -206,23 +201,23 @@ def _way(needs: dict[int, list[int]]) -> list[int]:
     return shortest
 
 
-def _told(way: list[int], runtime: SimulatedRuntime, tasks: Tasks) -> str:
+def _told(way: list[int], state: State, tasks: Tasks) -> str:
     shown = way if len(way) <= 10 else [*way[:5], *way[-4:]]
     words = f"rank {shown[0]} waits for rank {shown[1]}"
     for index, rank in enumerate(shown[2:], start=2):
         words += f", ..., which waits for rank {rank}" if index == 5 and shown is not way else f", which waits for rank {rank}"
-    return words if way[0] == way[-1] else f"{words}, which {_end(way[-1], runtime, tasks[way[-1]])}"
+    return words if way[0] == way[-1] else f"{words}, which {_end(way[-1], state, tasks[way[-1]])}"
 
 
-def _end(rank: int, runtime: SimulatedRuntime, tasks: list[Task]) -> str:
+def _end(rank: int, state: State, tasks: list[Task]) -> str:
     """Say what a rank does that waits for nobody."""
-    if rank in runtime.faults.killed:
+    if rank in state.killed:
         return "was killed"
-    if runtime.is_over(rank):
+    if state.is_over(rank):
         return "has ended"
-    if runtime.world.has_left(rank):
+    if state.world.has_left(rank):
         return "has left the group"
-    if not runtime.world.has_met(rank):
+    if not state.world.has_met(rank):
         return "is in init"
     record = next((task.doing for task in tasks if task.doing is not None), None)
     return "is in no call" if record is None else f"is in {_words(record)}"

@@ -6,14 +6,11 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from manyhands_simulated.faults import Corrupt, Drop, FaultPlan, Kill, Links, Pause, Slow
+from manyhands_simulated.faults import Corrupt, Drop, FaultPlan, Kill, Pause, Slow
 from manyhands_simulated.flight import Line
+from manyhands_simulated.state import State
 from manyhands_simulated.trace_events import show_ranks
-
-if TYPE_CHECKING:
-    from manyhands_simulated.world import SimulatedRuntime
 
 __all__ = ["Injector"]
 
@@ -28,22 +25,16 @@ class Injector:
 
     Parameters
     ----------
-    plan, world_size, seed
-        What is to happen to how many ranks; the seed decides which bits change where the plan does not.
-    runtime
-        The world that it happens to.
-
-    Raises
-    ------
-    ConfigError
-        The plan does not fit the world.
+    plan, seed
+        What is to happen; the seed decides which bits change where the plan does not.
+    state
+        The run that it happens to.
     """
 
-    def __init__(self, plan: FaultPlan, world_size: int, seed: int, runtime: SimulatedRuntime) -> None:
-        self.links: Links = plan.links(world_size)
-        self._runtime = runtime
+    def __init__(self, plan: FaultPlan, seed: int, state: State) -> None:
+        self._state = state
         self._random = random.Random(seed + 1).random  # noqa: S311 - to be repeated
-        self._calls: list[Counter[str]] = [Counter() for _ in range(world_size)]
+        self._calls: list[Counter[str]] = [Counter() for _ in range(state.world.world_size)]
         self._at_calls: dict[tuple[int, str, int], list[Kill | Pause]] = {}
         self._timed: list[Kill | Pause] = []
         self._slow: dict[int, list[Slow]] = {}
@@ -51,7 +42,6 @@ class Injector:
         self._corrupted: dict[tuple[int, int, int], int | None] = {}
         self._messages: Counter[tuple[int, int]] = Counter()
         self._counts_messages = False
-        self.killed: dict[int, str] = {}
         self._still_until: dict[int, float] = {}
         self._held_words: dict[int, list[Callable[[], None]]] = {}
         for fault in plan.faults:
@@ -70,19 +60,19 @@ class Injector:
 
     def begin(self) -> None:
         """Put what happens at a time on the clock; what happens at once comes before anything else."""
-        scheduler = self._runtime.scheduler
+        scheduler = self._state.scheduler
         for fault in self._timed:
             if fault.at_s:
                 scheduler.at(fault.at_s, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
             else:
                 self._strike(fault)
-        for time in self.links.changes:
+        for time in self._state.links.changes:
             self._watch(time)
 
     @property
     def is_blocking(self) -> bool:
         """Whether ranks wait in vain because of a fault, and not of their own making."""
-        return bool(self._runtime.flights.held) or self._runtime.scheduler.stands(None)
+        return bool(self._state.flights.held) or self._state.scheduler.stands(None)
 
     # Ranks
 
@@ -98,21 +88,21 @@ class Injector:
 
     def factor(self, rank: int) -> float:
         """Return how many times as long as it should a rank computes."""
-        now = self._runtime.scheduler.now
+        now = self._state.scheduler.now
         return math.prod(slow.factor for slow in self._slow.get(rank, ()) if slow.from_s <= now < slow.until_s)
 
     def _strike(self, fault: Kill | Pause) -> None:
-        runtime, rank = self._runtime, fault.rank
-        scheduler = runtime.scheduler
-        if rank in self.killed or runtime.is_over(rank):
+        state, rank = self._state, fault.rank
+        scheduler = state.scheduler
+        if rank in state.killed or state.is_over(rank):
             return
         if isinstance(fault, Kill):
-            self.killed[rank] = fault.describe()
-            runtime.trace.mark(rank, scheduler.now, fault.describe(), "killed")
+            state.killed[rank] = fault.describe()
+            state.trace.mark(rank, scheduler.now, fault.describe(), "killed")
             scheduler.kill(rank)
-            runtime.lose(rank, fault.describe())
+            state.lose(rank, fault.describe())
             return
-        runtime.trace.mark(rank, scheduler.now, fault.describe(), "paused")
+        state.trace.mark(rank, scheduler.now, fault.describe(), "paused")
         scheduler.stand_still(rank)
         end = scheduler.now + fault.for_s
         self._still_until[rank] = max(end, self._still_until.get(rank, 0.0))
@@ -120,10 +110,10 @@ class Injector:
             scheduler.at(end, lambda: self._resume(rank))
 
     def _resume(self, rank: int) -> None:
-        if self._runtime.scheduler.now < self._still_until[rank]:
+        if self._state.scheduler.now < self._still_until[rank]:
             return  # another pause lasts longer
-        self._runtime.trace.mark(rank, self._runtime.scheduler.now, "goes on", "resumed")
-        self._runtime.scheduler.go_on(rank)
+        self._state.trace.mark(rank, self._state.scheduler.now, "goes on", "resumed")
+        self._state.scheduler.go_on(rank)
         for word in self._held_words.pop(rank, []):
             word()
 
@@ -143,10 +133,10 @@ class Injector:
 
     def lose(self, line: Line, nbytes: int, notice: Callable[[], None]) -> None:
         """Lose a message; call ``notice`` when that shows."""
-        now = self._runtime.scheduler.now
-        self._runtime.trace.message(line.source, line.dest, nbytes, now, math.inf, line.group)
-        self._runtime.trace.mark(line.source, now, f"a message to rank {line.dest} is lost", "fault")
-        self._runtime.scheduler.at(now + _NOTICE_S, notice)
+        now = self._state.scheduler.now
+        self._state.trace.message(line.source, line.dest, nbytes, now, math.inf, line.group)
+        self._state.trace.mark(line.source, now, f"a message to rank {line.dest} is lost", "fault")
+        self._state.scheduler.at(now + _NOTICE_S, notice)
 
     def corrupts(self, line: Line, number: int, nbytes: int) -> int | None:
         """Return which bit of a message changes on its way; None if it arrives as it was sent."""
@@ -155,31 +145,29 @@ class Injector:
             return None
         bit = self._corrupted[place]
         bits = max(1, 8 * nbytes)
-        self._runtime.trace.mark(
-            line.source, self._runtime.scheduler.now, f"a message to rank {line.dest} is corrupted", "fault"
-        )
+        self._state.trace.mark(line.source, self._state.scheduler.now, f"a message to rank {line.dest} is corrupted", "fault")
         return int(self._random() * bits) if bit is None else bit % bits
 
     # Words between a rank and the store
 
     def carry(self, dest: int, word: Callable[[], None]) -> None:
         """Bring word from a rank to the store (-1), or back: at once, unless who should hear it stands still, or is no more."""
-        if self._runtime.scheduler.stands(dest):
+        if self._state.scheduler.stands(dest):
             self._held_words.setdefault(dest, []).append(word)
-        elif dest not in self.killed:
+        elif dest not in self._state.killed:
             word()
 
     def _watch(self, time: float) -> None:
         """Find out at a time when links are cut who will not be heard of for long."""
-        silent = [rank for rank in range(1, len(self._calls)) if self.links.cut_until(0, rank, time) > time + _SILENCE_S]
+        silent = [rank for rank in range(1, len(self._calls)) if self._state.links.cut_until(0, rank, time) > time + _SILENCE_S]
         if silent:
-            self._runtime.scheduler.at(time + _SILENCE_S, lambda: self._give_up(silent, time))
+            self._state.scheduler.at(time + _SILENCE_S, lambda: self._give_up(silent, time))
 
     def _give_up(self, silent: list[int], since: float) -> None:
         """Let the ranks know that they cannot hear each other: all of them the same, although none of them could tell who else knows."""
-        lost = [rank for rank in silent if rank not in self.killed and not self._runtime.is_over(rank)]
+        lost = [rank for rank in silent if rank not in self._state.killed and not self._state.is_over(rank)]
         if lost:
             who = f"{show_ranks(lost)} {'was' if len(lost) == 1 else 'were'}"
             between = "it" if len(lost) == 1 else "them"
             words = f"{who} lost: nothing has been heard between {between} and rank 0 since {since:g} s, for {_SILENCE_S:g} s"
-            self._runtime.abort("lost", words, lost[0])
+            self._state.abort("lost", words, lost[0])

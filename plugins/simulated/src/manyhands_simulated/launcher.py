@@ -78,7 +78,7 @@ def _execute(request: LaunchRequest, simulation: Simulation, ranks_per_host: int
     runtime = simulation.runtime
     real = sys.stdout, sys.stderr
     digits = len(str(request.ranks - 1)) if request.prefix else 0
-    outputs = [RankLines(stream, digits, lambda: _writer(processes), runtime.faults.killed) for stream in real]
+    outputs = [RankLines(stream, digits, lambda: _writer(processes), runtime.killed) for stream in real]
     processes = Processes(
         [request.target, *request.args],
         folder_of(request),

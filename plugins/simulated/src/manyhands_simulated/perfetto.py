@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from manyhands.api import InternalError
-from manyhands_simulated.trace import Trace
-from manyhands_simulated.trace_events import CallEvent, MarkEvent
+from manyhands_simulated.trace_events import CallEvent, MarkEvent, Recording
 
 __all__ = ["to_json"]
 
@@ -24,7 +23,7 @@ _PID = 1
 _SILENT = frozenset({"compute", "sleep"})
 
 
-def to_json(trace: Trace) -> str:
+def to_json(trace: Recording) -> str:
     """Return the JSON of a trace, one event in each line."""
     tracks = _Tracks(trace)
     arrivals, departures = _arrows(trace, tracks)
@@ -37,7 +36,7 @@ def to_json(trace: Trace) -> str:
 class _Tracks:
     """The threads as viewers show them: for each rank its own, and below it those in the background that it used."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Recording) -> None:
         used = {(rank, 0) for rank in range(trace.world_size)} | {(call.rank, call.background) for call in trace.calls}
         self.ids: dict[tuple[int, int], int] = {track: number for number, track in enumerate(sorted(used), 1)}
         self._own = [self.ids[rank, 0] for rank in range(trace.world_size)]
@@ -52,7 +51,7 @@ class _Tracks:
             for (rank, _), talk in talks.items():
                 self._talks[rank].append(talk)
 
-    def names(self, trace: Trace) -> Iterator[str]:
+    def names(self, trace: Recording) -> Iterator[str]:
         """Return the events that name the tracks."""
         ranks = f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}"
         yield _dumps(
@@ -90,7 +89,7 @@ class _Talk:
         return last >= 0 and time_ns <= self._ends[last] and self._groups[last] == group
 
 
-def _slices(trace: Trace, tracks: _Tracks) -> list[str]:
+def _slices(trace: Recording, tracks: _Tracks) -> list[str]:
     """Return calls and marks in order of time; of one rank at one time, in the order in which they happened."""
     open_calls: dict[int, list[tuple[int, CallEvent]]] = {tid: [] for tid in tracks.ids.values()}
     keyed: list[tuple[int, int, int, int, str]] = []
@@ -146,7 +145,7 @@ def _instant(mark: MarkEvent, time: int, tid: int) -> str:
     return f'{{"name":{_dumps(mark.describe())},"cat":{_dumps(mark.kind)},"ph":"i","ts":{_us(time)},"pid":{_PID},"tid":{tid},"s":"t"}}'
 
 
-def _arrows(trace: Trace, tracks: _Tracks) -> tuple[list[str], list[str]]:
+def _arrows(trace: Recording, tracks: _Tracks) -> tuple[list[str], list[str]]:
     """Return what stands before the calls in the file, and what stands after them."""
     arrivals: list[str] = []
     departures: list[str] = []

@@ -240,7 +240,7 @@ def run(
             returned[rank] = result
 
     done: Run[Any] = simulation.execute(body, also_threads=True)
-    killed = simulation.runtime.faults.killed
+    killed = simulation.runtime.killed
     done.results = [None if rank in killed else returned.get(rank) for rank in range(world_size)]
     if check and done.cause is not None:
         with suppress(AttributeError, TypeError):

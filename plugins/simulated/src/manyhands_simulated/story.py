@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from manyhands.api import UsageError
-from manyhands_simulated.trace import Trace
-from manyhands_simulated.trace_events import CallEvent, MarkEvent, many, show_ranks
+from manyhands_simulated.trace_events import CallEvent, MarkEvent, Recording, many, show_ranks
 
 __all__ = ["tell"]
 
@@ -67,7 +66,7 @@ class _Line:
         return show_ranks(event.rank for event in self.events) + self.thread
 
 
-def tell(trace: Trace, around: float | None, last: int) -> str:
+def tell(trace: Recording, around: float | None, last: int) -> str:
     """Return the story of a trace; see `Trace.story`."""
     if last < 1:
         raise UsageError(f"last={last!r} was given, and expected is a positive number of events for each rank")
@@ -113,7 +112,7 @@ def tell(trace: Trace, around: float | None, last: int) -> str:
     return "\n".join(text + _never_ended(trace)) + "\n"
 
 
-def _last_finished(trace: Trace) -> list[CallEvent] | None:
+def _last_finished(trace: Recording) -> list[CallEvent] | None:
     """Return the last collective of the world that all ranks have finished, as each rank called it."""
     rows = [
         {
@@ -130,7 +129,7 @@ def _last_finished(trace: Trace) -> list[CallEvent] | None:
     return [row[last] for row in rows]
 
 
-def _events(trace: Trace, rank: int) -> list[_Event]:
+def _events(trace: Recording, rank: int) -> list[_Event]:
     """Return what happened on a rank, in order."""
     events = [_Event(mark.time_s, mark.calls_before, _MARK, rank, mark) for mark in trace.marks_of(rank)]
     for index, call in enumerate(trace.calls_of(rank)):
@@ -167,7 +166,7 @@ def _shown(line: _Line, width: int) -> str:
     return f"{line.time_s:10.6f} s  {line.who:{width}}  {line.text}"
 
 
-def _never_ended(trace: Trace) -> list[str]:
+def _never_ended(trace: Recording) -> list[str]:
     """Return what still runs at the end, alike calls together."""
     alike: dict[tuple[str, str, int], list[CallEvent]] = {}
     for call in trace.calls:

@@ -1,6 +1,6 @@
 """What happened in a simulated run, with questions and assertions for tests.
 
-All times are virtual seconds. Nothing here decides anything: a scheduler fills a trace, and people and tests read it.
+All times are virtual seconds. Nothing here decides anything: a scheduler fills a trace (`trace_events.Recording`), and people and tests read it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from manyhands.api import UsageError
-from manyhands_simulated.trace_events import OPERATIONS, CallEvent, MarkEvent, MessageEvent, many, show_ranks
+from manyhands_simulated.perfetto import to_json
+from manyhands_simulated.story import tell
+from manyhands_simulated.trace_events import OPERATIONS, CallEvent, MarkEvent, MessageEvent, Recording, many, show_ranks
 
 __all__ = ["CallEvent", "MarkEvent", "MessageEvent", "Trace"]
 
@@ -18,7 +20,7 @@ _LISTED = 20
 """How many calls the text of a failed assertion lists, at most."""
 
 
-class Trace:
+class Trace(Recording):
     """All that happened in one run.
 
     Parameters
@@ -38,58 +40,9 @@ class Trace:
         When the last rank was done.
     """
 
-    def __init__(self, world_size: int, seed: int, *, keep_messages: bool = True) -> None:
-        self.world_size: int = world_size
-        self.seed: int = seed
-        self.keep_messages: bool = keep_messages
-        self.duration_s: float = 0.0
-        self.calls: list[CallEvent] = []
-        self.messages: list[MessageEvent] = []
-        self.marks: list[MarkEvent] = []
-        self._calls_of: list[list[CallEvent]] = [[] for _ in range(world_size)]
-        self._marks_of: list[list[MarkEvent]] = [[] for _ in range(world_size)]
-        self._bytes_sent: list[int] = [0] * world_size
-        self._messages_sent: list[int] = [0] * world_size
-
     def __repr__(self) -> str:
         messages = sum(self._messages_sent)
         return f"<Trace of {self.world_size} ranks, seed {self.seed}: {len(self.calls)} calls, {messages} messages, {self.duration_s:g} s>"
-
-    # What the scheduler tells.
-
-    def call(
-        self,
-        rank: int,
-        operation: str,
-        what: str,
-        start_s: float,
-        *,
-        sequence: int = -1,
-        group: int = 0,
-        nbytes: int = 0,
-        algorithm: str = "",
-        place: str = "",
-        background: int = 0,
-    ) -> CallEvent:
-        """Note that a call begins; who called fills in ``end_s`` when it ends, and ``error`` if it failed."""
-        event = CallEvent(rank, operation, what, sequence, group, start_s, None, nbytes, algorithm, place, background)
-        self.calls.append(event)
-        self._calls_of[rank].append(event)
-        return event
-
-    def message(self, source: int, dest: int, nbytes: int, sent_s: float, arrived_s: float, group: int = 0) -> None:
-        """Count a message, and keep it if messages are kept."""
-        self._bytes_sent[source] += nbytes
-        self._messages_sent[source] += 1
-        if self.keep_messages:
-            self.messages.append(MessageEvent(source, dest, nbytes, sent_s, arrived_s, group))
-
-    def mark(self, rank: int, time_s: float, label: str, kind: str = "mark") -> MarkEvent:
-        """Note a moment of a rank."""
-        event = MarkEvent(rank, time_s, label, kind, len(self._calls_of[rank]))
-        self.marks.append(event)
-        self._marks_of[rank].append(event)
-        return event
 
     # Questions.
 
@@ -119,9 +72,9 @@ class Trace:
         UsageError
             There is no such rank or no such operation.
         """
-        calls = self._calls_of[self._rank(rank)]
+        calls = super().calls_of(self._rank(rank))
         if operation is None:
-            return list(calls)
+            return calls
         self._check_operation(operation)
         return [call for call in calls if call.is_named(operation)]
 
@@ -133,7 +86,7 @@ class Trace:
         UsageError
             There is no such rank.
         """
-        return list(self._marks_of[self._rank(rank)])
+        return super().marks_of(self._rank(rank))
 
     def steps(self, rank: int, label: str = "step") -> list[list[CallEvent]]:
         """Return the calls of a rank step by step.
@@ -281,10 +234,6 @@ class Trace:
 
     # What others show.
 
-    def end_of(self, call: CallEvent) -> float:
-        """Return when a call ended; one that never did lasts as long as the run."""
-        return max(self.duration_s, call.start_s) if call.end_s is None else call.end_s
-
     def to_json(self) -> str:
         """Return the trace in the Chrome trace event format, which https://ui.perfetto.dev and chrome://tracing open.
 
@@ -295,8 +244,6 @@ class Trace:
         InternalError
             Two calls of one thread overlap in part, which no program can do.
         """
-        from manyhands_simulated.perfetto import to_json
-
         return to_json(self)
 
     def story(self, *, around: float | None = None, last: int = 20) -> str:
@@ -317,8 +264,6 @@ class Trace:
         UsageError
             ``last`` is not positive.
         """
-        from manyhands_simulated.story import tell
-
         return tell(self, around, last)
 
     def _rank(self, rank: int) -> int:

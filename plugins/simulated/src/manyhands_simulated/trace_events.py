@@ -8,7 +8,17 @@ from typing import NamedTuple
 
 from manyhands.api import Collective
 
-__all__ = ["COLLECTIVES", "OPERATIONS", "CallEvent", "MarkEvent", "MessageEvent", "begins_with", "many", "show_ranks"]
+__all__ = [
+    "COLLECTIVES",
+    "OPERATIONS",
+    "CallEvent",
+    "MarkEvent",
+    "MessageEvent",
+    "Recording",
+    "begins_with",
+    "many",
+    "show_ranks",
+]
 
 COLLECTIVES: frozenset[str] = frozenset(each.value for each in Collective)
 """The operations that all ranks of a group call together; most exist for objects as well."""
@@ -143,6 +153,69 @@ class MarkEvent:
     def is_step(self, label: str) -> bool:
         """Tell whether the program marked the beginning of a step with this label, or with this label, a blank and more."""
         return self.kind == "mark" and begins_with(self.label, label)
+
+
+class Recording:
+    """What happened in one run, as it is noted: the ground of a `Trace`, whose docstring has the parameters and attributes."""
+
+    def __init__(self, world_size: int, seed: int, *, keep_messages: bool = True) -> None:
+        self.world_size: int = world_size
+        self.seed: int = seed
+        self.keep_messages: bool = keep_messages
+        self.duration_s: float = 0.0
+        self.calls: list[CallEvent] = []
+        self.messages: list[MessageEvent] = []
+        self.marks: list[MarkEvent] = []
+        self._calls_of: list[list[CallEvent]] = [[] for _ in range(world_size)]
+        self._marks_of: list[list[MarkEvent]] = [[] for _ in range(world_size)]
+        self._bytes_sent: list[int] = [0] * world_size
+        self._messages_sent: list[int] = [0] * world_size
+
+    def call(
+        self,
+        rank: int,
+        operation: str,
+        what: str,
+        start_s: float,
+        *,
+        sequence: int = -1,
+        group: int = 0,
+        nbytes: int = 0,
+        algorithm: str = "",
+        place: str = "",
+        background: int = 0,
+    ) -> CallEvent:
+        """Note that a call begins; who called fills in ``end_s`` when it ends, and ``error`` if it failed."""
+        event = CallEvent(rank, operation, what, sequence, group, start_s, None, nbytes, algorithm, place, background)
+        self.calls.append(event)
+        self._calls_of[rank].append(event)
+        return event
+
+    def message(self, source: int, dest: int, nbytes: int, sent_s: float, arrived_s: float, group: int = 0) -> None:
+        """Count a message, and keep it if messages are kept."""
+        self._bytes_sent[source] += nbytes
+        self._messages_sent[source] += 1
+        if self.keep_messages:
+            self.messages.append(MessageEvent(source, dest, nbytes, sent_s, arrived_s, group))
+
+    def mark(self, rank: int, time_s: float, label: str, kind: str = "mark") -> MarkEvent:
+        """Note a moment of a rank."""
+        event = MarkEvent(rank, time_s, label, kind, len(self._calls_of[rank]))
+        self.marks.append(event)
+        self._marks_of[rank].append(event)
+        return event
+
+    def calls_of(self, rank: int) -> list[CallEvent]:
+        """Return the calls of a rank in the order in which they began."""
+        return list(self._calls_of[rank])
+
+    def marks_of(self, rank: int) -> list[MarkEvent]:
+        """Return the marks of a rank, in order."""
+        return list(self._marks_of[rank])
+
+    def end_of(self, call: CallEvent) -> float:
+        """Return when a call ended; one that never did lasts as long as the run."""
+        return max(self.duration_s, call.start_s) if call.end_s is None else call.end_s
 
 
 def begins_with(text: str, word: str) -> bool:

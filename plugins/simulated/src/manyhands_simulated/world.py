@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import TracebackType
 
 import manyhands.api
-from manyhands.api import Condition, FlightRecorder, Network, Place, Record, Runtime, ThreadWorld, current_frames
+from manyhands.api import Condition, FlightRecorder, Network, Place, Record, Runtime, ThreadWorld
 from manyhands_simulated.deadlock import explain, positions, story
 from manyhands_simulated.faults import FaultPlan
-from manyhands_simulated.flight import Flights
 from manyhands_simulated.injecting import Injector
 from manyhands_simulated.outside import FORSAKEN_S
 from manyhands_simulated.scheduler import Scheduler
+from manyhands_simulated.state import State
 from manyhands_simulated.task import BLOCKED, DEAD, OUTSIDE, Task
-from manyhands_simulated.trace import CallEvent, Trace
+from manyhands_simulated.trace import CallEvent
 
 __all__ = ["SHARED", "SimulatedRuntime"]
 
 SHARED = "simulated"
 """Where the ranks of a `ThreadWorld` find their runtime."""
 
-_PASSING = frozenset({"compute", "sleep"})
-_OURS = tuple(str(Path(str(module.__file__)).parent) + os.sep for module in (manyhands.api, sys.modules[__package__]))
-_LIBRARY = str(Path(os.__file__).parent) + os.sep
-_SKIPPED = (*_OURS, _LIBRARY, "<frozen ")
-_INSTALLED = _LIBRARY + "site-packages" + os.sep
-"""Where packages lie that do not belong to the standard library."""
 
-
-class SimulatedRuntime(Runtime):
+class SimulatedRuntime(State, Runtime):
     """The runtime of one run.
 
     Parameters
@@ -47,10 +36,8 @@ class SimulatedRuntime(Runtime):
 
     Attributes
     ----------
-    scheduler, flights, faults, trace
-        Its parts.
-    pipes
-        What connects the ranks, for each backend that they made, one after the other.
+    faults
+        Carries the fault plan out.
     """
 
     is_simulated: bool = True
@@ -58,17 +45,11 @@ class SimulatedRuntime(Runtime):
     def __init__(
         self, world_size: int, seed: int, network: Network | None, faults: FaultPlan, *, keep_messages: bool = True
     ) -> None:
-        self.world: ThreadWorld = ThreadWorld(world_size, "simulated", self, self._record)
-        self.world.shared[SHARED] = self
-        self.scheduler: Scheduler = Scheduler(seed, world_size)
-        self.trace: Trace = Trace(world_size, seed, keep_messages=keep_messages)
-        self.faults: Injector = Injector(faults, world_size, seed, self)
-        self.flights: Flights = Flights(self.scheduler, network, world_size, seed, self.faults.links, self.trace)
-        self.pipes: dict[int, Any] = {}
+        world = ThreadWorld(world_size, "simulated", self, lambda rank: _Recorder(self, rank))
+        super().__init__(world, seed, network, faults, keep_messages=keep_messages)
+        world.shared[SHARED] = self
+        self.faults: Injector = Injector(faults, seed, self)
         self._ranks_per_host = 1 if network is None else network.neighbours(world_size)
-        self._backends = [0] * world_size
-        self._over: set[int] = set()
-        self._recorders: dict[int, _Recorder] = {}
         self._told = False
         self.scheduler.on_stuck = self._stuck
         self.scheduler.on_forsaken = self._forsaken
@@ -79,7 +60,7 @@ class SimulatedRuntime(Runtime):
 
         def live(rank: int) -> None:
             body(rank)
-            self._over.add(rank)
+            self.over.add(rank)
             self.trace.mark(rank, self.scheduler.now, "ended", "ended")
 
         for rank in range(self.world.world_size):
@@ -140,7 +121,7 @@ class SimulatedRuntime(Runtime):
         if not self.scheduler.is_stopping:  # then the group is closed, and says so itself
             task = self.scheduler.current()
             self.scheduler.belong(task, rank)
-            if rank in self.faults.killed:  # a thread of the program's own, which nobody knew to be this rank's
+            if rank in self.killed:  # a thread of the program's own, which nobody knew to be this rank's
                 task.state = DEAD
                 self.scheduler.end_if_killed()
 
@@ -166,61 +147,6 @@ class SimulatedRuntime(Runtime):
     def identity(self, rank: int) -> tuple[str, int]:
         """Return names that are alike on every computer."""
         return f"host{rank // self._ranks_per_host}", rank
-
-    # For the other parts
-
-    def next_backend(self, rank: int) -> int:
-        """Return which backend of a rank this is."""
-        self._backends[rank] += 1
-        return self._backends[rank] - 1
-
-    def is_over(self, rank: int) -> bool:
-        """Tell whether a rank's program has ended."""
-        return rank in self._over
-
-    def lose(self, rank: int, reason: str) -> None:
-        """Let all ranks know that one has died."""
-        self.world.lose(rank, reason)
-
-    def abort(self, kind: str, text: str, rank: int | None) -> None:
-        """End the job, for one cause on all ranks."""
-        self.world.abort(text, kind, rank)
-
-    def where(self) -> str:
-        """Return the line of the program that the calling task works for."""
-        return self.scheduler.current().where or line_of(sys._getframe(1))
-
-    def where_is(self, task: Task) -> str:
-        """Return the line of the program that a task works for, wherever it waits."""
-        return task.where or line_of(current_frames().get(task.ident))
-
-    def where_is_rank(self, rank: int) -> str:
-        """Return the line of its program at which a rank is."""
-        return next((self.where_is(task) for task in self.scheduler.tasks() if task.rank == rank and task.number == 0), "")
-
-    def last_call(self, rank: int) -> str:
-        """Return the call of its program that a rank began last, in words; nothing where there was none."""
-        recorder = self._recorders.get(rank)
-        return "" if recorder is None or recorder.last is None else recorder.last.describe()
-
-    def sent(self, channel: int, rank: int) -> list[str]:
-        """Say which calls of a rank, that are over, sent what other ranks are receiving."""
-        doing = {task.doing for task in self.scheduler.tasks()}
-        met = [each for pipes in self.pipes.values() for each in pipes.met(channel, rank)]
-        return [
-            f"what rank {dest} receives is from its {send.describe()}"
-            for dest, send, receive in met
-            if receive in doing and send not in doing
-        ]
-
-    def unreceived(self, rank: int) -> list[str]:
-        """Return the calls by which a rank sent to another one what that has not received, in words."""
-        return [call.describe() for pipes in self.pipes.values() for call in pipes.unreceived(rank)]
-
-    def passes_time(self, rank: int) -> str:
-        """Return in words what a rank does for a time, if it does."""
-        calls = self.trace.calls_of(rank)
-        return calls[-1].what if calls and calls[-1].end_s is None and calls[-1].operation in _PASSING else ""
 
     def _pass_time(self, operation: str, seconds: float, lasting: float) -> None:
         task = self.scheduler.current()
@@ -252,10 +178,6 @@ class SimulatedRuntime(Runtime):
             "\n".join([headline, *others]),
             rank=min(waiting, default=None),
         )
-
-    def _record(self, rank: int) -> FlightRecorder:
-        recorder = self._recorders[rank] = _Recorder(self, rank)
-        return recorder
 
     def _stuck(self) -> None:
         if not self._told:
@@ -349,20 +271,13 @@ class _Condition:
 
 
 class _Recorder(FlightRecorder):
-    """Records calls in the trace as well; each of them is a moment at which another task may run, and faults strike.
-
-    Attributes
-    ----------
-    last
-        The call of the program that began last.
-    """
+    """Records calls in the trace as well; each of them is a moment at which another task may run, and faults strike."""
 
     def __init__(self, runtime: SimulatedRuntime, rank: int) -> None:
         super().__init__(now=runtime.now)
         self._runtime = runtime
         self._rank = rank
         self._events: dict[Record, CallEvent] = {}
-        self.last: Record | None = None
 
     def start(self, channel: int, sequence: int, call: object, nbytes: int = 0) -> Record:
         runtime, scheduler = self._runtime, self._runtime.scheduler
@@ -372,7 +287,7 @@ class _Recorder(FlightRecorder):
         record.where = runtime.where()
         task.doing = record
         if record.is_of_program:
-            self.last = record
+            runtime.last_calls[self._rank] = record
             operation = record.operation
             self._events[record] = runtime.trace.call(
                 self._rank,
@@ -406,25 +321,3 @@ class _Recorder(FlightRecorder):
             error = sys.exception()
             event.end_s = self._runtime.scheduler.now
             event.error = "" if error is None else type(error).__name__
-
-
-def line_of(frame: FrameType | None) -> str:
-    """Return the innermost line of a stack that is neither ours nor of the standard library, such as ``"train.py:31"``."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_SKIPPED) or file.startswith(_INSTALLED):
-            return f"{_shown(file, str(frame.f_globals.get('__name__')))}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
-@lru_cache(maxsize=1024)
-def _shown(file: str, module: str) -> str:
-    """Return a file with the folders that its module's name has, such as ``"shop/train.py"`` for ``shop.train``: alike wherever it lies.
-
-    So the trace does not depend on the directory that a program is started in, or goes to.
-    """
-    if file.startswith("<"):
-        return file
-    parts = Path(file).parts
-    return "/".join(parts[-1 - module.count(".") - (parts[-1] == "__init__.py") :])

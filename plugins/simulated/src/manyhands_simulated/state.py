@@ -1,0 +1,146 @@
+"""What the parts of one run know of each other: where each rank is, what it called, and what became of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import manyhands.api
+from manyhands.api import Network, Record, ThreadWorld, current_frames
+from manyhands_simulated.faults import FaultPlan, Links
+from manyhands_simulated.flight import Flights
+from manyhands_simulated.scheduler import Scheduler
+from manyhands_simulated.task import Task
+from manyhands_simulated.trace import Trace
+
+__all__ = ["State", "line_of"]
+
+_PASSING = frozenset({"compute", "sleep"})
+_OURS = tuple(str(Path(str(module.__file__)).parent) + os.sep for module in (manyhands.api, sys.modules[__package__]))
+_LIBRARY = str(Path(os.__file__).parent) + os.sep
+_SKIPPED = (*_OURS, _LIBRARY, "<frozen ")
+_INSTALLED = _LIBRARY + "site-packages" + os.sep
+"""Where packages lie that do not belong to the standard library."""
+
+
+class State:
+    """The state of one run.
+
+    Parameters
+    ----------
+    world
+        The ranks.
+    seed, network, faults
+        As for `run`.
+    keep_messages
+        Whether the trace keeps every message.
+
+    Attributes
+    ----------
+    scheduler, flights, trace
+        Its parts.
+    links
+        What the fault plan does to the links.
+    pipes
+        What connects the ranks, for each backend that they made, one after the other.
+    killed
+        The ranks that a fault has killed, and its words.
+    over
+        The ranks whose program has ended.
+    last_calls
+        The call of its program that each rank began last.
+    """
+
+    def __init__(
+        self, world: ThreadWorld, seed: int, network: Network | None, faults: FaultPlan, *, keep_messages: bool
+    ) -> None:
+        size = world.world_size
+        self.world: ThreadWorld = world
+        self.scheduler: Scheduler = Scheduler(seed, size)
+        self.trace: Trace = Trace(size, seed, keep_messages=keep_messages)
+        self.links: Links = faults.links(size)
+        self.flights: Flights = Flights(self.scheduler, network, size, seed, self.links, self.trace)
+        self.pipes: dict[int, Any] = {}
+        self.killed: dict[int, str] = {}
+        self.over: set[int] = set()
+        self.last_calls: dict[int, Record] = {}
+        self._backends = [0] * size
+
+    def next_backend(self, rank: int) -> int:
+        """Return which backend of a rank this is."""
+        self._backends[rank] += 1
+        return self._backends[rank] - 1
+
+    def is_over(self, rank: int) -> bool:
+        """Tell whether a rank's program has ended."""
+        return rank in self.over
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Let all ranks know that one has died."""
+        self.world.lose(rank, reason)
+
+    def abort(self, kind: str, text: str, rank: int | None) -> None:
+        """End the job, for one cause on all ranks."""
+        self.world.abort(text, kind, rank)
+
+    def where(self) -> str:
+        """Return the line of the program that the calling task works for."""
+        return self.scheduler.current().where or line_of(sys._getframe(1))
+
+    def where_is(self, task: Task) -> str:
+        """Return the line of the program that a task works for, wherever it waits."""
+        return task.where or line_of(current_frames().get(task.ident))
+
+    def where_is_rank(self, rank: int) -> str:
+        """Return the line of its program at which a rank is."""
+        return next((self.where_is(task) for task in self.scheduler.tasks() if task.rank == rank and task.number == 0), "")
+
+    def last_call(self, rank: int) -> str:
+        """Return the call of its program that a rank began last, in words; nothing where there was none."""
+        last = self.last_calls.get(rank)
+        return "" if last is None else last.describe()
+
+    def sent(self, channel: int, rank: int) -> list[str]:
+        """Say which calls of a rank, that are over, sent what other ranks are receiving."""
+        doing = {task.doing for task in self.scheduler.tasks()}
+        met = [each for pipes in self.pipes.values() for each in pipes.met(channel, rank)]
+        return [
+            f"what rank {dest} receives is from its {send.describe()}"
+            for dest, send, receive in met
+            if receive in doing and send not in doing
+        ]
+
+    def unreceived(self, rank: int) -> list[str]:
+        """Return the calls by which a rank sent to another one what that has not received, in words."""
+        return [call.describe() for pipes in self.pipes.values() for call in pipes.unreceived(rank)]
+
+    def passes_time(self, rank: int) -> str:
+        """Return in words what a rank does for a time, if it does."""
+        calls = self.trace.calls_of(rank)
+        return calls[-1].what if calls and calls[-1].end_s is None and calls[-1].operation in _PASSING else ""
+
+
+def line_of(frame: FrameType | None) -> str:
+    """Return the innermost line of a stack that is neither ours nor of the standard library, such as ``"train.py:31"``."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_SKIPPED) or file.startswith(_INSTALLED):
+            return f"{_shown(file, str(frame.f_globals.get('__name__')))}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@lru_cache(maxsize=1024)
+def _shown(file: str, module: str) -> str:
+    """Return a file with the folders that its module's name has, such as ``"shop/train.py"`` for ``shop.train``: alike wherever it lies.
+
+    So the trace does not depend on the directory that a program is started in, or goes to.
+    """
+    if file.startswith("<"):
+        return file
+    parts = Path(file).parts
+    return "/".join(parts[-1 - module.count(".") - (parts[-1] == "__init__.py") :])
