@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from manyhands.group.mesh import DeviceMesh
     from manyhands.job.threads import ThreadWorld, current_rank
     from manyhands.launch.guard import Guard, guarded
+    from manyhands.launch.output import Stream as OutputStream
+    from manyhands.launch.output import screens
     from manyhands.schedule.algorithms.registry import Algorithm
     from manyhands.schedule.simulation.jitter import Jitter, JitterSource
     from manyhands.schedule.simulation.network import PRESETS as NETWORKS
@@ -109,6 +111,7 @@ __all__ = [
     "NetworkLevel",
     "OperationEvent",
     "OutOfMemoryError",
+    "OutputStream",
     "Path",
     "Paths",
     "Place",
@@ -135,6 +138,7 @@ __all__ = [
     "init",
     "install_command",
     "read_cards",
+    "screens",
     "write_card",
 ]
 
@@ -162,6 +166,8 @@ _HOMES = {
     "current_frames": "manyhands.control.bystanders",
     "current_rank": "manyhands.job.threads",
     **dict.fromkeys(("Guard", "guarded"), "manyhands.launch.guard"),
+    "OutputStream": "manyhands.launch.output:Stream",
+    "screens": "manyhands.launch.output",
     "init": "manyhands.group.init",
     **dict.fromkeys(("read_cards", "write_card"), "manyhands.control.cards"),
     **dict.fromkeys(
