@@ -9,9 +9,8 @@ import pytest
 
 from manyhands.api import Damaged, Deadline, HeaderMismatch, LinkLost, Mailbox, Sink, Transfer, Transport
 from manyhands.control.computer import COMPUTER
-from manyhands_hybrid.polling import PollingTransport
 from manyhands_hybrid.routing import RoutedTransport, Way
-from manyhands_hybrid.sharing import SharedTransport
+from manyhands_hybrid.wrapping import PollingTransport, SharedTransport
 
 HEADER = bytes(64)
 NOTHING = memoryview(b"")

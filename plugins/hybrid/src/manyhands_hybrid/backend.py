@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from manyhands.api import Backend, BackendSpec, Bootstrap, ConfigError, Transport, UnsupportedError
 from manyhands_hybrid.plugin import HybridConfig, Routes
-from manyhands_hybrid.polling import PollingTransport
 from manyhands_hybrid.routing import RoutedTransport, Way
-from manyhands_hybrid.sharing import SharedTransport
+from manyhands_hybrid.wrapping import PollingTransport, SharedTransport
 
 if TYPE_CHECKING:
     from manyhands.api import DeviceChannel, DeviceMeeting
