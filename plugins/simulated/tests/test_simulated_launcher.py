@@ -16,8 +16,8 @@ import preloaded
 import pytest
 
 from manyhands.api import LaunchRequest
-from manyhands_simulated import launcher
 from manyhands_simulated.plugin import SimulatedConfig
+from manyhands_simulated.script import launcher
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 

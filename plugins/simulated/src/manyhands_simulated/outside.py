@@ -26,7 +26,7 @@ import manyhands.api
 from manyhands.api import current_frames
 from manyhands_simulated.task import ENDED, OUTSIDE, Task
 
-__all__ = ["FORSAKEN_S", "LOOK_S", "Outside", "Patience", "patience"]
+__all__ = ["FORSAKEN_S", "LOOK_S", "OURS", "Outside", "Patience", "patience"]
 
 LOOK_S: float = 0.02
 """How often, on the computer's clock, to look whether the thread with the baton waits for something outside."""
@@ -45,7 +45,8 @@ _IDLE_S, _IDLE_SHARE = 2.0, 0.1
 time that is."""
 _BUSY_SHARE = 0.3
 """How much of the time the process computes, at least, where it counts as doing something for those that wait."""
-_OURS = tuple(str(Path(file).parent) + os.sep for file in (str(manyhands.api.__file__), __file__))
+OURS: tuple[str, ...] = tuple(str(Path(file).parent) + os.sep for file in (str(manyhands.api.__file__), __file__))
+"""The folders of our own modules."""
 _LIBRARY, _SITE = str(Path(str(threading.__file__)).parent) + os.sep, "-packages" + os.sep
 _COMING_S = 1.0
 """For how long a thread of the program that does something else may keep those waiting that let it go first."""
@@ -348,7 +349,7 @@ def _is_in_call(frame: FrameType | None) -> bool:
         and _SITE not in frame.f_code.co_filename
     ):
         frame = frame.f_back
-    return frame is None or frame.f_code.co_filename.startswith(_OURS)
+    return frame is None or frame.f_code.co_filename.startswith(OURS)
 
 
 def _waits(frame: FrameType) -> bool:

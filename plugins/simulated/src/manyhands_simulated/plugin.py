@@ -43,5 +43,5 @@ def manyhands_register_backends() -> BackendSpec:
         config=SimulatedConfig,
         capabilities=frozenset({"transport", "virtual time"}),
         install="pip install 'manyhands[simulated]'",
-        launcher="manyhands_simulated.launcher:launch",
+        launcher="manyhands_simulated.script.launcher:launch",
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import manyhands.api
 from manyhands.api import Network, Record, ThreadWorld, current_frames
 from manyhands_simulated.faults import FaultPlan, Links
 from manyhands_simulated.flight import Flights
+from manyhands_simulated.outside import OURS
 from manyhands_simulated.scheduler import Scheduler
 from manyhands_simulated.task import Task
 from manyhands_simulated.trace import Trace
@@ -20,9 +20,8 @@ from manyhands_simulated.trace import Trace
 __all__ = ["State", "line_of"]
 
 _PASSING = frozenset({"compute", "sleep"})
-_OURS = tuple(str(Path(str(module.__file__)).parent) + os.sep for module in (manyhands.api, sys.modules[__package__]))
 _LIBRARY = str(Path(os.__file__).parent) + os.sep
-_SKIPPED = (*_OURS, _LIBRARY, "<frozen ")
+_SKIPPED = (*OURS, _LIBRARY, "<frozen ")
 _INSTALLED = _LIBRARY + "site-packages" + os.sep
 """Where packages lie that do not belong to the standard library."""
 

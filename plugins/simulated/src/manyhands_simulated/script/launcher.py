@@ -1,4 +1,4 @@
-"""``manyhands run --backend simulated``: an unchanged script on every rank of a simulated world."""
+"""The launcher: makes the world, runs the script on each rank, and ends as a launcher does."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import cast
 
 from manyhands.api import ConfigError, LaunchRequest, Network, current_rank
 from manyhands_simulated.deadlock import positions
-from manyhands_simulated.failure import conclude
-from manyhands_simulated.output import RankLines, text_stream
 from manyhands_simulated.plugin import SimulatedConfig
-from manyhands_simulated.processes import Processes
-from manyhands_simulated.program import folder_of, load
 from manyhands_simulated.running import Simulation
+from manyhands_simulated.script.failure import conclude
+from manyhands_simulated.script.output import RankLines, text_stream
+from manyhands_simulated.script.processes import Processes
+from manyhands_simulated.script.program import folder_of, load
 from manyhands_simulated.trace import Trace
 
 __all__ = ["launch"]
@@ -37,7 +37,7 @@ _MISLEADING = (
 def launch(request: LaunchRequest) -> int:
     """Run the script or module on each rank; return the exit code.
 
-    That is 128 and the signal's number where SIGINT or SIGTERM ended the run; for all else see `manyhands_simulated.failure.conclude`.
+    That is 128 and the signal's number where SIGINT or SIGTERM ended the run; for all else see `manyhands_simulated.script.failure.conclude`.
     Must be called from the main thread: it handles signals.
 
     Raises

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TextIO
 
-from manyhands_simulated.modules import Modules
+from manyhands_simulated.script.modules import Modules
 
 __all__ = ["Processes"]
 
