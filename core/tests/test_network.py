@@ -17,8 +17,8 @@ from worlds import on_threads
 from manyhands.contract.backend import LinkLost
 from manyhands.contract.deadline import Deadline
 from manyhands.control import network
-from manyhands.control.connection import LocalHub
 from manyhands.control.handshake import CLIENT_BYTES, GREETING_BYTES, HELLO_BYTES, MAGIC, REPLY_BYTES, ClientHandshake
+from manyhands.control.local import LocalHub
 from manyhands.control.loop import Loop
 from manyhands.control.network import FrameConnection, Listener, bind, dial, is_loopback, show_address
 from manyhands.errors import AuthenticationError, RendezvousError

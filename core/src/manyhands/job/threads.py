@@ -16,7 +16,7 @@ from manyhands.control.computer import COMPUTER
 from manyhands.errors import InvalidRankError, InvalidWorldSizeError, UsageError
 
 if TYPE_CHECKING:
-    from manyhands.control.connection import LocalHub
+    from manyhands.control.local import LocalHub
     from manyhands.control.recorder import FlightRecorder
 
 __all__ = ["ThreadRank", "ThreadWorld", "current_rank", "current_thread_rank", "duration", "sleep"]
@@ -145,7 +145,7 @@ class ThreadWorld:
 
     def hub(self, number: int) -> LocalHub:
         """Return the hub of the ``number``-th group that the ranks make; for core."""
-        from manyhands.control.connection import LocalHub
+        from manyhands.control.local import LocalHub
 
         hub = self._hubs.get(number)
         if hub is None:
