@@ -227,7 +227,7 @@ def test_tracebacks_hold_the_users_frames(start: Start) -> None:
     last = err[err.index("manyhands run: the error of rank") :]
     assert re.findall(r"File .*/(.*)\", line \d+, in (.*)", last) == [("program.py", "<module>"), ("program.py", "step")]
     assert ", without the frames inside manyhands (MANYHANDS_TRACEBACK=full shows them):" in last
-    assert "express.py" not in err
+    assert "collectives.py" not in err
 
 
 @pytest.mark.parametrize("backend", ["tcp", "simulated"])
@@ -236,7 +236,7 @@ def test_tracebacks_are_whole_where_that_is_asked_for(start: Start, monkeypatch:
     _, _, err = start(MISTAKEN, 3, "--backend", backend).finish()
     last = err[err.index("-" * 80) :]
     assert "in step\n" in last
-    assert "group.py" in last
+    assert "collectives.py" in last
     assert "MANYHANDS_TRACEBACK" not in last
 
 
