@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from manyhands.calls.turns import Turns
 from manyhands.contract.deadline import Deadline
 from manyhands.control import computer as runtime
+from manyhands.control.bystanders import Sleeper
 
 PATIENCE_S = 10.0
 
@@ -145,15 +146,15 @@ def test_a_turn_that_comes_as_the_time_runs_out_is_taken(comes_first: bool, monk
     lane, had = Turns(), list[object]()
     lane.take(soon())
 
-    class LateEvent(threading.Event):
+    class Late(Sleeper):
         """The time runs out; the turn comes just then, or not."""
 
-        def wait(self, timeout: float | None = None) -> bool:
+        def wait(self, timeout_s: float | None) -> bool:
             if comes_first:
                 lane.give()
             return False
 
-    monkeypatch.setattr(runtime.threading, "Event", LateEvent)
+    monkeypatch.setattr(runtime, "Sleeper", Late)
     if comes_first:
         lane.take(soon())
     else:
@@ -175,13 +176,13 @@ def test_a_wait_that_is_broken_off_gives_its_place_or_its_turn_to_the_next(
     lane, had = Turns(), list[object]()
     lane.take(soon())
 
-    class BrokenEvent(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
+    class Broken(Sleeper):
+        def wait(self, timeout_s: float | None) -> bool:
             if comes_first:
                 lane.give()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(runtime.threading, "Event", BrokenEvent)
+    monkeypatch.setattr(runtime, "Sleeper", Broken)
     with pytest.raises(KeyboardInterrupt):
         lane.take(soon())
     monkeypatch.undo()

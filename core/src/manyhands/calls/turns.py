@@ -18,19 +18,8 @@ from manyhands.control.computer import COMPUTER
 __all__ = ["Turns"]
 
 
-class _Turn:
-    """A place in the queue: of a waiting thread, or of an action for a background thread."""
-
-    __slots__ = ("action", "come")
-
-    def __init__(self, action: Callable[[], None] | None, come: Place | None) -> None:
-        self.action = action
-        self.come = come
-
-    def wake(self) -> None:
-        """Tell the waiting thread that its turn has come."""
-        if self.come is not None:
-            self.come.wake()
+_Turn = tuple[Callable[[], None] | None, Place | None]
+"""A place in the queue: of an action for a background thread, or of a waiting thread. The other one is None."""
 
 
 class Turns:
@@ -88,7 +77,7 @@ class Turns:
                 self._busy = True
                 return True
             come = self.runtime.place(for_good=for_good)
-            turn = _Turn(None, come)
+            turn = None, come
             self._queue.append(turn)
         try:
             if come.wait(deadline.remaining()):
@@ -114,8 +103,10 @@ class Turns:
             if not self._queue:
                 self._busy = False
                 return
-            if self._queue[0].action is None:
-                self._queue.popleft().wake()
+            come = self._queue[0][1]
+            if come is not None:
+                self._queue.popleft()
+                come.wake()
                 return
         try:
             self.runtime.start(self._drain)
@@ -128,7 +119,7 @@ class Turns:
         Where this process can have no more threads, which is so while the interpreter ends, it runs here and now.
         """
         with self._lock:
-            self._queue.append(_Turn(action, None))
+            self._queue.append((action, None))
             if self._busy:
                 return
             self._busy = True
@@ -142,15 +133,14 @@ class Turns:
         before, self._runner = self._runner, threading.get_ident()
         while True:
             with self._lock:
-                if not self._queue or self._queue[0].action is None:
+                action, come = self._queue.popleft() if self._queue else (None, None)
+                if action is None:
                     self._runner = before
-                    if self._queue:
-                        self._queue.popleft().wake()
-                    else:
+                    if come is None:
                         self._busy = False
+                    else:
+                        come.wake()
                     return
-                action = self._queue.popleft().action
-            assert action is not None
             action()
             del action  # it holds arrays, and the next one may be long in coming
 

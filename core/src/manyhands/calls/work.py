@@ -115,13 +115,37 @@ class Work(Generic[T]):
 
     def _finish(self, deadline: Deadline | None) -> T:
         """Wait as `wait`."""
-        if not self._ended and _first_done([self], deadline) is None:
+        if not self._ended and not self._ends_by(deadline):
             raise self._late(deadline)
-        error = self.exception()
-        if error is not None:
+        if self._error is not None:
+            if self._on_failure_seen is not None:
+                self._on_failure_seen()
             # Each raise adds to the traceback; every waiter gets that of the call alone.
-            raise error.with_traceback(self._trace)
+            raise self._error.with_traceback(self._trace)
         return self._result
+
+    def _ends_by(self, deadline: Deadline | None) -> bool:
+        """Wait until the call has ended; tell whether it has by the deadline. As `_first_done`, for one alone."""
+        self._check_process()
+        self._check_ends()
+        self._expect_end()
+        with self._lock:
+            if self._ended:
+                return True
+            place = self._turns.runtime.place(for_good=deadline is None and self._waits_are_told)
+            self._places.append(place)
+        try:
+            place.wait(None if deadline is None else deadline.remaining())
+        finally:
+            if not self._ended:
+                self._leave(place)
+        return self._ended
+
+    def _leave(self, place: Place) -> None:
+        """Let a thread be forgotten that does not wait any more."""
+        with self._lock:
+            if place in self._places:
+                self._places.remove(place)
 
     def synchronize(self, timeout_s: float | None = None) -> T:
         """Wait on the host until the call is done, and return its result.
@@ -479,7 +503,7 @@ def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | 
     runtime = works[0]._turns.runtime
     # All locks: the thread counts as waiting from when its place is made, which must not be when one has ended already.
     with contextlib.ExitStack() as locks:
-        for work in works if len(works) == 1 else sorted(set(works), key=id):
+        for work in sorted(set(works), key=id):
             locks.enter_context(work._lock)
         done = _first_ended(works)
         if done is not None:
@@ -492,9 +516,7 @@ def _first_done(works: Sequence[Work[Any]], deadline: Deadline | None) -> int | 
         place.wait(None if deadline is None else deadline.remaining())
     finally:
         for work in works:
-            with work._lock:
-                if place in work._places:
-                    work._places.remove(place)
+            work._leave(place)
     return _first_ended(works)
 
 

@@ -39,6 +39,8 @@ _bystanders: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _blocked: set[int] = set()
 _helpers: set[Helper] = set()
 _move = object()
+_NOBODY = 0
+"""No thread has this identifier."""
 
 
 def last_move() -> object:
@@ -49,11 +51,6 @@ def last_move() -> object:
     return _move
 
 
-def _moved() -> None:
-    global _move  # noqa: PLW0603 - assigning a new object is atomic, which counting is not
-    _move = object()
-
-
 def stands_by(thread: threading.Thread) -> None:
     """Take note that a thread is another rank's own, or only waits for threads that are."""
     _bystanders.add(thread)
@@ -61,7 +58,8 @@ def stands_by(thread: threading.Thread) -> None:
 
 def begin_to_help(helper: Helper) -> None:
     """Take note that a background thread has something to do."""
-    _moved()
+    global _move  # noqa: PLW0603 - assigning a new object is atomic, which counting is not
+    _move = object()
     _helpers.add(helper)
 
 
@@ -72,7 +70,8 @@ def end_of_help(helper: Helper) -> None:
 
 def blocked(ident: int) -> None:
     """Take note that a thread waits for a call to end, and does nothing else."""
-    _moved()
+    global _move  # noqa: PLW0603 - as above
+    _move = object()
     _blocked.add(ident)
 
 
@@ -82,29 +81,41 @@ def released(ident: int) -> None:
 
 
 class Sleeper:
-    """The calling thread, which is about to wait until it is woken; it counts as blocked from now until then.
+    """The calling thread, which is about to wait until it is woken.
 
     To be made under the lock that whoever wakes it holds as well, so that no wake-up is missed.
+
+    Parameters
+    ----------
+    for_good
+        Whether it does nothing else until then, and so counts as blocked from now until it is woken.
     """
 
-    __slots__ = ("_ident", "_woken")
+    __slots__ = ("_asleep", "_ident")
 
-    def __init__(self) -> None:
-        self._ident = threading.get_ident()
-        self._woken = threading.Event()
-        blocked(self._ident)
+    def __init__(self, *, for_good: bool) -> None:
+        # A bare lock, which is held until the thread is woken: a `threading.Event` costs ten calls of Python to make, wait for and set.
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+        self._ident = _NOBODY
+        if for_good:
+            self._ident = threading.get_ident()
+            blocked(self._ident)
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait to be woken, for at most ``timeout_s`` seconds; tell whether it was. Not twice."""
         try:
-            return self._woken.wait(timeout_s)
+            return self._asleep.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0))
         finally:
-            released(self._ident)
+            _blocked.discard(self._ident)
 
     def wake(self) -> None:
-        """Wake the thread."""
+        """Wake the thread; twice is fine."""
         released(self._ident)
-        self._woken.set()
+        try:  # noqa: SIM105 - what it says costs three calls, while the thread waits
+            self._asleep.release()
+        except RuntimeError:  # it has been woken before
+            pass
 
 
 def nobody_else(home: threading.Thread, since: object | None = None) -> bool:

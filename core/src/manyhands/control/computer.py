@@ -14,21 +14,6 @@ from manyhands.control.bystanders import Sleeper, begin_to_help, end_of_help
 __all__ = ["COMPUTER"]
 
 
-class _Event:
-    """A place of a thread that may yet do something else."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        return self._event.wait(timeout_s)
-
-    def wake(self) -> None:
-        self._event.set()
-
-
 class _Computer(Runtime):
     """The computer's own clock and threads.
 
@@ -48,24 +33,26 @@ class _Computer(Runtime):
         pass
 
     def place(self, *, for_good: bool) -> Place:
-        return Sleeper() if for_good else _Event()
+        return Sleeper(for_good=for_good)
 
     def condition(self) -> Condition:
         return threading.Condition()
 
     def start(self, action: Callable[[], None]) -> None:
-        with _pool_lock:
-            worker = _idle.pop() if _idle else None
-        if worker is None:
-            worker = _Worker()
-            # The name tells the rules about waiting that this thread makes no calls of its own.
-            begin_to_help(worker)
+        try:
+            worker, is_new = _idle.pop(), False
+        except IndexError:
+            worker, is_new = _Worker(), True
+        begin_to_help(worker)
+        if is_new:
             try:
+                # The name tells the rules about waiting that this thread makes no calls of its own.
                 threading.Thread(target=worker.run, name="manyhands-work", daemon=True).start()
             except RuntimeError:
                 end_of_help(worker)
                 raise
-        worker.give(action)
+        worker.action = action
+        worker.given.release()
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
         timer = threading.Timer(delay_s, action)
@@ -101,46 +88,32 @@ class _Worker:
 
     def __init__(self) -> None:
         self.ident: int | None = None
-        self._action: Callable[[], None] | None = None
-        self._given = threading.Event()
-
-    def give(self, action: Callable[[], None]) -> None:
-        begin_to_help(self)
-        self._action = action
-        self._given.set()
+        self.action: Callable[[], None] | None = None
+        self.given = threading.Lock()
+        """Held until an action is there."""
+        self.given.acquire()
 
     def run(self) -> None:
         self.ident = threading.get_ident()
         while True:
-            if not self._given.wait(_IDLE_S):
-                with _pool_lock:
-                    if self in _idle:
-                        _idle.remove(self)
-                        return
-                # Somebody has just taken this worker out of the pool: its action is on the way.
-                self._given.wait()
-            self._given.clear()
-            action, self._action = self._action, None
+            if not self.given.acquire(timeout=_IDLE_S):
+                try:
+                    _idle.remove(self)
+                except ValueError:  # somebody has just taken it: its action is on the way
+                    continue
+                return
+            action, self.action = self.action, None
             try:
                 if action is not None:
                     action()
             finally:
                 end_of_help(self)
             del action
-            with _pool_lock:
-                _idle.append(self)
+            _idle.append(self)
 
 
-_pool_lock = threading.Lock()
 _idle: list[_Worker] = []
-
-
-def _in_child() -> None:
-    """Forget the parent's threads, which a forked child does not have."""
-    global _pool_lock  # noqa: PLW0603 - it may have been held when the process forked
-    _pool_lock = threading.Lock()
-    _idle.clear()
-
+"""Those that wait for an action. Whoever takes one out has it: one step of the interpreter each, so that no lock is needed."""
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(after_in_child=_idle.clear)  # the child does not have its parent's threads
