@@ -17,6 +17,7 @@ from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
 from manyhands.control import bystanders
 from manyhands.control.bystanders import begin_to_help, blocked, end_of_help, nobody_else, released, stands_by
+from manyhands.control.computer import COMPUTER
 
 HOME = threading.current_thread()
 PATIENCE_S = 10.0
@@ -237,6 +238,19 @@ def test_a_thread_that_waits_for_its_turn_waits() -> None:
     with thread(lambda _: lane.take(Deadline(PATIENCE_S), for_good=True)):
         until(lambda: nobody_else(HOME))
         lane.give()
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_place_may_be_woken_twice_and_before_anybody_waits(for_good: bool) -> None:
+    place = COMPUTER.place(for_good=for_good)
+    for _ in range(2):
+        place.wake()
+    assert place.wait(None)
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, 0.0, 1e-6])
+def test_a_time_that_has_passed_is_not_waited_for(timeout_s: float) -> None:
+    assert not COMPUTER.place(for_good=False).wait(timeout_s)
 
 
 def test_work_that_runs_may_come_to_the_rescue_and_work_that_has_ended_cannot() -> None:

@@ -6,12 +6,13 @@ import asyncio
 import concurrent.futures
 import gc
 import logging
+import signal
 import threading
 import weakref
 from collections.abc import Callable
 
 import pytest
-from work_tools import PATIENCE_S, Gate, Group
+from work_tools import PATIENCE_S, Gate, Group, until
 
 import manyhands as mh
 from manyhands.calls.turns import Turns
@@ -71,6 +72,32 @@ def test_a_wait_that_ends_early_leaves_the_work_running(group: Group) -> None:
     assert work.exception() is None
     gate.open.set()
     assert work.wait() == "result"
+
+
+@pytest.mark.parametrize("timeout_s", [None, PATIENCE_S])
+@pytest.mark.parametrize(
+    "wait",
+    [lambda works, timeout_s: works[0].wait(timeout_s), lambda works, timeout_s: mh.wait_any(works, timeout_s=timeout_s)],
+)
+def test_a_wait_that_is_interrupted_leaves_the_work_running(
+    group: Group, wait: Callable[[list[Work[object]], float | None], object], timeout_s: float | None
+) -> None:
+    gate = Gate("result")
+    works = [group.later(gate), group.later(gate)]
+    home = threading.get_ident()
+
+    def interrupt() -> None:
+        until(lambda: bool(works[0]._places))
+        signal.pthread_kill(home, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        wait(works, timeout_s)
+    interrupting.join()
+    assert not works[0].done()
+    gate.open.set()
+    assert mh.wait_all(works) == ["result", "result"]
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "soon"])
@@ -261,10 +288,7 @@ def test_work_that_is_done_keeps_nothing_alive_but_its_result(group: Group) -> N
     del thing
     work.wait()
     group.finish()
-    deadline = Deadline(PATIENCE_S)
-    while alive() is not None and not deadline.passed():
-        threading.Event().wait(0.001)
-    assert alive() is None
+    until(lambda: alive() is None)
     assert work.wait() == "result"
 
 
