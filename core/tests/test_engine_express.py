@@ -23,7 +23,8 @@ from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.compose import in_parallel
 from manyhands.schedule.contracts import Contract, Piece
 from manyhands.schedule.errors import ScheduleDeadlockError
-from manyhands.schedule.proof.in_order import check_in_order, run_order
+from manyhands.schedule.order import run_order
+from manyhands.schedule.proof.in_order import check_in_order
 from manyhands.schedule.steps import Collective, Recv, RecvReduce, Schedule, Send
 
 ROOTED = {Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER}

@@ -9,7 +9,8 @@ import pytest
 
 from manyhands.schedule.algorithms.doubling import barrier
 from manyhands.schedule.compose import in_parallel
-from manyhands.schedule.proof.in_order import check_in_order, run_order
+from manyhands.schedule.order import run_order
+from manyhands.schedule.proof.in_order import check_in_order
 from manyhands.schedule.proof.verify import ScheduleDeadlockError, verify
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 

@@ -1,30 +1,27 @@
-"""The proof that steps may be carried out one after the other: what an algorithm claims as ``in_order``.
+"""The proof that steps may be carried out one after the other, as the engine does: a duty of every algorithm.
 
-By the rules of `manyhands.schedule.steps` a step starts when those that it names have finished. The engine's shorter way keeps no books of
-that. Each rank has one order for its steps, and waits at each of them for what it needs:
+What the engine does is said in `manyhands.schedule.order`. Here the worst case of it is played for all ranks together:
 
-1. Steps run in the order of the list, but each send starts as early as what it comes after has run (`run_order`).
-2. A send is never waited for where it starts. It goes on meanwhile, after those before it to the same peer, and ends when it is received:
-   that is the latest that a transport may let it end.
-3. A receive waits until its send has started.
-4. A step that is no send waits until the sends have ended that it comes after, directly or through other sends. Those of empty messages
-   are not waited for: they use no memory.
+1. A send ends when it is received: that is the latest that a transport may let it end.
+2. A receive waits until its send has started.
+3. A step that is no send waits until the sends have ended that it comes after.
 
-So a rank waits more than the rules ask, and schedules without a circle there may come to a halt here. This is the worst case of any call:
-short messages, which the engine copies, and chunks without elements only take waits away, and a barrier that runs beside a schedule
-(`manyhands.schedule.compose`) adds none, because its messages are empty and its receives come last.
+So a rank waits more than the rules of `manyhands.schedule.steps` ask, and schedules without a circle there may come to a halt here. This is the
+worst case of any call: short messages, which the engine copies, and chunks without elements only take waits away, and a barrier that runs
+beside a schedule (`manyhands.schedule.compose`) adds none, because its messages are empty and its receives come last.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from manyhands.schedule.errors import ScheduleDeadlockError
+from manyhands.schedule.order import run_order, sends_before
 from manyhands.schedule.steps import Recv, RecvReduce, Schedule, Send
 
-__all__ = ["check_in_order", "run_order"]
+__all__ = ["check_in_order"]
 
 Way = tuple[int, int]
 """The rank that sends and the one that receives."""
@@ -36,43 +33,6 @@ class _Wait(NamedTuple):
     way: Way
     number: int
     is_end: bool
-
-
-def run_order(schedule: Schedule) -> list[int]:
-    """Return the order in which the steps of a rank run: as they are listed, but sends as early as possible.
-
-    Parameters
-    ----------
-    schedule
-        One that `manyhands.schedule.proof.verify.verify` has proved.
-
-    Returns
-    -------
-    list of int
-        The indices of its steps.
-    """
-    waits_for = [len(step.after) for step in schedule.steps]
-    dependents: list[list[int]] = [[] for _ in schedule.steps]
-    unsent: dict[int, deque[int]] = defaultdict(deque)
-    for index, step in enumerate(schedule.steps):
-        for earlier in step.after:
-            dependents[earlier].append(index)
-        if isinstance(step, Send):
-            unsent[step.peer].append(index)
-    order: list[int] = []
-
-    def run(index: int) -> None:
-        order.append(index)
-        for dependent in dependents[index]:
-            waits_for[dependent] -= 1
-
-    for index, step in enumerate(schedule.steps):
-        for sends in unsent.values():
-            while sends and not waits_for[sends[0]]:
-                run(sends.popleft())
-        if not isinstance(step, Send):
-            run(index)
-    return order
 
 
 def check_in_order(schedules: Sequence[Schedule]) -> None:
@@ -102,6 +62,7 @@ class _Rank:
     """A rank on its way through its steps; ``wait`` is what it waits for, None when it has run them all."""
 
     def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
         self.number: int = schedule.rank
         self.steps = schedule.steps
         self.order: list[int] = run_order(schedule)
@@ -119,20 +80,10 @@ class _Rank:
     def _find_waits(self) -> list[list[_Wait]]:
         """Return what each step waits for."""
         found: list[list[_Wait]] = []
-        # For each send the last message of each way that has been sent when it has ended, and with it those before.
-        ends: dict[int, dict[Way, int]] = {}
-        for index, step in enumerate(self.steps):
-            sent: dict[Way, int] = {}
-            for earlier in step.after:
-                for way, number in ends.get(earlier, {}).items():
-                    sent[way] = max(number, sent.get(way, 0))
-            waits = []
-            if isinstance(step, Send):
-                ends[index] = sent if step.source is None else sent | dict([self._places[index]])
-            else:
-                waits = [_Wait(way, number, is_end=True) for way, number in sent.items()]
-                if index in self._places:
-                    waits.append(_Wait(*self._places[index], is_end=False))
+        for index, sent in enumerate(sends_before(self._schedule)):
+            waits = [_Wait((self.number, peer), number, is_end=True) for peer, number in sent.items()]
+            if index in self._places and not isinstance(self.steps[index], Send):
+                waits.append(_Wait(*self._places[index], is_end=False))
             found.append(waits)
         return found
 
