@@ -276,34 +276,50 @@ def exchange(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule
     return Schedule(ALL_REDUCE, "exchange", rank, size, 0, 1, 1, (own, own), steps)
 
 
-EXCHANGE = Algorithm("exchange", ALL_REDUCE, exchange, "right, but not in order")
+EXCHANGE = Algorithm("exchange", ALL_REDUCE, exchange, "right, but not in its listed order")
 
 
-def test_one_that_wrongly_claims_to_be_in_order_is_refused_with_who_waits_for_whom(manager: PluginManager) -> None:
-    manager.register(Offer(replace(EXCHANGE, in_order=True)), "offer")
+@pytest.mark.parametrize("claim", [True, False])
+def test_one_that_cannot_run_in_its_listed_order_is_refused_with_who_waits_for_whom(
+    manager: PluginManager, claim: bool
+) -> None:
+    manager.register(Offer(replace(EXCHANGE, in_order=claim)), "offer")
     assert manager.algorithms() == []
     assert manager.refused_algorithms()["all_reduce", "exchange"] == (
-        "world of 2, root 0, segments 1: it claims in_order, and is not: "
+        "world of 2, root 0, segments 1: the steps of 'exchange' cannot run in the order in which they are listed: "
         "one after the other, 4 of 10 steps can run, and then each of these ranks waits for the next: "
         "rank 0, step 2 (Copy) waits until rank 1 receives by step 3 what step 1 sends -> "
         "rank 1, step 2 (Copy) waits until rank 0 receives by step 3 what step 1 sends -> rank 0; "
-        "change the order of its steps, or leave in_order out"
+        "list the steps so that each receive stands before the steps that wait for a send, where the peer may do the same"
     )
     refusal = manager.extension_errors()["offer"].__cause__
     assert isinstance(refusal, PluginError)
     assert isinstance(refusal.__cause__, ScheduleDeadlockError)
     resolved = load({"algorithms": {"all_reduce": "exchange"}}, environ={}, manager=manager)
-    with pytest.raises(ConfigError, match="which was refused: world of 2, root 0, segments 1: it claims in_order, and is not"):
+    with pytest.raises(
+        ConfigError, match="which was refused: world of 2, root 0, segments 1: the steps of 'exchange' cannot run"
+    ):
         make_selector(resolved, manager)
 
 
-def test_one_that_does_not_claim_to_be_in_order_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def listed_well(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+    """As `exchange`, but each rank receives before it writes again to what it has sent."""
+    made = exchange(rank, size, root, segments)
+    if size != 2:
+        return made
+    first, send, again, receive, last = made.steps
+    return replace(made, steps=(first, send, receive, again, last))
+
+
+def test_the_same_steps_listed_so_that_they_can_run_are_taken_also_where_it_claims_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     manager = PluginManager(Switches())
-    manager.register(Offer(EXCHANGE), "offer")
+    manager.register(Offer(Algorithm("exchange", ALL_REDUCE, listed_well, "", in_order=False)), "offer")
     monkeypatch.setattr("manyhands.config.plugins.manager._process_manager", lambda: manager)
 
     def program(group: Group) -> float:
-        # Too long for mailboxes and for buffers of the kernel: one after the other, its steps would never end.
+        # Too long for mailboxes and for buffers of the kernel: in another order, its steps would never end.
         return float(group.all_reduce(np.full(1 << 22, group.rank + 1.0)).sum())
 
     config = {"algorithms": {"all_reduce": "exchange"}}
@@ -355,6 +371,35 @@ def test_one_that_is_wrong_in_the_world_of_the_call_is_refused_there_on_every_ra
     )
     answers = must(thread_world(program, 6, backend, config={"algorithms": {"all_reduce": "selfish"}}))
     assert answers == [([words, words], 4.0, 3.0)] * 6
+
+
+def halting(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
+    """In a world of 6, let each rank first trade its vector with a neighbour for nothing, in an order in which all wait for each other."""
+    right = RING.schedule(rank, size, root, segments)
+    if size != 6:
+        return right
+    assert not right.scratch
+    own = Ref(Buffer.INPUT, 0, right.input_chunks)
+    kept, came = Ref(Buffer.SCRATCH, 0, own.count), Ref(Buffer.SCRATCH, own.count, own.count)
+    trade = (Copy(kept, own), Send(rank ^ 1, kept, (0,)), Copy(kept, own, (1,)), Recv(rank ^ 1, came))
+    steps = (*trade, *(replace(step, after=(2, *(index + len(trade) for index in step.after))) for step in right.steps))
+    return replace(right, scratch=(own, own), steps=steps)
+
+
+def test_one_that_cannot_run_in_order_in_the_world_of_the_call_is_refused_there(offered: Callable[[Algorithm], None]) -> None:
+    offered(replace(RING, name="halting", build=halting))
+
+    def program(group: Group) -> str:
+        with pytest.raises(PluginError) as caught:
+            group.all_reduce(np.arange(8.0))
+        return str(caught.value)
+
+    answers = must(thread_world(program, 6, "tcp", config={"algorithms": {"all_reduce": "halting"}}))
+    assert answers == answers[:1] * 6
+    assert answers[0].startswith(
+        "the algorithm 'halting' of a plugin for all_reduce is wrong here, and no byte was sent: world of 6, "
+    )
+    assert "the steps of 'halting' cannot run in the order in which they are listed: one after the other, 12 of" in answers[0]
 
 
 def test_one_that_is_wrong_in_the_world_that_is_measured_is_left_out(
@@ -439,7 +484,7 @@ def test_what_a_long_message_reads_is_not_written_to_by_a_step_that_comes_after_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     manager = PluginManager(Switches())
-    manager.register(Offer(Algorithm("paced", ALL_REDUCE, paced, "", in_order=True)), "offer")
+    manager.register(Offer(Algorithm("paced", ALL_REDUCE, paced, "")), "offer")
     monkeypatch.setattr("manyhands.config.plugins.manager._process_manager", lambda: manager)
 
     def program(group: Group) -> tuple[float, float]:

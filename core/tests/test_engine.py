@@ -8,12 +8,24 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from engine_tools import compiled, ready
 from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.arrays.dtypes import Reduction, resolve_op
-from manyhands.calls.engine import Engine, Plan, compile_plan
-from manyhands.calls.engine.waiting import Overdue
+from manyhands.calls.engine import peers_of
+from manyhands.calls.engine.program import (
+    COPY,
+    LONG_LEFT,
+    LONG_RIGHT,
+    LONG_SEND,
+    RECV,
+    RECV_LEFT,
+    RECV_RIGHT,
+    SEND,
+    WAIT,
+)
+from manyhands.calls.engine.waiting import Overdue, Waiter
 from manyhands.contract.backend import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer, Transport
 from manyhands.contract.deadline import Deadline
 from manyhands.control.signatures import CallSignature, parse_header
@@ -92,12 +104,21 @@ def schedule(
     return Schedule(collective, "played", 0, 3, 0, chunks, chunks, scratch, steps)
 
 
-def plan_for(made: Schedule, offsets: Sequence[int], reduction: Reduction | None = None, channel: int = 0) -> Plan:
-    return compile_plan(made, SIGNATURE, channel, offsets, offsets, 8, reduction)
-
-
-def run(transport: Transport, plan: Plan, source: np.ndarray, target: np.ndarray, sequence: int = 0) -> None:
-    Engine(transport).run(plan, source, target, sequence, Deadline(5), lambda peers: None)
+def run(
+    transport: Transport,
+    made: Schedule,
+    offsets: Sequence[int],
+    source: np.ndarray,
+    target: np.ndarray,
+    reduction: Reduction | None = None,
+    *,
+    sequence: int = 0,
+    channel: int = 0,
+    ranks: Sequence[int] | None = None,
+    waiter: Waiter | None = None,
+) -> None:
+    executable = ready(transport, made, offsets, source.dtype, reduction, SIGNATURE, channel=channel, ranks=ranks)
+    executable.run(source, target, sequence, lambda: waiter or Waiter(Deadline(5), lambda peers: None))
 
 
 SUBTRACT = Reduction("difference", 255, np.subtract, is_mean=False)  # shows which operand came first
@@ -110,17 +131,20 @@ def test_a_message_that_is_reduced_travels_in_pieces_of_256_kib(count):
     parts = [theirs[start : start + step].tobytes() for start in range(0, count, step)] or [b""]
     transport = PlayedTransport({1: parts})
     target = np.full(count, np.nan)
-    plan = plan_for(schedule(Send(1, IN), RecvReduce(1, OUT, IN)), (0, count), resolve_op("sum", source.dtype), channel=6)
-    run(transport, plan, source, target, 41)
+    made = schedule(Send(1, IN), RecvReduce(1, OUT, IN))
+    run(transport, made, (0, count), source, target, resolve_op("sum", source.dtype), sequence=41, channel=6)
     np.testing.assert_array_equal(target, source + theirs)
     assert b"".join(payload for _, _, payload in transport.sent) == source.tobytes()
     assert [len(payload) for _, _, payload in transport.sent] == [len(part) for part in parts]
     for sender, messages in ((0, [(h, len(p)) for _, h, p in transport.sent]), (1, [(h, n) for _, h, n in transport.received])):
-        for index, (packed, nbytes) in enumerate(messages):
+        offset = 0
+        for packed, nbytes in messages:
             header = parse_header(packed)
             assert header is not None
             assert (header.operation, header.digest, header.channel) == ("all_reduce", SIGNATURE.digest, 6)
-            assert (header.sender, header.sequence, header.index, header.nbytes) == (sender, 41, index, nbytes)
+            assert (header.sender, header.sequence, header.index, header.nbytes) == (sender, 41, 0, nbytes)
+            assert int.from_bytes(packed[56:], "little") == offset, "a piece says where in its message it stands"
+            offset += nbytes
 
 
 @pytest.mark.parametrize(
@@ -129,9 +153,8 @@ def test_a_message_that_is_reduced_travels_in_pieces_of_256_kib(count):
 def test_a_message_that_is_moved_travels_in_pieces_of_1_mib(count, sizes):
     source = np.arange(count) * 1.0
     transport = PlayedTransport()
-    plan = plan_for(schedule(Send(2, IN), Copy(OUT, IN), collective=Collective.BROADCAST), (0, count))
     target = np.zeros(count)
-    run(transport, plan, source, target)
+    run(transport, schedule(Send(2, IN), Copy(OUT, IN), collective=Collective.BROADCAST), (0, count), source, target)
     assert [(peer, len(payload)) for peer, _, payload in transport.sent] == [(2, size) for size in sizes]
     assert b"".join(payload for _, _, payload in transport.sent) == source.tobytes()
     np.testing.assert_array_equal(target, source)
@@ -139,8 +162,7 @@ def test_a_message_that_is_moved_travels_in_pieces_of_1_mib(count, sizes):
 
 def test_an_element_larger_than_a_piece_is_one_piece():
     transport = PlayedTransport()
-    plan = compile_plan(schedule(Send(1, IN)), SIGNATURE, 0, (0, 2), (0, 2), 1 << 19, None)
-    run(transport, plan, np.zeros(2, "V524288").view(np.uint8), np.zeros(0, np.uint8))
+    run(transport, schedule(Send(1, IN)), (0, 2), np.zeros(2, "V524288"), np.zeros(0, "V524288"))
     assert len(transport.sent) == 2
 
 
@@ -152,7 +174,7 @@ def test_operands_are_in_the_order_of_the_step_across_pieces(incoming_first, in_
     expected = theirs - source if incoming_first else source - theirs
     transport = PlayedTransport({1: [theirs[start : start + step].tobytes() for start in range(0, count, step)]})
     target = source if in_place else np.empty(count)
-    run(transport, plan_for(schedule(RecvReduce(1, OUT, IN, incoming_first)), (0, count), SUBTRACT), source, target)
+    run(transport, schedule(RecvReduce(1, OUT, IN, incoming_first)), (0, count), source, target, SUBTRACT)
     np.testing.assert_array_equal(target, expected)
 
 
@@ -165,7 +187,7 @@ def test_local_steps_and_scratch():
         scratch=(Ref(Buffer.INPUT, 1),),
     )
     source, target = np.array([1.0, 2, 30, 40]), np.zeros(4)
-    run(PlayedTransport(), plan_for(made, (0, 2, 4), SUBTRACT), source, target)
+    run(PlayedTransport(), made, (0, 2, 4), source, target, SUBTRACT)
     assert target.tolist() == [29, 38, -29, -38]
 
 
@@ -180,7 +202,7 @@ def test_messages_of_one_direction_keep_their_order_although_a_later_one_is_read
     )
     for seed in range(20):
         transport = PlayedTransport({2: [np.array([7.0]).tobytes()]}, random.Random(seed))
-        run(transport, plan_for(made, (0, 1, 2)), np.array([1.0, 2.0]), np.zeros(2))
+        run(transport, made, (0, 1, 2), np.array([1.0, 2.0]), np.zeros(2))
         assert [np.frombuffer(payload)[0] for _, _, payload in transport.sent] == [7.0, 2.0]
 
 
@@ -192,7 +214,7 @@ def test_a_message_starts_once_although_the_one_before_it_is_done_at_once():
 
     made = schedule(Send(1, Ref(Buffer.INPUT, 0)), Send(1, Ref(Buffer.INPUT, 1)), chunks=2)
     transport = Second()
-    run(transport, plan_for(made, (0, 1, 2)), np.array([1.0, 2.0]), np.zeros(2))
+    run(transport, made, (0, 1, 2), np.array([1.0, 2.0]), np.zeros(2))
     assert [np.frombuffer(payload)[0] for _, _, payload in transport.sent] == [1.0, 2.0]
 
 
@@ -212,7 +234,7 @@ def test_whatever_order_transfers_finish_in(seed, count):
     incoming = {peer: [theirs[start : start + step].tobytes() for start in cuts] for peer, theirs in ((1, first), (2, second))}
     transport = PlayedTransport(incoming, random.Random(seed))
     target = np.empty(count)
-    run(transport, plan_for(made, (0, count), resolve_op("sum", source.dtype)), source, target)
+    run(transport, made, (0, count), source, target, resolve_op("sum", source.dtype))
     sent: dict[int, bytes] = defaultdict(bytes)
     for peer, _, payload in transport.sent:
         sent[peer] += payload
@@ -226,38 +248,31 @@ def test_messages_without_content_need_no_memory_and_read_only_input_is_never_wr
     transport = PlayedTransport({1: [b""], 2: [source.tobytes()]})
     target = np.zeros(3)
     made = schedule(Send(1, None), Recv(1, None), RecvReduce(2, OUT, IN))
-    run(transport, plan_for(made, (0, 3), resolve_op("sum", source.dtype)), source, target)
+    run(transport, made, (0, 3), source, target, resolve_op("sum", source.dtype))
     assert [(peer, payload) for peer, _, payload in transport.sent] == [(1, b"")]
     assert target.tolist() == [0, 2, 4]
 
 
-def test_an_engine_runs_many_plans_on_other_memory_each_time():
-    plans = [
-        plan_for(
-            schedule(Recv(1, SCRATCH), Copy(OUT, SCRATCH, after=(0,)), scratch=(IN,), collective=Collective.BROADCAST),
-            (0, count),
-        )
-        for count in (3, 1000, 2)
-    ]
+def test_many_programs_on_other_memory_each_time():
+    made = schedule(Recv(1, SCRATCH), Copy(OUT, SCRATCH, after=(0,)), scratch=(IN,), collective=Collective.BROADCAST)
     transport = PlayedTransport({1: [np.full(count, number).tobytes() for number in range(4) for count in (3, 1000, 2)]})
-    engine = Engine(transport)
+    executables = {count: ready(transport, made, (0, count), np.dtype(np.int64)) for count in (3, 1000, 2)}
     for number in range(4):
-        for plan, count in zip(plans, (3, 1000, 2), strict=True):
+        for count, executable in executables.items():
             target = np.zeros(count, np.int64)
-            engine.run(plan, np.zeros(count, np.int64), target, number, Deadline(5), lambda peers: None)
+            executable.run(np.zeros(count, np.int64), target, number, lambda: Waiter(Deadline(5), None))
             assert (target == number).all()
-    assert transport.connected == [1]
 
 
 def test_a_schedule_that_cannot_move_is_a_bug_and_said_to_be_one():
     made = schedule(Copy(OUT, IN, after=(1,)), Copy(OUT, IN, after=(0,)))
     with pytest.raises(InternalError, match="came to a halt"):
-        run(PlayedTransport(), plan_for(made, (0, 1)), np.zeros(1), np.zeros(1))
+        run(PlayedTransport(), made, (0, 1), np.zeros(1), np.zeros(1))
 
 
 def test_offsets_that_do_not_fit_the_schedule_are_a_bug_and_said_to_be_one():
     with pytest.raises(InternalError, match="played wants other numbers of chunks"):
-        plan_for(schedule(Send(1, IN)), (0, 1, 2))
+        compiled(schedule(Send(1, IN)), (0, 1, 2))
 
 
 def test_what_a_transport_finds_reaches_the_caller():
@@ -268,14 +283,14 @@ def test_what_a_transport_finds_reaches_the_caller():
                 raise error
 
         with pytest.raises(type(error)) as caught:
-            run(Broken({1: []}, random.Random(0)), plan_for(schedule(Recv(1, OUT)), (0, 1)), np.zeros(1), np.zeros(1))
+            run(Broken({1: []}, random.Random(0)), schedule(Recv(1, OUT)), (0, 1), np.zeros(1), np.zeros(1))
         assert caught.value is error
 
 
 @pytest.mark.parametrize(
     ("steps", "awaited"),
-    [((Recv(2, OUT), Send(1, IN)), [2]), ((Send(1, IN), Send(2, IN)), [1, 2]), ((Recv(2, OUT), Recv(1, OUT)), [1, 2])],
-    ids=["receives before sends", "sends", "receives"],
+    [((Recv(2, OUT), Send(1, IN)), [2]), ((Send(1, IN), Send(2, IN)), [1, 2]), ((Recv(2, OUT), Recv(1, OUT)), [2])],
+    ids=["receives before sends", "sends", "the first of several receives"],
 )
 def test_a_deadline_names_those_who_are_waited_for_and_stalls_are_told_before(steps, awaited):
     class Silent(PlayedTransport):
@@ -285,12 +300,9 @@ def test_a_deadline_names_those_who_are_waited_for_and_stalls_are_told_before(st
             raise TimeoutError
 
     told: list[list[int]] = []
-    plan = plan_for(schedule(*steps), (0, 1))
-    deadline = Deadline(0.6)
+    waiter = Waiter(Deadline(0.6), lambda peers: told.append(sorted(peers)))
     with pytest.raises(Overdue) as caught:
-        Engine(Silent(order=random.Random(0))).run(
-            plan, np.zeros(1), np.zeros(1), 0, deadline, lambda peers: told.append(sorted(peers))
-        )
+        run(Silent(order=random.Random(0)), schedule(*steps), (0, 1), np.zeros(1), np.zeros(1), waiter=waiter)
     assert sorted(caught.value.peers) == awaited
     assert told
     assert all(peers == awaited for peers in told)
@@ -301,12 +313,12 @@ def test_what_the_transport_sees_counts_ranks_of_the_world():
     made = Schedule(
         Collective.ALL_REDUCE, "played", 1, 3, 0, 1, 1, (), (Send(0, IN), RecvReduce(2, OUT, IN), Send(2, OUT, after=(1,)))
     )
-    plan = compile_plan(made, SIGNATURE, 4, (0, 1), (0, 1), 8, resolve_op("sum", np.dtype(float)), ranks=(7, 2, 5))
+    reduction, ranks = resolve_op("sum", np.dtype(float)), (7, 2, 5)
     transport = PlayedTransport({5: [np.array([30.0]).tobytes()]})
     target = np.zeros(1)
-    run(transport, plan, np.array([4.0]), target)
+    run(transport, made, (0, 1), np.array([4.0]), target, reduction, channel=4, ranks=ranks)
     assert target.tolist() == [34.0]
-    assert plan.peers == {5, 7}
+    assert peers_of(made, ranks) == {5, 7}
     assert transport.connected == [5, 7]
     assert [(peer, np.frombuffer(payload)[0]) for peer, _, payload in transport.sent] == [(7, 4.0), (5, 34.0)]
     headers = [parse_header(packed) for _, packed, _ in (*transport.sent, *transport.received)]
@@ -318,14 +330,14 @@ def test_what_the_transport_sees_counts_ranks_of_the_world():
             raise TimeoutError
 
     with pytest.raises(Overdue) as caught:
-        run(Silent(order=random.Random(0)), plan, np.zeros(1), np.zeros(1))
+        run(Silent(order=random.Random(0)), made, (0, 1), np.zeros(1), np.zeros(1), reduction, ranks=ranks)
     assert caught.value.peers == [5]
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (0, 1, 2, 3), (0, 1, 1), (0, 1, 2, 2)])
 def test_ranks_that_are_not_those_of_the_group_are_a_bug_and_said_to_be_one(ranks):
     with pytest.raises(InternalError, match="played is for 3 ranks"):
-        compile_plan(schedule(Send(1, IN)), SIGNATURE, 0, (0, 1), (0, 1), 8, None, ranks)
+        compiled(schedule(Send(1, IN)), (0, 1), ranks=ranks)
 
 
 def relay() -> Schedule:
@@ -344,14 +356,13 @@ def relay() -> Schedule:
 def test_blocks_of_other_ranks_travel_through_scratch_where_all_are_of_one_size(count):
     source, theirs = np.arange(3 * count), -np.arange(3 * count)
     offsets = (0, count, 2 * count, 3 * count)
-    plan = plan_for(relay(), offsets)
 
     def pieces(data: np.ndarray) -> list[bytes]:
         return [data[start : start + PIECE // 8].tobytes() for start in range(0, len(data), PIECE // 8)] or [b""]
 
     transport = PlayedTransport({2: [*pieces(theirs[:count]), *pieces(theirs[count:])]})
     target = np.full(3 * count, 7)
-    run(transport, plan, source, target)
+    run(transport, relay(), offsets, source, target)
     sent = np.frombuffer(b"".join(payload for _, _, payload in transport.sent), np.int64)
     assert sent.tolist() == [*theirs[:count].tolist(), *source[count : 2 * count].tolist()]
     assert target.tolist() == [*theirs[count:].tolist(), *theirs[:count].tolist()]
@@ -360,10 +371,10 @@ def test_blocks_of_other_ranks_travel_through_scratch_where_all_are_of_one_size(
 def test_blocks_of_other_sizes_do_not_fit_a_schedule_that_wants_even_ones():
     for offsets in (((0, 1, 2, 4), (0, 1, 2, 3)), ((0, 1, 2, 3), (0, 2, 4, 6)), ((0, 1, 3, 4), (0, 1, 3, 4))):
         with pytest.raises(InternalError, match="relay is for blocks of one size"):
-            compile_plan(relay(), SIGNATURE, 0, *offsets, 8, None)
+            compiled(relay(), *offsets)
 
 
-def test_a_run_leaves_a_plan_as_it_was():
+def test_a_run_leaves_an_executable_as_it_was():
     made = schedule(
         Send(1, IN),
         RecvReduce(2, OUT, IN),
@@ -373,15 +384,107 @@ def test_a_run_leaves_a_plan_as_it_was():
         Send(1, OUT, after=(4,)),
         scratch=(IN,),
     )
-    plan = plan_for(made, (0, 2), SUBTRACT)
     for seed in range(10):
         transport = PlayedTransport({2: [np.array([1.0, 2.0]).tobytes()] * 12}, random.Random(seed))
-        engine = Engine(transport)
         source, target = np.array([10.0, 20.0]), np.zeros(2)
+        executable = ready(transport, made, (0, 2), source.dtype, SUBTRACT)
         for sequence in range(6):
-            engine.run(plan, source, target, sequence, Deadline(5), lambda peers: None)
+            executable.run(source, target, sequence, lambda: Waiter(Deadline(5), None))
             assert target.tolist() == [8.0, 16.0]
         for peer, messages in ((1, transport.sent), (2, transport.received)):
             headers = [parse_header(packed) for _, packed, _ in messages]
             each = len(messages) // 6
             assert [(h.sequence, h.index) for h in headers if h] == [(s, i) for s in range(6) for i in range(each)], peer
+
+
+def test_a_program_is_a_list_of_plain_steps() -> None:
+    """As an interpreter would read it: what stands in the table of `manyhands.calls.engine.program`."""
+    made = schedule(
+        Send(1, IN),
+        Recv(1, SCRATCH),
+        Reduce(OUT, SCRATCH, IN, after=(1,)),
+        RecvReduce(2, OUT, OUT, after=(2,)),
+        Copy(SCRATCH, OUT, after=(3,)),
+        Send(2, OUT, after=(3,)),
+        Recv(1, None, after=(0,)),
+        scratch=(IN,),
+    )
+    program = compiled(made, (0, 3), reduction=SUBTRACT, slot_bytes=24, channel=6, shape=(3, 1))
+    assert {type(field) for step in program.steps for field in step} == {int, bytes}
+    assert [(step.kind, step.peer, step.nbytes, step[5:]) for step in program.steps] == [
+        (SEND, 1, 24, (0, 0, 0)),
+        (RECV_LEFT, 1, 24, (0, 1, 0)),  # what came is reduced where it lies
+        (RECV_RIGHT, 2, 24, (1, 1, 0)),
+        (SEND, 2, 24, (1, 0, 0)),
+        (COPY, -1, 0, (1, 2, 0)),
+        (RECV, 1, 0, (0, 0, 0)),
+    ]
+    assert (program.regions, program.shape, program.work_bytes) == (((2, 0, 3),), (3, 1), 24)
+    for step in program.steps:
+        if step.peer >= 0:
+            header = parse_header(step.head + (41).to_bytes(8, "little") + step.tail)
+            assert header is not None
+            sender = 0 if step.kind == SEND else step.peer
+            assert (header.sender, header.sequence, header.channel, header.nbytes) == (sender, 41, 6, step.nbytes)
+    long = compiled(made, (0, 3), reduction=SUBTRACT, slot_bytes=23, shape=(3, 1))
+    assert [(step.kind, step.peer, step.first) for step in long.steps] == [
+        (LONG_SEND, 1, 0),
+        (LONG_LEFT, 1, 0),
+        (LONG_RIGHT, 2, 1),
+        (LONG_SEND, 2, 1),
+        (COPY, -1, 1),
+        (WAIT, 1, 1),  # what comes after a long send waits for its end
+        (RECV, 1, 0),
+    ]
+    flat = compiled(made, (0, 3), reduction=SUBTRACT)
+    assert (flat.shape, flat.regions) == (None, ((2, 0, 3), (0, 0, 3), (1, 0, 3)))
+
+
+@pytest.mark.parametrize(("collective", "piece"), [(Collective.ALL_REDUCE, REDUCE_PIECE), (Collective.BROADCAST, PIECE)])
+def test_what_would_be_cut_is_a_long_message_in_the_largest_mailbox(collective: Collective, piece: int) -> None:
+    """Who cuts, and who has the larger slots, cannot be seen at the other end: whole or cut depends on the call alone."""
+    for count, kind in ((piece // 8, SEND), (piece // 8 + 1, LONG_SEND)):
+        program = compiled(schedule(Send(1, IN), collective=collective), (0, count), slot_bytes=1 << 30)
+        assert [step.kind for step in program.steps] == [kind]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_pieces_of_structured_elements_are_whole_elements(streams: bool) -> None:
+    dtype = np.dtype([("value", "<f8"), ("where", "<i4")])
+    count, step = 50_000, REDUCE_PIECE // 12
+    source, theirs = np.zeros(count, dtype), np.zeros(count, dtype)
+    source["where"], theirs["where"] = np.arange(count), np.arange(count)[::-1]
+
+    def larger(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+        out[...] = np.where(left["where"] >= right["where"], left, right)
+
+    transport = PlayedTransport({1: [theirs[start : start + step].tobytes() for start in range(0, count, step)]})
+    transport.streams = streams
+    target = np.zeros(count, dtype)
+    run(
+        transport, schedule(RecvReduce(1, OUT, IN)), (0, count), source, target, Reduction("larger", 254, larger, is_mean=False)
+    )
+    assert (target["where"] == np.maximum(source["where"], theirs["where"])).all()
+
+
+def test_the_next_piece_is_on_its_way_while_one_is_reduced() -> None:
+    log: list[str] = []
+
+    class Logging(PlayedTransport):
+        def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+            log.append("receive")
+            return super().recv(peer, header, payload)
+
+    def add(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+        log.append("reduce")
+        np.add(left, right, out=out)
+
+    for order in (None, random.Random(0)):
+        log.clear()
+        step = REDUCE_PIECE // 8
+        transport = Logging({1: [np.full(step, float(number)).tobytes() for number in range(4)]}, order)
+        target = np.zeros(4 * step)
+        made = schedule(RecvReduce(1, OUT, IN))
+        run(transport, made, (0, 4 * step), np.ones(4 * step), target, Reduction("add", 254, add, is_mean=False))
+        assert log == ["receive", "receive", "reduce", "receive", "reduce", "receive", "reduce", "reduce"]
+        assert (target.reshape(4, -1) == np.arange(1.0, 5.0)[:, None]).all()

@@ -131,7 +131,7 @@ def test_barriers_take_their_shortcut_by_their_own_transport(routes: dict[str, s
             group.barrier()
             total += int(group.all_reduce(np.array([1]))[0])
         shortcuts = group._fast.values()
-        return len({id(each._transport) for each in shortcuts}) == 2, total
+        return len({id(each._run.__self__._transport) for each in shortcuts}) == 2, total
 
     assert must(run(program, 4, routes, ranks_per_host=2)) == [(True, 200)] * 4
 

@@ -17,7 +17,7 @@ from manyhands.arrays.memory import Array, divide
 from manyhands.calls.engine.waiting import Waiter
 from manyhands.calls.failures import guarded
 from manyhands.calls.ledger import Ledger
-from manyhands.calls.plans import Plan, Way
+from manyhands.calls.plans import Plan
 from manyhands.calls.request import LONG_WAY
 from manyhands.contract.deadline import Deadline
 from manyhands.job.group_ranks import Members
@@ -35,8 +35,8 @@ class FastCall:
     ----------
     job, members, ledger
         Where the group lives, who belongs to it, and its books.
-    plan, way
-        What was made of the request, and what carries it out for arrays of the result's shape.
+    plan
+        What was made of the request, once it has been run.
     dtype, shape
         Those of the result.
     in_place
@@ -61,7 +61,6 @@ class FastCall:
         "_signature",
         "_takes",
         "_timeout_s",
-        "_transport",
     )
 
     def __init__(
@@ -70,7 +69,6 @@ class FastCall:
         members: Members,
         ledger: Ledger,
         plan: Plan,
-        way: Way,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
         *,
@@ -81,10 +79,10 @@ class FastCall:
         self._job = job
         self._members = members
         self._ledger = ledger
-        self._transport = plan.transport
         self._signature = plan.signature
-        self._run = way.run
-        self._any_layout = way.takes_any_layout
+        assert plan.way is not None
+        self._run = plan.way.run
+        self._any_layout = plan.way.takes_any_layout
         self._divisor = plan.divisor if takes else 1
         self._dtype = dtype
         self._shape = shape
@@ -164,7 +162,7 @@ class FastCall:
 
     def _be_patient(self) -> Waiter:
         """Return what waits for what did not come at once, as on the long way."""
-        return Waiter(self._transport, self._deadline(), self._ledger.record_slow(self._signature))
+        return Waiter(self._deadline(), self._ledger.record_slow(self._signature))
 
 
 def _again(error: BaseException) -> None:

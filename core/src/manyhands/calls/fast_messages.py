@@ -83,9 +83,9 @@ class _Fast:
         """Wait for what was not done at once."""
         checked_transfer(transfer, self._box, call)
         with _Slow(self._end, number) as slow:
-            waiter = Waiter(self._end.transport, deadline, slow.report)
+            waiter = Waiter(deadline, slow.report)
             while not transfer.done:
-                waiter.wait([transfer], lambda: [self._direction.rank])
+                waiter.wait(self._end.transport, [transfer], lambda: [self._direction.rank])
 
     def _move(self, number: int, array: Array | None, deadline: Deadline) -> Array:
         """Move what does not travel in an opening alone."""

@@ -120,14 +120,11 @@ class HostPath:
         if plan is None or plan.way is None or not step.is_repeatable or self._job.runtime.is_simulated:
             return None
         shape = request.shape if step.shape is None else step.shape
-        way = plan.shaped(request.dtype, shape)
-        assert way is not None
         return FastCall(
             self._job,
             self._members,
             self.ledger,
             plan,
-            way,
             request.dtype,
             shape,
             in_place=request.collective in VECTOR,
@@ -146,12 +143,7 @@ class HostPath:
         stall = None if self._job.runtime.is_simulated else partial(self.ledger.report_wait, record, signature)
 
         def action() -> None:
-            way = plan.ready(source.dtype, deadline)
-            if way is None:
-                plan.engine.run(plan.compiled, source, target, sequence, deadline, stall)
-            else:
-                patience = partial(Waiter, plan.transport, deadline, stall)
-                way.run(source.reshape(-1), target.reshape(-1), sequence, patience)
+            plan.ready(deadline).run(source, target, sequence, partial(Waiter, deadline, stall))
 
         guarded(self._job, self._members, sequence, signature, deadline, action)
         if plan.divisor > 1 and target.size:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
 
 import numpy as np
 
 from manyhands.arrays.memory import Array
-from manyhands.calls.engine import MAX_MESSAGES, Engine, Express, Patience, compile_plan, has_long
-from manyhands.calls.engine import Plan as Compiled
+from manyhands.calls.engine import Executable, Links, Patience, Program, compile_program, peers_of
 from manyhands.calls.request import Request
 from manyhands.config.plugins import PluginManager
 from manyhands.config.select import Selector
-from manyhands.contract.backend import Backend, CollectiveRequest, NativeCollective, Transport
+from manyhands.contract.backend import Backend, CollectiveRequest, NativeCollective
 from manyhands.contract.deadline import Deadline
 from manyhands.control.signatures import CallSignature
 from manyhands.job.group_ranks import Members
@@ -43,7 +42,7 @@ VECTOR: frozenset[Collective] = frozenset(
 
 
 class Native:
-    """A collective that a plugin performs, to be run as an `Express` is.
+    """A collective that a plugin performs, to be run as an `Executable` is.
 
     Parameters
     ----------
@@ -68,7 +67,7 @@ class Native:
         self._native(self._backend, source.reshape(-1), target.reshape(-1), self._root, waiter.deadline, stall)
 
 
-Way = Express | Native
+Way = Executable | Native
 """What carries a plan out."""
 
 
@@ -80,66 +79,37 @@ class Plan:
     ----------
     signature
         What all ranks must call alike.
-    engine, compiled
-        What runs it, and what that runs.
+    links, peers
+        What it talks over, and to whom.
+    program
+        Makes what it does, for mailboxes of so many bytes a slot.
     carrier
         The name of the algorithm, or of the backend that performs it natively.
     nbytes
         The size that chose the algorithm.
     divisor
         What the result is divided by.
-    elements
-        Those of input and output, -1 where these are not of one size.
     way
-        What carries it out; missing before the first run, and where the engine must do it.
+        What carries it out; missing before the first run.
     """
 
     signature: CallSignature
-    engine: Engine
-    compiled: Compiled
+    links: Links
+    peers: frozenset[int]
+    program: Callable[[int], Program]
     carrier: str
     nbytes: int
-    in_order: bool
     divisor: int
-    elements: int
     way: Way | None = None
 
-    @property
-    def transport(self) -> Transport:
-        """What it uses."""
-        return self.engine.transport
-
-    def ready(self, dtype: np.dtype[Any], deadline: Deadline) -> Way | None:
-        """Return what carries it out, connected to the peers; None where the engine must."""
-        compiled, engine = self.compiled, self.engine
-        if self.way is not None or not self.in_order:
-            return self.way
-        engine.connect(compiled.peers, deadline)
-        boxes = engine.mailboxes(compiled.peers)
-        if (
-            boxes is None
-            or len(compiled.pieces) > MAX_MESSAGES
-            or not (
-                compiled.streams
-                or (
-                    compiled.is_whole
-                    and not has_long(compiled, min((len(box.outgoing[0]) for box in boxes.values()), default=0))
-                )
-            )
-        ):
-            self.in_order = False
-            return None
-        shape = (self.elements,) if self.elements >= 0 else None
-        self.way = Express(compiled, engine.transport, boxes, dtype, shape)
+    def ready(self, deadline: Deadline) -> Way:
+        """Return what carries it out, connected to the peers."""
+        if self.way is None:
+            self.links.connect(self.peers, deadline)
+            boxes = self.links.mailboxes(self.peers)
+            program = self.program(min((len(box.outgoing[0]) for box in boxes.values()), default=0))
+            self.way = Executable(program, self.links.transport, boxes)
         return self.way
-
-    def shaped(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Way | None:
-        """Return what carries it out for arrays of one shape, once it has been run."""
-        if not isinstance(self.way, Express) or self.elements < 0:
-            return self.way
-        boxes = self.engine.mailboxes(self.compiled.peers)
-        assert boxes is not None
-        return Express(self.compiled, self.engine.transport, boxes, dtype, shape)
 
 
 class Plans:
@@ -164,8 +134,8 @@ class Plans:
         self._channel = members.channel
         self._plugins = plugins
         self._selector = selector
-        self._engine: Engine | None = None
-        self._barrier: Engine | None = None
+        self._links: Links | None = None
+        self._barrier: Links | None = None
         self.made: dict[Request, Plan] = {}
 
     def of(self, request: Request) -> Plan:
@@ -180,17 +150,17 @@ class Plans:
 
     def close(self) -> None:
         """Give back the transports; no call may follow."""
-        for engine in (self._engine, self._barrier):
-            if engine is not None:
-                engine.transport.close()
+        for links in (self._links, self._barrier):
+            if links is not None:
+                links.transport.close()
 
-    def _engine_of(self, collective: Collective) -> Engine:
-        """Return what runs a collective; barriers have one of their own where the backend sends them another way."""
-        if self._engine is None:
-            self._engine = Engine(self._job.open_transport(self._channel))
+    def _links_of(self, collective: Collective) -> Links:
+        """Return what a collective talks over; barriers have links of their own where the backend sends them another way."""
+        if self._links is None:
+            self._links = Links(self._job.open_transport(self._channel))
             transport = self._job.open_barrier(self._channel)
-            self._barrier = None if transport is None else Engine(transport)
-        return self._barrier or self._engine if collective is Collective.BARRIER else self._engine
+            self._barrier = None if transport is None else Links(transport)
+        return self._barrier or self._links if collective is Collective.BARRIER else self._links
 
     def _make(self, request: Request) -> Plan:
         members = self._members
@@ -223,18 +193,17 @@ class Plans:
             schedule = in_parallel(schedule, dissemination(rank, size))
         signature = request.signature(algorithm=f"{choice.algorithm.name}/{choice.segments}")
         input_offsets, output_offsets = _offsets(request, schedule, choice.segments, elements, rank)
-        engine = self._engine_of(request.collective)
-        compiled = compile_plan(
+        program = partial(
+            compile_program,
             schedule,
             signature,
             self._channel,
             input_offsets,
             output_offsets,
-            request.dtype.itemsize,
+            request.dtype,
             reduction,
             members.ranks,
-            # What streams comes in multiples of 64 bytes, which need not be whole elements of a structured dtype.
-            streams=engine.transport.streams and not 64 % max(1, request.dtype.itemsize),
+            request.shape if request.collective in VECTOR else None,
         )
         op = reduction.name if reduction else None
         is_even = len(set(request.counts)) <= 1 and not uneven
@@ -246,8 +215,8 @@ class Plans:
         native = self._plugins.native_collective(asked) if may_ask else None
         carrier = choice.algorithm.name if native is None else self._job.backend_name
         divisor = size if native is None and reduction is not None and reduction.is_mean else 1
-        vector = elements if request.collective in VECTOR else -1
-        made = Plan(signature, engine, compiled, carrier, nbytes, choice.algorithm.in_order, divisor, vector)
+        links, peers = self._links_of(request.collective), peers_of(schedule, members.ranks)
+        made = Plan(signature, links, peers, program, carrier, nbytes, divisor)
         if native is not None and self._job.backend is not None:
             made.way = Native(native, self._job.backend, request.root)
         while len(self.made) >= _MAX_PLANS:

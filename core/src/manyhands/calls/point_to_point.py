@@ -268,9 +268,11 @@ def move(
     active = [(way, transfer) for way in ways if (transfer := next(way, None)) is not None]
     while active:
         if waiter is None:
-            waiter = Waiter(transport, deadline, on_stall)
+            waiter = Waiter(deadline, on_stall)
         waiter.wait(
-            [transfer for _, transfer in active], lambda: [flow.peer for flow in (incoming, outgoing) if flow is not None]
+            transport,
+            [transfer for _, transfer in active],
+            lambda: [flow.peer for flow in (incoming, outgoing) if flow is not None],
         )
         going_on = [(way, next(way, None) if transfer.done else transfer) for way, transfer in active]
         active = [(way, transfer) for way, transfer in going_on if transfer is not None]

@@ -24,6 +24,7 @@ __all__ = [
     "pack_header",
     "parse_description",
     "parse_header",
+    "piece_header",
     "split_header",
 ]
 
@@ -205,6 +206,11 @@ def pack_header(signature: CallSignature, sender: int, channel: int, sequence: i
 def split_header(header: bytes) -> tuple[bytes, bytes]:
     """Return what stands before and after the sequence number, the only part that changes from call to call."""
     return header[:20], header[28:]
+
+
+def piece_header(header: bytes, nbytes: int, offset: int) -> bytes:
+    """Return the header of a piece of a message that is cut, of ``nbytes`` bytes from ``offset`` on; that of a whole message is its own."""
+    return header[:44] + nbytes.to_bytes(8, "little") + header[52:56] + offset.to_bytes(8, "little")
 
 
 def parse_header(data: bytes) -> Header | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from manyhands.contract.backend import Mailbox, Transfer, Transport
 from manyhands.contract.deadline import Deadline
 
-__all__ = ["Breach", "Overdue", "StallCallback", "Waiter", "checked_mailbox", "checked_transfer"]
+__all__ = ["Breach", "Overdue", "StallCallback", "Waiter", "checked_mailbox", "checked_transfer", "checked_wait"]
 
 StallCallback = Callable[[list[int]], None]
 """Called with the peers waited for, when nothing has moved for a while."""
@@ -42,6 +42,19 @@ def checked_transfer(given: Transfer | None, source: Transport | Mailbox, call: 
     return given
 
 
+def checked_wait(transport: Transport, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+    """Wait for any of ``transfers``; raises as `Transport.wait`.
+
+    Raises
+    ------
+    Breach
+        None is done: who asked again and again would never hear of the deadline.
+    """
+    transport.wait(transfers, deadline)
+    if not any(transfer.done for transfer in transfers):
+        raise Breach(f"{_name(transport)}.wait() returned, and none of the transfers is done")
+
+
 def checked_mailbox(transport: Transport, peer: int) -> Mailbox | None:
     """Ask a transport for its mailbox for a peer.
 
@@ -70,20 +83,20 @@ def _name(of: object) -> str:
 class Waiter:
     """Wait on behalf of one call: report when nothing has moved for a while, give up at the deadline.
 
-    ``deadline`` and ``on_stall``, None where nobody wants to know, are those that it was made with. The reports cost nothing on the way of a call that goes well: they begin when nothing has moved for a while.
+    ``deadline`` and ``on_stall``, None where nobody wants to know, are those that it was made with. The reports cost nothing on the way of a call
+    that goes well: they begin when nothing has moved for a while.
     """
 
-    __slots__ = ("_moved", "_patience", "_transport", "deadline", "on_stall")
+    __slots__ = ("_moved", "_patience", "deadline", "on_stall")
 
-    def __init__(self, transport: Transport, deadline: Deadline, on_stall: StallCallback | None) -> None:
-        self._transport = transport
+    def __init__(self, deadline: Deadline, on_stall: StallCallback | None) -> None:
         self.deadline: Deadline = deadline
         self.on_stall: StallCallback | None = on_stall
         self._patience: Deadline | None = None
         self._moved = -1
 
-    def wait(self, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
-        """Return when one of ``transfers`` is done.
+    def wait(self, transport: Transport, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
+        """Return when one of ``transfers`` over ``transport`` is done; ``peers`` says whom they keep this rank waiting for.
 
         Raises
         ------
@@ -102,23 +115,14 @@ class Waiter:
         while True:
             limit = patience if patience.at < self.deadline.at else self.deadline
             try:
-                self._transport.wait(transfers, limit)
+                checked_wait(transport, transfers, limit)
             except TimeoutError:
                 if self.on_stall is None or self.deadline.passed():
                     raise Overdue(peers()) from None
                 self._stalled(patience, transfers, peers)
             else:
-                if not any(
-                    transfer.done for transfer in transfers
-                ):  # who asks again and again would never hear of the deadline
-                    raise Breach(f"{_name(self._transport)}.wait() returned, and none of the transfers is done")
                 self._moved = -1
                 return
-
-    def finish(self, transfer: Transfer, peer: int, others: list[Transfer]) -> None:
-        """Return when ``transfer``, to or from ``peer``, is done, while others go on; raises as `wait`."""
-        while not transfer.done:
-            self.wait([transfer, *(other for other in others if not other.done)], lambda: [peer])
 
     def _stalled(self, patience: Deadline, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
         now = time.monotonic()

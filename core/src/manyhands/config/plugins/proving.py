@@ -195,13 +195,13 @@ def _verify(algorithm: Algorithm, case: _Case, schedules: list[Schedule]) -> Non
         if schedule != _make(algorithm, rank, case):
             raise PluginError(f"{case}: rank {rank} gets another schedule when it is made a second time; it must be pure")
     verify(schedules, ordered=algorithm.ordered, canonical=algorithm.canonical)
-    if algorithm.in_order:
-        try:
-            check_in_order(schedules)
-        except ScheduleDeadlockError as error:
-            raise PluginError(
-                f"{case}: it claims in_order, and is not: {error}; change the order of its steps, or leave in_order out"
-            ) from error
+    try:
+        check_in_order(schedules)
+    except ScheduleDeadlockError as error:
+        raise PluginError(
+            f"{case}: the steps of {algorithm.name!r} cannot run in the order in which they are listed: {error}; list the steps so that each "
+            "receive stands before the steps that wait for a send, where the peer may do the same"
+        ) from error
     # A vector may be cut into any number of chunks; blocks are cut as the call says, and once only where it need not be more.
     contract = Contract.of(schedules[0])
     vector = contract.promise.input is Layout.VECTOR or algorithm.collective is Collective.BARRIER

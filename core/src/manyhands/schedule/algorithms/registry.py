@@ -54,10 +54,8 @@ class Algorithm:
     pipelined
         Whether it needs segments: without them it is of no use.
     in_order
-        Whether each rank may run its steps one after the other, in the order of the schedule. Sends go on in the background,
-        and may end only when they are received. A step that comes after a send waits for its end. Calls then take a shorter
-        way. Tests prove this for the algorithms of manyhands, and registration proves it for those of plugins
-        (`manyhands.schedule.proof.in_order`).
+        Accepted, and without effect. Every algorithm must be able to run its steps in their listed order. Tests prove this for the
+        algorithms of manyhands, and registration proves it for those of plugins (`manyhands.schedule.proof.in_order`).
     cost
         ``cost(size, nbytes, segments, ranks_per_host)`` is the formula of the docstring for a call of ``nbytes`` bytes,
         those of the vector or of all blocks together, evenly divided; None where there is no formula.
@@ -74,7 +72,7 @@ class Algorithm:
     even: bool = False
     by_host: bool = False
     pipelined: bool = False
-    in_order: bool = False
+    in_order: bool = True
     cost: Callable[[int, float, int, int], Cost] | None = None
 
     def schedule(self, rank: int, size: int, root: int = 0, segments: int = 1, ranks_per_host: int = 1) -> Schedule:
@@ -103,7 +101,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         ordered=False,
         segment_bytes=1024 * _KIB,
         blockwise=True,
-        in_order=True,
         cost=ring.all_reduce_cost,
     ),
     Algorithm(
@@ -112,7 +109,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         doubling.all_reduce,
         "whole vectors exchanged in log2 P rounds: the fewest steps, for small arrays",
         canonical=True,
-        in_order=True,
         cost=doubling.all_reduce_cost,
     ),
     Algorithm(
@@ -121,7 +117,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         halving.all_reduce,
         "recursive halving, and back: the fewest bytes in log2 P rounds where P is a power of two",
         canonical=True,
-        in_order=True,
         cost=halving.all_reduce_cost,
     ),
     Algorithm(
@@ -130,7 +125,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         circulant.all_reduce,
         "repeated halving around the end: the fewest bytes in log2 P rounds in any world",
         ordered=False,
-        in_order=True,
         cost=circulant.all_reduce_cost,
     ),
     Algorithm(
@@ -139,7 +133,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         composed.tree_all_reduce,
         "up a binomial tree and down another: few messages in all",
         canonical=True,
-        in_order=True,
         cost=composed.tree_all_reduce_cost,
     ),
     Algorithm(
@@ -149,7 +142,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         "in every host, then across hosts by as many lanes as a host has ranks: the fewest bytes between hosts",
         ordered=False,
         by_host=True,
-        in_order=True,
         cost=hierarchical.all_reduce_cost,
     ),
     Algorithm(
@@ -159,7 +151,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         "up a binomial tree: few steps, for small arrays",
         segment_bytes=512 * _KIB,
         canonical=True,
-        in_order=True,
         cost=tree.reduce_cost,
     ),
     Algorithm(
@@ -168,7 +159,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         halving.reduce,
         "recursive halving, then gathered: few bytes, for large arrays",
         canonical=True,
-        in_order=True,
         cost=halving.reduce_cost,
     ),
     Algorithm(
@@ -176,7 +166,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.BROADCAST,
         tree.broadcast,
         "down a binomial tree: few steps, for small arrays",
-        in_order=True,
         cost=tree.broadcast_cost,
     ),
     Algorithm(
@@ -186,7 +175,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         "segments passed along all ranks in a row: the time of one transfer, for large arrays",
         segment_bytes=512 * _KIB,
         pipelined=True,
-        in_order=True,
         cost=tree.chain_cost,
     ),
     Algorithm(
@@ -194,7 +182,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.BROADCAST,
         composed.scatter_all_gather,
         "scattered down a tree, gathered around a ring: the time of two transfers, for large arrays",
-        in_order=True,
         cost=composed.scatter_all_gather_cost,
     ),
     Algorithm(
@@ -202,7 +189,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.BROADCAST,
         composed.scatter_doubling,
         "scattered down a tree, gathered by recursive doubling: few bytes in few steps where P is a power of two",
-        in_order=True,
         cost=composed.scatter_doubling_cost,
     ),
     Algorithm(
@@ -211,7 +197,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         hierarchical.broadcast,
         "scattered in the root's host, then across hosts by as many lanes as a host has ranks",
         by_host=True,
-        in_order=True,
         cost=hierarchical.broadcast_cost,
     ),
     Algorithm(
@@ -221,7 +206,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         "blocks go around a ring: neighbours talk, for large arrays",
         segment_bytes=1024 * _KIB,
         blockwise=True,
-        in_order=True,
         cost=ring.all_gather_cost,
     ),
     Algorithm(
@@ -229,7 +213,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.ALL_GATHER,
         doubling.all_gather,
         "blocks exchanged in log2 P rounds: the fewest steps where P is a power of two",
-        in_order=True,
         cost=doubling.all_gather_cost,
     ),
     Algorithm(
@@ -237,7 +220,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.ALL_GATHER,
         bruck.all_gather,
         "all blocks passed on in log2 P rounds, for small arrays in any world",
-        in_order=True,
         cost=bruck.all_gather_cost,
     ),
     Algorithm(
@@ -246,11 +228,10 @@ BUILTIN: tuple[Algorithm, ...] = (
         hierarchical.all_gather,
         "across hosts by as many lanes as a host has ranks, then in every host: the fewest bytes between hosts",
         by_host=True,
-        in_order=True,
         cost=hierarchical.all_gather_cost,
     ),
-    Algorithm("binomial", Collective.GATHER, tree.gather, "up a binomial tree", in_order=True, cost=tree.gather_cost),
-    Algorithm("binomial", Collective.SCATTER, tree.scatter, "down a binomial tree", in_order=True, cost=tree.scatter_cost),
+    Algorithm("binomial", Collective.GATHER, tree.gather, "up a binomial tree", cost=tree.gather_cost),
+    Algorithm("binomial", Collective.SCATTER, tree.scatter, "down a binomial tree", cost=tree.scatter_cost),
     Algorithm(
         "ring",
         Collective.REDUCE_SCATTER,
@@ -259,7 +240,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         ordered=False,
         segment_bytes=1024 * _KIB,
         blockwise=True,
-        in_order=True,
         cost=ring.reduce_scatter_cost,
     ),
     Algorithm(
@@ -268,7 +248,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         halving.reduce_scatter,
         "halves of the world exchange halves of the blocks: the fewest bytes in log2 P rounds where P is a power of two",
         ordered=False,
-        in_order=True,
         cost=halving.reduce_scatter_cost,
     ),
     Algorithm(
@@ -277,7 +256,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         pairwise.reduce_scatter,
         "each pair of ranks exchanges directly: the fewest bytes, in the order of ranks",
         canonical=True,
-        in_order=True,
         cost=pairwise.reduce_scatter_cost,
     ),
     Algorithm(
@@ -286,7 +264,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         circulant.reduce_scatter,
         "repeated halving around the end: the fewest bytes in log2 P rounds in any world",
         ordered=False,
-        in_order=True,
         cost=circulant.reduce_scatter_cost,
     ),
     Algorithm(
@@ -296,7 +273,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         "in every host, then across hosts by as many lanes as a host has ranks: the fewest bytes between hosts",
         ordered=False,
         by_host=True,
-        in_order=True,
         cost=hierarchical.reduce_scatter_cost,
     ),
     Algorithm(
@@ -304,7 +280,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.ALL_TO_ALL,
         pairwise.all_to_all,
         "each pair of ranks exchanges directly: the fewest bytes",
-        in_order=True,
         cost=pairwise.all_to_all_cost,
     ),
     Algorithm(
@@ -313,7 +288,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         bruck.all_to_all,
         "blocks relayed in log2 P rounds: the fewest steps, for small blocks of one size",
         even=True,
-        in_order=True,
         cost=bruck.all_to_all_cost,
     ),
     Algorithm(
@@ -321,7 +295,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.SCAN,
         prefix.scan,
         "handed on in log2 P rounds, twice as far in each: the fewest steps, for small arrays",
-        in_order=True,
         cost=prefix.scan_cost,
     ),
     Algorithm(
@@ -332,7 +305,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         segment_bytes=512 * _KIB,
         canonical=True,
         pipelined=True,
-        in_order=True,
         cost=prefix.chain_scan_cost,
     ),
     Algorithm(
@@ -340,7 +312,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.EXSCAN,
         prefix.exscan,
         "handed on by 1, 2, 3, 6, 12, ... ranks: the fewest steps, for small arrays",
-        in_order=True,
         cost=prefix.exscan_cost,
     ),
     Algorithm(
@@ -351,7 +322,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         segment_bytes=512 * _KIB,
         canonical=True,
         pipelined=True,
-        in_order=True,
         cost=prefix.chain_exscan_cost,
     ),
     Algorithm(
@@ -359,7 +329,6 @@ BUILTIN: tuple[Algorithm, ...] = (
         Collective.BARRIER,
         doubling.barrier,
         "log2 P rounds of empty messages",
-        in_order=True,
         cost=doubling.barrier_cost,
     ),
 )

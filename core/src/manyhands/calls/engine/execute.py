@@ -1,13 +1,11 @@
-"""Plans carried out one step after the other: the way of nearly every call, because it keeps no books.
+"""The interpreter of programs in Python: one loop over their steps, which keeps no books.
 
 What makes a call slow is not only its bytes but also the objects and look-ups on its way. So all that does not depend on the call is
-made once: the order of the steps, the headers but for their sequence number, and arrays that lie in the slots of mailboxes.
+made once: the headers but for their number, and arrays that lie in the slots of mailboxes.
 
-Steps run in the order in which the algorithm lists them, but each send as early as its operand is there. Short messages go through
-mailboxes: operands are copied from the user's array into a slot, and reduced from a slot; there is no other copy. Long ones are sent from
-the user's memory, received into it, or reduced as they come, part by part; they are on their way while later steps run, and a step that
-writes where one still reads waits for it. That this cannot deadlock, however late a send ends, is a property of the algorithm:
-`Algorithm.in_order`.
+Short messages go through mailboxes: operands are copied from the user's array into a slot, and reduced from a slot; there is no other copy.
+Long ones are sent from the user's memory, received into it, or reduced as they come, part by part; they are on their way while later steps
+run. That this cannot deadlock, however late a send ends, is proved of every algorithm: `manyhands.schedule.proof.in_order`.
 """
 
 from __future__ import annotations
@@ -19,14 +17,26 @@ from typing import Any
 import numpy as np
 
 from manyhands.arrays.memory import Array, bytes_of
-from manyhands.calls.engine.memory import Block, shared_pool
-from manyhands.calls.engine.plan import Plan
-from manyhands.calls.engine.steps import COPY, LONG_LEFT, LONG_RECV, LONG_SEND, RECV_LEFT, RECV_RIGHT, REDUCE, SEND, WAIT, Steps
+from manyhands.calls.engine.adapter import streaming
+from manyhands.calls.engine.program import (
+    COPY,
+    LONG_LEFT,
+    LONG_RECV,
+    LONG_SEND,
+    RECV_LEFT,
+    RECV_RIGHT,
+    REDUCE,
+    SEND,
+    WAIT,
+    WORK,
+    Program,
+)
+from manyhands.calls.engine.scratch import shared_pool
 from manyhands.calls.engine.waiting import Waiter, checked_transfer
 from manyhands.contract.backend import Mailbox, Sink, Transfer, Transport
 from manyhands.errors import InternalError
 
-__all__ = ["Express", "Patience"]
+__all__ = ["Executable", "Patience"]
 
 Patience = Callable[[], Waiter]
 """Makes what waits for transfers that are not done at once."""
@@ -34,57 +44,53 @@ Patience = Callable[[], Waiter]
 _KEPT_SCRATCH_BYTES = 1 << 16
 _NOTHING = memoryview(b"")
 
+_Bound = tuple[int, int, Mailbox, bytearray, memoryview, int, tuple[Array, ...], int, int, int]
+"""A step: kind, peer, mailbox, header, where the number of the call stands in it, bytes, an array in each slot, and three operands."""
+_NO_BOX: Any = None
+_NO_HEADER = bytearray()
+_NO_NUMBER = memoryview(_NO_HEADER)
 
-class Express:
-    """A plan for one dtype, made ready once and carried out any number of times, one after the other.
+
+class Executable:
+    """A program made ready for a transport, and carried out any number of times, one after the other.
 
     Parameters
     ----------
-    plan
-        What to do, by an algorithm that is `Algorithm.in_order`.
+    program
+        What to do.
     transport
-        What carries it out; it streams, or no message of the plan is long.
+        What carries it out.
     boxes
-        Its mailbox for each peer; what is short goes through them.
-    dtype
-        The dtype of the arrays.
-    shape
-        The shape of input and output, where both have the same; None where they have not.
+        Its mailbox for each peer, of slots as long as the program was compiled for.
 
     Attributes
     ----------
     takes_any_layout
-        Whether input and output may be any arrays of the call's shape, also such that share memory: every step is on whole arrays, and
-        the input is not read after the output was written.
+        `Program.takes_any_layout`.
     """
 
-    __slots__ = ("_combine", "_scratch", "_steps", "_transport", "_work_bytes", "takes_any_layout")
+    __slots__ = ("_combine", "_parts", "_program", "_scratch", "_steps", "_transport", "_work_bytes", "takes_any_layout")
 
-    def __init__(
-        self,
-        plan: Plan,
-        transport: Transport,
-        boxes: Mapping[int, Mailbox],
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...] | None,
-    ) -> None:
-        self._transport = transport
-        self._combine: Callable[..., Any] = _no_reduction if plan.reduction is None else plan.reduction.combine
-        self._steps = steps = Steps(plan, boxes, dtype, shape)
-        self._work_bytes = plan.work_bytes if steps.scratch else 0
+    def __init__(self, program: Program, transport: Transport, boxes: Mapping[int, Mailbox]) -> None:
+        self._program = program
+        self._transport = streaming(transport, program)
+        self._combine: Callable[..., Any] = _no_reduction if program.reduction is None else program.reduction.combine
+        self._steps: list[_Bound] = _bound(program, boxes)
+        self._parts = [region for region in program.regions if region[0] != WORK]
+        self._work_bytes = program.work_bytes if len(self._parts) < len(program.regions) else 0
         self._scratch: list[Array] = []
         if 0 < self._work_bytes <= _KEPT_SCRATCH_BYTES:
-            self._scratch = steps.lay_out(np.empty(self._work_bytes, np.uint8))
-        self.takes_any_layout: bool = steps.takes_any_layout
+            self._scratch = self._lay_out(np.empty(self._work_bytes, np.uint8))
+        self.takes_any_layout: bool = program.takes_any_layout
 
     def run(self, source: Array, target: Array, sequence: int, patience: Patience) -> None:  # noqa: PLR0912 - the loop of every call
-        """Carry out the plan.
+        """Carry out the program.
 
         Parameters
         ----------
         source, target
-            Input and output, of the call's dtype and shapes; C-contiguous unless `takes_any_layout`. They may be the very same memory
-            where the schedule allows that.
+            Input and output, of the call's dtype and shapes, empty where the rank holds none; C-contiguous unless `takes_any_layout`.
+            They may be the very same memory where the schedule allows that.
         sequence
             The number of the call.
         patience
@@ -100,7 +106,7 @@ class Express:
         views = self._views(source, target, block)
         combine = self._combine
         traffic: _Traffic | None = None
-        for kind, peer, box, header, number, nbytes, slots, first, second, third in self._steps.steps:
+        for kind, peer, box, header, number, nbytes, slots, first, second, third in self._steps:
             if kind == SEND:
                 number[0] = sequence
                 if traffic is not None and traffic.is_busy(peer):
@@ -142,14 +148,19 @@ class Express:
             # After a failure it is not kept: the transport may still have views of it.
             shared_pool.give(block)
 
-    def _views(self, source: Array, target: Array, block: Block | None) -> list[Array]:
-        """Return what the steps work on: input, output, parts of the scratch memory, parts of input and output."""
-        steps = self._steps
-        views = [source, target, *(self._scratch if block is None else steps.lay_out(block.memory))]
-        if steps.parts:
+    def _views(self, source: Array, target: Array, block: Array | None) -> list[Array]:
+        """Return the operands: input, output, parts of the scratch memory, parts of input and output."""
+        views = [source, target, *(self._scratch if block is None else self._lay_out(block))]
+        if self._parts:
             flat = source.reshape(-1), target.reshape(-1)
-            views += [flat[memory][start:stop] for memory, start, stop in steps.parts]
+            views += [flat[memory][start:stop] for memory, start, stop in self._parts]
         return views
+
+    def _lay_out(self, memory: Array) -> list[Array]:
+        """Return the parts of the scratch memory, which is an array of bytes."""
+        itemsize = self._program.dtype.itemsize
+        regions = (region for region in self._program.regions if region[0] == WORK)
+        return [_array(self._program, stop - start, memory.data, start * itemsize) for _, start, stop in regions]
 
     def _carry(self, kind: int, peer: int, header: bytes, first: Array, second: Array, traffic: _Traffic) -> None:
         """Carry out the step of a long message."""
@@ -220,12 +231,14 @@ class _Traffic:
     def finish(self) -> None:
         """Wait until all has been sent."""
         while self._active:
-            self._go_on(next(iter(self._active)))
+            self._go_on()
 
-    def _go_on(self, peer: int, *wanted: Transfer) -> None:
+    def _go_on(self, peer: int | None = None, *wanted: Transfer) -> None:
+        """Wait until anything has moved: for a peer, or for all to whom something is on its way."""
         if self._waiter is None:
             self._waiter = self._patience()
-        self._waiter.wait([*wanted, *(transfer for transfer, _ in self._active.values())], lambda: [peer])
+        transfers = [*wanted, *(transfer for transfer, _ in self._active.values())]
+        self._waiter.wait(self._transport, transfers, lambda: sorted(self._active) if peer is None else [peer])
         for to, (transfer, is_long) in list(self._active.items()):
             if transfer.done:
                 del self._active[to]
@@ -247,5 +260,29 @@ class _Traffic:
             header, payload, is_long = queued.popleft()
 
 
+def _bound(program: Program, boxes: Mapping[int, Mailbox]) -> list[_Bound]:
+    """Return the steps with all that does not depend on the call."""
+    slots: dict[tuple[int, bool, int], tuple[Array, ...]] = {}
+    bound: list[_Bound] = []
+    for kind, peer, head, tail, nbytes, first, second, third in program.steps:
+        if not head:
+            bound.append((kind, peer, _NO_BOX, _NO_HEADER, _NO_NUMBER, 0, (), first, second, third))
+            continue
+        header = bytearray(head + bytes(8) + tail)
+        number = memoryview(header)[len(head) : len(head) + 8].cast("Q")
+        key = peer, kind == SEND, nbytes if kind < REDUCE else 0
+        if key not in slots:
+            count = nbytes // max(1, program.dtype.itemsize)
+            memory = boxes[peer].outgoing if kind == SEND else boxes[peer].incoming
+            slots[key] = tuple(_array(program, count, slot) for slot in memory) if key[2] else ()
+        bound.append((kind, peer, boxes[peer], header, number, nbytes, slots[key], first, second, third))
+    return bound
+
+
+def _array(program: Program, count: int, memory: memoryview, offset: int = 0) -> Array:
+    """Return an operand in some memory."""
+    return np.ndarray((count,) if program.shape is None else program.shape, program.dtype, memory, offset)
+
+
 def _no_reduction(*_: Array, **__: Array) -> None:
-    raise InternalError("a plan without a reduction came to a step that reduces")
+    raise InternalError("a program without a reduction came to a step that reduces")

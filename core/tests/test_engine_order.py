@@ -1,4 +1,4 @@
-"""Plans carried out one after the other come to no halt, and `check_in_order` knows what the engine makes of a schedule."""
+"""Steps carried out one after the other come to no halt, and `check_in_order` knows what the engine makes of a schedule."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_tools import compiled
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from manyhands.arrays.dtypes import resolve_op
-from manyhands.calls.engine import Plan, compile_plan
-from manyhands.calls.engine.steps import LONG_SEND, SEND, WAIT, Step, Steps, in_order
-from manyhands.contract.backend import Mailbox, Transfer
-from manyhands.control.signatures import CallSignature
+from manyhands.calls.engine import Program
+from manyhands.calls.engine.program import LONG_SEND, SEND, WAIT, Step
 from manyhands.schedule.algorithms.doubling import barrier
 from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.compose import in_parallel
 from manyhands.schedule.contracts import Contract, Piece
 from manyhands.schedule.errors import ScheduleDeadlockError
-from manyhands.schedule.order import run_order
 from manyhands.schedule.proof.in_order import check_in_order
 from manyhands.schedule.steps import Collective, Recv, RecvReduce, Schedule, Send
 
 ROOTED = {Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER}
 INT = np.dtype(np.int32)
-_SIGNATURE = CallSignature("all_reduce")
 
 
 def as_groups_run(schedules: Sequence[Schedule]) -> list[Schedule]:
@@ -41,7 +38,7 @@ def as_groups_run(schedules: Sequence[Schedule]) -> list[Schedule]:
 
 
 @pytest.mark.parametrize("algorithm", BUILTIN, ids=lambda each: f"{each.collective.value}-{each.name}")
-def test_every_algorithm_that_says_so_finishes_one_step_after_the_other(algorithm: Algorithm) -> None:
+def test_every_algorithm_finishes_one_step_after_the_other(algorithm: Algorithm) -> None:
     assert algorithm.in_order
     for size in range(1, 18):
         hosts = [n for n in range(1, size + 1) if size % n == 0] if algorithm.by_host else [1]
@@ -53,35 +50,15 @@ def test_every_algorithm_that_says_so_finishes_one_step_after_the_other(algorith
 # The engine's own steps, as a second opinion
 
 
-class Slots(Mailbox):
-    """A mailbox of which the length of the slots is all that counts."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.outgoing = self.incoming = (memoryview(bytearray(nbytes)),)
-        self.next_out = self.next_in = 0
-
-    def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-        raise NotImplementedError
-
-    def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-        raise NotImplementedError
-
-
-def plan_of(schedule: Schedule, size_of: Callable[[Piece], int] = lambda _: 1) -> Plan:
-    """A plan for int32 in which each piece has that many elements."""
+def program_of(schedule: Schedule, slot_bytes: int, size_of: Callable[[Piece], int] = lambda _: 1) -> Program:
+    """A program for int32 in which each piece has that many elements, with mailboxes of so many bytes."""
     contract = Contract.of(schedule)
 
     def offsets(pieces: Sequence[Piece]) -> list[int]:
         return list(itertools.accumulate((size_of(contract.extent(piece)) for piece in pieces), initial=0))
 
     inputs, outputs = offsets(contract.input_pieces(schedule.rank)), offsets(contract.output_pieces(schedule.rank))
-    return compile_plan(schedule, _SIGNATURE, 0, inputs, outputs, 4, resolve_op("sum", INT), streams=True)
-
-
-def steps_of(plan: Plan, capacity: int) -> list[Step]:
-    """What the engine does for a plan with mailboxes of so many bytes."""
-    boxes = {peer: Slots(capacity) for peer in plan.peers}
-    return Steps(plan, boxes, INT, None).steps
+    return compiled(schedule, inputs, outputs, INT, resolve_op("sum", INT), slot_bytes=slot_bytes)
 
 
 def finish(ranks: Sequence[Sequence[Step]]) -> bool:
@@ -91,7 +68,7 @@ def finish(ranks: Sequence[Sequence[Step]]) -> bool:
     received: Counter[tuple[int, int]] = Counter()
 
     def run(rank: int) -> bool:
-        kind, peer, _, _, _, _, _, count, _, _ = ranks[rank][position[rank]]
+        kind, peer, _, _, _, count, _, _ = ranks[rank][position[rank]]
         there, back = (rank, peer), (peer, rank)
         if kind in (SEND, LONG_SEND):
             started[there].append(kind == LONG_SEND)
@@ -172,19 +149,11 @@ def test_the_engine_comes_to_a_halt_exactly_where_the_check_says_so(
         finishes = False
     event("finishes" if finishes else "halts")
     whole = as_groups_run(schedules)
-    assert finish([steps_of(plan_of(schedule), 0) for schedule in whole]) is finishes
+    assert finish([program_of(schedule, 0).steps for schedule in whole]) is finishes
     if finishes:  # short messages and empty chunks only make it easier
         sizes: dict[Piece, int] = {}
 
         def size_of(piece: Piece) -> int:
             return sizes.setdefault(piece, draw.choice((0, 1, 2, 3)))
 
-        assert finish([steps_of(plan_of(schedule, size_of), capacity) for schedule in whole])
-
-
-@given(algorithm=st.sampled_from(BUILTIN), size=st.integers(1, 9), seed=st.integers(0, 1 << 32))
-@settings(max_examples=100)
-def test_the_order_of_steps_is_that_of_the_engine(algorithm: Algorithm, size: int, seed: int) -> None:
-    for rank in range(size):
-        schedule = shuffled(algorithm.schedule(rank, size), random.Random(seed))
-        assert run_order(schedule) == in_order(plan_of(schedule))
+        assert finish([program_of(schedule, capacity, size_of).steps for schedule in whole])
