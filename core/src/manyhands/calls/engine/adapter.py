@@ -142,16 +142,17 @@ class _Cutting(Transport):
         self._transport.connect(peers, deadline)
 
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
-        return _Pieces(self._in_turn(self._send, peer, header, payload.toreadonly()))
+        return self._cut(self._send, peer, header, payload.toreadonly())
 
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
-        return _Pieces(self._in_turn(self._recv, peer, header, payload))
+        return self._cut(self._recv, peer, header, payload)
 
     def consume(self, peer: int, header: bytes, nbytes: int, sink: Sink) -> Transfer:
         return _Pieces(self._consuming(peer, header, nbytes, sink))
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
-        cut = [transfer for transfer in transfers if isinstance(transfer, _Pieces)]
+        # The interpreter names what it waits for before its sends. These go first, so that peers have them while this rank reduces.
+        cut = [transfer for transfer in reversed(transfers) if isinstance(transfer, _Pieces)]
         while True:
             moving = [transfer.piece if isinstance(transfer, _Pieces) else transfer for transfer in transfers]
             checked_wait(self._transport, moving, deadline)
@@ -170,9 +171,11 @@ class _Cutting(Transport):
         transfer = self._transport.recv(peer, piece_header(header, len(piece), offset), piece)
         return checked_transfer(transfer, self._transport, "recv")
 
-    def _in_turn(self, start: _Start, peer: int, header: bytes, payload: memoryview) -> Iterator[Transfer]:
-        for offset in range(0, max(1, len(payload)), self._piece_bytes):
-            yield start(peer, header, offset, payload[offset : offset + self._piece_bytes])
+    def _cut(self, start: _Start, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        size = self._piece_bytes
+        if len(payload) <= size:
+            return start(peer, header, 0, payload)
+        return _Pieces(start(peer, header, offset, payload[offset : offset + size]) for offset in range(0, len(payload), size))
 
     def _consuming(self, peer: int, header: bytes, nbytes: int, sink: Sink) -> Iterator[Transfer]:
         size = min(nbytes, self._piece_bytes)
