@@ -167,8 +167,8 @@ class Transport(ABC):
     ----------
     streams
         If true, messages of any length are sent whole, and `consume` receives those that are to be reduced, without memory of
-        core's. If false, core cuts long messages into pieces, and receives operands into memory of its own. The same on all
-        ranks.
+        core's. If false, core cuts long messages into pieces, and receives what it will reduce into memory of its own, one piece
+        while it reduces the other. The same on all ranks.
     """
 
     streams: bool = False
