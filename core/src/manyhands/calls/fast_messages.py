@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -21,7 +21,7 @@ from manyhands.control.signatures import pack_header, split_header
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["End", "FastRecv", "FastSend"]
+__all__ = ["End", "FastExchange", "FastRecv", "FastSend"]
 
 _ndarray = np.ndarray
 _now = time.monotonic
@@ -61,11 +61,11 @@ class End(NamedTuple):
 class _Fast:
     """What sends and receives have in common."""
 
-    __slots__ = ("_box", "_direction", "_end", "_header", "_number", "_tags", "_what")
+    __slots__ = ("_box", "_end", "_header", "_number", "_tags", "_what", "direction")
 
     def __init__(self, end: End) -> None:
         self._end = end
-        self._direction = end.direction
+        self.direction: Direction = end.direction
         self._box = end.box
         self._what = end.what
         head, tail = split_header(pack_header(ARRAY, end.sender, end.members.channel + 1, 0, OPENING_BYTES, 0))
@@ -76,16 +76,15 @@ class _Fast:
 
     def _slots(self, kind: Kind) -> list[Array]:
         """Return where arrays of a kind lie in each slot."""
-        slots = self._box.outgoing if self._direction.is_send else self._box.incoming
+        slots = self._box.outgoing if self.direction.is_send else self._box.incoming
         return [_ndarray(kind[1], kind[0], slot, TAG_BYTES) for slot in slots]
 
-    def _wait(self, transfer: Transfer, number: int, deadline: Deadline, call: str) -> None:
+    def _wait(self, transfers: Sequence[Transfer], number: int, deadline: Deadline) -> None:
         """Wait for what was not done at once."""
-        checked_transfer(transfer, self._box, call)
+        for transfer in transfers:
+            checked_transfer(transfer, self._box, "post" if self.direction.is_send else "fetch")
         with _Slow(self._end, number) as slow:
-            waiter = Waiter(deadline, slow.report)
-            while not transfer.done:
-                waiter.wait(self._end.transport, [transfer], lambda: [self._direction.rank])
+            _wait(self._end.transport, transfers, deadline, slow.report, [self.direction.rank])
 
     def _move(self, number: int, array: Array | None, deadline: Deadline) -> Array:
         """Move what does not travel in an opening alone."""
@@ -130,7 +129,7 @@ class FastSend(_Fast):
         The dtype and the shape, which the direction knows.
     """
 
-    __slots__ = ("_arrays", "_forgotten", "_is_short", "_kinds", "_tag")
+    __slots__ = ("_arrays", "_forgotten", "_kinds", "_tag", "is_short")
 
     def __init__(self, end: End, kind: Kind) -> None:
         super().__init__(end)
@@ -139,8 +138,22 @@ class FastSend(_Fast):
         self._kinds = end.direction.kinds
         self._forgotten = self._kinds.forgotten
         self._tag = int.from_bytes(tag, "little")
-        self._is_short = int(np.prod(kind[1])) * kind[0].itemsize <= FIRST_BYTES
-        self._arrays = self._slots(kind) if self._is_short else []
+        self.is_short: bool = int(np.prod(kind[1])) * kind[0].itemsize <= FIRST_BYTES
+        self._arrays = self._slots(kind) if self.is_short else []
+
+    @property
+    def is_known(self) -> bool:
+        """Whether both ends still know the kind for certain."""
+        return self._kinds.forgotten == self._forgotten
+
+    def start(self, array: Array, number: int) -> Transfer | None:
+        """Post a short array as message ``number``."""
+        box = self._box
+        slot = box.next_out
+        self._tags[slot][0] = self._tag
+        self._arrays[slot][...] = array
+        self._number[0] = number
+        return box.post(self._header, OPENING_BYTES)
 
     def run(self, array: Array, out: object, timeout_s: float) -> Any:
         """Send an array of the kind; `LONG_WAY` where it must go that.
@@ -150,24 +163,20 @@ class FastSend(_Fast):
         CommError
             The first cause, alike on all ranks.
         """
-        if self._kinds.forgotten != self._forgotten or not (self._is_short or array.flags.c_contiguous):
+        if not self.is_known or not (self.is_short or array.flags.c_contiguous):
             return LONG_WAY
-        direction, box = self._direction, self._box
+        direction = self.direction
         number = direction.enter()
         if number < 0:
             return LONG_WAY
         started = _now()
         try:
-            if not self._is_short:
+            if not self.is_short:
                 self._move(number, array, _until(started, timeout_s))
                 return None
-            slot = box.next_out
-            self._tags[slot][0] = self._tag
-            self._arrays[slot][...] = array
-            self._number[0] = number
-            transfer = box.post(self._header, OPENING_BYTES)
+            transfer = self.start(array, number)
             if transfer is not None:
-                self._wait(transfer, number, _until(started, timeout_s), "post")
+                self._wait([transfer], number, _until(started, timeout_s))
         except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
             self._failed(error, _until(started, timeout_s))
         finally:
@@ -194,35 +203,43 @@ class FastRecv(_Fast):
         """
         if out is not None and not (type(out) is _ndarray and out.flags.carray):
             return LONG_WAY
-        direction, box = self._direction, self._box
+        direction = self.direction
         number = direction.enter()
         if number < 0:
             return LONG_WAY
         started = _now()
         try:
-            self._number[0] = number
-            transfer = box.fetch(self._header, OPENING_BYTES)
+            transfer = self.start(number)
             if transfer is not None:
-                self._wait(transfer, number, _until(started, timeout_s), "fetch")
-            slot = box.next_in
-            known = self._known.get(self._tags[slot][0])
-            if known is not None:
-                (dtype, shape), arrays = known
-                if out is None:
-                    return arrays[slot].copy()
-                if out.dtype is dtype and out.shape == shape:
-                    out[...] = arrays[slot]
-                    return out
-            return self._others(number, out, _until(started, timeout_s))
+                self._wait([transfer], number, _until(started, timeout_s))
+            return self.take(number, out, started, timeout_s)
         except BaseException as error:  # noqa: BLE001 - as above
             self._failed(error, _until(started, timeout_s))
         finally:
             direction.leave(self._what, started)
         return None
 
+    def start(self, number: int) -> Transfer | None:
+        """Fetch the opening of message ``number``."""
+        self._number[0] = number
+        return self._box.fetch(self._header, OPENING_BYTES)
+
+    def take(self, number: int, out: Array | None, started: float, timeout_s: float) -> Array:
+        """Return the array whose opening has come, in ``out`` or as a new one."""
+        slot = self._box.next_in
+        known = self._known.get(self._tags[slot][0])
+        if known is not None:
+            (dtype, shape), arrays = known
+            if out is None:
+                return arrays[slot].copy()
+            if out.dtype is dtype and out.shape == shape:
+                out[...] = arrays[slot]
+                return out
+        return self._others(number, out, _until(started, timeout_s))
+
     def _others(self, number: int, out: Array | None, deadline: Deadline) -> Array:
         """Receive what is new, or long, or does not fit."""
-        array, kinds = self._move(number, out, deadline), self._direction.kinds
+        array, kinds = self._move(number, out, deadline), self.direction.kinds
         kind = array.dtype, array.shape
         tag = kinds.tag(kind)
         if tag is not None and array.nbytes <= FIRST_BYTES:
@@ -231,6 +248,81 @@ class FastRecv(_Fast):
                 self._known.clear()
             self._known[int.from_bytes(tag, "little")] = kind, self._slots(kind)
         return array
+
+
+class FastExchange:
+    """Sends to one rank and receives from one, at once, where what is sent travels in its opening alone.
+
+    Parameters
+    ----------
+    send, recv
+        The two halves.
+    what
+        The call in words.
+    """
+
+    __slots__ = ("_end", "_recv", "_send", "_what")
+
+    def __init__(self, send: FastSend, recv: FastRecv, what: object, end: End) -> None:
+        self._send = send
+        self._recv = recv
+        self._what = what
+        self._end = end
+
+    def run(self, array: Array, out: Any, timeout_s: float) -> Any:
+        """Exchange arrays; return the one that came, in ``out`` or as a new one. `LONG_WAY` where it must go that.
+
+        Raises
+        ------
+        CommError
+            The first cause, alike on all ranks; ``out`` is then undefined.
+        """
+        send, recv = self._send, self._recv
+        if not (send.is_known and send.is_short) or (out is not None and not (type(out) is _ndarray and out.flags.carray)):
+            return LONG_WAY
+        sending, receiving = send.direction, recv.direction
+        sent = sending.enter()
+        if sent < 0:
+            return LONG_WAY
+        received = receiving.enter()
+        if received < 0:
+            sending.take_back()
+            return LONG_WAY
+        started = _now()
+        try:
+            # Both have begun before either is waited for: the peers do the same.
+            active = [transfer for transfer in (send.start(array, sent), recv.start(received)) if transfer is not None]
+            if active:
+                self._wait(active, sent, received, _until(started, timeout_s))
+            return recv.take(received, out, started, timeout_s)
+        except BaseException as error:  # noqa: BLE001 - as above
+            end, deadline = self._end, _until(started, timeout_s)
+            guarded(end.job, end.members, end.ledger.messages, ARRAY, deadline, partial(_again, error), self._what)
+        finally:
+            receiving.leave(self._what, started)
+            sending.leave(self._what, started)
+        return None
+
+    def _wait(self, transfers: Sequence[Transfer], sent: int, received: int, deadline: Deadline) -> None:
+        sending, receiving, ledger = self._send.direction, self._recv.direction, self._end.ledger
+        messages = [(sending.rank, True, sent), (receiving.rank, False, received)]
+        record = ledger.record_message(self._what, 0)
+        try:
+            for transfer in transfers:
+                checked_transfer(transfer, self._end.box, "post or fetch")
+            report = partial(ledger.report_message_wait, record, messages)
+            _wait(self._end.transport, transfers, deadline, report, [receiving.rank, sending.rank])
+        finally:
+            ledger.end(record)
+
+
+def _wait(
+    transport: Transport, transfers: Sequence[Transfer], deadline: Deadline, report: StallCallback, peers: list[int]
+) -> None:
+    """Wait until all transfers are done."""
+    waiter = Waiter(deadline, report)
+    while left := [transfer for transfer in transfers if not transfer.done]:
+        waiter.wait(transport, left, lambda: peers)
 
 
 def _until(started: float, timeout_s: float) -> Deadline:

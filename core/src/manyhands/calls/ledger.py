@@ -86,6 +86,12 @@ class Direction(Turns):
         self._ledger.messages += 1
         return number
 
+    def take_back(self) -> None:
+        """Undo `enter`: the message was not begun after all."""
+        self._begun[self.rank] -= 1
+        self._ledger.messages -= 1
+        self.give()
+
     def leave(self, what: object, started: float) -> None:
         """End the message that `enter` began, well or badly."""
         self._recorder.note(self._where, self._ledger.messages, what, started)
@@ -169,7 +175,7 @@ class Ledger(Turns):
             The first cause of the job's failure.
         """
         job = self._job
-        if not (job.closed or self._number in job.left or self._control.failed):
+        if not (job.closed or self._number in job.left or self._control.verdict):
             return
         name = None if operation is None else str(operation)  # made up only now
         if job.closed:

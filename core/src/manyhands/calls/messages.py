@@ -10,9 +10,10 @@ import numpy as np
 
 from manyhands.arrays.libraries import DeviceArray
 from manyhands.arrays.memory import NOTHING, Array, contiguous, copy_of, handed_over, new_array
-from manyhands.calls.engine.waiting import StallCallback, checked_mailbox
+from manyhands.calls.engine.adapter import mailbox_of
+from manyhands.calls.engine.waiting import StallCallback
 from manyhands.calls.failures import guarded
-from manyhands.calls.fast_messages import End, FastRecv, FastSend
+from manyhands.calls.fast_messages import End, FastExchange, FastRecv, FastSend
 from manyhands.calls.ledger import Direction, Ledger
 from manyhands.calls.point_to_point import OPENING_BYTES, DescriptionMismatch, Incoming, Outgoing, move
 from manyhands.calls.request import ARRAY, Message
@@ -42,7 +43,7 @@ class MessagePath:
         self.ledger: Ledger = ledger
         self._channel = members.channel + 1
         self._transport: Transport | None = None
-        self._boxes: dict[int, Mailbox | None] = {}
+        self._boxes: dict[int, Mailbox] = {}
         self._opening = threading.Lock()
 
     def prepare(self, message: Message) -> MessageAction:
@@ -91,26 +92,31 @@ class MessagePath:
         kinds = direction.kinds if signature is ARRAY else None
         return Incoming(direction.rank, self._channel, number, out, signature, kinds)
 
-    def fast(self, action: MessageAction, array: Array) -> FastSend | FastRecv | None:
+    def fast(self, action: MessageAction, array: Array) -> FastSend | FastRecv | FastExchange | None:
         """Return the fast way of a message that was just moved, where it has one."""
-        direction, kind = action.direction, (array.dtype, array.shape)
-        if direction is None or self._transport is None or self.job.runtime.is_simulated:
+        sending, receiving, kind = action.sending, action.receiving, (array.dtype, array.shape)
+        if self._transport is None or self.job.runtime.is_simulated or not action.is_repeatable:
             return None
-        box = self._boxes.get(direction.rank)
-        if box is None or (direction.is_send and direction.kinds.tag(kind) is None):
+        if sending is not None and sending.kinds.tag(kind) is None:
             return None
-        end = End(
+        send = None if sending is None else FastSend(self._end(self._transport, sending, action.what), kind)
+        recv = None if receiving is None else FastRecv(self._end(self._transport, receiving, action.what))
+        if send is None or recv is None or receiving is None:
+            return send or recv
+        return FastExchange(send, recv, action.what, self._end(self._transport, receiving, action.what))
+
+    def _end(self, transport: Transport, direction: Direction, what: Words) -> End:
+        return End(
             self.job,
             self.members,
             self.ledger,
             direction,
-            self._transport,
-            box,
-            action.what,
+            transport,
+            self._boxes[direction.rank],
+            what,
             self.job.rank if direction.is_send else direction.rank,
-            partial(self._send_whole if direction.is_send else self._recv_rest, direction, action.what),
+            partial(self._send_whole if direction.is_send else self._recv_rest, direction, what),
         )
-        return FastSend(end, kind) if direction.is_send else FastRecv(end)
 
     def _send_whole(
         self, direction: Direction, what: Words, number: int, array: Array, deadline: Deadline, stall: StallCallback
@@ -153,10 +159,7 @@ class MessagePath:
                 transport.connect([peer], deadline)
                 with self._opening:
                     if peer not in self._boxes:
-                        box = checked_mailbox(transport, peer)
-                        # An opening must fit.
-                        fits = box is not None and min(len(box.outgoing[0]), len(box.incoming[0])) >= OPENING_BYTES
-                        self._boxes[peer] = box if fits else None
+                        self._boxes[peer] = mailbox_of(transport, peer, OPENING_BYTES)
         return transport
 
     def _open(self) -> Transport:
@@ -177,7 +180,7 @@ class MessageAction:
         The memory, C-contiguous; None where nothing is sent, and for new memory.
     """
 
-    __slots__ = ("_message", "_path", "_receiving", "_sending", "_sent", "_target", "turns", "what")
+    __slots__ = ("_message", "_path", "_sent", "_target", "receiving", "sending", "turns", "what")
 
     def __init__(self, path: MessagePath, message: Message, sending: Array | None, target: Array | None) -> None:
         ranks, ledger = path.members.ranks, path.ledger
@@ -187,22 +190,16 @@ class MessageAction:
         self._message = message
         self._sent = sending
         self._target = target
-        self._sending = None if to is None else ledger.direction(to, is_send=True)
-        self._receiving = None if whence is None else ledger.direction(whence, is_send=False)
+        self.sending = None if to is None else ledger.direction(to, is_send=True)
+        self.receiving = None if whence is None else ledger.direction(whence, is_send=False)
         # Both turns first, and only then the numbers of the messages: who gives up while it waits must not have used one.
-        self.turns: tuple[Turns, ...] = tuple(each for each in (self._sending, self._receiving) if each is not None)
+        self.turns: tuple[Turns, ...] = tuple(each for each in (self.sending, self.receiving) if each is not None)
         self.what: Words = Words(to, whence, message.signature)
 
     @property
-    def direction(self) -> Direction | None:
-        """The direction of an array of the user's that goes one way alone; None for others."""
-        is_sent, comes = self._sending is not None, self._receiving is not None
-        gives_out = not comes and self._message.target is not None  # a sendrecv that receives from nobody
-        return (
-            None
-            if (is_sent and comes) or gives_out or self._message.signature is not ARRAY
-            else self._sending or self._receiving
-        )
+    def is_repeatable(self) -> bool:
+        """Whether it is an array of the user's, and what comes is what the caller gets: not where a sendrecv receives from nobody."""
+        return self._message.signature is ARRAY and (self.receiving is not None or self._message.target is None)
 
     def run(self, deadline: Deadline) -> Any:
         """Move it; return what was received, None where nothing was.
@@ -215,10 +212,10 @@ class MessageAction:
         path, signature = self._path, self._message.signature
         path.ledger.check(self.what, path.ledger.messages + 1)
         outgoing, incoming = None, None
-        if self._sending is not None and self._sent is not None:
-            outgoing = path.outgoing(self._sending, self._sending.next(), self._sent, signature)
-        if self._receiving is not None:
-            incoming = path.incoming(self._receiving, self._receiving.next(), self._target, signature)
+        if self.sending is not None and self._sent is not None:
+            outgoing = path.outgoing(self.sending, self.sending.next(), self._sent, signature)
+        if self.receiving is not None:
+            incoming = path.incoming(self.receiving, self.receiving.next(), self._target, signature)
         path.move(outgoing, incoming, self.what, deadline, signature)
         if incoming is None:
             return None

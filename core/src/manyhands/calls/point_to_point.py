@@ -229,7 +229,7 @@ def _header(signature: CallSignature, sender: int, channel: int, number: int, nb
 
 def move(
     transport: Transport,
-    boxes: Mapping[int, Mailbox | None],
+    boxes: Mapping[int, Mailbox],
     outgoing: Outgoing | None,
     incoming: Incoming | None,
     deadline: Deadline,
@@ -283,64 +283,36 @@ class _Mover:
 
     __slots__ = ("_boxes", "_transport")
 
-    def __init__(self, transport: Transport, boxes: Mapping[int, Mailbox | None]) -> None:
+    def __init__(self, transport: Transport, boxes: Mapping[int, Mailbox]) -> None:
         self._transport = transport
         self._boxes = boxes
 
     def send(self, flow: Outgoing) -> Iterator[Transfer]:
         """Send the opening, and the rest: through the mailbox where it is short."""
-        header, box = flow.header(OPENING_BYTES, 0), self._boxes[flow.peer]
-        transfer: Transfer | None
-        if box is None:
-            opening = memoryview(bytearray(OPENING_BYTES))
-            rest = flow.open(opening)
-            transfer = self._transport.send(flow.peer, header, opening)
-        else:
-            rest = flow.open(box.outgoing[box.next_out])
-            transfer = box.post(header, OPENING_BYTES)
-        if transfer is not None or box is None:
-            self._check(flow, transfer, box, "send" if box is None else "post")
-        if transfer is not None and not transfer.done:
-            yield transfer
-        if box is not None and 0 < len(rest) <= len(box.outgoing[0]):
+        box = self._boxes[flow.peer]
+        rest = flow.open(box.outgoing[box.next_out])
+        yield from _unfinished(box.post(flow.header(OPENING_BYTES, 0), OPENING_BYTES), box, "post")
+        if 0 < len(rest) <= len(box.outgoing[0]):
             box.outgoing[box.next_out][: len(rest)] = rest
-            transfer = box.post(flow.header(len(rest), 1), len(rest))
-            if transfer is not None:
-                yield transfer
+            yield from _unfinished(box.post(flow.header(len(rest), 1), len(rest)), box, "post")
         else:
             for header, piece in self._pieces(flow, rest):
-                transfer = self._transport.send(flow.peer, header, piece)
-                if not transfer.done:
-                    yield transfer
+                yield from _unfinished(self._transport.send(flow.peer, header, piece), self._transport, "send")
         flow.finished = True
 
     def receive(self, flow: Incoming, *, is_opened: bool) -> Iterator[Transfer]:
         """Receive the opening, unless it is there, and the rest: through the mailbox where it is short."""
-        header, box = flow.header(OPENING_BYTES, 0), self._boxes[flow.peer]
-        opening = memoryview(bytearray(OPENING_BYTES if box is None else 0))
+        box = self._boxes[flow.peer]
         if not is_opened:
-            transfer = self._transport.recv(flow.peer, header, opening) if box is None else box.fetch(header, OPENING_BYTES)
-            if transfer is not None or box is None:
-                self._check(flow, transfer, box, "recv" if box is None else "fetch")
-            if transfer is not None and not transfer.done:
-                yield transfer
-        rest = flow.opened(opening if box is None else box.incoming[box.next_in])
-        if box is not None and 0 < len(rest) <= len(box.incoming[0]):
-            transfer = box.fetch(flow.header(len(rest), 1), len(rest))
-            if transfer is not None:
-                yield transfer
+            yield from _unfinished(box.fetch(flow.header(OPENING_BYTES, 0), OPENING_BYTES), box, "fetch")
+        rest = flow.opened(box.incoming[box.next_in])
+        if 0 < len(rest) <= len(box.incoming[0]):
+            yield from _unfinished(box.fetch(flow.header(len(rest), 1), len(rest)), box, "fetch")
             rest[:] = box.incoming[box.next_in][: len(rest)]
         else:
             for header, piece in self._pieces(flow, rest):
-                transfer = self._transport.recv(flow.peer, header, piece)
-                if not transfer.done:
-                    yield transfer
+                yield from _unfinished(self._transport.recv(flow.peer, header, piece), self._transport, "recv")
         flow.finished = True
-
-    def _check(self, flow: Outgoing | Incoming, transfer: Transfer | None, box: Mailbox | None, call: str) -> None:
-        """Look at what a plugin gave, where that costs nothing: of mailboxes what must wait, else the first of each direction."""
-        if box is not None or not flow.number:
-            checked_transfer(transfer, box or self._transport, call)
 
     def _pieces(self, flow: Outgoing | Incoming, rest: memoryview) -> Iterator[tuple[bytes, memoryview]]:
         """Yield a header and a payload for each message of the rest."""
@@ -348,3 +320,12 @@ class _Mover:
         for index, start in enumerate(range(0, len(rest), piece_bytes), start=1):
             piece = rest[start : start + piece_bytes]
             yield flow.header(len(piece), index), piece
+
+
+def _unfinished(transfer: Transfer | None, source: Transport | Mailbox, call: str) -> Iterator[Transfer]:
+    """Yield a transfer that is not done at once; look at what a plugin gave."""
+    if transfer is None and isinstance(source, Mailbox):
+        return
+    if not checked_transfer(transfer, source, call).done:
+        assert transfer is not None
+        yield transfer

@@ -30,6 +30,7 @@ from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.config import Settings
 from manyhands.contract.deadline import Deadline
+from manyhands.control.computer import COMPUTER
 from manyhands.errors import CommError, DeadlineError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
@@ -224,8 +225,11 @@ class Calls:
 
     def _begin(self, timeout_s: float | None) -> Deadline:
         """Begin a call; return until when it may last."""
-        self._job.runtime.enter(self._job.rank)
-        return Deadline(self._timeout_s if timeout_s is None else timeout_s, self._job.runtime.now)
+        runtime, seconds = self._job.runtime, self._timeout_s if timeout_s is None else timeout_s
+        if runtime is COMPUTER:
+            return Deadline(seconds)
+        runtime.enter(self._job.rank)
+        return Deadline(seconds, runtime.now)
 
     def _check_open(self, what: object = None, sequence: int | None = None) -> None:
         try:

@@ -53,9 +53,12 @@ class Links:
         return {peer: self._boxes[peer] for peer in peers}
 
 
-def mailbox_of(transport: Transport, peer: int) -> Mailbox:
-    """Return the mailbox that a transport has for a connected peer, and where it has none, one over its sends and receives."""
-    return checked_mailbox(transport, peer) or _Slots(transport, peer)
+def mailbox_of(transport: Transport, peer: int, least_bytes: int = 0) -> Mailbox:
+    """Return the mailbox that a transport has for a connected peer; where it has none with slots that long, one over its sends and receives."""
+    box = checked_mailbox(transport, peer)
+    if box is None or min(len(box.outgoing[0]), len(box.incoming[0])) < least_bytes:
+        return _Slots(transport, peer)
+    return box
 
 
 def streaming(transport: Transport, program: Program) -> Transport:

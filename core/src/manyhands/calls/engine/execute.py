@@ -69,7 +69,17 @@ class Executable:
         `Program.takes_any_layout`.
     """
 
-    __slots__ = ("_combine", "_parts", "_program", "_scratch", "_steps", "_transport", "_work_bytes", "takes_any_layout")
+    __slots__ = (
+        "_combine",
+        "_is_plain",
+        "_parts",
+        "_program",
+        "_scratch",
+        "_steps",
+        "_transport",
+        "_work_bytes",
+        "takes_any_layout",
+    )
 
     def __init__(self, program: Program, transport: Transport, boxes: Mapping[int, Mailbox]) -> None:
         self._program = program
@@ -81,6 +91,8 @@ class Executable:
         self._scratch: list[Array] = []
         if 0 < self._work_bytes <= _KEPT_SCRATCH_BYTES:
             self._scratch = self._lay_out(np.empty(self._work_bytes, np.uint8))
+        # Then the operands are what is given and what is kept, and nothing has to be made.
+        self._is_plain = not self._parts and self._work_bytes <= _KEPT_SCRATCH_BYTES
         self.takes_any_layout: bool = program.takes_any_layout
 
     def run(self, source: Array, target: Array, sequence: int, patience: Patience) -> None:  # noqa: PLR0912 - the loop of every call
@@ -102,8 +114,12 @@ class Executable:
             As `Waiter.wait`; also what a reduction raises. ``target`` and the transport's streams are then undefined, and the transport
             must not be used again.
         """
-        block = shared_pool.take(self._work_bytes) if self._work_bytes > _KEPT_SCRATCH_BYTES else None
-        views = self._views(source, target, block)
+        block: Array | None = None
+        if self._is_plain:
+            views = [source, target, *self._scratch]
+        else:
+            block = shared_pool.take(self._work_bytes) if self._work_bytes > _KEPT_SCRATCH_BYTES else None
+            views = self._views(source, target, block)
         combine = self._combine
         traffic: _Traffic | None = None
         for kind, peer, box, header, number, nbytes, slots, first, second, third in self._steps:
