@@ -30,12 +30,13 @@ def compiled(
     channel: int = 0,
     ranks: Sequence[int] | None = None,
     shape: tuple[int, ...] | None = None,
+    streams: bool = False,
     slot_bytes: int = 0,
 ) -> Program:
     """Return the program of a schedule whose input, and output by default, has chunks that begin at ``offsets``."""
     about = signature or CallSignature(schedule.collective.value)
     outputs = offsets if output_offsets is None else output_offsets
-    return compile_program(schedule, about, channel, offsets, outputs, dtype, reduction, ranks, shape, slot_bytes)
+    return compile_program(schedule, about, channel, offsets, outputs, dtype, reduction, ranks, shape, streams, slot_bytes)
 
 
 def ready(
@@ -56,6 +57,16 @@ def ready(
     boxes = links.mailboxes(peers)
     slot_bytes = min((len(box.outgoing[0]) for box in boxes.values()), default=0)
     program = compiled(
-        schedule, offsets, None, dtype, reduction, signature, channel=channel, ranks=ranks, shape=shape, slot_bytes=slot_bytes
+        schedule,
+        offsets,
+        None,
+        dtype,
+        reduction,
+        signature,
+        channel=channel,
+        ranks=ranks,
+        shape=shape,
+        streams=transport.streams,
+        slot_bytes=slot_bytes,
     )
     return Executable(program, transport, boxes)

@@ -442,10 +442,12 @@ def test_a_program_is_a_list_of_plain_steps() -> None:
 
 @pytest.mark.parametrize(("collective", "piece"), [(Collective.ALL_REDUCE, REDUCE_PIECE), (Collective.BROADCAST, PIECE)])
 def test_what_would_be_cut_is_a_long_message_in_the_largest_mailbox(collective: Collective, piece: int) -> None:
-    """Who cuts, and who has the larger slots, cannot be seen at the other end: whole or cut depends on the call alone."""
+    """Who has the larger slots cannot be seen at the other end: whether a message is cut depends on the call alone."""
     for count, kind in ((piece // 8, SEND), (piece // 8 + 1, LONG_SEND)):
         program = compiled(schedule(Send(1, IN), collective=collective), (0, count), slot_bytes=1 << 30)
-        assert [step.kind for step in program.steps] == [kind]
+        assert ([step.kind for step in program.steps], program.piece_bytes) == ([kind], piece)
+    whole = compiled(schedule(Send(1, IN), collective=collective), (0, piece // 8 + 1), slot_bytes=1 << 30, streams=True)
+    assert ([step.kind for step in whole.steps], whole.piece_bytes) == ([SEND], 0)
 
 
 @pytest.mark.parametrize("streams", [False, True])

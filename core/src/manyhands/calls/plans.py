@@ -193,6 +193,7 @@ class Plans:
             schedule = in_parallel(schedule, dissemination(rank, size))
         signature = request.signature(algorithm=f"{choice.algorithm.name}/{choice.segments}")
         input_offsets, output_offsets = _offsets(request, schedule, choice.segments, elements, rank)
+        links = self._links_of(request.collective)
         program = partial(
             compile_program,
             schedule,
@@ -204,6 +205,7 @@ class Plans:
             reduction,
             members.ranks,
             request.shape if request.collective in VECTOR else None,
+            links.transport.streams,
         )
         op = reduction.name if reduction else None
         is_even = len(set(request.counts)) <= 1 and not uneven
@@ -215,8 +217,7 @@ class Plans:
         native = self._plugins.native_collective(asked) if may_ask else None
         carrier = choice.algorithm.name if native is None else self._job.backend_name
         divisor = size if native is None and reduction is not None and reduction.is_mean else 1
-        links, peers = self._links_of(request.collective), peers_of(schedule, members.ranks)
-        made = Plan(signature, links, peers, program, carrier, nbytes, divisor)
+        made = Plan(signature, links, peers_of(schedule, members.ranks), program, carrier, nbytes, divisor)
         if native is not None and self._job.backend is not None:
             made.way = Native(native, self._job.backend, request.root)
         while len(self.made) >= _MAX_PLANS:

@@ -62,13 +62,8 @@ def mailbox_of(transport: Transport, peer: int, least_bytes: int = 0) -> Mailbox
 
 
 def streaming(transport: Transport, program: Program) -> Transport:
-    """Return what carries the long messages of a program: the transport itself, or where it does not stream, what cuts them for it.
-
-    What streams comes in multiples of 64 bytes, which need not be whole elements of a structured dtype. Those are cut, too.
-    """
-    if transport.streams and not 64 % max(1, program.dtype.itemsize):
-        return transport
-    return _Cutting(transport, program.piece_bytes)
+    """Return what carries the long messages of a program: the transport itself, or what cuts them for it."""
+    return _Cutting(transport, program.piece_bytes) if program.piece_bytes else transport
 
 
 class _Slots(Mailbox):

@@ -121,8 +121,8 @@ class Program:
     work_bytes
         The size of the scratch memory.
     piece_bytes
-        The size of the pieces into which a long message is cut where the transport does not stream. Both ends cut alike, so it depends on
-        the call alone. It is a whole number of elements, and no short message is longer.
+        The size of the pieces into which long messages are cut; 0 where they go whole. Both ends cut alike, so it depends on the call
+        alone. It is a whole number of elements, and no short message is longer.
     takes_any_layout
         Whether input and output may be any arrays of the shape, also such that share memory: every operand is a whole array, and the
         input is not read after the output was written.
@@ -154,6 +154,7 @@ def compile_program(
     reduction: Reduction | None,
     ranks: Sequence[int] | None,
     shape: tuple[int, ...] | None,
+    streams: bool,
     slot_bytes: int,
 ) -> Program:
     """Bind a schedule to sizes.
@@ -174,6 +175,9 @@ def compile_program(
         For each rank of the group, as the schedule counts, its rank in the world, as the transport counts; None where they are the same.
     shape
         The shape of input and output, where both have the same; None where they have not.
+    streams
+        Whether the transport streams. Then no message is cut, unless its elements do not fit: what streams comes in multiples of 64 bytes,
+        which need not be whole elements of a structured dtype.
     slot_bytes
         The longest message that goes through a mailbox.
 
@@ -190,9 +194,14 @@ def compile_program(
         raise InternalError(f"{schedule.algorithm} came to a halt: a step of rank {schedule.rank} comes after a later one")
     if schedule.even:
         _check_even(schedule, input_offsets, output_offsets)
-    return _Compiler(schedule, input_offsets, output_offsets, dtype, ranks, shape).compile(
-        signature, channel, reduction, slot_bytes
-    )
+    itemsize, piece_bytes = max(1, dtype.itemsize), 0
+    if not streams or 64 % itemsize:
+        most = _REDUCE_PIECE_BYTES if PROMISES[schedule.collective].reduces else _PIECE_BYTES
+        piece_bytes = max(1, most // itemsize) * itemsize
+        # Who cuts, and who has the longer slots, must not be seen at the other end.
+        slot_bytes = min(slot_bytes, piece_bytes)
+    compiler = _Compiler(schedule, input_offsets, output_offsets, dtype, ranks, shape)
+    return compiler.compile(signature, channel, reduction, slot_bytes, piece_bytes)
 
 
 class _Compiler:
@@ -224,11 +233,11 @@ class _Compiler:
             self._regions += [region for region in touched if region[0] != WORK]
         self._position = {region: 2 + number for number, region in enumerate(self._regions)}
 
-    def compile(self, signature: CallSignature, channel: int, reduction: Reduction | None, slot_bytes: int) -> Program:
+    def compile(
+        self, signature: CallSignature, channel: int, reduction: Reduction | None, slot_bytes: int, piece_bytes: int
+    ) -> Program:
         itemsize = self._dtype.itemsize
-        piece_bytes = _REDUCE_PIECE_BYTES if PROMISES[self._schedule.collective].reduces else _PIECE_BYTES
-        piece_bytes = max(1, piece_bytes // max(1, itemsize)) * max(1, itemsize)
-        long = self._long_ways(min(slot_bytes, piece_bytes))
+        long = self._long_ways(slot_bytes)
         waits = self._waits(long)
         merged = self._merged(long, waits)
         elsewhere = set(merged.values())
