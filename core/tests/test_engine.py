@@ -22,6 +22,7 @@ from manyhands.calls.engine.program import (
     RECV,
     RECV_LEFT,
     RECV_RIGHT,
+    REDUCE,
     SEND,
     WAIT,
 )
@@ -490,3 +491,33 @@ def test_the_next_piece_is_on_its_way_while_one_is_reduced() -> None:
         run(transport, made, (0, 4 * step), np.ones(4 * step), target, Reduction("add", 254, add, is_mean=False))
         assert log == ["receive", "receive", "reduce", "receive", "reduce", "receive", "reduce", "reduce"]
         assert (target.reshape(4, -1) == np.arange(1.0, 5.0)[:, None]).all()
+
+
+def test_what_comes_is_kept_where_a_later_step_reads_it_again() -> None:
+    first, second = Ref(Buffer.OUTPUT, 0), Ref(Buffer.OUTPUT, 1)
+    made = schedule(
+        Recv(1, SCRATCH), Reduce(first, SCRATCH, IN, after=(0,)), Copy(second, SCRATCH, after=(1,)), chunks=2, scratch=(IN,)
+    )
+    target = np.zeros(2)
+    run(PlayedTransport({1: [np.array([9.0]).tobytes()]}), made, (0, 1, 2), np.array([2.0, 0.0]), target, SUBTRACT)
+    assert target.tolist() == [7.0, 9.0]
+    assert [step.kind for step in compiled(made, (0, 1, 2), slot_bytes=8).steps] == [RECV, REDUCE, COPY]
+
+
+def test_a_deadline_ends_a_message_of_many_pieces_although_each_of_them_moves() -> None:
+    class Slow(PlayedTransport):
+        def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+            super().wait(transfers, deadline)
+            deadline.at = 0.0
+
+    transport = Slow(order=random.Random(0))
+    with pytest.raises(Overdue) as caught:
+        run(
+            transport,
+            schedule(Send(1, IN)),
+            (0, 1 << 18),
+            np.zeros(1 << 18),
+            np.zeros(1 << 18),
+            waiter=Waiter(Deadline(5), None),
+        )
+    assert (caught.value.peers, len(transport.sent)) == ([1], 1)
