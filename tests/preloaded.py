@@ -32,7 +32,7 @@ __all__ = ["OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "ended", "preloa
 OF_RANKS = ("numpy", "manyhands:init", "manyhands_hybrid.backend", "manyhands_shm.backend", "manyhands_tcp.backend")
 """What every rank imports; what manyhands imports late, it does for the name behind the colon."""
 
-OF_COMMANDS = (*OF_RANKS, "manyhands.cli.app", "manyhands_simulated.launcher", "manyhands_simulated.running")
+OF_COMMANDS = (*OF_RANKS, "manyhands.cli.app", "manyhands_simulated.script.launcher", "manyhands_simulated.running")
 """What the command line imports, and a simulated world."""
 OF_PYTEST = (*OF_RANKS, "pytest")
 """What tests import; no plugin of pytest, which imports them in a way of its own."""

@@ -372,7 +372,7 @@ def test_whichever_message_is_lost_or_damaged_all_ranks_learn_which_it_was(progr
 
 @pytest.mark.parametrize("bit", [0, 77, 10**9])
 def test_the_bit_that_changes_is_told(bit):
-    with pytest.raises(mh.ProtocolError, match=rf"bit {bit % (8 * 1032)} had changed") as caught:
+    with pytest.raises(mh.ProtocolError, match=rf"bit {bit % (8 * 1296)} had changed") as caught:
         simulated.run(sent, 2, faults=Corrupt(source=0, dest=1, bit=bit))
     assert caught.value.run.results == [None, None]
 
@@ -401,7 +401,7 @@ def test_a_lost_message_is_told_by_its_sender_where_the_receiver_cannot():
     run = simulated.run(program, 2, faults=faults, check=False)
     cause = the_cause(run, {0, 1})
     assert cause.operation == "send to rank 1"
-    assert str(cause).endswith("message 0 from rank 0 to rank 1, of 1032 bytes, was lost on its way")
+    assert str(cause).endswith("message 0 from rank 0 to rank 1, of 1296 bytes, was lost on its way")
     assert run.trace.calls_of(0)[0].end_s == pytest.approx(0.2)
 
 

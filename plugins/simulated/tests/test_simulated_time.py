@@ -19,7 +19,7 @@ from manyhands.api import NETWORKS, Group, Jitter, Network, NetworkLevel
 US, GB = 1e-6, 1e9
 TEXTBOOK = (1 * US, 10 * GB)
 LAPTOP = (20 * US, 4 * GB)
-OPENING = 264
+OPENING = 272
 """A message of the program begins with what describes its array, and the first kilobyte of that."""
 
 

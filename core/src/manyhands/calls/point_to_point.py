@@ -5,8 +5,8 @@ An array travels as an *opening*, and then the rest of its bytes. The opening ha
 ====================  =========================  ===================================================
 dtype and shape       the first 8 bytes          what follows
 ====================  =========================  ===================================================
-new in this direction  0                         their description, and the array's first 760 bytes
-as once before         their tag                 the array's first 1024 bytes
+new in this direction  0                         their description, and the array's first 1024 bytes
+as once before         their tag                 the array's first 1288 bytes
 ====================  =========================  ===================================================
 
 Both ends of a direction remember the same kinds, in the same order (`Kinds`). The receiver checks the opening before it takes memory or touches
@@ -38,7 +38,7 @@ from manyhands.control.signatures import (
 __all__ = ["FIRST_BYTES", "OPENING_BYTES", "TAG_BYTES", "DescriptionMismatch", "Incoming", "Kind", "Kinds", "Outgoing", "move"]
 
 TAG_BYTES: int = 8
-FIRST_BYTES: int = 1024
+FIRST_BYTES: int = DESCRIPTION_BYTES + 1024
 """The longest array that travels in its opening alone, where its kind is known."""
 OPENING_BYTES: int = TAG_BYTES + FIRST_BYTES
 _DESCRIBED = bytes(TAG_BYTES)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -241,14 +240,17 @@ class Calls:
     def _now(self, call: Call, timeout_s: float | None) -> Any:
         """Run a call in this thread when its turns come, and return its result."""
         number = self._ledger.messages + 1 if isinstance(call.step, Message) else self._ledger.next
-        with self._turn(call.name, call.action.turns, timeout_s, number) as deadline:
-            return call.run(deadline)
+        return self._in_this_thread(call.name, call.action.turns, call.run, timeout_s, number)
 
-    @contextmanager
-    def _turn(
-        self, what: str, turns: Sequence[Turns], timeout_s: float | None, number: int | None = None
-    ) -> Iterator[Deadline]:
-        """Run a block in this thread when the turns of a call have come, one after the other."""
+    def _in_this_thread(
+        self,
+        what: str,
+        turns: Sequence[Turns],
+        run: Callable[[Deadline], Any],
+        timeout_s: float | None,
+        number: int | None = None,
+    ) -> Any:
+        """Run what is ``what`` in words, and #``number``, in this thread when its turns have come, one after the other."""
         deadline = self._begin(timeout_s)
         self._check_open(what, number)  # before it waits for the turn of a group that has closed
         taken: list[Turns] = []
@@ -256,7 +258,7 @@ class Calls:
             for each in turns:
                 self._take(each, what, deadline)
                 taken.append(each)
-            yield deadline
+            return run(deadline)
         except CommError:
             self._saw()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -293,8 +294,7 @@ class BatchCalls(Calls):
         """Enqueue all_reduces as one, on the caller's stream or beside it."""
         actions = [entry.action for entry in entries]
         if wait or actions[0].is_copy:
-            with self._turn("coalesce", (self._ledger,), timeout_s) as deadline:
-                together(actions, deadline)
+            self._in_this_thread("coalesce", (self._ledger,), partial(together, actions), timeout_s)
             for entry in entries:
                 entry.work.run(entry.action.collect)
             return
