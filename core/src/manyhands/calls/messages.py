@@ -190,8 +190,8 @@ class MessageAction:
         self._message = message
         self._sent = sending
         self._target = target
-        self.sending = None if to is None else ledger.direction(to, is_send=True)
-        self.receiving = None if whence is None else ledger.direction(whence, is_send=False)
+        self.sending: Direction | None = None if to is None else ledger.direction(to, is_send=True)
+        self.receiving: Direction | None = None if whence is None else ledger.direction(whence, is_send=False)
         # Both turns first, and only then the numbers of the messages: who gives up while it waits must not have used one.
         self.turns: tuple[Turns, ...] = tuple(each for each in (self.sending, self.receiving) if each is not None)
         self.what: Words = Words(to, whence, message.signature)
