@@ -21,7 +21,10 @@ Precedents: the rounds of libNBC (Hoefler, Lumsdaine and Rehm, 2007) and the chu
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
+
+from manyhands.common.data import as_dataclass
 
 __all__ = ["Buffer", "Collective", "Copy", "Recv", "RecvReduce", "Reduce", "Ref", "Schedule", "Send", "Step"]
 
@@ -50,8 +53,8 @@ class Buffer(enum.Enum):
     SCRATCH = "scratch"
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+@as_dataclass
+class Ref(msgspec.Struct, frozen=True):
     """``count`` neighbouring chunks of a buffer, beginning at ``chunk``."""
 
     buffer: Buffer
@@ -59,8 +62,8 @@ class Ref:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+@as_dataclass
+class Send(msgspec.Struct, frozen=True):
     """Send the chunks of ``source`` to ``peer``; None sends an empty message."""
 
     peer: int
@@ -68,8 +71,8 @@ class Send:
     after: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Recv:
+@as_dataclass
+class Recv(msgspec.Struct, frozen=True):
     """Receive from ``peer`` into ``target``; None receives an empty message."""
 
     peer: int
@@ -77,8 +80,8 @@ class Recv:
     after: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RecvReduce:
+@as_dataclass
+class RecvReduce(msgspec.Struct, frozen=True):
     """Receive from ``peer`` and reduce: ``target = operand op incoming``.
 
     With ``incoming_first`` the operands change places: ``target = incoming op operand``. ``target`` may be ``operand``.
@@ -91,8 +94,8 @@ class RecvReduce:
     after: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Reduce:
+@as_dataclass
+class Reduce(msgspec.Struct, frozen=True):
     """Reduce without a message: ``target = left op right``; ``target`` may be either of them."""
 
     target: Ref
@@ -101,8 +104,8 @@ class Reduce:
     after: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+@as_dataclass
+class Copy(msgspec.Struct, frozen=True):
     """Copy ``source`` to ``target``; nothing to do where both are the same memory."""
 
     target: Ref
@@ -113,8 +116,8 @@ class Copy:
 Step = Send | Recv | RecvReduce | Reduce | Copy
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+@as_dataclass
+class Schedule(msgspec.Struct, frozen=True):
     """The steps of one collective for one rank.
 
     Attributes

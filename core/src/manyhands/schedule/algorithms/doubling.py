@@ -10,11 +10,11 @@ from __future__ import annotations
 from manyhands.schedule.algorithms.cost import Cost, ceil_log2, floor_log2
 from manyhands.schedule.algorithms.draft import Draft
 from manyhands.schedule.algorithms.fold import Fold
-from manyhands.schedule.steps import Buffer, Collective, Recv, RecvReduce, Reduce, Schedule, Send
+from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 __all__ = ["all_gather", "all_gather_cost", "all_reduce", "all_reduce_cost", "barrier", "barrier_cost"]
 
-INPUT, OUTPUT = Buffer.INPUT, Buffer.OUTPUT
+INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 
 def all_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
@@ -27,36 +27,38 @@ def all_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedu
     that acts for two. n bytes are reduced in each round, and before the first one if P is no power of two.
     Order: that of ranks, and the expression of every reproducible reduction.
     """
-    fold = Fold(size)
-    draft = Draft(Collective.ALL_REDUCE, "recursive_doubling", rank, size)
-    partner, place = fold.partner(rank), fold.place(rank)
-    mine, result = draft.whole(INPUT), draft.whole(OUTPUT)
-    if size == 1:
-        draft.copy(result, mine)
-        return draft.finish()
-    if partner is not None and rank != fold.leader(place):
-        handed = draft.add(Send(partner, mine))
-        draft.add(Recv(partner, result, (handed,)))
-        return draft.finish()
+    # Without a `Draft`: many a program makes this call before any other, and waits for it.
+    mine, result = Ref(INPUT, 0), Ref(OUTPUT, 0)
+    rounds = size.bit_length() - 1
+    folded = size - (1 << rounds)
+    partner = rank ^ 1 if rank < 2 * folded else None
+    place = rank // 2 if rank < 2 * folded else rank - folded
+    steps: list[Step] = []
+    scratch: tuple[Ref, ...] = ()
     ready: tuple[int, ...] = ()
-    if partner is not None:
-        ready = (draft.add(RecvReduce(partner, result, mine)),)
-        mine = result
-    slots = [draft.reserve(mine) for _ in range(min(2, fold.rounds))]
-    reduced: list[int] = []
-    for turn in range(fold.rounds):
-        other = place ^ 1 << turn
-        peer, slot = fold.leader(other), slots[turn % 2]
-        sent = draft.add(Send(peer, mine, ready))
-        # Two slots in turn: the next message may arrive while this one is still being combined.
-        received = draft.add(Recv(peer, slot, tuple(reduced[turn - 2 : turn - 1]) if turn > 1 else ()))
-        left, right = (mine, slot) if place < other else (slot, mine)
-        reduced.append(draft.add(Reduce(result, left, right, (sent, received))))
-        ready = (reduced[-1],)
-        mine = result
-    if partner is not None:
-        draft.add(Send(partner, result, ready))
-    return draft.finish()
+    if size == 1:
+        steps.append(Copy(result, mine))
+    elif partner is not None and rank > partner:
+        steps += Send(partner, mine), Recv(partner, result, (0,))
+    else:
+        if partner is not None:
+            steps.append(RecvReduce(partner, result, mine))
+            ready, mine = (0,), result
+        scratch = (mine,) * min(2, rounds)
+        reduced: list[int] = []
+        for turn in range(rounds):
+            other = place ^ 1 << turn
+            peer = 2 * other if other < folded else other + folded
+            # Two slots in turn: the next message may arrive while this one is still being combined.
+            slot, free = Ref(SCRATCH, turn % 2), tuple(reduced[turn - 2 : turn - 1]) if turn > 1 else ()
+            left, right = (mine, slot) if place < other else (slot, mine)
+            sent = len(steps)
+            steps += Send(peer, mine, ready), Recv(peer, slot, free), Reduce(result, left, right, (sent, sent + 1))
+            reduced.append(sent + 2)
+            ready, mine = (sent + 2,), result
+        if partner is not None:
+            steps.append(Send(partner, result, ready))
+    return Schedule(Collective.ALL_REDUCE, "recursive_doubling", rank, size, 0, 1, 1, scratch, tuple(steps))
 
 
 def all_reduce_cost(size: int, nbytes: float, segments: int = 1, ranks_per_host: int = 1) -> Cost:

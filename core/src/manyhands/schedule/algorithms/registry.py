@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
+
+from manyhands.common.data import as_dataclass
 from manyhands.schedule.algorithms import (
     bruck,
     circulant,
@@ -23,8 +25,8 @@ from manyhands.schedule.steps import Collective, Schedule
 __all__ = ["BUILTIN", "Algorithm", "Cost"]
 
 
-@dataclass(frozen=True, slots=True)
-class Algorithm:
+@as_dataclass
+class Algorithm(msgspec.Struct, frozen=True):
     """A way to carry out a collective.
 
     Attributes
