@@ -32,8 +32,9 @@ from manyhands.api import (
     ThreadWorld,
     hookimpl,
 )
-from manyhands.config import load, make_selector
+from manyhands.config import load
 from manyhands.config.plugins import PluginManager, Switches
+from manyhands.config.selection import make_selector
 from manyhands.errors import DuplicatePluginError, PluginError
 from manyhands.schedule.algorithms.registry import BUILTIN
 from manyhands.schedule.errors import OrderError, ScheduleDeadlockError, ScheduleError

@@ -37,7 +37,8 @@ except ManyHandsError as error:
 PROGRAM = """
 import numpy as np
 import manyhands as mh
-from manyhands.config import load, make_selector
+from manyhands.config import load
+from manyhands.config.selection import make_selector
 from manyhands.config.plugins import get_plugin_manager
 from manyhands.schedule.steps import Collective
 with mh.init(timeout_s=20) as group:

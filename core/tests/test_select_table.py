@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.config import load, make_selector
+from manyhands.config import load
 from manyhands.config.plugins import PluginManager, Switches
 from manyhands.config.select import Rule, Selector, default_rules, read_table, write_table
+from manyhands.config.selection import make_selector
 from manyhands.errors import ConfigError
 from manyhands.schedule.steps import Collective
 

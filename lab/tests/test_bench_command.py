@@ -13,7 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from manyhands.config import load, make_selector
+from manyhands.config import load
+from manyhands.config.selection import make_selector
 from manyhands.contract.backend import BackendSpec, LaunchRequest
 from manyhands.contract.hookspecs import hookimpl
 from manyhands.errors import (

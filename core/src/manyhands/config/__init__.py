@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from manyhands.config.resolve import Resolved, load
 from manyhands.config.schema import json_schema
-from manyhands.config.selection import make_selector
 from manyhands.config.settings import RendezvousSettings, Settings
 from manyhands.config.sources import RESERVED
 
-__all__ = ["RESERVED", "RendezvousSettings", "Resolved", "Settings", "json_schema", "load", "make_selector"]
+__all__ = ["RESERVED", "RendezvousSettings", "Resolved", "Settings", "json_schema", "load"]

@@ -32,7 +32,6 @@ from manyhands.config.sources import (
     read_file,
 )
 from manyhands.errors import BackendUnavailableError, ConfigError, PluginError, UnknownBackendError
-from manyhands.schedule.steps import Collective
 
 if TYPE_CHECKING:
     from manyhands.contract.backend import BackendConfig, BackendSpec
@@ -338,8 +337,10 @@ def _check_names(merged: Merged, manager: PluginManager) -> list[Problem]:
         if name not in manager.installed_names():
             found = problem(merged, ("backends", name), table, manager.unknown_text(name))
             problems.append(replace(found, unknown_backend=True))
-    collectives = [collective.value for collective in Collective]
     for name, algorithm in _table(merged, "algorithms").items():
+        from manyhands.schedule.steps import Collective
+
+        collectives = [collective.value for collective in Collective]
         if name not in collectives:
             close = nearest(name, collectives)
             hint = f"; did you mean 'algorithms.{close}'?" if close else ""

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.config.plugins.loading import named
 from manyhands.config.settings import Settings
-from manyhands.schedule.steps import Collective
 
 if TYPE_CHECKING:
     from manyhands.config.plugins import PluginManager
@@ -38,5 +37,7 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
     properties = schema["properties"]
     properties["backends"] |= {"properties": tables, "additionalProperties": False}
     properties["backend"]["enum"] = ["auto", *manager.names()]
+    from manyhands.schedule.steps import Collective
+
     properties["algorithms"]["propertyNames"] = {"enum": [collective.value for collective in Collective]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "manyhands.toml"}

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from manyhands.calls.devices.opening import open_channel
-from manyhands.config import Resolved, make_selector
+from manyhands.config import Resolved
 from manyhands.config.plugins import PluginManager
 from manyhands.config.select import Selector
+from manyhands.config.selection import make_selector
 from manyhands.contract.backend import BackendSpec
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.common.checks import whole
-from manyhands.config import Resolved, load, make_selector
+from manyhands.config import Resolved, load
 from manyhands.config.plugins import get_plugin_manager
 from manyhands.config.select import Selector
+from manyhands.config.selection import make_selector
 from manyhands.contract.deadline import Deadline
 from manyhands.control.environment import LaunchEnvironment, discover, parse_address, why_not_alone
 from manyhands.errors import (

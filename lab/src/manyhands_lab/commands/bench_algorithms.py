@@ -92,8 +92,9 @@ def _as_json(points: Sequence[Point], backend: str, ranks: int, table: Path | No
 
 
 def _selector(file: str | None) -> Selector:
-    from manyhands.config import load, make_selector
+    from manyhands.config import load
     from manyhands.config.plugins import get_plugin_manager
+    from manyhands.config.selection import make_selector
 
     return make_selector(load(file), get_plugin_manager())
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyhands.config import Resolved, load, make_selector
+from manyhands.config import Resolved, load
 from manyhands.config.plugins import PluginManager, get_plugin_manager
 from manyhands.config.select import Selector
+from manyhands.config.selection import make_selector
 from manyhands.contract.backend import BackendSpec
 from manyhands.schedule.algorithms.registry import Algorithm
 from manyhands.schedule.steps import Collective

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from manyhands.config.select.rules import MAX_SEGMENTS, Rule, default_segments
-from manyhands.config.select.selector import Choice, Selector, candidates, lacks, reproduces
+from manyhands.config.select.rules import MAX_SEGMENTS, Rule
+from manyhands.config.select.selector import Choice, Selector, candidates, default_segments, lacks, reproduces
 from manyhands.config.select.table import default_rules, plugin_rules, read_table, write_table
 
 __all__ = [

@@ -1,22 +1,23 @@
-"""One row of the table."""
+"""What is asked of the table, and one of its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
+
+from manyhands.common.data import as_dataclass
 from manyhands.common.units import bytes_text
-from manyhands.schedule.algorithms.registry import Algorithm
 from manyhands.schedule.steps import Collective
 
-__all__ = ["MAX_SEGMENTS", "Call", "Rule", "default_segments"]
+__all__ = ["MAX_SEGMENTS", "Call", "Rule"]
 
 MAX_SEGMENTS = 64
 """The most segments that a vector or block is cut into: beyond it, the work for each step costs more than overlap gains."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+@as_dataclass
+class Call(msgspec.Struct, frozen=True):
     """What is known of a call when its algorithm is chosen, alike on all ranks.
 
     Attributes
@@ -43,18 +44,13 @@ class Call:
     reproducible: bool = False
 
     @property
-    def hosts(self) -> int:
-        """The number of hosts, the last one perhaps with fewer ranks."""
-        return -(-self.world_size // self.ranks_per_host)
-
-    @property
     def by_host(self) -> bool:
         """Whether there are several hosts with several ranks each, equally many."""
         return 1 < self.ranks_per_host < self.world_size and self.world_size % self.ranks_per_host == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+@as_dataclass
+class Rule(msgspec.Struct, frozen=True):
     """One row of the table. It fits a call when all conditions that it names hold.
 
     Attributes
@@ -120,19 +116,6 @@ class Rule:
         told += _span(self.min_ranks_per_host, None, lambda count: f"hosts of {count:,} ranks")
         return ", ".join(told) or "all other calls"
 
-    def fits(self, call: Call) -> bool:
-        """Tell whether all conditions hold; what the algorithm itself needs is not asked here."""
-        return (
-            self.collective is call.collective
-            and _within(call.nbytes, self.min_bytes, self.max_bytes)
-            and _within(call.world_size, self.min_world, self.max_world)
-            and _within(call.hosts, self.min_hosts, self.max_hosts)
-            and _within(call.ranks_per_host, self.min_ranks_per_host, None)
-            and (call.reproducible or not self.reproducible)
-            and not (self.uneven and call.even)
-            and not (self.power_of_two and call.world_size & (call.world_size - 1))
-        )
-
 
 def _span(lowest: int | None, highest: int | None, words: Callable[[int], str]) -> list[str]:
     """Say which values a condition allows, where it does not allow all of them."""
@@ -141,25 +124,3 @@ def _span(lowest: int | None, highest: int | None, words: Callable[[int], str]) 
     if lowest is None:
         return [f"up to {words(highest or 0)}"]
     return [f"{words(lowest)} or more" if highest is None else f"{words(lowest)} to {words(highest)}"]
-
-
-def _within(value: int, lowest: int | None, highest: int | None) -> bool:
-    return (lowest is None or lowest <= value) and (highest is None or value <= highest)
-
-
-def default_segments(algorithm: Algorithm, nbytes: int, world_size: int) -> int:
-    """Return the least number of segments that are no larger than the algorithm asks for, as far as `MAX_SEGMENTS` allows.
-
-    Parameters
-    ----------
-    algorithm
-        What the call is carried out by.
-    nbytes
-        The size of the vector, or of the blocks of all ranks together, in bytes.
-    world_size
-        The number of ranks.
-    """
-    if algorithm.segment_bytes is None:
-        return 1
-    divided = algorithm.segment_bytes * (world_size if algorithm.blockwise else 1)
-    return min(MAX_SEGMENTS, max(1, -(-nbytes // divided)))

@@ -6,20 +6,23 @@ import difflib
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from manyhands.config.select.rules import Call, Rule, default_segments
+import msgspec
+
+from manyhands.common.data import as_dataclass
+from manyhands.config.select.rules import MAX_SEGMENTS, Call, Rule
 from manyhands.config.select.table import default_rules
 from manyhands.errors import ConfigError, DuplicatePluginError
 from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.contracts import PROMISES
 from manyhands.schedule.steps import Collective
 
-__all__ = ["Choice", "Selector", "candidates", "lacks", "reproduces"]
+__all__ = ["Choice", "Selector", "candidates", "default_segments", "lacks", "reproduces"]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+@as_dataclass
+class Choice(msgspec.Struct, frozen=True):
     """The algorithm of a call, the number of segments to build it with, and why; the row that decided, if it was one."""
 
     algorithm: Algorithm
@@ -149,7 +152,7 @@ class Selector:
                 return Choice(wanted, default_segments(wanted, nbytes, world_size), "the config asks for it")
             instead = f" (the config asks for {wanted.name}, which needs {missing})"
         for rule, algorithm in self._rules:
-            if rule.fits(call) and reproduces(algorithm, call) and lacks(algorithm, call) is None:
+            if _fits(rule, call) and reproduces(algorithm, call) and lacks(algorithm, call) is None:
                 segments = rule.segments or default_segments(algorithm, nbytes, world_size)
                 return Choice(algorithm, segments, rule.reason + instead, rule)
         raise ConfigError(
@@ -223,6 +226,43 @@ def candidates(algorithms: Iterable[Algorithm], world_size: int, ranks_per_host:
         As for `Selector.choose`.
     """
     return [each for each in algorithms if lacks(each, Call(each.collective, 0, world_size, ranks_per_host)) is None]
+
+
+def default_segments(algorithm: Algorithm, nbytes: int, world_size: int) -> int:
+    """Return the least number of segments that are no larger than the algorithm asks for, as far as `MAX_SEGMENTS` allows.
+
+    Parameters
+    ----------
+    algorithm
+        What the call is carried out by.
+    nbytes
+        The size of the vector, or of the blocks of all ranks together, in bytes.
+    world_size
+        The number of ranks.
+    """
+    if algorithm.segment_bytes is None:
+        return 1
+    divided = algorithm.segment_bytes * (world_size if algorithm.blockwise else 1)
+    return min(MAX_SEGMENTS, max(1, -(-nbytes // divided)))
+
+
+def _fits(rule: Rule, call: Call) -> bool:
+    """Tell whether all conditions of a rule hold; what the algorithm itself needs is not asked here."""
+    hosts = -(-call.world_size // call.ranks_per_host)  # the last one perhaps with fewer ranks
+    return (
+        rule.collective is call.collective
+        and _within(call.nbytes, rule.min_bytes, rule.max_bytes)
+        and _within(call.world_size, rule.min_world, rule.max_world)
+        and _within(hosts, rule.min_hosts, rule.max_hosts)
+        and _within(call.ranks_per_host, rule.min_ranks_per_host, None)
+        and (call.reproducible or not rule.reproducible)
+        and not (rule.uneven and call.even)
+        and not (rule.power_of_two and call.world_size & (call.world_size - 1))
+    )
+
+
+def _within(value: int, lowest: int | None, highest: int | None) -> bool:
+    return (lowest is None or lowest <= value) and (highest is None or value <= highest)
 
 
 def reproduces(algorithm: Algorithm, call: Call) -> bool:
