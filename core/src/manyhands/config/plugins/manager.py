@@ -58,6 +58,15 @@ class PluginManager:
     ----------
     switches
         Which plugins to load and which to block; by default all that are installed count.
+
+    Attributes
+    ----------
+    settled
+        Whether all extensions are loaded; if not, `load_extensions` does that. What follows is the last word then, until a switch is added.
+    observed
+        Whether anybody observes.
+    performs
+        Whether anybody may perform collectives natively.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
@@ -77,7 +86,9 @@ class PluginManager:
         self._algorithms: dict[tuple[str, str], Algorithm] = {}
         self._refused: dict[tuple[str, str], str] = {}
         self._observers: dict[str, list[tuple[str, Callable[..., Any]]]] = {_STARTED: [], _FINISHED: []}
+        self.settled: bool = False
         self.observed: bool = False
+        self.performs: bool = False
         self._complained: set[tuple[str, str]] = set()
 
     # ------------------------------------------------------------------ tier 1: list
@@ -94,6 +105,7 @@ class PluginManager:
         """
         with self._lock:
             self._switches = self._switches.with_words(words)
+            self.settled = False
 
     def block_broken(self) -> dict[str, PluginError]:
         """Block the plugins and modules that a switch names and that cannot be loaded; return what is wrong with them, by name.
@@ -391,22 +403,23 @@ class PluginManager:
         PluginError
             A module that a switch names cannot be imported: somebody asked for that one.
         """
-        self._load_extras()
-        if not self._extensions_loaded:
-            self._load_extensions_once()
+        if self.settled:
+            return
+        with self._lock:
+            self._load_extras()
+            if not self._extensions_loaded:
+                self._load_extensions_once()
+            self.settled = True
 
     # ----------------------------------------------------------------------- within
 
     def _load_extensions_once(self) -> None:
-        with self._lock:
-            if self._extensions_loaded:  # by another thread, meanwhile
-                return
-            for plugin in self.extensions():
-                try:
-                    self._import_and_adopt(plugin)
-                except PluginError as error:
-                    self._record_extension_error(plugin.name, error, "cannot be loaded")
-            self._extensions_loaded = True
+        for plugin in self.extensions():
+            try:
+                self._import_and_adopt(plugin)
+            except PluginError as error:
+                self._record_extension_error(plugin.name, error, "cannot be loaded")
+        self._extensions_loaded = True
 
     def _load_extras(self) -> None:
         """Load the modules that the switches name and that are no entry point of a backend, which loads when asked for."""
@@ -504,16 +517,17 @@ class PluginManager:
                     f"the plugin {name!r} implements {caller.name!r}, which is no hook of manyhands; "
                     f"did it mean {suggestion!r}? The hooks are {', '.join(known)}"
                 )
-        self._refresh_observers()
+        self._refresh_hooks()
 
     def _remove(self, plugin: object) -> None:
         if self._pluggy.is_registered(plugin):
             self._pluggy.unregister(plugin)
-            self._refresh_observers()
+            self._refresh_hooks()
 
-    def _refresh_observers(self) -> None:
+    def _refresh_hooks(self) -> None:
         self._observers = {hook: self._callers(hook) for hook in (_STARTED, _FINISHED)}
         self.observed = any(self._observers.values())
+        self.performs = bool(self._pluggy.hook.manyhands_collective.get_hookimpls())
 
     def _callers(self, hook: str, only: object | None = None) -> list[tuple[str, Callable[..., Any]]]:
         """Return a caller of ``hook`` for each plugin that implements it, so that each can fail alone."""
