@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +17,7 @@ from manyhands.common.checks import UNREADABLE
 from manyhands.errors import DTypeError, UsageError
 
 __all__ = [
+    "CODES",
     "OP_NAMES",
     "OpLike",
     "Reduction",
@@ -43,8 +43,10 @@ _ML_NAMES = (
     *("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz", "float8_e8m0fnu"),
 )
 # The code of a dtype on the wire is its position here, counted from 1; 0 is "none". Only ever append.
-_CODES = {name: code for code, name in enumerate((*_NUMPY_NAMES, *_ML_NAMES), start=1)}
-_NAMES = {code: name for name, code in _CODES.items()}
+_BY_NAME = {name: code for code, name in enumerate((*_NUMPY_NAMES, *_ML_NAMES), start=1)}
+_NAMES = {code: name for name, code in _BY_NAME.items()}
+CODES: dict[np.dtype[Any], int] = {np.dtype(name): _BY_NAME[name] for name in reversed(_NUMPY_NAMES)}
+"""The codes of NumPy's own dtypes, for who asks in the way of a call; `dtype_code` knows those of all."""
 _STRUCTURED = 128
 """The code of all structured dtypes; `fields_of` tells them apart."""
 
@@ -52,6 +54,7 @@ _Fields = tuple[int, tuple[tuple[str, int, int, tuple[int, ...]], ...]]
 """The bytes of an element; and for each field its name, its code, where it begins, and its shape."""
 _fields_decoder: msgspec.msgpack.Decoder[_Fields] = msgspec.msgpack.Decoder(_Fields)
 
+_KINDS = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}
 _ANY = frozenset({"bool", "integer", "float", "complex"})
 _OPS: dict[str, tuple[np.ufunc, frozenset[str], str]] = {
     # name: the ufunc, the kinds of dtype that have it, and what to do for the others
@@ -77,8 +80,7 @@ _NOT_ASSOCIATIVE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reduction:
+class Reduction(msgspec.Struct, frozen=True, eq=False):
     """A reduction for one dtype: how two operands are combined, and whether the result is divided by the world size.
 
     There is one for each op and dtype, so that it is compared, and looked up, by identity.
@@ -128,12 +130,12 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
         return _STRUCTURED if fields_of(dtype) else 0
     # By type: ml_dtypes reuses the characters of these two.
     if dtype.type is np.longdouble:
-        return _CODES["longdouble"]
+        return _BY_NAME["longdouble"]
     if dtype.type is np.clongdouble:
-        return _CODES["clongdouble"]
+        return _BY_NAME["clongdouble"]
     if dtype.name in _ML_NAMES and dtype.type.__module__.partition(".")[0] != "ml_dtypes":
         return 0
-    return _CODES.get(dtype.name, 0)
+    return _BY_NAME.get(dtype.name, 0)
 
 
 @lru_cache(maxsize=256)
@@ -184,11 +186,6 @@ def dtype_name(code: int, fields: bytes = b"") -> str:
     if code == _STRUCTURED:
         return str(_structured(fields) or "structured")
     return _NAMES.get(code, f"dtype code {code}")
-
-
-def _kind(dtype: np.dtype[Any]) -> str:
-    kinds = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}
-    return kinds.get(dtype.kind, "float")  # bfloat16 and float8 have kind "V"
 
 
 def resolve_op(op: OpLike, dtype: np.dtype[Any], sample: npt.NDArray[Any] | None = None) -> Reduction:
@@ -262,12 +259,13 @@ def _resolve(op: OpLike, dtype: np.dtype[Any]) -> Reduction:
             'or op="minloc" or "maxloc" for a value and its location'
         )
     combine, kinds, remedy = _OPS[op]
-    kind = _kind(dtype)
+    kind = _KINDS.get(dtype.kind, "float")  # bfloat16 and float8 have kind "V"
     if kind not in kinds:
         raise DTypeError(f'op="{op}" is not defined for arrays of {dtype}: {remedy}')
     if op == "product" and kind == "complex":
         return Reduction(op, OP_NAMES.index(op) + 1, _complex_product, is_mean=False)
-    return Reduction(op, OP_NAMES.index(op) + 1, fast_combine(combine, dtype), is_mean=op == "mean")
+    fast = combine if dtype.itemsize > 2 else fast_combine(combine, dtype)  # NumPy reduces larger ones well
+    return Reduction(op, OP_NAMES.index(op) + 1, fast, is_mean=op == "mean")
 
 
 def _complex_product(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:

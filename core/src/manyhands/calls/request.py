@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from manyhands.arrays.buffers import Give, Memory
-from manyhands.arrays.dtypes import Reduction, dtype_code, fields_of
+from manyhands.arrays.dtypes import CODES, Reduction, dtype_code, fields_of
 from manyhands.arrays.libraries import DeviceArray
 from manyhands.arrays.memory import Array
 from manyhands.control.signatures import CallSignature
@@ -29,8 +29,7 @@ LONG_WAY: Final = object()
 """What the fast way of a call gives where the call must go the long way; nothing was done then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One kind of call: all that its plan depends on, and what every rank must give alike.
 
     Attributes
@@ -79,7 +78,7 @@ class Request:
         return CallSignature(
             operation=self.name,
             part=self.part,
-            dtype=0 if self.collective is Collective.BARRIER else dtype_code(self.dtype),
+            dtype=0 if self.collective is Collective.BARRIER else CODES.get(self.dtype) or dtype_code(self.dtype),
             shape=self.shape,
             op=reduction.name if reduction else "",
             op_code=reduction.code if reduction else 0,
@@ -89,12 +88,11 @@ class Request:
             algorithm=algorithm,
             count=math.prod(self.shape),
             device=device,
-            fields=fields_of(self.dtype),
+            fields=fields_of(self.dtype) if self.dtype.names else b"",
         )
 
 
-@dataclass(slots=True)
-class Step:
+class Step(msgspec.Struct):
     """A collective, with the memory of this rank that it works on.
 
     Attributes
@@ -127,8 +125,7 @@ class Step:
     is_repeatable: bool = True
 
 
-@dataclass(slots=True)
-class Tell:
+class Tell(msgspec.Struct):
     """Numbers that the ranks tell each other before the step that depends on them, for which the others wait from here on.
 
     Attributes
@@ -154,12 +151,11 @@ class Tell:
     count: int
     alike: str = ""
     by_store: bool = False
-    arrays: list[DeviceArray] = field(default_factory=list)
+    arrays: list[DeviceArray] = msgspec.field(default_factory=list)
     may_be_on_device: bool = False
 
 
-@dataclass(slots=True)
-class Message:
+class Message(msgspec.Struct):
     """An array to one rank of the group, from one, or both at once.
 
     Attributes
@@ -182,8 +178,7 @@ class Message:
     signature: CallSignature = ARRAY
 
 
-@dataclass(slots=True)
-class Local:
+class Local(msgspec.Struct):
     """A copy in which no other rank takes part.
 
     Attributes

@@ -34,7 +34,7 @@ class Deadline:
     __slots__ = ("_now", "at", "timeout_s")
 
     def __init__(self, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
-        if not is_number(timeout_s) or not 0 < timeout_s < math.inf:
+        if not (type(timeout_s) is float or is_number(timeout_s)) or not 0 < timeout_s < math.inf:
             raise UsageError(
                 f"timeout_s must be a positive, finite number of seconds, and {timeout_s!r} was given: no call of manyhands "
                 "may block for ever; give a large number, such as 86400 for a day"

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from manyhands.arrays.dtypes import OP_NAMES, dtype_code, dtype_from_code, dtype_name, fields_of
+from manyhands.common.data import as_dataclass
 from manyhands.contract.backend import HEADER_BYTES
 
 __all__ = [
@@ -48,8 +50,8 @@ DESCRIPTION_BYTES: int = _DESCRIPTION.size
 """The bytes of a description."""
 
 
-@dataclass(frozen=True)
-class CallSignature:
+@as_dataclass
+class CallSignature(msgspec.Struct, frozen=True, dict=True):
     """One rank's call, as far as all ranks must have made the same.
 
     Attributes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 __all__ = ["Members", "ranks_per_host"]
@@ -23,22 +23,22 @@ class Members:
         This rank, counted in the group.
     ranks_per_host
         How many neighbouring ranks share a host, where that number is the same on all hosts; else 1.
+    size
+        The number of ranks.
+    channel
+        The channel of the group's collectives; its messages between two ranks go by the next one.
     """
 
     number: int
     ranks: tuple[int, ...]
     rank: int
     ranks_per_host: int
+    size: int = field(init=False, repr=False, compare=False)
+    channel: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return len(self.ranks)
-
-    @property
-    def channel(self) -> int:
-        """The channel of the group's collectives; its messages between two ranks go by the next one."""
-        return 2 * self.number
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", len(self.ranks))
+        object.__setattr__(self, "channel", 2 * self.number)
 
 
 def ranks_per_host(hosts: Sequence[int]) -> int:
