@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.arrays.dtypes import CODES, check_dtype
+from manyhands.arrays.dtypes import check_dtype
 from manyhands.arrays.libraries import WAYS_OUT, DeviceArray, library_of
 from manyhands.arrays.memory import Array, new_array, to_array
 from manyhands.errors import GpuFallbackWarning, LayoutError, UnsupportedError
@@ -65,8 +65,7 @@ class Taking:
             They are on a GPU, which is not served here.
         """
         if type(array) is np.ndarray and (out is None or type(out) is np.ndarray):
-            if array.dtype not in CODES:
-                check_dtype(array.dtype)
+            check_dtype(array.dtype)
             return array, out, None
         library = library_of(array)
         source = to_array(array) if library is None else library.read(array)

@@ -19,6 +19,7 @@ from manyhands.errors import DTypeError, UsageError
 __all__ = [
     "CODES",
     "OP_NAMES",
+    "REDUCTIONS",
     "OpLike",
     "Reduction",
     "check_dtype",
@@ -259,13 +260,11 @@ def _resolve(op: OpLike, dtype: np.dtype[Any]) -> Reduction:
             'or op="minloc" or "maxloc" for a value and its location'
         )
     combine, kinds, remedy = _OPS[op]
-    kind = _KINDS.get(dtype.kind, "float")  # bfloat16 and float8 have kind "V"
-    if kind not in kinds:
+    if _KINDS.get(dtype.kind, "float") not in kinds:  # bfloat16 and float8 have kind "V"
         raise DTypeError(f'op="{op}" is not defined for arrays of {dtype}: {remedy}')
-    if op == "product" and kind == "complex":
-        return Reduction(op, OP_NAMES.index(op) + 1, _complex_product, is_mean=False)
-    fast = combine if dtype.itemsize > 2 else fast_combine(combine, dtype)  # NumPy reduces larger ones well
-    return Reduction(op, OP_NAMES.index(op) + 1, fast, is_mean=op == "mean")
+    return REDUCTIONS.get((op, dtype)) or Reduction(
+        op, OP_NAMES.index(op) + 1, fast_combine(combine, dtype), is_mean=op == "mean"
+    )
 
 
 def _complex_product(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
@@ -304,3 +303,14 @@ def _custom(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Reduction:
     if result != dtype:
         raise DTypeError(f"op=np.{name} turns {dtype} into {result}; a reduction keeps its dtype: convert the array first")
     return Reduction(f"np.{name}", 255, ufunc, is_mean=False)
+
+
+REDUCTIONS: dict[tuple[object, np.dtype[Any]], Reduction] = {
+    (op, dtype): Reduction(
+        op, code, _complex_product if op == "product" and dtype.kind == "c" else combine, is_mean=op == "mean"
+    )
+    for code, (op, (combine, kinds, _)) in enumerate(_OPS.items(), start=1)
+    for dtype in CODES
+    if dtype.itemsize > 2 and _KINDS[dtype.kind] in kinds
+}
+"""Those by name of the dtypes that NumPy itself reduces well, for who asks in the way of a call; `resolve_op` knows all."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manyhands.arrays.buffers import Memory, Taken, Taking
-from manyhands.arrays.dtypes import OpLike, Reduction, check_dtype, identity_of, resolve_op
+from manyhands.arrays.dtypes import CODES, REDUCTIONS, OpLike, Reduction, check_dtype, identity_of, resolve_op
 from manyhands.arrays.libraries import DeviceArray, device_library, device_number
 from manyhands.arrays.memory import NOTHING, Array, check_out, contiguous
 from manyhands.calls.arguments import Arguments
@@ -73,6 +73,8 @@ class Programs:
     # Collectives of one step
 
     def all_reduce(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Program:
+        if out is None and type(array) is np.ndarray and array.dtype in CODES:  # as `Taking`, which most calls need not ask
+            return (yield self.all_reduce_of((array, None, None), op, reproducible))
         return (yield self.all_reduce_of(self.take("all_reduce", array, out), op, reproducible))
 
     def all_reduce_of(self, taken: Taken, op: OpLike, reproducible: bool | None) -> Step:
@@ -281,7 +283,8 @@ class Programs:
         return self._reproducible if reproducible is None else bool(reproducible)
 
     def _reduction(self, op: OpLike, source: Memory) -> Reduction:
-        return resolve_op(op, source.dtype, source if isinstance(source, np.ndarray) else None)
+        known = REDUCTIONS.get((op, source.dtype)) if type(op) is str else None
+        return known or resolve_op(op, source.dtype, source if isinstance(source, np.ndarray) else None)
 
     def _prefix(
         self, collective: Collective, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None

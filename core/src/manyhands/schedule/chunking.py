@@ -11,7 +11,7 @@ __all__ = ["blocks", "even"]
 def even(count: int, parts: int) -> tuple[int, ...]:
     """Return the offsets that divide ``count`` elements into ``parts`` chunks, sizes differing by at most one."""
     size, rest = divmod(count, parts) if parts else (0, 0)
-    return tuple(i * size + min(i, rest) for i in range(parts + 1))
+    return tuple([i * size + min(i, rest) for i in range(parts + 1)])
 
 
 def blocks(counts: Sequence[int], segments: int) -> tuple[int, ...]:
