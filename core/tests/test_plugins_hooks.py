@@ -76,6 +76,18 @@ def test_observers_hear_of_each_operation(manager: PluginManager) -> None:
     assert observer.seen == [("started", EVENT), ("finished", EVENT)]
 
 
+def test_a_settled_manager_says_in_attributes_who_takes_part(manager: PluginManager) -> None:
+    assert not manager.settled
+    manager.load_extensions()
+    assert (manager.settled, manager.observed, manager.performs) == (True, False, False)
+    manager.register(Observer(), "observer")
+    assert (manager.settled, manager.observed) == (True, True)
+    manager.switch(["no:nobody"])
+    assert not manager.settled
+    manager.load_extensions()
+    assert (manager.settled, manager.observed) == (True, True)
+
+
 def test_an_observer_that_raises_is_logged_once_and_stops_nobody(
     manager: PluginManager, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,6 +111,7 @@ def test_the_first_plugin_that_offers_performs_a_collective(manager: PluginManag
     manager.register(Native(print), "offers")
     manager.register(Native(None), "does not")
 
+    assert manager.performs
     assert manager.native_collective(REQUEST) is print
 
 
