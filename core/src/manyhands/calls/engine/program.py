@@ -38,7 +38,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -222,7 +222,11 @@ class _Compiler:
         self._offsets: list[Sequence[int]] = [input_offsets, output_offsets]
         scratch = (stop - start for _, start, stop in map(self._region, schedule.scratch_chunks))
         self._offsets.append(list(accumulate(scratch, initial=0)))
-        touched = dict.fromkeys(region for step in self._steps for region in (*self._reads(step), *self._writes(step)))
+        # What each step reads and writes, which everything below asks for.
+        read, written = [reads_of(step) for step in self._steps], [target_of(step) for step in self._steps]
+        self._reads = [[self._region(ref) for ref in refs if self._count(ref)] for refs in read]
+        self._writes = [[] if ref is None or not self._count(ref) else [self._region(ref)] for ref in written]
+        touched = dict.fromkeys(chain.from_iterable(chain.from_iterable(zip(self._reads, self._writes, strict=True))))
         elements = -1 if shape is None else math.prod(shape)
         is_whole = bool(touched) and all(
             stop - start == elements and (memory == WORK or start == 0) for memory, start, stop in touched
@@ -250,7 +254,7 @@ class _Compiler:
             for each in (index,) if following is None else (index, following):
                 made += [Step(WAIT, self._ranks[peer], first=count) for peer, count in waits[each].items()]
             if not isinstance(step, Send | Recv | RecvReduce):
-                made += self._local(step)
+                made += self._local(index)
                 continue
             way = _way(step)
             sender = self._ranks[self._schedule.rank if isinstance(step, Send) else step.peer]
@@ -280,22 +284,15 @@ class _Compiler:
         _, start, stop = (0, 0, 0) if ref is None else self._region(ref)
         return stop - start
 
-    def _reads(self, step: listed.Step) -> list[Region]:
-        return [self._region(ref) for ref in reads_of(step) if self._count(ref)]
-
-    def _writes(self, step: listed.Step) -> list[Region]:
-        target = target_of(step)
-        return [self._region(target)] if target is not None and self._count(target) else []
-
     def _at(self, ref: Ref) -> int:
         """Return the position of an operand."""
         region = self._region(ref)
         return region[0] if self._shape is not None and region[0] != WORK else self._position[region]
 
-    def _local(self, step: listed.Step) -> list[Step]:
+    def _local(self, index: int) -> list[Step]:
         """Return what a step without a message becomes; nothing where it has nothing to do."""
-        if self._writes(step):
-            match step:
+        if self._writes[index]:
+            match self._steps[index]:
                 case Reduce(target, left, right):
                     return [Step(REDUCE, -1, first=self._at(left), second=self._at(right), third=self._at(target))]
                 case Copy(target, source):
@@ -355,10 +352,9 @@ class _Compiler:
     def _is_read(self, region: Region, order: Sequence[int]) -> bool:
         """Tell whether steps read any of a region before one writes all of it."""
         for index in order:
-            step = self._steps[index]
-            if any(_overlap(region, each) for each in self._reads(step)):
+            if any(_overlap(region, each) for each in self._reads[index]):
                 return True
-            if region in self._writes(step):
+            if region in self._writes[index]:
                 return False
         return False
 
@@ -366,10 +362,9 @@ class _Compiler:
         """Tell whether no step reads the input when one has written to the output."""
         written = False
         for index in self._order:
-            step = self._steps[index]
-            if written and any(memory == INPUT for memory, _, _ in self._reads(step)):
+            if written and any(memory == INPUT for memory, _, _ in self._reads[index]):
                 return False
-            written = written or any(memory == OUTPUT for memory, _, _ in self._writes(step))
+            written = written or any(memory == OUTPUT for memory, _, _ in self._writes[index])
         return True
 
 

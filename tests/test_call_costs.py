@@ -1,0 +1,87 @@
+"""What a call costs in Python: how many functions it goes through when it was made before, and how many modules the first time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import json, statistics, sys
+import numpy as np
+import manyhands as mh
+
+BESIDE = {"open_transport", "open_barrier", "connect", "mailboxes", "wait", "report_wait"}  # dialling and polling
+trace, beside = [], 0
+
+def profile(frame, event, _):
+    global beside
+    module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+    if event == "call":
+        if beside or name in BESIDE or module.startswith(("manyhands_tcp", "manyhands_shm")):
+            beside += 1
+        if module.startswith("manyhands"):
+            trace.append((module, bool(beside)))
+    elif event == "return" and beside:
+        beside -= 1
+
+def traced(call):
+    global beside
+    trace.clear()
+    beside = 0
+    sys.setprofile(profile)
+    call()
+    sys.setprofile(None)
+    return list(trace)
+
+with mh.init() as group:
+    x, out, other = np.zeros(1), np.zeros(1), 1 - group.rank
+    modules = [module for module, is_beside in traced(lambda: group.all_reduce(x)) if not is_beside]
+    found = {"modules": len(set(modules)) - 1, "changes": sum(a != b for a, b in zip(modules, modules[1:]))}
+    calls = {
+        "all_reduce": lambda: group.all_reduce(x),
+        "all_reduce out": lambda: group.all_reduce(x, out=out),
+        "all_reduce timeout_s": lambda: group.all_reduce(x, timeout_s=5.0),
+        "send": lambda: group.send(x, other) if group.rank == 0 else group.recv(other),
+        "recv": lambda: group.recv(other) if group.rank == 0 else group.send(x, other),
+        "sendrecv": lambda: group.sendrecv(x, other, other),
+        "all_reduce_async": lambda: group.all_reduce_async(x).wait(),
+    }
+    for name, call in calls.items():
+        for _ in range(5):
+            call()
+        counts = []
+        for _ in range(15):
+            group.barrier()
+            counts.append(len(traced(call)))
+        found[name] = min(counts)
+    if group.rank == 0:
+        print(json.dumps(found))
+"""
+
+MOST = {
+    "all_reduce": 11,
+    "all_reduce out": 11,
+    "all_reduce timeout_s": 11,
+    "send": 14,
+    "recv": 14,
+    "sendrecv": 20,
+    "all_reduce_async": 20,
+    "modules": 40,
+    "changes": 100,
+}
+"""The most Python functions of manyhands that a call made before goes through in the caller's thread; of the first call, modules and changes of module."""
+
+
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+def test_what_a_call_costs_in_python(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "manyhands", "run", "-n", "2", "--no-prefix", "--backend", backend, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert {name: count for name, count in found.items() if count > MOST[name] + (backend == "shm" and "all_" in name)} == {}
