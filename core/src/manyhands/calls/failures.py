@@ -15,7 +15,7 @@ from manyhands.errors import ClosedError, CommError, ManyHandsError, OutOfMemory
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["awaited", "guarded", "meet"]
+__all__ = ["again", "awaited", "guarded", "meet"]
 
 
 def guarded(
@@ -89,6 +89,11 @@ def awaited(job: Job, members: Members, what: str) -> Iterator[None]:
         text = f"rank {job.rank} broke off {what} with {type(error).__name__}: {said(error)}"
         job.fail(Report("aborted", text, peer=job.rank, members=list(members.ranks)))
         raise
+
+
+def again(error: BaseException) -> None:
+    """Raise an error; what `guarded` does where the error has come already."""
+    raise error
 
 
 def _breach(error: BaseException) -> str | None:

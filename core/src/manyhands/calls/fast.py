@@ -15,7 +15,7 @@ import numpy as np
 
 from manyhands.arrays.memory import Array, divide
 from manyhands.calls.engine.waiting import Waiter
-from manyhands.calls.failures import guarded
+from manyhands.calls.failures import again, guarded
 from manyhands.calls.ledger import Ledger
 from manyhands.calls.plans import Plan
 from manyhands.calls.request import LONG_WAY
@@ -148,7 +148,7 @@ class FastCall:
             try:
                 self._run(array if self._gives else self._nothing, target, number, self._patience)
             except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
-                guarded(self._job, self._members, number, signature, self._deadline(), partial(_again, error))
+                guarded(self._job, self._members, number, signature, self._deadline(), partial(again, error))
             if self._divisor > 1:
                 divide(target, self._divisor)
         finally:
@@ -163,7 +163,3 @@ class FastCall:
     def _be_patient(self) -> Waiter:
         """Return what waits for what did not come at once, as on the long way."""
         return Waiter(self._deadline(), self._ledger.record_slow(self._signature))
-
-
-def _again(error: BaseException) -> None:
-    raise error

@@ -11,7 +11,7 @@ import numpy as np
 
 from manyhands.arrays.memory import Array
 from manyhands.calls.engine.waiting import StallCallback, Waiter, checked_transfer
-from manyhands.calls.failures import guarded
+from manyhands.calls.failures import again, guarded
 from manyhands.calls.ledger import Direction, Ledger
 from manyhands.calls.point_to_point import FIRST_BYTES, OPENING_BYTES, TAG_BYTES, Kind
 from manyhands.calls.request import ARRAY, LONG_WAY
@@ -94,7 +94,7 @@ class _Fast:
     def _failed(self, error: BaseException, deadline: Deadline) -> None:
         """Raise what a failure means: the first cause that all ranks agree on."""
         end = self._end
-        guarded(end.job, end.members, end.ledger.messages, ARRAY, deadline, partial(_again, error), self._what)
+        guarded(end.job, end.members, end.ledger.messages, ARRAY, deadline, partial(again, error), self._what)
 
 
 class _Slow:
@@ -297,7 +297,7 @@ class FastExchange:
             return recv.take(received, out, started, timeout_s)
         except BaseException as error:  # noqa: BLE001 - as above
             end, deadline = self._end, _until(started, timeout_s)
-            guarded(end.job, end.members, end.ledger.messages, ARRAY, deadline, partial(_again, error), self._what)
+            guarded(end.job, end.members, end.ledger.messages, ARRAY, deadline, partial(again, error), self._what)
         finally:
             receiving.leave(self._what, started)
             sending.leave(self._what, started)
@@ -330,7 +330,3 @@ def _until(started: float, timeout_s: float) -> Deadline:
     deadline = Deadline(timeout_s)
     deadline.at += started - _now()
     return deadline
-
-
-def _again(error: BaseException) -> None:
-    raise error

@@ -12,7 +12,7 @@ import numpy as np
 from manyhands.arrays.libraries import DeviceArray
 from manyhands.arrays.memory import Array, contiguous, divide, handed_over, placed
 from manyhands.calls.engine.waiting import Waiter
-from manyhands.calls.failures import guarded, meet
+from manyhands.calls.failures import again, guarded, meet
 from manyhands.calls.fast import FastCall
 from manyhands.calls.ledger import Ledger
 from manyhands.calls.plans import VECTOR, Plan, Plans
@@ -68,6 +68,11 @@ class HostPath:
         assert not isinstance(out, DeviceArray)
         if step.shape is None:
             return HostAction(self, step, contiguous(source), np.empty(0, step.request.dtype))
+        if out is None and source.flags.c_contiguous:
+            try:
+                return HostAction(self, step, source, np.empty(step.shape, step.request.dtype))
+            except (MemoryError, ValueError):
+                pass  # `placed` says so in our words
         may_alias = step.request.collective in VECTOR
         memory, target = placed(source, step.shape, step.request.dtype, out, may_alias=may_alias)
         return HostAction(self, step, memory, target)
@@ -90,14 +95,16 @@ class HostPath:
             The first cause, alike on all ranks; ``target`` is undefined and the group revoked.
         """
         ledger = self.ledger
-        ledger.check(request.name, ledger.next)
+        if not self._plugins.settled:
+            self._plugins.load_extensions()
+        ledger.check(request, ledger.next)
         if not self.moves and request.collective is Collective.BARRIER:
             self._exchange(request.name, b"", deadline)
             return
         plan = self.plans.of(request)
         record = ledger.begin(plan.signature, plan.nbytes)
         try:
-            if self._plugins.observers():
+            if self._plugins.observed:
                 self._run_observed(plan, source, target, record, deadline)
             else:
                 self._run(plan, source, target, record, deadline)
@@ -142,10 +149,10 @@ class HostPath:
         signature, sequence = plan.signature, record.sequence
         stall = None if self._job.runtime.is_simulated else partial(self.ledger.report_wait, record, signature)
 
-        def action() -> None:
+        try:
             plan.ready(deadline).run(source, target, sequence, partial(Waiter, deadline, stall))
-
-        guarded(self._job, self._members, sequence, signature, deadline, action)
+        except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
+            guarded(self._job, self._members, sequence, signature, deadline, partial(again, error))
         if plan.divisor > 1 and target.size:
             divide(target, plan.divisor)
 
@@ -243,7 +250,7 @@ class HostAction:
             target[...] = step.identity
         out = step.out
         assert not isinstance(out, DeviceArray)
-        result = handed_over(target, out)
+        result = target if out is None else handed_over(target, out)
         return result if step.give is None else step.give(result)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
+import msgspec
 import numpy as np
 
 from manyhands.arrays.memory import Array
@@ -71,8 +71,7 @@ Way = Executable | Native
 """What carries a plan out."""
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(msgspec.Struct):
     """A request made ready once and run many times.
 
     Attributes
@@ -207,14 +206,15 @@ class Plans:
             request.shape if request.collective in VECTOR else None,
             links.transport.streams,
         )
-        op = reduction.name if reduction else None
-        is_even = len(set(request.counts)) <= 1 and not uneven
-        asked = CollectiveRequest(
-            self._job.backend_name, request.collective, "cpu", request.dtype, op, nbytes, size, is_even, signature.digest
-        )
+        native: NativeCollective | None = None
         # Natively performed collectives reduce in an order of their own, and know the world alone.
-        may_ask = members.number == 0 and not request.reproducible and not ordered
-        native = self._plugins.native_collective(asked) if may_ask else None
+        if self._plugins.performs and members.number == 0 and not request.reproducible and not ordered:
+            op = reduction.name if reduction else None
+            is_even = len(set(request.counts)) <= 1 and not uneven
+            asked = CollectiveRequest(
+                self._job.backend_name, request.collective, "cpu", request.dtype, op, nbytes, size, is_even, signature.digest
+            )
+            native = self._plugins.native_collective(asked)
         carrier = choice.algorithm.name if native is None else self._job.backend_name
         divisor = size if native is None and reduction is not None and reduction.is_mean else 1
         made = Plan(signature, links, peers_of(schedule, members.ranks), program, carrier, nbytes, divisor)
@@ -232,7 +232,8 @@ class Plans:
 @lru_cache(maxsize=_MAX_SCHEDULES)
 def _schedule(algorithm: Algorithm, rank: int, size: int, root: int, segments: int, ranks_per_host: int) -> Schedule:
     """Return a schedule; groups and sizes that have it in common share it."""
-    return algorithm.schedule(rank, size, root, segments, ranks_per_host)
+    build, where = algorithm.build, (ranks_per_host,) if algorithm.by_host else ()
+    return build(rank, size, root, segments, *where)
 
 
 def _offsets(
@@ -240,6 +241,8 @@ def _offsets(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where the chunks of ``INPUT`` and ``OUTPUT`` begin, in elements, for a schedule of this request."""
     if request.collective in VECTOR:
+        if schedule.input_chunks == schedule.output_chunks == 1:
+            return (0, elements), (0, elements)
         return even(elements, schedule.input_chunks), even(elements, schedule.output_chunks)
     if request.collective is Collective.BARRIER:
         return (0,), (0,)

@@ -72,11 +72,14 @@ class Request(msgspec.Struct, frozen=True):
         """What the user called."""
         return self.operation or self.collective.value
 
+    def __str__(self) -> str:
+        return self.operation or self.collective.value
+
     def signature(self, *, algorithm: str = "", device: str = "") -> CallSignature:
         """Return what all ranks must call alike: this, by an algorithm, on a kind of device where that is not the host's memory."""
         reduction = self.reduction
         return CallSignature(
-            operation=self.name,
+            operation=self.operation or self.collective.value,
             part=self.part,
             dtype=0 if self.collective is Collective.BARRIER else CODES.get(self.dtype) or dtype_code(self.dtype),
             shape=self.shape,

@@ -252,11 +252,12 @@ class Calls:
     ) -> Any:
         """Run what is ``what`` in words, and #``number``, in this thread when its turns have come, one after the other."""
         deadline = self._begin(timeout_s)
-        self._check_open(what, number)  # before it waits for the turn of a group that has closed
         taken: list[Turns] = []
         try:
             for each in turns:
-                self._take(each, what, deadline)
+                if not each.take_if_free():
+                    self._check_open(what, number)  # nobody waits for the turn of a group that has closed
+                    self._take(each, what, deadline)
                 taken.append(each)
             return run(deadline)
         except CommError:

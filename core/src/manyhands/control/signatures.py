@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "parse_header",
     "piece_header",
     "split_header",
+    "split_headers",
 ]
 
 _FORMAT = struct.Struct("<4sBBBBiIIQQ8sQI8x")
@@ -203,6 +205,13 @@ def pack_header(signature: CallSignature, sender: int, channel: int, sequence: i
         nbytes,
         index,
     )
+
+
+def split_headers(
+    signature: CallSignature, channel: int, messages: Iterable[tuple[int, int, int]]
+) -> list[tuple[bytes, bytes]]:
+    """Return the halves of the headers of messages, each given by its sender, its bytes and its index."""
+    return [split_header(pack_header(signature, sender, channel, 0, nbytes, index)) for sender, nbytes, index in messages]
 
 
 def split_header(header: bytes) -> tuple[bytes, bytes]:

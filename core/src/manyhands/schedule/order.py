@@ -11,10 +11,37 @@ That no rank waits for ever in this way is proved for every algorithm: `manyhand
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from typing import NamedTuple
 
-from manyhands.schedule.steps import Schedule, Send
+from manyhands.schedule.steps import Ref, Schedule, Send, reads_of, target_of
 
-__all__ = ["run_order", "sends_before"]
+__all__ = ["Layout", "lay_out", "run_order", "sends_before"]
+
+
+class Layout(NamedTuple):
+    """All that the order of a schedule's steps follows from, and that it leads to.
+
+    Attributes
+    ----------
+    order
+        As `run_order` returns it.
+    sends
+        As `sends_before` returns it.
+    reads, targets
+        For each step what it reads, and what it writes, None for nothing.
+    """
+
+    order: list[int]
+    sends: list[dict[int, int]]
+    reads: list[tuple[Ref, ...]]
+    targets: list[Ref | None]
+
+
+def lay_out(schedule: Schedule) -> Layout:
+    """Return the order of a schedule's steps, with what each waits for, reads and writes."""
+    steps = schedule.steps
+    order, sends = run_order(schedule), sends_before(schedule)
+    return Layout(order, sends, list(map(reads_of, steps)), list(map(target_of, steps)))
 
 
 def run_order(schedule: Schedule) -> list[int]:

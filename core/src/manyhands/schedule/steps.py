@@ -26,7 +26,20 @@ import msgspec
 
 from manyhands.common.data import as_dataclass
 
-__all__ = ["Buffer", "Collective", "Copy", "Recv", "RecvReduce", "Reduce", "Ref", "Schedule", "Send", "Step"]
+__all__ = [
+    "Buffer",
+    "Collective",
+    "Copy",
+    "Recv",
+    "RecvReduce",
+    "Reduce",
+    "Ref",
+    "Schedule",
+    "Send",
+    "Step",
+    "reads_of",
+    "target_of",
+]
 
 
 class Collective(enum.Enum):
@@ -155,3 +168,23 @@ class Schedule(msgspec.Struct, frozen=True):
     def scratch_chunks(self) -> tuple[Ref, ...]:
         """The chunk of ``INPUT`` or ``OUTPUT`` that each scratch chunk is as large as."""
         return tuple(Ref(run.buffer, chunk) for run in self.scratch for chunk in range(run.chunk, run.chunk + run.count))
+
+
+def reads_of(step: Step) -> tuple[Ref, ...]:
+    """Return the references that a step reads."""
+    match step:
+        case Send():
+            return () if step.source is None else (step.source,)
+        case Recv():
+            return ()
+        case RecvReduce():
+            return (step.operand,)
+        case Reduce():
+            return (step.left, step.right)
+        case Copy():
+            return (step.source,)
+
+
+def target_of(step: Step) -> Ref | None:
+    """Return the reference that a step writes."""
+    return None if isinstance(step, Send) else step.target

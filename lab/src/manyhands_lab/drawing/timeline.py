@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from manyhands.schedule.contracts import Contract, Piece
 from manyhands.schedule.proof.flow import Address, check_flow
-from manyhands.schedule.proof.structure import check_structure, reads_of, target_of
+from manyhands.schedule.proof.structure import check_structure
 from manyhands.schedule.proof.verify import Report, verify
-from manyhands.schedule.steps import Buffer, RecvReduce, Reduce, Ref, Schedule
+from manyhands.schedule.steps import Buffer, RecvReduce, Reduce, Ref, Schedule, reads_of, target_of
 
 __all__ = ["Local", "Message", "Timeline", "Value", "timeline_of"]
 

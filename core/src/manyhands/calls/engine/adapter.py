@@ -17,7 +17,7 @@ from manyhands.contract.backend import Mailbox, Sink, Transfer, Transport
 from manyhands.contract.deadline import Deadline
 from manyhands.control.signatures import piece_header
 
-__all__ = ["SLOT_BYTES", "Links", "mailbox_of", "streaming"]
+__all__ = ["SLOT_BYTES", "Links", "cutting", "mailbox_of"]
 
 SLOT_BYTES: int = 1 << 16
 """The longest payload that goes through a mailbox of core's own."""
@@ -61,9 +61,12 @@ def mailbox_of(transport: Transport, peer: int, least_bytes: int = 0) -> Mailbox
     return box
 
 
-def streaming(transport: Transport, program: Program) -> Transport:
-    """Return what carries the long messages of a program: the transport itself, or what cuts them for it."""
-    return _Cutting(transport, program.piece_bytes) if program.piece_bytes else transport
+def cutting(transport: Transport, program: Program) -> Transport:
+    """Return what cuts the long messages of a program, for a transport that does not stream.
+
+    What streams comes in multiples of 64 bytes, which need not be whole elements of a structured dtype. Those are cut, too.
+    """
+    return _Cutting(transport, program.piece_bytes)
 
 
 class _Slots(Mailbox):

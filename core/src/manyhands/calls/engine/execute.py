@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.arrays.memory import Array, bytes_of
-from manyhands.calls.engine.adapter import streaming
+from manyhands.calls.engine.adapter import cutting
 from manyhands.calls.engine.program import (
     COPY,
     LONG_LEFT,
@@ -83,7 +83,8 @@ class Executable:
 
     def __init__(self, program: Program, transport: Transport, boxes: Mapping[int, Mailbox]) -> None:
         self._program = program
-        self._transport = streaming(transport, program)
+        whole = transport.streams and not 64 % max(1, program.dtype.itemsize)
+        self._transport = transport if whole else cutting(transport, program)
         self._combine: Callable[..., Any] = _no_reduction if program.reduction is None else program.reduction.combine
         self._steps: list[_Bound] = _bound(program, boxes)
         self._parts = [region for region in program.regions if region[0] != WORK]

@@ -44,12 +44,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manyhands.arrays.dtypes import Reduction
-from manyhands.control.signatures import CallSignature, pack_header, split_header
+from manyhands.control.signatures import CallSignature, split_headers
 from manyhands.errors import InternalError
 from manyhands.schedule import steps as listed
 from manyhands.schedule.contracts import PROMISES, Contract
-from manyhands.schedule.order import run_order, sends_before
-from manyhands.schedule.proof.structure import reads_of, target_of
+from manyhands.schedule.order import lay_out
 from manyhands.schedule.steps import Buffer, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
 
 __all__ = [
@@ -216,16 +215,15 @@ class _Compiler:
     ) -> None:
         self._schedule = schedule
         self._steps = schedule.steps
-        self._order = run_order(schedule)
+        self._order, self._sends, reads, targets = lay_out(schedule)
         self._dtype = dtype
         self._ranks = range(schedule.size) if ranks is None else ranks
         self._offsets: list[Sequence[int]] = [input_offsets, output_offsets]
-        scratch = (stop - start for _, start, stop in map(self._region, schedule.scratch_chunks))
+        chunks = (Ref(run.buffer, chunk) for run in schedule.scratch for chunk in range(run.chunk, run.chunk + run.count))
+        scratch = (stop - start for _, start, stop in map(self._region, chunks))
         self._offsets.append(list(accumulate(scratch, initial=0)))
-        # What each step reads and writes, which everything below asks for.
-        read, written = [reads_of(step) for step in self._steps], [target_of(step) for step in self._steps]
-        self._reads = [[self._region(ref) for ref in refs if self._count(ref)] for refs in read]
-        self._writes = [[] if ref is None or not self._count(ref) else [self._region(ref)] for ref in written]
+        self._reads = [[self._region(ref) for ref in refs if self._count(ref)] for refs in reads]
+        self._writes = [[] if ref is None or not self._count(ref) else [self._region(ref)] for ref in targets]
         touched = dict.fromkeys(chain.from_iterable(chain.from_iterable(zip(self._reads, self._writes, strict=True))))
         elements = -1 if shape is None else math.prod(shape)
         is_whole = bool(touched) and all(
@@ -245,7 +243,17 @@ class _Compiler:
         waits = self._waits(long)
         merged = self._merged(long, waits)
         elsewhere = set(merged.values())
+        # All headers at once: one for each message, in the order in which they run.
         numbers: dict[_Way, int] = defaultdict(int)
+        messages: list[tuple[int, int, int]] = []
+        for index in self._order:
+            step = self._steps[index]
+            if index not in elsewhere and isinstance(step, Send | Recv | RecvReduce):
+                way = _way(step)
+                sender = self._ranks[self._schedule.rank if isinstance(step, Send) else step.peer]
+                messages.append((sender, self._count(_payload(step)) * itemsize, numbers[way]))
+                numbers[way] += 1
+        headers = zip(split_headers(signature, channel, messages), messages, strict=True)
         made: list[Step] = []
         for index in self._order:
             if index in elsewhere:
@@ -256,13 +264,9 @@ class _Compiler:
             if not isinstance(step, Send | Recv | RecvReduce):
                 made += self._local(index)
                 continue
-            way = _way(step)
-            sender = self._ranks[self._schedule.rank if isinstance(step, Send) else step.peer]
-            nbytes = self._count(_payload(step)) * itemsize
-            header = split_header(pack_header(signature, sender, channel, 0, nbytes, numbers[way]))
-            numbers[way] += 1
+            header, (_, nbytes, _) = next(headers)
             kind, *operands = self._message(step, None if following is None else self._steps[following])
-            if nbytes and way in long:
+            if nbytes and _way(step) in long:
                 kind += LONG_SEND - SEND
             made.append(Step(kind, self._ranks[step.peer], *header, nbytes, *operands))
         return Program(
@@ -331,7 +335,7 @@ class _Compiler:
         counts = {peer: list(accumulate(are_long)) for peer, are_long in sizes.items()}
         return [
             {peer: counts[peer][last] for peer, last in sent.items() if peer in counts and counts[peer][last]}
-            for sent in sends_before(self._schedule)
+            for sent in self._sends
         ]
 
     def _merged(self, long: set[_Way], waits: list[dict[int, int]]) -> dict[int, int]:

@@ -13,9 +13,8 @@ from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.contracts import PROMISES, Contract, Layout
 from manyhands.schedule.errors import ScheduleDeadlockError, ScheduleError
 from manyhands.schedule.proof.in_order import check_in_order
-from manyhands.schedule.proof.structure import reads_of, target_of
 from manyhands.schedule.proof.verify import verify
-from manyhands.schedule.steps import Collective, Schedule
+from manyhands.schedule.steps import Collective, Schedule, reads_of, target_of
 
 __all__ = ["BUDGET", "check_use", "prove", "sort_out"]
 

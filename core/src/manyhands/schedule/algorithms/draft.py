@@ -7,8 +7,20 @@ from dataclasses import replace
 
 from manyhands.schedule.algorithms.footprint import Footprint
 from manyhands.schedule.contracts import Contract
-from manyhands.schedule.proof.structure import reads_of, target_of
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from manyhands.schedule.steps import (
+    Buffer,
+    Collective,
+    Copy,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Schedule,
+    Send,
+    Step,
+    reads_of,
+    target_of,
+)
 
 __all__ = ["Draft"]
 

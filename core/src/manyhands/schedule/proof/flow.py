@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyhands.schedule.errors import ScheduleDeadlockError, UnmatchedMessageError
-from manyhands.schedule.proof.structure import Pieces, name_of, reads_of, sizes, target_of
-from manyhands.schedule.steps import Recv, RecvReduce, Schedule, Send
+from manyhands.schedule.proof.structure import Pieces, name_of, sizes
+from manyhands.schedule.steps import Recv, RecvReduce, Schedule, Send, reads_of, target_of
 
 __all__ = ["Address", "Flow", "check_flow"]
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from manyhands.schedule.contracts import Contract
 from manyhands.schedule.errors import OverlapError
-from manyhands.schedule.proof.structure import reads_of, target_of
-from manyhands.schedule.steps import Buffer, Copy, Ref, Schedule
+from manyhands.schedule.steps import Buffer, Copy, Ref, Schedule, reads_of, target_of
 
 __all__ = ["Cells", "cells_of", "check_overlaps", "covered"]
 

@@ -7,31 +7,11 @@ from collections.abc import Sequence
 from manyhands.schedule.contracts import Contract, Piece
 from manyhands.schedule.errors import MalformedScheduleError
 from manyhands.schedule.proof.plain import check_plain
-from manyhands.schedule.steps import Buffer, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from manyhands.schedule.steps import Buffer, Recv, RecvReduce, Ref, Schedule, Send, Step, reads_of, target_of
 
-__all__ = ["Pieces", "check_structure", "name_of", "reads_of", "sizes", "target_of"]
+__all__ = ["Pieces", "check_structure", "name_of", "sizes"]
 
 Pieces = dict[Buffer, tuple[Piece, ...]]
-
-
-def reads_of(step: Step) -> tuple[Ref, ...]:
-    """Return the references that a step reads."""
-    match step:
-        case Send():
-            return () if step.source is None else (step.source,)
-        case Recv():
-            return ()
-        case RecvReduce():
-            return (step.operand,)
-        case Reduce():
-            return (step.left, step.right)
-        case Copy():
-            return (step.source,)
-
-
-def target_of(step: Step) -> Ref | None:
-    """Return the reference that a step writes."""
-    return None if isinstance(step, Send) else step.target
 
 
 def name_of(ref: Ref) -> str:

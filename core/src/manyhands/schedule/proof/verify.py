@@ -24,9 +24,21 @@ from manyhands.schedule.errors import (
 )
 from manyhands.schedule.proof.flow import Address, Flow, check_flow
 from manyhands.schedule.proof.memory import cells_of, check_overlaps, covered
-from manyhands.schedule.proof.structure import check_structure, reads_of, target_of
+from manyhands.schedule.proof.structure import check_structure
 from manyhands.schedule.proof.terms import Term, Terms
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
+from manyhands.schedule.steps import (
+    Buffer,
+    Collective,
+    Copy,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Schedule,
+    Send,
+    reads_of,
+    target_of,
+)
 
 __all__ = [
     "MalformedScheduleError",
