@@ -53,7 +53,7 @@ def ready(
 ) -> Executable:
     """Connect, and return a schedule ready to be carried out."""
     links, peers = Links(transport), peers_of(schedule, ranks)
-    links.connect(peers, Deadline(5))
+    links.connect(peers, lambda: Deadline(5))
     boxes = links.mailboxes(peers)
     slot_bytes = min((len(box.outgoing[0]) for box in boxes.values()), default=0)
     program = compiled(

@@ -15,7 +15,7 @@ import json, statistics, sys
 import numpy as np
 import manyhands as mh
 
-BESIDE = {"open_transport", "open_barrier", "connect", "mailboxes", "wait", "report_wait"}  # dialling and polling
+BESIDE = {"open_transport", "open_barrier", "connect", "mailboxes", "wait", "report_wait", "_links_of"}  # dialling and polling
 trace, beside = [], 0
 
 def profile(frame, event, _):
@@ -41,7 +41,7 @@ def traced(call):
 with mh.init() as group:
     x, out, other = np.zeros(1), np.zeros(1), 1 - group.rank
     modules = [module for module, is_beside in traced(lambda: group.all_reduce(x)) if not is_beside]
-    found = {"modules": len(set(modules)) - 1, "changes": sum(a != b for a, b in zip(modules, modules[1:]))}
+    found = {"modules": len(set(modules)), "changes": sum(a != b for a, b in zip(modules, modules[1:]))}
     calls = {
         "all_reduce": lambda: group.all_reduce(x),
         "all_reduce out": lambda: group.all_reduce(x, out=out),
@@ -71,8 +71,8 @@ MOST = {
     "recv": 14,
     "sendrecv": 20,
     "all_reduce_async": 20,
-    "modules": 40,
-    "changes": 100,
+    "modules": 15,
+    "changes": 25,
 }
 """The most Python functions of manyhands that a call made before goes through in the caller's thread; of the first call, modules and changes of module."""
 
@@ -84,4 +84,5 @@ def test_what_a_call_costs_in_python(tmp_path: Path, backend: str) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
-    assert {name: count for name, count in found.items() if count > MOST[name] + (backend == "shm" and "all_" in name)} == {}
+    most = MOST | {name: 12 for name in MOST if backend == "shm" and MOST[name] == 11}  # one that waits a moment for the peer's slot
+    assert {name: count for name, count in found.items() if count > most[name]} == {}

@@ -9,10 +9,9 @@ import pytest
 
 from manyhands.schedule.algorithms.doubling import barrier
 from manyhands.schedule.compose import in_parallel
-from manyhands.schedule.order import run_order
 from manyhands.schedule.proof.in_order import check_in_order
 from manyhands.schedule.proof.verify import ScheduleDeadlockError, verify
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step, run_order
 
 IN, OUT = Ref(Buffer.INPUT, 0), Ref(Buffer.OUTPUT, 0)
 KEPT, CAME = Ref(Buffer.SCRATCH, 0), Ref(Buffer.SCRATCH, 1)

@@ -1,19 +1,21 @@
 """The fast way of a call that was made before: no look-ups, no objects, all checks.
 
 Most programs make the same small call again and again, and what it costs is then Python's time, not the network's. Whatever can be
-known beforehand was found when the call was made for the first time. What is left is checked here each time: that the group is usable,
+known beforehand is found before the call is made for the first time, which goes this way as well. What is left is checked here each time: that the group is usable,
 that nobody else has the turn, that ``out=`` fits. Where anything is unusual the call goes the long way, before anything was done.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from manyhands.arrays.memory import Array, divide
+from manyhands.calls.engine import Patience
 from manyhands.calls.engine.waiting import Waiter
 from manyhands.calls.failures import again, guarded
 from manyhands.calls.ledger import Ledger
@@ -56,6 +58,7 @@ class FastCall:
         "_members",
         "_nothing",
         "_patience",
+        "_plan",
         "_run",
         "_shape",
         "_signature",
@@ -80,9 +83,9 @@ class FastCall:
         self._members = members
         self._ledger = ledger
         self._signature = plan.signature
-        assert plan.way is not None
-        self._run = plan.way.run
-        self._any_layout = plan.way.takes_any_layout
+        self._plan = plan
+        self._run: Callable[[Array, Array, int, Patience], None] = self._run_first
+        self._any_layout = False
         self._divisor = plan.divisor if takes else 1
         self._dtype = dtype
         self._shape = shape
@@ -154,6 +157,13 @@ class FastCall:
         finally:
             ledger.leave(signature, gives_turn)
         return target if self._takes else None
+
+    def _run_first(self, source: Array, target: Array, number: int, patience: Patience) -> None:
+        """Connect to the peers, and carry the plan out; from then on it is carried out at once."""
+        way = self._plan.ready(self._deadline)
+        self._any_layout = way.takes_any_layout
+        self._run = way.run
+        way.run(source, target, number, patience)
 
     def _deadline(self) -> Deadline:
         deadline = Deadline(self._timeout_s)

@@ -120,20 +120,22 @@ class HostPath:
         self.run(told.request, told.numbers if is_sent else np.empty(0, heard.dtype), heard, deadline)
         return heard
 
-    def fast(self, step: Step) -> FastCall | None:
-        """Return the fast way of a step that was just made, where it has one."""
-        request = step.request
-        plan = self.plans.made.get(request)
-        if plan is None or plan.way is None or not step.is_repeatable or self._job.runtime.is_simulated:
+    def fast(self, action: HostAction) -> FastCall | None:
+        """Return the way that calls such as a prepared one go, where they have one and the group may be used; the plan is made now if need be."""
+        step, request = action.step, action.step.request
+        if not step.is_repeatable or step.give is not None or self._job.runtime.is_simulated or not self.ledger.is_usable:
             return None
-        shape = request.shape if step.shape is None else step.shape
+        if not self._plugins.settled:
+            self._plugins.load_extensions()
+        if not self.moves and request.collective is Collective.BARRIER:
+            return None
         return FastCall(
             self._job,
             self._members,
             self.ledger,
-            plan,
+            self.plans.of(request),
             request.dtype,
-            shape,
+            request.shape if step.shape is None else step.shape,
             in_place=request.collective in VECTOR,
             gives=request.collective is not Collective.BROADCAST or request.root == self._members.rank,
             takes=step.shape is not None,
@@ -150,7 +152,7 @@ class HostPath:
         stall = None if self._job.runtime.is_simulated else partial(self.ledger.report_wait, record, signature)
 
         try:
-            plan.ready(deadline).run(source, target, sequence, partial(Waiter, deadline, stall))
+            plan.ready(lambda: deadline).run(source, target, sequence, partial(Waiter, deadline, stall))
         except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
             guarded(self._job, self._members, sequence, signature, deadline, partial(again, error))
         if plan.divisor > 1 and target.size:
@@ -231,19 +233,19 @@ class HostAction:
         The memory: C-contiguous, empty where this rank holds none.
     """
 
-    __slots__ = ("_path", "_source", "_target", "step", "turns")
+    __slots__ = ("_path", "source", "step", "target", "turns")
 
     def __init__(self, path: HostPath, step: Step, source: Array, target: Array) -> None:
         self._path = path
         self.step: Step = step
-        self._source = source
-        self._target = target
+        self.source = source
+        self.target = target
         self.turns: tuple[Turns, ...] = (path.ledger,)
 
     def run(self, deadline: Deadline) -> Any:
         """Carry it out, and return what the caller gets."""
-        step, target = self.step, self._target
-        self._path.run(step.request, self._source, target, deadline)
+        step, target = self.step, self.target
+        self._path.run(step.request, self.source, target, deadline)
         if step.shape is None:
             return None
         if step.identity is not None:

@@ -50,14 +50,14 @@ class Direction(Turns):
         The dtypes and shapes that have travelled.
     """
 
-    __slots__ = ("_begun", "_control", "_job", "_ledger", "_number", "_recorder", "_where", "is_send", "kinds", "rank")
+    __slots__ = ("_begun", "_control", "_job", "_ledger", "_noted", "_number", "_where", "is_send", "kinds", "rank")
 
     def __init__(self, ledger: Ledger, job: Job, members: Members, rank: int, begun: dict[int, int], *, is_send: bool) -> None:
         super().__init__(job.runtime, f"another call of rank {job.rank} was still talking with rank {rank}", rank)
         self._ledger = ledger
         self._job = job
         self._control = job.control
-        self._recorder = job.control.recorder
+        self._noted = job.control.recorder.records.append
         self._number = members.number
         self._where = members.channel + 1
         self._begun = begun
@@ -94,7 +94,7 @@ class Direction(Turns):
 
     def leave(self, what: object, started: float) -> None:
         """End the message that `enter` began, well or badly."""
-        self._recorder.note(self._where, self._ledger.messages, what, started)
+        self._noted((self._where, self._ledger.messages, what, started, _now()))
         with self._lock:
             if not self._queue:
                 self._busy = False
@@ -129,6 +129,7 @@ class Ledger(Turns):
         "_directions",
         "_job",
         "_members",
+        "_noted",
         "_number",
         "_plugins",
         "_record",
@@ -149,6 +150,7 @@ class Ledger(Turns):
         self._control = job.control
         self._recorder = job.control.recorder
         self._short = job.control.recorder.short
+        self._noted = job.control.recorder.records.append
         self._calls = job.control.progress.calls
         self._directions: dict[tuple[int, bool], Direction] = {}
         self._record: Record | None = None
@@ -257,7 +259,8 @@ class Ledger(Turns):
 
     def leave(self, signature: CallSignature, gives_turn: bool) -> None:
         """End the call that `enter` or `enter_in_turn` began, well or badly; the former's turn is over as well."""
-        self._recorder.note(self._channel, self.next - 1, signature, self.started)
+        self._noted((self._channel, self.next - 1, signature, self.started, _now()))
+        self._short.pop(self._channel, None)
         if self._record is not None:
             self._recorder.finish(self._record)
             self._record = None

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from manyhands.arrays.memory import Array
-from manyhands.calls.engine import Executable, Links, Patience, Program, compile_program, peers_of
+from manyhands.calls.engine import Executable, Links, Patience, Program, compile_program
 from manyhands.calls.request import Request
 from manyhands.config.plugins import PluginManager
 from manyhands.config.select import Selector
@@ -24,7 +24,7 @@ from manyhands.schedule.algorithms.registry import BUILTIN, Algorithm
 from manyhands.schedule.chunking import blocks, even
 from manyhands.schedule.compose import in_parallel
 from manyhands.schedule.contracts import PROMISES
-from manyhands.schedule.steps import Collective, Schedule
+from manyhands.schedule.steps import Collective, Recv, RecvReduce, Schedule, Send
 
 __all__ = ["VECTOR", "Plan", "Plans", "Way"]
 
@@ -101,10 +101,10 @@ class Plan(msgspec.Struct):
     divisor: int
     way: Way | None = None
 
-    def ready(self, deadline: Deadline) -> Way:
-        """Return what carries it out, connected to the peers."""
+    def ready(self, until: Callable[[], Deadline]) -> Way:
+        """Return what carries it out, connected to the peers as long as ``until()`` allows."""
         if self.way is None:
-            self.links.connect(self.peers, deadline)
+            self.links.connect(self.peers, until)
             boxes = self.links.mailboxes(self.peers)
             program = self.program(min((len(box.outgoing[0]) for box in boxes.values()), default=0))
             self.way = Executable(program, self.links.transport, boxes)
@@ -217,7 +217,8 @@ class Plans:
             native = self._plugins.native_collective(asked)
         carrier = choice.algorithm.name if native is None else self._job.backend_name
         divisor = size if native is None and reduction is not None and reduction.is_mean else 1
-        made = Plan(signature, links, peers_of(schedule, members.ranks), program, carrier, nbytes, divisor)
+        peers = [members.ranks[step.peer] for step in schedule.steps if isinstance(step, Send | Recv | RecvReduce)]
+        made = Plan(signature, links, frozenset(peers), program, carrier, nbytes, divisor)
         if native is not None and self._job.backend is not None:
             made.way = Native(native, self._job.backend, request.root)
         while len(self.made) >= _MAX_PLANS:

@@ -1,6 +1,6 @@
 """From the arguments of a call to the program of its steps: all that can be wrong with a call alone is found here, before any byte moves.
 
-A program runs to its first step at once, in the thread that makes the call; so what it checks until then is found at once. See `Program`.
+A call of one step is that step; another one is a program. It runs to its first step at once, in the thread that makes the call; so what it checks until then is found at once. See `Program`.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Programs:
 
     # Collectives of one step
 
-    def all_reduce(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Program:
+    def all_reduce(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Step:
         if out is None and type(array) is np.ndarray and array.dtype in CODES:  # as `Taking`, which most calls need not ask
-            return (yield self.all_reduce_of((array, None, None), op, reproducible))
-        return (yield self.all_reduce_of(self.take("all_reduce", array, out), op, reproducible))
+            return self.all_reduce_of((array, None, None), op, reproducible)
+        return self.all_reduce_of(self.take("all_reduce", array, out), op, reproducible)
 
     def all_reduce_of(self, taken: Taken, op: OpLike, reproducible: bool | None) -> Step:
         """Return the step of an all_reduce of an array that was taken before."""
@@ -84,7 +84,7 @@ class Programs:
         request = Request(Collective.ALL_REDUCE, source.dtype, source.shape, reduction=reduction, reproducible=fixed)
         return Step(request, source, source.shape, target, give)
 
-    def reduce(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None, root: int) -> Program:
+    def reduce(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None, root: int) -> Step:
         root = self.arguments.rank(root, "root")
         source, target, give = self.take("reduce", array, out)
         request = Request(
@@ -96,10 +96,10 @@ class Programs:
             reproducible=self.is_fixed(reproducible),
         )
         if self._rank == root:
-            return (yield Step(request, source, source.shape, target, give))
-        return (yield Step(request, source, None))
+            return Step(request, source, source.shape, target, give)
+        return Step(request, source, None)
 
-    def broadcast(self, array: npt.ArrayLike | None, out: Array | None, root: int) -> Program:
+    def broadcast(self, array: npt.ArrayLike | None, out: Array | None, root: int) -> Step:
         root = self.arguments.rank(root, "root")
         if array is None:
             remedy = (
@@ -112,7 +112,7 @@ class Programs:
         source, target, give = self.take("broadcast", array, out)
         request = Request(Collective.BROADCAST, source.dtype, source.shape, root=root)
         sent = source if self._rank == root or isinstance(source, DeviceArray) else np.empty(0, source.dtype)
-        return (yield Step(request, sent, source.shape, target, give))
+        return Step(request, sent, source.shape, target, give)
 
     def all_gather(
         self, array: npt.ArrayLike, out: Array | None, counts: Sequence[int] | None = None, uneven: bool = False
@@ -131,7 +131,7 @@ class Programs:
         op: OpLike,
         reproducible: bool | None,
         counts: Sequence[int] | None = None,
-    ) -> Program:
+    ) -> Step:
         source, target, give = self.take("reduce_scatter", array, out)
         per_rank, sizes = self.arguments.blocks(source, counts, "reduce_scatter")
         request = Request(
@@ -143,22 +143,22 @@ class Programs:
             uneven=None if counts is None else per_rank,
             reproducible=self.is_fixed(reproducible),
         )
-        return (yield Step(request, source, (per_rank[self._rank], *source.shape[1:]), target, give))
+        return Step(request, source, (per_rank[self._rank], *source.shape[1:]), target, give)
 
-    def scan(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Program:
-        return (yield self._prefix(Collective.SCAN, array, out, op, reproducible))
+    def scan(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Step:
+        return self._prefix(Collective.SCAN, array, out, op, reproducible)
 
-    def exscan(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Program:
+    def exscan(self, array: npt.ArrayLike, out: Array | None, op: OpLike, reproducible: bool | None) -> Step:
         step = self._prefix(Collective.EXSCAN, array, out, op, reproducible)
         identity = identity_of(op, step.request.dtype)  # on all ranks, to refuse alike
         if self._rank == 0:  # what it gets comes from no rank
             step.identity, step.is_repeatable = identity, False
-        return (yield step)
+        return step
 
-    def barrier(self, array: Array, out: Array | None) -> Program:
-        yield Step(Request(Collective.BARRIER, NOTHING.dtype, NOTHING.shape), NOTHING, None)
-
-    # Collectives whose ranks first tell each other numbers
+    def barrier(self, array: Array, out: Array | None) -> Step:
+        return Step(
+            Request(Collective.BARRIER, NOTHING.dtype, NOTHING.shape), NOTHING, None
+        )  # Collectives whose ranks first tell each other numbers
 
     def scatter(
         self, array: npt.ArrayLike | None, out: Array | None, root: int, counts: Sequence[int] | None = None

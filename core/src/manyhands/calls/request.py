@@ -1,7 +1,7 @@
 """What a call asks for, as data: a request, and the steps of which the program of a call consists.
 
-A *program* is a generator. It checks the arguments of a call, yields one step after the other, gets back what each brings, and returns what
-the caller gets. Nearly every call is one `Step`. A call whose ranks do not know the sizes beforehand begins with a `Tell`.
+Most calls are one `Step`. The others are a *program*, a generator: it checks the arguments of a call, yields one step after the other, gets back what each brings, and returns what
+the caller gets. A call whose ranks do not know the sizes beforehand begins with a `Tell`.
 """
 
 from __future__ import annotations

@@ -52,19 +52,20 @@ class Call:
         Where it is made.
     name
         What the user called.
-    program
-        Its steps; the first is made ready at once, and raises what is wrong with the arguments.
+    make
+        Returns its only step, or the program of all of them; the first is made ready at once. It raises what is wrong with the arguments.
     """
 
     __slots__ = ("_job", "_members", "_paths", "_program", "action", "name", "step")
 
-    def __init__(self, job: Job, members: Members, paths: Paths, name: str, program: Program) -> None:
+    def __init__(self, job: Job, members: Members, paths: Paths, name: str, make: Callable[[], Program | Step]) -> None:
         self._job = job
         self._members = members
         self._paths = paths
-        self._program = program
+        program = make()
+        self._program = None if isinstance(program, Step) else program
         self.name: str = name
-        self.step = next(program)
+        self.step = program if isinstance(program, Step) else next(program)
         self.action: Action = paths.prepare(self.step)
         if isinstance(self.step, Message):
             ranks, step = members.ranks, self.step
@@ -91,6 +92,8 @@ class Call:
             with awaited(self._job, self._members, self.name):
                 self._go_on(result)
                 result = self.action.run(deadline)
+        if self._program is None:
+            return result
         try:
             self._go_on(result)
         except StopIteration as end:
@@ -103,6 +106,7 @@ class Call:
             return self.run(deadline)
 
     def _go_on(self, result: Any) -> None:
+        assert self._program is not None
         self.step = self._program.send(result)
         self.action = self._paths.prepare(self.step)
 
@@ -157,8 +161,28 @@ class Calls:
             if result is not LONG_WAY:
                 return result
         call = self._start(key, place, array, out)
+        if fast is None and place is not None and type(array) is _ndarray and isinstance(call.action, HostAction):
+            result = self._first(call.action, place, timeout_s)
+            if result is not LONG_WAY:
+                return result
         result = self._now(call, timeout_s)
         self._remember(call, place, array)
+        return result
+
+    def _first(self, action: HostAction, place: Hashable, timeout_s: float | None) -> Any:
+        """Make the first call of its kind, as those after it will be made; `LONG_WAY` where they have no fast way."""
+        fast, out = self._paths.host.fast(action), action.step.out
+        if fast is None or (out is not None and out is not action.target):
+            return LONG_WAY
+        target = None if action.step.shape is None else action.target
+        seconds = self._timeout_s if timeout_s is None else Deadline(timeout_s).timeout_s
+        try:
+            result = fast.run(action.source, target, seconds)
+        except CommError:
+            self._saw()
+            raise
+        if result is not LONG_WAY:
+            self._keep(place, fast)
         return result
 
     def _call_async(
@@ -188,7 +212,7 @@ class Calls:
     def _start(self, key: Key, place: Hashable, array: Any, out: Any) -> Call:
         """Check the arguments of a call, and make its first step ready."""
         name = key[0]
-        call = Call(self._job, self._members, self._paths, name, getattr(self._programs, name)(array, out, *key[1:]))
+        call = Call(self._job, self._members, self._paths, name, partial(getattr(self._programs, name), array, out, *key[1:]))
         if place is not None and isinstance(call.action, DeviceAction) and isinstance(call.step, Step):
             remember = partial(self._paths.devices.remember, place, call.step, call.action.library)
             call.action.then = partial(remember, in_place=call.step.request.collective in VECTOR)
@@ -200,21 +224,24 @@ class Calls:
             return
         fast: Fast | None = None
         if isinstance(call.action, HostAction):
-            fast = self._paths.host.fast(call.action.step)
+            fast = self._paths.host.fast(call.action)
         elif isinstance(call.action, MessageAction):
             fast = self._paths.messages.fast(call.action, array)
         if fast is not None:
-            while len(self._fast) >= _MAX_FAST:
-                del self._fast[next(iter(self._fast))]
-            self._fast[place] = fast
+            self._keep(place, fast)
 
-    def _run_program(self, name: str, program: Program, timeout_s: float | None) -> Any:
+    def _keep(self, place: Hashable, fast: Fast) -> None:
+        while len(self._fast) >= _MAX_FAST:
+            del self._fast[next(iter(self._fast))]
+        self._fast[place] = fast
+
+    def _run_program(self, name: str, make: Callable[[], Program], timeout_s: float | None) -> Any:
         """Make a call that has a program of its own, and wait for its result."""
-        return self._now(Call(self._job, self._members, self._paths, name, program), timeout_s)
+        return self._now(Call(self._job, self._members, self._paths, name, make), timeout_s)
 
-    def _run_program_async(self, name: str, program: Program, timeout_s: float | None) -> Work[Any]:
+    def _run_program_async(self, name: str, make: Callable[[], Program], timeout_s: float | None) -> Work[Any]:
         """Make a call that has a program of its own, and that goes on in the background."""
-        return self._later(Call(self._job, self._members, self._paths, name, program), timeout_s)
+        return self._later(Call(self._job, self._members, self._paths, name, make), timeout_s)
 
     def _rank_of(self, root: int) -> int:
         """Return the rank that is given as ``root=``, as Python's own integer; raises as `Arguments.rank`."""

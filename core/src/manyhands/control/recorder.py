@@ -94,6 +94,8 @@ class FlightRecorder:
 
     Attributes
     ----------
+    records
+        The calls; those that were short as tuples of channel, number, signature, beginning and end.
     short
         For each channel its short call that runs: signature, sequence number, and when it began. Such a call is a record of its own only
         when it has to wait, or once it has ended (`note`).
@@ -101,7 +103,7 @@ class FlightRecorder:
 
     def __init__(self, length: int = 128, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._records: deque[Record | _Short] = deque(maxlen=length)
+        self.records: deque[Record | _Short] = deque(maxlen=length)
         self._running: set[Record] = set()
         self.short: dict[int, tuple[CallSignature, int, float]] = {}
 
@@ -109,13 +111,13 @@ class FlightRecorder:
         """Note that a call begins, on ``nbytes`` bytes; `finish` must follow, from the same thread."""
         record = Record(channel, sequence, call, self._now())
         record.nbytes = nbytes
-        self._records.append(record)
+        self.records.append(record)
         self._running.add(record)
         return record
 
     def note(self, channel: int, sequence: int, call: CallSignature | object, started: float) -> None:
         """Note that a short call has ended."""
-        self._records.append((channel, sequence, call, started, self._now()))
+        self.records.append((channel, sequence, call, started, self._now()))
         self.short.pop(channel, None)
 
     def finish(self, record: Record) -> None:
@@ -139,7 +141,7 @@ class FlightRecorder:
     def testify(self, channel: int, sequence: int) -> tuple[bool, str]:
         """Return whether this rank entered the call of this number, and in words that call or what the rank did last."""
         now = self._now()
-        records = [record if isinstance(record, Record) else _record(*record) for record in list(self._records)]
+        records = [record if isinstance(record, Record) else _record(*record) for record in list(self.records)]
         for begun_in, (call, number, started) in list(self.short.items()):
             if not any(record.channel == begun_in and record.sequence == number for record in records):
                 records.append(_record(begun_in, number, call, started, 0.0))

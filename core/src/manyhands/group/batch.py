@@ -282,7 +282,7 @@ class BatchCalls(Calls):
             if on_devices:
                 self._issue_on_devices(on_devices, timeout_s, wait=wait)
             if messages and wait:
-                self._run_program("coalesce", _program(messages), timeout_s)
+                self._run_program("coalesce", partial(_program, messages), timeout_s)
             elif messages:
                 outs = [entry.out for message in messages for entry in message.entries]
                 call = _BatchCall(self._job, self._members, self._paths, messages)
@@ -327,7 +327,7 @@ class _BatchCall(Call):
     __slots__ = ("_works",)
 
     def __init__(self, job: Job, members: Members, paths: Paths, messages: list[_Message]) -> None:
-        super().__init__(job, members, paths, "coalesce", _program(messages))
+        super().__init__(job, members, paths, "coalesce", partial(_program, messages))
         self._works = [entry.work for message in messages for entry in message.entries]
 
     def run(self, deadline: Deadline) -> None:

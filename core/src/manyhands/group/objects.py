@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar, overload
 
@@ -82,7 +83,7 @@ class ObjectCalls(Calls):
         UsageError
             The object holds something that cannot travel.
         """
-        self._run_program("send_object", self._sending(obj, dest), timeout_s)
+        self._run_program("send_object", partial(self._sending, obj, dest), timeout_s)
 
     @overload
     def recv_object(self, source: int, *, type: type[T], timeout_s: float | None = None) -> T: ...
@@ -113,11 +114,11 @@ class ObjectCalls(Calls):
         UsageError
             msgspec cannot decode into ``type``; or the object does not fit ``type``, and is then lost.
         """
-        return self._run_program("recv_object", self._receiving(source, type), timeout_s)
+        return self._run_program("recv_object", partial(self._receiving, source, type), timeout_s)
 
     def send_object_async(self, obj: object, dest: int, *, timeout_s: float | None = None) -> Work[None]:
         """Begin a `send_object`; the object may be changed at once, and an object that cannot travel is refused at once."""
-        return self._run_program_async("send_object", self._sending(obj, dest), timeout_s)
+        return self._run_program_async("send_object", partial(self._sending, obj, dest), timeout_s)
 
     @overload
     def recv_object_async(self, source: int, *, type: type[T], timeout_s: float | None = None) -> Work[T]: ...
@@ -125,7 +126,7 @@ class ObjectCalls(Calls):
     def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]: ...
     def recv_object_async(self, source: int, *, type: Any = None, timeout_s: float | None = None) -> Work[Any]:
         """Begin a `recv_object`; ``wait()`` of the work returns the object, or raises if it does not fit ``type``."""
-        return self._run_program_async("recv_object", self._receiving(source, type), timeout_s)
+        return self._run_program_async("recv_object", partial(self._receiving, source, type), timeout_s)
 
     @overload
     def broadcast_object(self, obj: object, root: int = 0, *, type: type[T], timeout_s: float | None = None) -> T: ...
@@ -159,7 +160,7 @@ class ObjectCalls(Calls):
         """
         root = self._rank_of(root)
         unpacker: Unpacker[Any] = Unpacker(type, "broadcast_object")
-        return unpacker.unpack(self._run_program("broadcast_object", self._broadcasting(obj, root), timeout_s), root)
+        return unpacker.unpack(self._run_program("broadcast_object", partial(self._broadcasting, obj, root), timeout_s), root)
 
     @overload
     def all_gather_object(self, obj: object, *, type: type[T], timeout_s: float | None = None) -> list[T]: ...
@@ -268,7 +269,7 @@ class ObjectCalls(Calls):
         """
         root = self._rank_of(root)
         unpacker: Unpacker[Any] = Unpacker(type, "scatter_object")
-        return unpacker.unpack(self._run_program("scatter_object", self._scattering(objs, root), timeout_s), root)
+        return unpacker.unpack(self._run_program("scatter_object", partial(self._scattering, objs, root), timeout_s), root)
 
     def _is(self, rank: int) -> bool:
         """Tell whether this is that rank."""
@@ -277,7 +278,7 @@ class ObjectCalls(Calls):
     def _gathered(self, name: str, obj: object, root: int, kind: Any, timeout_s: float | None) -> list[Any]:
         """Return the objects of all ranks on the root, on every rank where that is -1; elsewhere nothing."""
         unpacker: Unpacker[Any] = Unpacker(kind if root < 0 or self._is(root) else None, name)
-        parts = self._run_program(name, self._gathering(name, obj, root), timeout_s)
+        parts = self._run_program(name, partial(self._gathering, name, obj, root), timeout_s)
         return [unpacker.unpack(part, sender) for sender, part in enumerate(parts)]
 
     # Programs: the sizes of the objects travel first

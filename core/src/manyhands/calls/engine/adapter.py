@@ -40,10 +40,10 @@ class Links:
         self._connected: set[int] = set()
         self._boxes: dict[int, Mailbox] = {}
 
-    def connect(self, peers: frozenset[int], deadline: Deadline) -> None:
-        """Make ready to talk to ``peers``; raises as `Transport.connect`."""
+    def connect(self, peers: frozenset[int], until: Callable[[], Deadline]) -> None:
+        """Make ready to talk to ``peers``, as long as ``until()`` allows; raises as `Transport.connect`."""
         if not peers <= self._connected:
-            self.transport.connect(sorted(peers - self._connected), deadline)
+            self.transport.connect(sorted(peers - self._connected), until())
             self._connected |= peers
 
     def mailboxes(self, peers: frozenset[int]) -> dict[int, Mailbox]:

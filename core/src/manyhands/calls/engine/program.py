@@ -48,8 +48,7 @@ from manyhands.control.signatures import CallSignature, split_headers
 from manyhands.errors import InternalError
 from manyhands.schedule import steps as listed
 from manyhands.schedule.contracts import PROMISES, Contract
-from manyhands.schedule.order import lay_out
-from manyhands.schedule.steps import Buffer, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
+from manyhands.schedule.steps import Buffer, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, lay_out
 
 __all__ = [
     "COPY",

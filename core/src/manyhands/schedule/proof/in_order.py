@@ -1,6 +1,6 @@
 """The proof that steps may be carried out one after the other, as the engine does: a duty of every algorithm.
 
-What the engine does is said in `manyhands.schedule.order`. Here the worst case of it is played for all ranks together:
+What the engine does is said in `manyhands.schedule.steps`. Here the worst case of it is played for all ranks together:
 
 1. A send ends when it is received: that is the latest that a transport may let it end.
 2. A receive waits until its send has started.
@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from manyhands.schedule.errors import ScheduleDeadlockError
-from manyhands.schedule.order import run_order, sends_before
-from manyhands.schedule.steps import Recv, RecvReduce, Schedule, Send
+from manyhands.schedule.steps import Recv, RecvReduce, Schedule, Send, run_order, sends_before
 
 __all__ = ["check_in_order"]
 
