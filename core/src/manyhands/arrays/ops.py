@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manyhands.common.checks import said
+from manyhands.common.checks import safe_str
 from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UsageError
 
 __all__ = ["LOCATING", "Combine", "Function", "Op", "first_of", "locating", "neutral", "with_index"]
@@ -157,7 +157,7 @@ class Combine:
                 raise LayoutError(
                     f"{self._what} writes into its arguments, which are read-only: return a new array (not a += b, but a + b)"
                 ) from error
-            raise UsageError(f"{self._what} raised {type(error).__name__}: {said(error)}") from error
+            raise UsageError(f"{self._what} raised {type(error).__name__}: {safe_str(error)}") from error
         expected = f"for two arrays of {self._dtype}{list(first.shape)} it must return one like them"
         if not isinstance(result, np.ndarray):
             raise DTypeError(
@@ -244,7 +244,7 @@ def first_of(identity: object, dtype: np.dtype[Any], what: str) -> Array:
     try:
         found: Array = np.array(identity, dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{what}: its identity is no element of {dtype}: {said(error)}") from error
+        raise UsageError(f"{what}: its identity is no element of {dtype}: {safe_str(error)}") from error
     if found.shape:
         raise UsageError(
             f"{what}: its identity is an array of shape {list(found.shape)}, and expected is a single element of {dtype}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from manyhands.calls.engine.waiting import Breach, Overdue
-from manyhands.common.checks import said
+from manyhands.common.checks import safe_str
 from manyhands.contract.backend import Damaged, HeaderMismatch, LinkLost, Transfer
 from manyhands.contract.deadline import Deadline
 from manyhands.control.protocol import ANOTHER_CALL, Report
@@ -15,7 +15,7 @@ from manyhands.errors import ClosedError, CommError, ManyHandsError, OutOfMemory
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["again", "awaited", "guarded", "meet"]
+__all__ = ["again", "awaited", "exchange_cards", "guarded"]
 
 
 def guarded(
@@ -63,11 +63,11 @@ def guarded(
         problem = _breach(error)
         cause = error if problem is None else PluginError(f"the backend {job.backend_name!r} breaks its contract: {problem}")
         if isinstance(error, MemoryError):
-            why = said(error) or "there is no memory left"
+            why = safe_str(error) or "there is no memory left"
             cause = OutOfMemoryError(why, rank=job.rank, operation=operation, sequence=sequence)
         if not job.control.failed:
             # A signal, a lack of memory, an error inside a user's ufunc, a bug: messages are half sent, so that nobody can go on.
-            text = f"rank {job.rank} broke off {operation} #{sequence} with {type(cause).__name__}: {said(cause)}"
+            text = f"rank {job.rank} broke off {operation} #{sequence} with {type(cause).__name__}: {safe_str(cause)}"
             first_cause("aborted", text, job.rank)
         elif isinstance(error, CommError):
             job.control.ended(error, operation, sequence)
@@ -86,7 +86,7 @@ def awaited(job: Job, members: Members, what: str) -> Iterator[None]:
             job.control.ended(error, what, None)
         raise
     except BaseException as error:
-        text = f"rank {job.rank} broke off {what} with {type(error).__name__}: {said(error)}"
+        text = f"rank {job.rank} broke off {what} with {type(error).__name__}: {safe_str(error)}"
         job.fail(Report("aborted", text, peer=job.rank, members=list(members.ranks)))
         raise
 
@@ -109,7 +109,7 @@ def _breach(error: BaseException) -> str | None:
     return None
 
 
-def meet(
+def exchange_cards(
     job: Job,
     members: Members,
     name: str,
@@ -132,7 +132,7 @@ def meet(
     except BaseException as error:
         if not isinstance(error, ManyHandsError):
             # The others may go on with this rank, which does not know of it.
-            text = f"rank {job.rank} broke off {name} with {type(error).__name__}: {said(error)}"
+            text = f"rank {job.rank} broke off {name} with {type(error).__name__}: {safe_str(error)}"
             job.fail(Report("aborted", text, job.rank, name, members=list(ranks)))
         raise
 

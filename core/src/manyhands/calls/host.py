@@ -12,7 +12,7 @@ import numpy as np
 from manyhands.arrays.libraries import DeviceArray
 from manyhands.arrays.memory import Array, contiguous, divide, handed_over, placed
 from manyhands.calls.engine.waiting import Waiter
-from manyhands.calls.failures import again, guarded, meet
+from manyhands.calls.failures import again, exchange_cards, guarded
 from manyhands.calls.fast import FastCall
 from manyhands.calls.ledger import Ledger
 from manyhands.calls.plans import VECTOR, Plan, Plans
@@ -192,7 +192,9 @@ class HostPath:
         ledger.check(what, sequence)
         signature = CallSignature(what, part="meeting")
         name = f"{what} #{sequence} of group {members.number}"
-        cards, _ = meet(self._job, members, name, alike.encode() + b"\0" + card, members.ranks, deadline, (signature, sequence))
+        cards, _ = exchange_cards(
+            self._job, members, name, alike.encode() + b"\0" + card, members.ranks, deadline, (signature, sequence)
+        )
         ledger.number()
         told = [each.partition(b"\0") for each in cards]
         for rank, (theirs, _, _) in enumerate(told):

@@ -219,13 +219,13 @@ class Ledger(Turns):
     def report_wait(self, record: Record, signature: CallSignature, peers: list[int]) -> None:
         """Tell the store that a collective waits for ``peers``."""
         name, members = signature.operation, list(self._members.ranks)
-        self._control.stalled(record, Wait(self._channel, record.sequence, name, signature.digest, peers, [], members))
+        self._control.report_wait(record, Wait(self._channel, record.sequence, name, signature.digest, peers, [], members))
 
     def report_message_wait(self, record: Record, messages: list[tuple[int, bool, int]], peers: list[int]) -> None:
         """Tell the store that a call waits for messages: with which rank, whether they are sent, and their numbers."""
         members = list(self._members.ranks)
         wait = Wait(self._channel + 1, record.sequence, str(record.call), b"", peers, messages, members)
-        self._control.stalled(record, wait)
+        self._control.report_wait(record, wait)
 
     # Collectives that were made before: one visit to the books when they begin, and one when they end
 

@@ -70,12 +70,12 @@ class MessagePath:
         flows = [flow for flow in (outgoing, incoming) if flow is not None]
         record = ledger.begin_message(what, 0 if outgoing is None else outgoing.nbytes)
 
-        def stalled(peers: list[int]) -> None:
+        def report_wait(peers: list[int]) -> None:
             waits = [(flow.peer, flow.is_send, flow.number) for flow in flows if not flow.finished]
             ledger.report_message_wait(record, waits, peers)
 
         def action() -> None:
-            self._carry(outgoing, incoming, what, deadline, None if job.runtime.is_simulated else stalled)
+            self._carry(outgoing, incoming, what, deadline, None if job.runtime.is_simulated else report_wait)
 
         try:
             guarded(job, members, record.sequence, signature, deadline, action, what)

@@ -6,7 +6,7 @@ import operator
 from numbers import Real
 from typing import Any, Final
 
-__all__ = ["UNREADABLE", "is_number", "is_success", "said", "whole"]
+__all__ = ["UNREADABLE", "is_number", "is_success", "safe_str", "whole"]
 
 
 UNREADABLE: Final = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError)
@@ -18,7 +18,7 @@ def is_success(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
-def said(error: BaseException) -> str:
+def safe_str(error: BaseException) -> str:
     """Return the words of an exception, which may come from anywhere, and may have none that can be had."""
     try:
         return str(error)

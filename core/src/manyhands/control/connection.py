@@ -238,7 +238,7 @@ class Control(ABC):
                 if deadline.passed():
                     text = f"not all ranks came to {name} within {deadline.timeout_s:g} s"
                     raise self.report(Report("deadline", text, None, name, channel, sequence, ranks))
-                self.stalled(record, Wait(channel, sequence, what, digest, others, [], ranks, name))
+                self.report_wait(record, Wait(channel, sequence, what, digest, others, [], ranks, name))
         except CommError as error:
             self.ended(error, "init" if members is None else what.partition(" ")[0], sequence if sequence >= 0 else None)
             raise
@@ -281,7 +281,7 @@ class Control(ABC):
         """Tell the store which calls on devices this rank has made; it compares them with those of the other members."""
         self._post(Checkpoint(place, count, digest, list(members)))
 
-    def stalled(self, record: Record, wait: Wait) -> None:
+    def report_wait(self, record: Record, wait: Wait) -> None:
         """Tell the store that this rank waits in a call."""
         self.recorder.stalled(record, wait)
         before = last_move()

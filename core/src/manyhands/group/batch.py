@@ -25,7 +25,7 @@ from manyhands.calls.request import Program, Request, Step
 from manyhands.calls.runner import Call, Calls
 from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
-from manyhands.common.checks import said
+from manyhands.common.checks import safe_str
 from manyhands.contract.deadline import Deadline
 from manyhands.errors import UsageError
 from manyhands.job.group_ranks import Members
@@ -139,7 +139,7 @@ class Batch:
         finally:
             if error is not None:
                 cause = UsageError(
-                    f"this all_reduce was not sent: the block of coalesce() was left by {type(error).__name__}: {said(error)}"
+                    f"this all_reduce was not sent: the block of coalesce() was left by {type(error).__name__}: {safe_str(error)}"
                 )
                 cause.__cause__ = error
                 _end_all(works, cause)

@@ -15,10 +15,10 @@ from manyhands.arrays.dtypes import check_dtype
 from manyhands.arrays.memory import Array, aligned_empty
 from manyhands.calls.arguments import extents, integer
 from manyhands.calls.devices.opening import open_channel
-from manyhands.calls.failures import meet
+from manyhands.calls.failures import exchange_cards
 from manyhands.calls.paths import Paths
 from manyhands.common.aliases import ForeignNames
-from manyhands.common.checks import is_success, said
+from manyhands.common.checks import is_success, safe_str
 from manyhands.config.select import Selector
 from manyhands.contract.backend import Backend
 from manyhands.contract.deadline import Deadline
@@ -286,7 +286,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
     def _meet(self, name: str, card: bytes, members: tuple[int, ...], deadline: Deadline) -> tuple[list[bytes], int]:
         """Trade cards with the members of a group to be; return them, and a number that no other group has."""
         try:
-            return meet(self._job, self._members, name, card, members, deadline)
+            return exchange_cards(self._job, self._members, name, card, members, deadline)
         except BaseException:
             self._saw()
             raise
@@ -336,7 +336,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         try:
             shared = backend.allocate(nbytes) if backend is not None and nbytes > 0 else None
         except MemoryError as error:
-            raise OutOfMemoryError(said(error), rank=self._job.rank) from error
+            raise OutOfMemoryError(safe_str(error), rank=self._job.rank) from error
         given: object = shared
         if given is not None and not (isinstance(given, memoryview) and given.nbytes == nbytes and not given.readonly):
             raise PluginError(

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from manyhands.arrays.dtypes import check_dtype
-from manyhands.common.checks import UNREADABLE, said
+from manyhands.common.checks import UNREADABLE, safe_str
 from manyhands.control.signatures import DESCRIPTION_BYTES, can_describe, pack_description, parse_description
 from manyhands.errors import DTypeError, OutOfMemoryError, UsageError
 
@@ -54,7 +54,7 @@ def pack(given: object, what: str) -> bytearray:
         _encoder.encode_into(given, data)
     except MemoryError as error:
         raise OutOfMemoryError(
-            f"{what} has no memory for its object as bytes ({said(error) or 'MemoryError'}): give smaller ones, in several calls"
+            f"{what} has no memory for its object as bytes ({safe_str(error) or 'MemoryError'}): give smaller ones, in several calls"
         ) from None
     except _CANNOT as error:
         raise UsageError(f"{what} cannot send {_explain(given, error)}") from None
@@ -103,7 +103,7 @@ class Unpacker(Generic[T]):
         except (msgspec.ValidationError, RecursionError, MemoryError) as error:
             expected = "" if self._expected is None else f" as type={_type_name(self._expected)}"
             problem = (
-                "it is nested too deep" if isinstance(error, RecursionError) else said(error) or "there is no memory for it"
+                "it is nested too deep" if isinstance(error, RecursionError) else safe_str(error) or "there is no memory for it"
             )
             raise UsageError(
                 f"{self._what} cannot read the object of rank {sender}{expected}: {problem}", peer=sender

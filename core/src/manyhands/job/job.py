@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from manyhands.common.checks import is_success, said
+from manyhands.common.checks import is_success, safe_str
 from manyhands.config import Resolved
 from manyhands.config.plugins import PluginManager, checked_kind
 from manyhands.contract.backend import Backend, BackendConfig, BackendSpec, Bootstrap, Damaged, LinkLost, Transfer, Transport
@@ -394,7 +394,7 @@ class Job:
             return
         self.closed = True
         if not self.control.failed:
-            words = said(error).strip().splitlines()
+            words = safe_str(error).strip().splitlines()
             cause = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
             self.control.report(Report("aborted", f"rank {self.rank} ended with {cause}", peer=self.rank))
         self._release()

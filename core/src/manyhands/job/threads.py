@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from manyhands.common.checks import is_number, is_success, said, whole
+from manyhands.common.checks import is_number, is_success, safe_str, whole
 from manyhands.contract.runtime import Runtime
 from manyhands.control.bystanders import stands_by
 from manyhands.control.computer import COMPUTER
@@ -182,7 +182,7 @@ class ThreadRank:
             # The others may be on their way to the next group, and would wait for this rank there.
             from manyhands.control.protocol import Verdict
 
-            text = f"rank {self.rank} ended with {type(error).__name__}: {said(error)}"
+            text = f"rank {self.rank} ended with {type(error).__name__}: {safe_str(error)}"
             self.next_hub().fail(Verdict("aborted", text, self.rank))
         for finisher in self._finishers:
             finisher(error)

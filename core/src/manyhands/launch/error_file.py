@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyhands.common.checks import UNREADABLE, said
+from manyhands.common.checks import UNREADABLE, safe_str
 from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _record(rank: int, kind: type[BaseException], error: BaseException, trace: T
     where = _place(story.stack)
     is_short = _is_ours(error) and _is_brief() and _leave_users_part(story)
     text = "".join(story.format())
-    return ErrorRecord(rank, name, said(error), text[-_LONGEST_TRACEBACK:], time.time(), told, where, is_short)
+    return ErrorRecord(rank, name, safe_str(error), text[-_LONGEST_TRACEBACK:], time.time(), told, where, is_short)
 
 
 def _is_brief() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.common.checks import said
+from manyhands.common.checks import safe_str
 from manyhands.common.installing import install_command
 from manyhands.errors import DTypeError, LayoutError, OutOfMemoryError
 
@@ -46,7 +46,7 @@ def low_precision_dtype(name: str) -> np.dtype[np.void]:
 def no_memory(shape: Sequence[int], dtype: np.dtype[Any], device: int, error: Exception) -> OutOfMemoryError:
     """Return what is to be raised where a device has no memory, as its library says by ``error``."""
     return OutOfMemoryError(
-        f"device {device} has no memory for an array of {math.prod(shape) * dtype.itemsize:,} bytes, {dtype}{list(shape)}: {said(error)}"
+        f"device {device} has no memory for an array of {math.prod(shape) * dtype.itemsize:,} bytes, {dtype}{list(shape)}: {safe_str(error)}"
     )
 
 

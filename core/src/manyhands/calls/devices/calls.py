@@ -19,7 +19,7 @@ from manyhands.arrays.dtypes import dtype_code, dtype_name
 from manyhands.calls.devices.kinds import DEVICE, Prepared, device_call, said_call
 from manyhands.calls.devices.shortcuts import DeviceShortcut
 from manyhands.calls.devices.watch import DeviceWatch, Followed, Launched
-from manyhands.calls.failures import meet
+from manyhands.calls.failures import exchange_cards
 from manyhands.calls.ledger import Ledger
 from manyhands.calls.request import Request, Step
 from manyhands.config.plugins import PluginManager
@@ -393,7 +393,7 @@ class Devices:
         # With what was called before, so that whatever is launched from here on follows from the same calls on all ranks.
         card = signature.digest + _as_bytes(self._digest)
         name = f"{signature.operation} #{sequence} of group {self._members.number} on GPUs"
-        cards, _ = meet(self._job, self._members, name, card, ranks, deadline, (signature, sequence))
+        cards, _ = exchange_cards(self._job, self._members, name, card, ranks, deadline, (signature, sequence))
         other = next((rank for rank, theirs in zip(ranks, cards, strict=True) if theirs != card), None)
         if other is not None:
             text = (
@@ -437,7 +437,7 @@ class Devices:
         members = (self._members.ranks[source], self._members.ranks[dest])
         if meeting is not None:
             name, card = meeting
-            cards, _ = meet(self._job, self._members, name, card, members, deadline, is_given=True)
+            cards, _ = exchange_cards(self._job, self._members, name, card, members, deadline, is_given=True)
             if cards[0] != cards[1]:
                 text = (
                     f"{name}: rank {members[0]} sends {cards[0].decode(errors='replace')}, and rank {members[1]} receives {cards[1].decode(errors='replace')}: give an array of "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from manyhands.calls.failures import meet
-from manyhands.common.checks import said
+from manyhands.calls.failures import exchange_cards
+from manyhands.common.checks import safe_str
 from manyhands.config.plugins import checked_kind
 from manyhands.contract.backend import Damaged
 from manyhands.contract.deadline import Deadline
@@ -29,7 +29,7 @@ def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChanne
         return None
 
     def exchange(name: str, card: bytes) -> list[bytes]:
-        return meet(job, members, f"{name} for the GPUs of group {members.number}", card, members.ranks, deadline)[0]
+        return exchange_cards(job, members, f"{name} for the GPUs of group {members.number}", card, members.ranks, deadline)[0]
 
     ranks = list(members.ranks)
     try:
@@ -49,9 +49,7 @@ def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChanne
     except CommError:
         raise
     except BaseException as error:
-        text = (
-            f"rank {job.rank} broke off opening the GPUs of group {members.number} with {type(error).__name__}: {said(error)}"
-        )
+        text = f"rank {job.rank} broke off opening the GPUs of group {members.number} with {type(error).__name__}: {safe_str(error)}"
         job.fail(Report("aborted", text, job.rank, members=ranks))  # or the others would wait for it
         raise
     job.device_channels.append(channel)

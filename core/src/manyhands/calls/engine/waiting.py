@@ -119,12 +119,12 @@ class Waiter:
             except TimeoutError:
                 if self.on_stall is None or self.deadline.passed():
                     raise Overdue(peers()) from None
-                self._stalled(patience, transfers, peers)
+                self._report_wait(patience, transfers, peers)
             else:
                 self._moved = -1
                 return
 
-    def _stalled(self, patience: Deadline, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
+    def _report_wait(self, patience: Deadline, transfers: Sequence[Transfer], peers: Callable[[], list[int]]) -> None:
         now = time.monotonic()
         moved = sum(transfer.moved for transfer in transfers)
         if moved != self._moved:
