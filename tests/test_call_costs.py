@@ -84,5 +84,7 @@ def test_what_a_call_costs_in_python(tmp_path: Path, backend: str) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
-    most = MOST | {name: 12 for name in MOST if backend == "shm" and MOST[name] == 11}  # one that waits a moment for the peer's slot
+    most = MOST | {
+        name: 12 for name in MOST if backend == "shm" and MOST[name] == 11
+    }  # one that waits a moment for the peer's slot
     assert {name: count for name, count in found.items() if count > most[name]} == {}

@@ -272,7 +272,7 @@ def test_frames_inside_manyhands_are_left_out_unless_they_may_be_to_blame(
     monkeypatch.setattr(deadline, "is_number", raising)
     error_file.install(1)
     try:
-        Deadline(1.0)
+        Deadline(1)
     except type(error):
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     record = error_file.read(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from manyhands.common.installing import install_command
@@ -12,7 +13,19 @@ from manyhands.config.plugins.installed import InstalledPlugin, find_installed, 
 from manyhands.contract.backend import API_VERSION, BackendConfig, BackendSpec
 from manyhands.errors import ApiVersionError, BackendUnavailableError, PluginError
 
-__all__ = ["IN_PROCESS", "check_spec", "checked_kind", "import_plugin", "installed", "load", "named", "owner"]
+__all__ = [
+    "IN_PROCESS",
+    "Description",
+    "check_spec",
+    "checked_kind",
+    "import_plugin",
+    "installed",
+    "load",
+    "logger",
+    "named",
+    "owner",
+    "with_the_others",
+]
 
 T = TypeVar("T")
 
@@ -23,6 +36,15 @@ IN_PROCESS: Final[str] = "(this process)"
 @functools.cache
 def _installed_once(group: str, path: tuple[str, ...]) -> tuple[InstalledPlugin, ...]:  # noqa: ARG001 - a key
     return tuple(find_installed(group))
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A backend and what came of describing it: exactly one of ``spec`` and ``error`` is there."""
+
+    plugin: InstalledPlugin
+    spec: BackendSpec | None = None
+    error: PluginError | None = None
 
 
 def installed(group: str) -> tuple[InstalledPlugin, ...]:
@@ -100,3 +122,18 @@ def checked_kind(given: T, kind: type[Any], source: str, backend: str) -> T:
     if not isinstance(given, kind):
         raise PluginError(f"{source} of the backend {backend!r} returned {given!r}, and not a manyhands.api.{kind.__name__}")
     return given
+
+
+def with_the_others(specs: list[BackendSpec], passed_over: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return what was passed over, with all but the first of the candidates."""
+    others = [(spec.name, f"it can run, and {specs[0].name} comes before it") for spec in specs[1:]]
+    return sorted([*passed_over, *others])
+
+
+def logger() -> Any:
+    """Return the logger of plugins."""
+    # Logging rather than warnings: under ``-W error`` a warning would break the very collective that must go on. Imported
+    # here because the first mishap is the first time that it is needed.
+    import logging
+
+    return logging.getLogger("manyhands.plugins")

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
@@ -21,7 +20,18 @@ from manyhands.config.plugins.installed import (
     nearest,
     unknown_backend_text,
 )
-from manyhands.config.plugins.loading import IN_PROCESS, check_spec, import_plugin, installed, load, named, owner
+from manyhands.config.plugins.loading import (
+    IN_PROCESS,
+    Description,
+    check_spec,
+    import_plugin,
+    installed,
+    load,
+    logger,
+    named,
+    owner,
+    with_the_others,
+)
 from manyhands.contract import hookspecs
 from manyhands.contract.backend import Backend, BackendSpec, Bootstrap, LaunchRequest
 from manyhands.errors import BackendUnavailableError, DuplicatePluginError, PluginError, UnknownBackendError
@@ -38,15 +48,6 @@ Lacking = Callable[[str], str | None]
 
 _STARTED: Final[str] = "manyhands_collective_started"
 _FINISHED: Final[str] = "manyhands_collective_finished"
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """A backend and what came of describing it: exactly one of ``spec`` and ``error`` is there."""
-
-    plugin: InstalledPlugin
-    spec: BackendSpec | None = None
-    error: PluginError | None = None
 
 
 class PluginManager:
@@ -230,7 +231,7 @@ class PluginManager:
             No backend can be chosen; the message says why for each.
         """
         specs, passed_over = self.candidates(lacking)
-        return specs[0].name, _with_the_others(specs, passed_over)
+        return specs[0].name, with_the_others(specs, passed_over)
 
     def candidates(self, lacking: Lacking | None = None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
         """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not.
@@ -268,7 +269,7 @@ class PluginManager:
         if not one_host:
             passed_over += [(spec.name, "it is for ranks of one host") for spec in specs if spec.one_host]
             specs = [spec for spec in specs if not spec.one_host]
-        return (specs[0].name if specs else None), _with_the_others(specs, passed_over)
+        return (specs[0].name if specs else None), with_the_others(specs, passed_over)
 
     def _candidates(self, lacking: Lacking | None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
         """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not."""
@@ -573,13 +574,13 @@ class PluginManager:
             except Exception:  # noqa: BLE001 - no observer may break a collective that other ranks wait for
                 if (name, hook) not in self._complained:
                     self._complained.add((name, hook))
-                    _logger().warning("the observer %r raised in %s; its next failures go unsaid", name, hook, exc_info=True)
+                    logger().warning("the observer %r raised in %s; its next failures go unsaid", name, hook, exc_info=True)
 
     def _record_extension_error(self, name: str, error: Exception, what: str) -> None:
         if name not in self._extension_errors:
             known = error if isinstance(error, PluginError) else PluginError(f"the extension {name!r} {what}: {named(error)}")
             self._extension_errors[name] = known
-            _logger().warning("the extension %r %s: %s", name, what, error)
+            logger().warning("the extension %r %s: %s", name, what, error)
 
 
 # One manager for the process, made by one thread even when the ranks are threads that all ask at once.
@@ -591,21 +592,7 @@ def _process_manager() -> PluginManager:
     return PluginManager(Switches.from_environment(os.environ))
 
 
-def _with_the_others(specs: list[BackendSpec], passed_over: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return what was passed over, with all but the first of the candidates."""
-    others = [(spec.name, f"it can run, and {specs[0].name} comes before it") for spec in specs[1:]]
-    return sorted([*passed_over, *others])
-
-
 def get_plugin_manager() -> PluginManager:
     """Return the plugin manager of this process, with the switches of its environment."""
     with _making:
         return _process_manager()
-
-
-def _logger() -> Any:
-    # Logging rather than warnings: under ``-W error`` a warning would break the very collective that must go on. Imported
-    # here because the first mishap is the first time that it is needed.
-    import logging
-
-    return logging.getLogger("manyhands.plugins")
