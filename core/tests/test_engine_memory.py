@@ -151,17 +151,21 @@ def test_a_run_on_memory_that_was_used_before_allocates_nothing_for_each_step_or
             for _ in range(times):
                 executable.run(source, target, 1 << 40, lambda: waiter)
 
+        def measured() -> int:
+            gc.collect()
+            tracemalloc.start()
+            try:
+                go(1)
+                before = tracemalloc.get_traced_memory()[0]
+                tracemalloc.reset_peak()
+                go(runs)
+                return tracemalloc.get_traced_memory()[1] - before
+            finally:
+                tracemalloc.stop()
+
         go(2)
-        gc.collect()
-        tracemalloc.start()
-        try:
-            go(1)
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            go(runs)
-            return tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
+        # Whatever other threads of this process allocate meanwhile comes on top.
+        return min(measured() for _ in range(3))
 
     # What a run needs in any case is less than one byte for each of the steps that are added here, and four for each piece.
     alone = peak(chain(1))
