@@ -15,7 +15,7 @@ import json, statistics, sys
 import numpy as np
 import manyhands as mh
 
-BESIDE = {"open_transport", "open_barrier", "connect", "mailboxes", "wait", "report_wait", "_links_of"}  # dialling and polling
+BESIDE = {"open_transport", "open_barrier", "connect", "mailboxes", "_links_of", "wait", "finish", "checked_transfer"}  # dialling and polling
 trace, beside = [], 0
 
 def profile(frame, event, _):

@@ -7,12 +7,14 @@ import gc
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import manyhands as mh
 from manyhands.api import Group
+from manyhands.job.job import Job
 
 
 def test_any_number_of_works_end_in_the_order_of_issue(world):
@@ -29,6 +31,41 @@ def test_any_number_of_works_end_in_the_order_of_issue(world):
         assert ended == list(range(50))
 
     world(program, 3)
+
+
+def test_an_input_that_is_not_contiguous_is_copied_at_once_however_often(world):
+    def program(group: Group) -> None:
+        for _ in range(4):
+            assert group.all_reduce(np.ones(4)).tolist() == [2.0] * 4
+            x = np.ones(8)[::2]
+            hold = threading.Event()
+            group._ledger.submit(lambda hold=hold: hold.wait(20))
+            work = group.all_reduce_async(x)
+            x[...] = -1
+            hold.set()
+            assert work.wait().tolist() == [2.0] * 4
+
+    world(program, 2)
+
+
+def test_a_group_opens_one_transport_for_its_collectives_whoever_comes_first(world, monkeypatch):
+    opened: list[tuple[int, int]] = []
+
+    def slow(job: Job, channel: int) -> Any:
+        opened.append((job.rank, channel))
+        threading.Event().wait(0.05)  # so that another call could come meanwhile
+        return open_transport(job, channel)
+
+    open_transport = Job.open_transport
+    monkeypatch.setattr(Job, "open_transport", slow)
+
+    def program(group: Group) -> None:
+        work = group.all_reduce_async(np.ones(2))
+        assert group.all_gather(np.ones(1)).tolist() == [1.0, 1.0]
+        assert work.wait().tolist() == [2.0, 2.0]
+
+    world(program, 2)
+    assert sorted(opened) == [(0, 0), (1, 0)]
 
 
 def test_every_call_has_a_background_form_with_the_same_result(world):

@@ -139,6 +139,31 @@ def test_what_a_rank_sends_to_itself_may_overlap_what_it_gets(world):
     world(program, 2)
 
 
+def test_a_sendrecv_that_receives_from_nobody_gives_out_back_whatever_was_asked_before(world):
+    def program(group: Group) -> None:
+        x, out = np.arange(3), np.full(3, -7)
+        for given in (None, out, None, out):
+            if group.rank == 0:
+                assert group.sendrecv(x, 1, None, out=given) is given
+            else:
+                assert group.recv(0).tolist() == [0, 1, 2]
+        assert out.tolist() == [-7] * 3
+
+    world(program, 2)
+
+
+def test_more_kinds_than_a_direction_remembers_arrive_as_they_were_sent(world):
+    def program(group: Group) -> None:
+        for _ in range(2):
+            for size in [*range(1, 300), *range(1, 30)]:
+                if group.rank == 0:
+                    group.send(np.arange(size), 1)
+                else:
+                    assert group.recv(0).tolist() == list(range(size))
+
+    world(program, 2)
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_none_is_nobody_so_that_a_line_needs_no_branch_at_its_ends(world, size):
     def program(group: Group) -> None:

@@ -206,6 +206,18 @@ def test_observers_see_each_collective_start_and_end(plugin: Plugin) -> None:
     assert len({event.group for event in plugin.events}) == 1
 
 
+def test_observers_see_calls_in_the_background_however_often(plugin: Plugin) -> None:
+    def program(group: Group) -> None:
+        x = np.ones(3)
+        for _ in range(2):
+            group.all_reduce(x)
+        for _ in range(3):
+            group.all_reduce_async(x).wait()
+
+    assert run(program) == [None, None]
+    assert [event.sequence for event in plugin.events if event.rank == 0] == [n for n in range(5) for _ in range(2)]
+
+
 def test_observers_see_who_performs_a_collective_in_a_world_of_one(plugin: Plugin, alone: Group) -> None:
     np.testing.assert_array_equal(alone.all_gather(np.ones(2)), [1.0, 1.0])
     started, finished = plugin.events

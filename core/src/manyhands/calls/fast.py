@@ -116,16 +116,38 @@ class FastCall:
         target = self.target(array, out)
         if target is None:
             return LONG_WAY
-        number = self._ledger.enter(self._signature)
-        if number < 0:
-            return LONG_WAY
-        return self._carry_out(array, target, number, timeout_s, gives_turn=True)
+        number = -1
+        ledger, signature = self._ledger, self._signature
+        try:
+            number = ledger.enter(signature)
+            if number < 0:
+                return LONG_WAY
+            self._timeout_s = timeout_s
+            self._run(array if self._gives else self._nothing, target, number, self._patience)
+            if self._divisor > 1:
+                divide(target, self._divisor)
+        except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
+            self._failed(error, number)
+        finally:
+            if number >= 0:
+                ledger.leave(signature, gives_turn=True)
+        return target if self._takes else None
 
     def run_in_turn(self, array: Array, target: Array, timeout_s: float) -> Any:
         """Make the call, whose turn it is, into what `target` gave; return its result. Raises as `run`."""
         ledger, signature = self._ledger, self._signature
         ledger.check(signature.operation, ledger.next)
-        return self._carry_out(array, target, ledger.enter_in_turn(signature), timeout_s, gives_turn=False)
+        number = ledger.enter_in_turn(signature)
+        try:
+            self._timeout_s = timeout_s
+            self._run(array if self._gives else self._nothing, target, number, self._patience)
+            if self._divisor > 1:
+                divide(target, self._divisor)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._failed(error, number)
+        finally:
+            ledger.leave(signature, gives_turn=False)
+        return target if self._takes else None
 
     def target(self, array: Array, out: object) -> Array | None:
         """Return where the result goes; None where the call must go the long way."""
@@ -144,19 +166,11 @@ class FastCall:
             return out
         return None
 
-    def _carry_out(self, array: Array, target: Array, number: int, timeout_s: float, *, gives_turn: bool) -> Any:
-        ledger, signature = self._ledger, self._signature
-        try:
-            self._timeout_s = timeout_s
-            try:
-                self._run(array if self._gives else self._nothing, target, number, self._patience)
-            except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
-                guarded(self._job, self._members, number, signature, self._deadline(), partial(again, error))
-            if self._divisor > 1:
-                divide(target, self._divisor)
-        finally:
-            ledger.leave(signature, gives_turn)
-        return target if self._takes else None
+    def _failed(self, error: BaseException, number: int) -> None:
+        """Raise what a failure means: the first cause that all ranks agree on; as it was where the call had not begun."""
+        if number < 0:
+            raise error
+        guarded(self._job, self._members, number, self._signature, self._deadline(), partial(again, error))
 
     def _run_first(self, source: Array, target: Array, number: int, patience: Patience) -> None:
         """Connect to the peers, and carry the plan out; from then on it is carried out at once."""

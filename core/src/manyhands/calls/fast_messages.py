@@ -94,7 +94,7 @@ class _Fast:
     def _failed(self, error: BaseException, deadline: Deadline) -> None:
         """Raise what a failure means: the first cause that all ranks agree on."""
         end = self._end
-        guarded(end.job, end.members, end.ledger.messages, ARRAY, deadline, partial(again, error), self._what)
+        guarded(end.job, end.members, end.direction.call, ARRAY, deadline, partial(again, error), self._what)
 
 
 class _Slow:
@@ -105,7 +105,7 @@ class _Slow:
     def __init__(self, end: End, number: int) -> None:
         self._end = end
         self._messages = [(end.direction.rank, end.direction.is_send, number)]
-        self._record = end.ledger.record_message(end.what, 0)
+        self._record = end.ledger.record_message(end.what, end.direction.call)
 
     def __enter__(self) -> Self:
         return self
@@ -125,18 +125,18 @@ class FastSend(_Fast):
     ----------
     end
         This rank's end.
-    kind
-        The dtype and the shape, which the direction knows.
+    kind, tag
+        The dtype and the shape, and what stands for them.
+    forgotten
+        How many kinds the direction had forgotten when it knew this one.
     """
 
     __slots__ = ("_arrays", "_forgotten", "_kinds", "_tag", "is_short")
 
-    def __init__(self, end: End, kind: Kind) -> None:
+    def __init__(self, end: End, kind: Kind, tag: bytes, forgotten: int) -> None:
         super().__init__(end)
-        tag = end.direction.kinds.tag(kind)
-        assert tag is not None
         self._kinds = end.direction.kinds
-        self._forgotten = self._kinds.forgotten
+        self._forgotten = forgotten
         self._tag = int.from_bytes(tag, "little")
         self.is_short: bool = int(np.prod(kind[1])) * kind[0].itemsize <= FIRST_BYTES
         self._arrays = self._slots(kind) if self.is_short else []
@@ -163,7 +163,7 @@ class FastSend(_Fast):
         CommError
             The first cause, alike on all ranks.
         """
-        if not self.is_known or not (self.is_short or array.flags.c_contiguous):
+        if out is not None or not (self.is_short or array.flags.c_contiguous):
             return LONG_WAY
         direction = self.direction
         number = direction.enter()
@@ -171,6 +171,10 @@ class FastSend(_Fast):
             return LONG_WAY
         started = _now()
         try:
+            if not self.is_known:
+                direction.take_back()
+                number = -1
+                return LONG_WAY
             if not self.is_short:
                 self._move(number, array, _until(started, timeout_s))
                 return None
@@ -180,7 +184,8 @@ class FastSend(_Fast):
         except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
             self._failed(error, _until(started, timeout_s))
         finally:
-            direction.leave(self._what, started)
+            if number >= 0:
+                direction.leave(self._what, started)
         return None
 
 
@@ -278,15 +283,19 @@ class FastExchange:
             The first cause, alike on all ranks; ``out`` is then undefined.
         """
         send, recv = self._send, self._recv
-        if not (send.is_known and send.is_short) or (out is not None and not (type(out) is _ndarray and out.flags.carray)):
+        if not send.is_short or (out is not None and not (type(out) is _ndarray and out.flags.carray)):
             return LONG_WAY
         sending, receiving = send.direction, recv.direction
         sent = sending.enter()
         if sent < 0:
             return LONG_WAY
-        received = receiving.enter()
+        received = -1
+        try:
+            received = receiving.enter() if send.is_known else -1
+        finally:
+            if received < 0:
+                sending.take_back()
         if received < 0:
-            sending.take_back()
             return LONG_WAY
         started = _now()
         try:
@@ -297,7 +306,7 @@ class FastExchange:
             return recv.take(received, out, started, timeout_s)
         except BaseException as error:  # noqa: BLE001 - as above
             end, deadline = self._end, _until(started, timeout_s)
-            guarded(end.job, end.members, end.ledger.messages, ARRAY, deadline, partial(again, error), self._what)
+            guarded(end.job, end.members, end.direction.call, ARRAY, deadline, partial(again, error), self._what)
         finally:
             receiving.leave(self._what, started)
             sending.leave(self._what, started)
@@ -306,7 +315,7 @@ class FastExchange:
     def _wait(self, transfers: Sequence[Transfer], sent: int, received: int, deadline: Deadline) -> None:
         sending, receiving, ledger = self._send.direction, self._recv.direction, self._end.ledger
         messages = [(sending.rank, True, sent), (receiving.rank, False, received)]
-        record = ledger.record_message(self._what, 0)
+        record = ledger.record_message(self._what, receiving.call)
         try:
             for transfer in transfers:
                 checked_transfer(transfer, self._end.box, "post or fetch")

@@ -240,8 +240,8 @@ class HostAction:
     def __init__(self, path: HostPath, step: Step, source: Array, target: Array) -> None:
         self._path = path
         self.step: Step = step
-        self.source = source
-        self.target = target
+        self.source: Array = source
+        self.target: Array = target
         self.turns: tuple[Turns, ...] = (path.ledger,)
 
     def run(self, deadline: Deadline) -> Any:

@@ -6,6 +6,7 @@ come from here alone.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -48,9 +49,11 @@ class Direction(Turns):
         As above.
     kinds
         The dtypes and shapes that have travelled.
+    call
+        The number, among the calls that move messages, of the one that has its turn.
     """
 
-    __slots__ = ("_begun", "_control", "_job", "_ledger", "_noted", "_number", "_where", "is_send", "kinds", "rank")
+    __slots__ = ("_begun", "_control", "_job", "_ledger", "_noted", "_number", "_where", "call", "is_send", "kinds", "rank")
 
     def __init__(self, ledger: Ledger, job: Job, members: Members, rank: int, begun: dict[int, int], *, is_send: bool) -> None:
         super().__init__(job.runtime, f"another call of rank {job.rank} was still talking with rank {rank}", rank)
@@ -64,6 +67,7 @@ class Direction(Turns):
         self.rank: int = rank
         self.is_send: bool = is_send
         self.kinds: Kinds = Kinds()
+        self.call: int = 0
 
     def next(self) -> int:
         """Return the number of the next message, whose turn it is."""
@@ -83,18 +87,17 @@ class Direction(Turns):
             return -1
         number = self._begun.get(self.rank, 0)
         self._begun[self.rank] = number + 1
-        self._ledger.messages += 1
+        self.call = self._ledger.count_message()
         return number
 
     def take_back(self) -> None:
         """Undo `enter`: the message was not begun after all."""
         self._begun[self.rank] -= 1
-        self._ledger.messages -= 1
         self.give()
 
     def leave(self, what: object, started: float) -> None:
         """End the message that `enter` began, well or badly."""
-        self._noted((self._where, self._ledger.messages, what, started, _now()))
+        self._noted((self._where, self.call, what, started, _now()))
         with self._lock:
             if not self._queue:
                 self._busy = False
@@ -126,6 +129,7 @@ class Ledger(Turns):
         "_calls",
         "_channel",
         "_control",
+        "_counting",
         "_directions",
         "_job",
         "_members",
@@ -156,6 +160,7 @@ class Ledger(Turns):
         self._record: Record | None = None
         self.next: int = 0
         self.messages: int = 0
+        self._counting = threading.Lock()
         self.started: float = 0.0
 
     # May the group be used?
@@ -201,12 +206,17 @@ class Ledger(Turns):
 
     def begin_message(self, what: object, nbytes: int) -> Record:
         """Note that a call begins that moves messages, ``what`` in words; `end` must follow."""
-        self.messages += 1
-        return self.record_message(what, nbytes)
+        return self.record_message(what, self.count_message(), nbytes)
 
-    def record_message(self, what: object, nbytes: int) -> Record:
-        """Make the call that `begin_message` or a direction began last a record of its own; `end` must follow."""
-        return self._recorder.start(self._channel + 1, self.messages, what, nbytes)
+    def count_message(self) -> int:
+        """Return the number of a call that moves messages and begins now; several directions may begin at once."""
+        with self._counting:
+            self.messages = number = self.messages + 1
+        return number
+
+    def record_message(self, what: object, number: int, nbytes: int = 0) -> Record:
+        """Make a call that moves messages a record of its own; `end` must follow."""
+        return self._recorder.start(self._channel + 1, number, what, nbytes)
 
     def end(self, record: Record) -> None:
         """Note that a call has ended, well or badly."""
@@ -235,14 +245,18 @@ class Ledger(Turns):
             if self._busy:
                 return -1
             self._busy = True
-        job = self._job
-        if job.closed or self._control.verdict or self._number in job.left or self._plugins.observed:
+        try:
+            job = self._job
+            if job.closed or self._control.verdict or self._number in job.left or self._plugins.observed:
+                self.give()
+                return -1
+            number = self.next
+            self.started = started = _now()
+            self._short[self._channel] = signature, number, started
+        except BaseException:  # a signal: nothing has begun
             self.give()
-            return -1
-        number = self.next
+            raise
         self.next = self._calls[self._channel] = number + 1
-        self.started = started = _now()
-        self._short[self._channel] = signature, number, started
         return number
 
     def enter_in_turn(self, signature: CallSignature) -> int:

@@ -97,9 +97,13 @@ class MessagePath:
         sending, receiving, kind = action.sending, action.receiving, (array.dtype, array.shape)
         if self._transport is None or self.job.runtime.is_simulated or not action.is_repeatable:
             return None
-        if sending is not None and sending.kinds.tag(kind) is None:
-            return None
-        send = None if sending is None else FastSend(self._end(self._transport, sending, action.what), kind)
+        send: FastSend | None = None
+        if sending is not None:
+            # In this order: another thread may send what lets the direction forget the kind.
+            forgotten, tag = sending.kinds.forgotten, sending.kinds.tag(kind)
+            if tag is None:
+                return None
+            send = FastSend(self._end(self._transport, sending, action.what), kind, tag, forgotten)
         recv = None if receiving is None else FastRecv(self._end(self._transport, receiving, action.what))
         if send is None or recv is None or receiving is None:
             return send or recv

@@ -79,6 +79,7 @@ class Paths:
         channel: DeviceChannel | None,
         settings: Settings,
     ) -> None:
+        self._plugins = plugins
         self.ledger: Ledger = Ledger(job, members, plugins)
         self.fast: dict[Hashable, Fast] = {}
         self.host: HostPath = HostPath(job, members, self.ledger, plugins, selector)
@@ -113,6 +114,11 @@ class Paths:
                 return copied(self.devices, step)
             case Local():
                 return CopyAction(self.ledger, step)
+
+    @property
+    def observed(self) -> bool:
+        """Whether anybody observes, who wants to see every call."""
+        return self._plugins.observed
 
     def close(self) -> None:
         """Give back the transports; no call may follow."""

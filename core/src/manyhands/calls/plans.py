@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
 
@@ -136,6 +137,7 @@ class Plans:
         self._links: Links | None = None
         self._barrier: Links | None = None
         self.made: dict[Request, Plan] = {}
+        self._making = threading.Lock()
 
     def of(self, request: Request) -> Plan:
         """Return the plan of a request, made now where there is none.
@@ -145,7 +147,11 @@ class Plans:
         ConfigError, PluginError
             The algorithm that was chosen does not do this.
         """
-        return self.made.get(request) or self._make(request)
+        plan = self.made.get(request)
+        if plan is None:
+            with self._making:  # a call in the background may be making one
+                plan = self.made.get(request) or self._make(request)
+        return plan
 
     def close(self) -> None:
         """Give back the transports; no call may follow."""

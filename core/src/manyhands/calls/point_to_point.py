@@ -92,8 +92,11 @@ class Kinds:
         """Remember a kind that is not known, whose description has just travelled."""
         while len(self._kinds) >= self.most:
             self.forgotten += 1
-            del self._tags[self._kinds.pop(next(iter(self._kinds)))]
+            self._tags.pop(self._kinds.pop(next(iter(self._kinds))), None)
         tag = hashlib.blake2b(pack_description(*kind), digest_size=TAG_BYTES).digest()
+        other = self._kinds.get(tag)
+        if other is not None:  # dtypes that differ in what does not travel, such as titles, are one kind
+            self._tags.pop(other, None)
         self._kinds[tag], self._tags[kind] = kind, tag
 
 

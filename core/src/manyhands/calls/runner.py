@@ -190,7 +190,7 @@ class Calls:
     ) -> Work[Any]:
         """Make a call that goes on in the background, likewise; ``reads`` and ``writes`` are the arrays of the caller's that it uses."""
         place: Hashable = None
-        if type(array) is _ndarray and self._inputs is None:
+        if type(array) is _ndarray and self._inputs is None and array.flags.c_contiguous and not self._paths.observed:
             place = (key, array.dtype, array.shape)
             try:
                 fast = self._fast.get(place)
@@ -232,7 +232,7 @@ class Calls:
 
     def _keep(self, place: Hashable, fast: Fast) -> None:
         while len(self._fast) >= _MAX_FAST:
-            del self._fast[next(iter(self._fast))]
+            self._fast.pop(next(iter(list(self._fast))), None)
         self._fast[place] = fast
 
     def _run_program(self, name: str, make: Callable[[], Program], timeout_s: float | None) -> Any:
