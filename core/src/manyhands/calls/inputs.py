@@ -47,7 +47,7 @@ class Inputs:
         ----------
         what, action
             The call.
-        lane
+        turns
             Where it waits for its turn.
         array, outs
             As the caller gave them; None where the call reads nothing, and where it writes to memory of its own.
@@ -60,7 +60,7 @@ class Inputs:
         source, targets = _memory(array), [target for target in map(_memory, outs) if target is not None]
         if source is not None and not source.flags.c_contiguous:
             source = None  # it was copied at once
-        # Where a call before this one, in the same lane, writes to it, what counts is what is there when the turn comes.
+        # Where a call before this one, in the same turns, writes to it, what counts is what is there when the turn comes.
         follows = source is not None and any(
             each is turns and _overlap(source, results) for each, results in list(self._results.values())
         )

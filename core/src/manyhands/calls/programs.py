@@ -156,9 +156,9 @@ class Programs:
         return step
 
     def barrier(self, array: Array, out: Array | None) -> Step:
-        return Step(
-            Request(Collective.BARRIER, NOTHING.dtype, NOTHING.shape), NOTHING, None
-        )  # Collectives whose ranks first tell each other numbers
+        return Step(Request(Collective.BARRIER, NOTHING.dtype, NOTHING.shape), NOTHING, None)
+
+    # Collectives whose ranks first tell each other numbers
 
     def scatter(
         self, array: npt.ArrayLike | None, out: Array | None, root: int, counts: Sequence[int] | None = None

@@ -322,7 +322,7 @@ class Work(Generic[T]):
         if loop is None:
             self._turns.submit(lambda: self._call(callback))
             return
-        # Not in the lane: one of those that come before may be waiting for this. A loop that has been closed has nobody who waits.
+        # Not in turn: one of those that come before may be waiting for this. A loop that has been closed has nobody who waits.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(callback, self)
 

@@ -12,7 +12,7 @@ from manyhands.arrays.buffers import Give
 from manyhands.arrays.dtypes import check_dtype
 from manyhands.arrays.libraries import DeviceArray, Library, present
 from manyhands.calls.devices.calls import Devices
-from manyhands.calls.devices.shortcuts import PER_THREAD
+from manyhands.calls.devices.fast import PER_THREAD
 from manyhands.calls.devices.work import Underway
 from manyhands.calls.request import Local, Message, Step
 from manyhands.calls.turns import Turns

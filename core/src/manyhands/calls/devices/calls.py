@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from manyhands.arrays.dtypes import dtype_code, dtype_name
+from manyhands.calls.devices.fast import FastDeviceCall
 from manyhands.calls.devices.kinds import DEVICE, Prepared, device_call, said_call
-from manyhands.calls.devices.shortcuts import DeviceShortcut
 from manyhands.calls.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.calls.failures import exchange_cards
 from manyhands.calls.ledger import Ledger
@@ -196,7 +196,7 @@ class Devices:
     ) -> None:
         """Enqueue a call that all ranks have agreed on.
 
-        That is all that every call costs, beside `DeviceShortcut` and the launch itself.
+        That is all that every call costs, beside `FastDeviceCall` and the launch itself.
 
         Parameters
         ----------
@@ -362,7 +362,7 @@ class Devices:
         if prepared is None or self._always or place in self._fast or step.shape is None or not library.is_stream_ordered:
             return
         assert self.channel is not None
-        self._fast[place] = DeviceShortcut(
+        self._fast[place] = FastDeviceCall(
             self.ledger, self.launch, self.channel.device, prepared, library, step.shape, step.request.dtype, in_place=in_place
         )
         prepared.places.append(place)

@@ -1,4 +1,4 @@
-"""The short way of a call on devices that was made before: as `manyhands.calls.fast`, nothing is looked up that can be known."""
+"""The fast way of a call on devices that was made before: as `manyhands.calls.fast`, nothing is looked up that can be known."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from manyhands.calls.request import LONG_WAY
 if TYPE_CHECKING:
     from manyhands.arrays.libraries import Library
 
-__all__ = ["PER_THREAD", "DeviceShortcut"]
+__all__ = ["PER_THREAD", "FastDeviceCall"]
 
 PER_THREAD = 2
 """The handle of the default stream that each thread has for itself, where a program was started so. Libraries may launch on a thread of their
 own, which means another stream by it; so nothing is launched there."""
 
 
-class DeviceShortcut:
+class FastDeviceCall:
     """One kind of call of one group, with arrays of one library.
 
     Parameters
