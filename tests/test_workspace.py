@@ -171,7 +171,9 @@ def stuck():
 """
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["in this process", "in a worker"])
+@pytest.mark.parametrize(
+    "workers", [pytest.param([], id="in this process"), pytest.param(["-n", "1"], marks=pytest.mark.long, id="in a worker")]
+)
 @pytest.mark.parametrize(
     "test",
     [

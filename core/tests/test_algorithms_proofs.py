@@ -46,7 +46,7 @@ def hosts_of(algorithm: Algorithm, size: int) -> list[int]:
 
 
 @each_algorithm
-@pytest.mark.parametrize("sizes", [range(1, 18), pytest.param(range(18, 34), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("sizes", [range(1, 12), pytest.param(range(12, 34), marks=pytest.mark.long)], ids=str)
 def test_an_algorithm_is_right_in_every_world(algorithm: Algorithm, sizes: range) -> None:
     for size in sizes:
         for ranks_per_host in hosts_of(algorithm, size):

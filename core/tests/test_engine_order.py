@@ -37,10 +37,11 @@ def as_groups_run(schedules: Sequence[Schedule]) -> list[Schedule]:
     return [in_parallel(schedule, barrier(schedule.rank, size)) for schedule in schedules]
 
 
+@pytest.mark.parametrize("sizes", [range(1, 10), pytest.param(range(10, 18), marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("algorithm", BUILTIN, ids=lambda each: f"{each.collective.value}-{each.name}")
-def test_every_algorithm_finishes_one_step_after_the_other(algorithm: Algorithm) -> None:
+def test_every_algorithm_finishes_one_step_after_the_other(algorithm: Algorithm, sizes: range) -> None:
     assert algorithm.in_order
-    for size in range(1, 18):
+    for size in sizes:
         hosts = [n for n in range(1, size + 1) if size % n == 0] if algorithm.by_host else [1]
         for root, segments, per_host in itertools.product({0, size // 2, size - 1}, (1, 3), hosts):
             schedules = [algorithm.schedule(rank, size, root, segments, per_host) for rank in range(size)]

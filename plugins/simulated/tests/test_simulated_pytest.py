@@ -365,6 +365,7 @@ def test_a_fixture_of_that_name_in_a_project_goes_before_this_one(tmp_path):
     assert "repeat with" not in text
 
 
+@pytest.mark.long
 def test_it_works_on_the_workers_of_xdist(sample):
     done = run_pytest(sample, "-n", "1", "-k", "test_wrong or test_prints", "--manyhands-seed=4")
     assert " 2 failed, 1 passed in " in done.stdout

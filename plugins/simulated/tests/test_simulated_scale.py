@@ -102,6 +102,7 @@ def test_what_a_rank_costs_does_not_grow_with_their_number():
     assert many == 2 * few  # twice as many rounds
 
 
+@pytest.mark.long
 def test_who_goes_first_among_many_is_still_up_to_the_seed():
     def first(seed: int) -> int:
         order: list[int] = []
