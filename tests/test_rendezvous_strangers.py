@@ -76,7 +76,9 @@ MEET = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
+@pytest.mark.parametrize(
+    "stranger", [pytest.param(each, marks=pytest.mark.long) if each is two_hundred else each for each in STRANGERS]
+)
 def test_strangers_at_the_rendezvous(nursery: Nursery, stranger: Callable[[ExitStack, int], None]) -> None:
     with ExitStack() as stack, nursery.ranks(TELLING_JOINS + MEET) as ranks:
         ranks.start(0).await_facts("joined", 1)
@@ -101,7 +103,9 @@ Job.listen = listening
 """
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
+@pytest.mark.parametrize(
+    "stranger", [pytest.param(each, marks=pytest.mark.long) if each is two_hundred else each for each in STRANGERS]
+)
 def test_strangers_at_the_data_ports(nursery: Nursery, stranger: Callable[[ExitStack, int], None]) -> None:
     with ExitStack() as stack, nursery.ranks(TELLING_PORTS + MEET) as ranks:
         for fact in ranks.start().await_facts("listens"):

@@ -466,6 +466,7 @@ def test_an_interrupt_may_come_at_any_moment(monkeypatch):
 # Afterwards.
 
 
+@pytest.mark.long
 def test_hundreds_of_runs_leave_neither_threads_nor_memory():
     def program(group: Group) -> None:
         work = group.all_reduce_async(np.ones(1000))
