@@ -31,7 +31,7 @@ demo: venv
 	$(BIN)/manyhands run -n 4 --config examples/manyhands.toml examples/train_digits.py
 
 test: venv-dev
-	$(BIN)/python -m pytest -n 4 -m "not peers and not gpu and not long" --hypothesis-profile=short $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 -m "not peers and not gpu and not long" --hypothesis-profile=short $(PYTEST_ARGS)
 
 test-all: venv-dev
 	$(BIN)/python -m pytest -n 3 $(PYTEST_ARGS)
