@@ -426,6 +426,18 @@ def test_arrays_on_another_device_than_the_groups_are_refused(gpus: FakeNccl) ->
     ranks(program, 2)
 
 
+def test_a_closed_group_refuses_also_what_only_copies(gpus: FakeNccl) -> None:
+    def program(group: Group) -> None:
+        x = mine(group)
+        group.all_reduce(x)
+        group.close()
+        for call in (group.all_reduce, group.all_reduce_async, lambda y: group.sendrecv(y, 0, 0)):
+            with pytest.raises(mh.ClosedError):
+                call(x)
+
+    ranks(program, 1)
+
+
 def test_a_world_of_one_needs_no_gpu_library_of_its_own(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
         x = mine(group, (2, 2))

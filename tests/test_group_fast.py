@@ -247,3 +247,28 @@ def test_all_collectives_give_again_what_they_gave(world, op):
                 group.broadcast(mine, True)
 
     world(program, RANKS)
+
+
+def test_an_unusual_call_leaves_the_fast_way_of_the_usual_ones_as_it_is(world):
+    """Made anew for each call that goes the long way, it would cost more than it saves."""
+
+    def program(group: Group) -> None:
+        x, other = np.ones((4, 4)), 1 - group.rank
+        usual = [
+            lambda: group.all_gather(x),
+            lambda: group.send(x, other) if group.rank == 0 else group.recv(other),
+            lambda: group.sendrecv(x, other, other),
+        ]
+        unusual = [
+            lambda: group.all_gather(x.T),
+            lambda: group.send_async(x, other).wait() if group.rank == 0 else group.recv_async(other).wait(),
+            lambda: group.sendrecv(x, other, other, out=np.ones((8, 4))[::2]),
+        ]
+        for call in usual * 2:
+            call()
+        before = list(group._fast.values())
+        for call in [*unusual, *usual] * 2:
+            call()
+        assert [id(fast) for fast in group._fast.values()] == [id(fast) for fast in before]
+
+    world(program, 2)

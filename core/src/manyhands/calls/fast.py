@@ -1,8 +1,9 @@
 """The fast way of a call that was made before: no look-ups, no objects, all checks.
 
 Most programs make the same small call again and again, and what it costs is then Python's time, not the network's. Whatever can be
-known beforehand is found before the call is made for the first time, which goes this way as well. What is left is checked here each time: that the group is usable,
-that nobody else has the turn, that ``out=`` fits. Where anything is unusual the call goes the long way, before anything was done.
+known beforehand is found before the call is made for the first time, which goes this way as well. What is left is checked here each
+time: that the group is usable, that nobody else has the turn, that ``out=`` fits. Where anything is unusual the call goes the long way, before
+anything was done.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class FastCall:
     job, members, ledger
         Where the group lives, who belongs to it, and its books.
     plan
-        What was made of the request, once it has been run.
+        What was made of the request.
     dtype, shape
         Those of the result.
     in_place
@@ -46,6 +47,8 @@ class FastCall:
     gives, takes
         Whether this rank's input counts, and whether it gets the result.
     """
+
+    is_stale: ClassVar[bool] = False
 
     __slots__ = (
         "_any_layout",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -142,9 +142,9 @@ class FastSend(_Fast):
         self._arrays = self._slots(kind) if self.is_short else []
 
     @property
-    def is_known(self) -> bool:
-        """Whether both ends still know the kind for certain."""
-        return self._kinds.forgotten == self._forgotten
+    def is_stale(self) -> bool:
+        """Whether the two ends may have forgotten the kind."""
+        return self._kinds.forgotten != self._forgotten
 
     def start(self, array: Array, number: int) -> Transfer | None:
         """Post a short array as message ``number``."""
@@ -171,7 +171,7 @@ class FastSend(_Fast):
             return LONG_WAY
         started = _now()
         try:
-            if not self.is_known:
+            if self.is_stale:
                 direction.take_back()
                 number = -1
                 return LONG_WAY
@@ -193,6 +193,8 @@ class FastRecv(_Fast):
     """Receives from one rank. Arrays that travel in their opening alone are fast; what else comes goes on from there the long way."""
 
     __slots__ = ("_known",)
+
+    is_stale: ClassVar[bool] = False
 
     def __init__(self, end: End) -> None:
         super().__init__(end)
@@ -274,6 +276,11 @@ class FastExchange:
         self._what = what
         self._end = end
 
+    @property
+    def is_stale(self) -> bool:
+        """As for `FastSend`."""
+        return self._send.is_stale
+
     def run(self, array: Array, out: Any, timeout_s: float) -> Any:
         """Exchange arrays; return the one that came, in ``out`` or as a new one. `LONG_WAY` where it must go that.
 
@@ -291,7 +298,7 @@ class FastExchange:
             return LONG_WAY
         received = -1
         try:
-            received = receiving.enter() if send.is_known else -1
+            received = -1 if send.is_stale else receiving.enter()
         finally:
             if received < 0:
                 sending.take_back()

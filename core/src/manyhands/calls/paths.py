@@ -41,6 +41,11 @@ class Action(Protocol):
 class Fast(Protocol):
     """The fast way of a call that was made before."""
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether it leads nowhere any more, so that another one is to be made."""
+        ...
+
     def run(self, array: Any, out: Any, timeout_s: float) -> Any:
         """Make the call, and return its result; `LONG_WAY` where it must go that."""
         ...

@@ -222,6 +222,9 @@ class Calls:
         """Let the next call of this kind go the fast way, where it has one."""
         if place is None or type(array) is not _ndarray:
             return
+        known = self._fast.get(place)
+        if known is not None and not known.is_stale:
+            return  # it was only this call that was unusual
         fast: Fast | None = None
         if isinstance(call.action, HostAction):
             fast = self._paths.host.fast(call.action)
@@ -279,12 +282,11 @@ class Calls:
     ) -> Any:
         """Run what is ``what`` in words, and #``number``, in this thread when its turns have come, one after the other."""
         deadline = self._begin(timeout_s)
+        self._check_open(what, number)  # before it waits for the turn of a group that has closed
         taken: list[Turns] = []
         try:
             for each in turns:
-                if not each.take_if_free():
-                    self._check_open(what, number)  # nobody waits for the turn of a group that has closed
-                    self._take(each, what, deadline)
+                self._take(each, what, deadline)
                 taken.append(each)
             return run(deadline)
         except CommError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class FastDeviceCall:
     in_place
         Whether the result may go where the input is.
     """
+
+    is_stale: ClassVar[bool] = False
 
     __slots__ = ("_device", "_dtype", "_in_place", "_launch", "_ledger", "_library", "_nbytes", "_prepared", "_shape")
 
