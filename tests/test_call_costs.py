@@ -50,6 +50,8 @@ with mh.init() as group:
         "recv": lambda: group.recv(other) if group.rank == 0 else group.send(x, other),
         "sendrecv": lambda: group.sendrecv(x, other, other),
         "all_reduce_async": lambda: group.all_reduce_async(x).wait(),
+        "send_async": lambda: (group.send_async(x, other) if group.rank == 0 else group.recv_async(other)).wait(),
+        "recv_async": lambda: (group.recv_async(other) if group.rank == 0 else group.send_async(x, other)).wait(),
     }
     for name, call in calls.items():
         for _ in range(5):
@@ -71,6 +73,8 @@ MOST = {
     "recv": 14,
     "sendrecv": 20,
     "all_reduce_async": 20,
+    "send_async": 20,
+    "recv_async": 20,
     "modules": 15,
     "changes": 25,
 }

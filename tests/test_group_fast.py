@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds import on_threads
+from worlds import must, on_threads, thread_world
 
 import manyhands as mh
 from manyhands.api import Group
@@ -272,3 +272,34 @@ def test_an_unusual_call_leaves_the_fast_way_of_the_usual_ones_as_it_is(world):
         assert [id(fast) for fast in group._fast.values()] == [id(fast) for fast in before]
 
     world(program, 2)
+
+
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+@pytest.mark.parametrize("where", ["collective", "message"])
+def test_a_signal_before_a_fast_call_has_begun_leaves_the_group_as_it_was(backend, monkeypatch, where):
+    """Between taking its turn and drawing its number."""
+
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    def program(group: Group) -> None:
+        x, other = np.ones(3), 1 - group.rank
+        call = {
+            "collective": lambda: group.all_reduce(x),
+            "message": lambda: group.send(x, other) if group.rank == 0 else group.recv(other),
+        }[where]
+        for _ in range(3):
+            call()
+        if group.rank == 0:
+            ledger = group._ledger
+            with monkeypatch.context() as patched:
+                if where == "message":
+                    patched.setattr(type(ledger), "count_message", interrupted)
+                else:
+                    patched.setattr("manyhands.calls.ledger._now", lambda: interrupted(None))
+                with pytest.raises(KeyboardInterrupt):
+                    call()
+        group.barrier()
+        call()
+
+    must(thread_world(program, 2, backend))

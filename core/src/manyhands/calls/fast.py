@@ -21,8 +21,9 @@ from manyhands.calls.engine.waiting import Waiter
 from manyhands.calls.failures import again, guarded
 from manyhands.calls.ledger import Ledger
 from manyhands.calls.plans import Plan
-from manyhands.calls.request import LONG_WAY
+from manyhands.calls.request import LONG_WAY, Later
 from manyhands.contract.deadline import Deadline
+from manyhands.control.signatures import CallSignature
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
@@ -46,6 +47,11 @@ class FastCall:
         Whether the result may go where the input is.
     gives, takes
         Whether this rank's input counts, and whether it gets the result.
+
+    Attributes
+    ----------
+    is_stale
+        As for `Fast`.
     """
 
     is_stale: ClassVar[bool] = False
@@ -119,38 +125,17 @@ class FastCall:
         target = self.target(array, out)
         if target is None:
             return LONG_WAY
-        number = -1
-        ledger, signature = self._ledger, self._signature
-        try:
-            number = ledger.enter(signature)
-            if number < 0:
-                return LONG_WAY
-            self._timeout_s = timeout_s
-            self._run(array if self._gives else self._nothing, target, number, self._patience)
-            if self._divisor > 1:
-                divide(target, self._divisor)
-        except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
-            self._failed(error, number)
-        finally:
-            if number >= 0:
-                ledger.leave(signature, gives_turn=True)
-        return target if self._takes else None
+        return self._carry_out(array, target, timeout_s, self._ledger.enter, gives_turn=True)
 
-    def run_in_turn(self, array: Array, target: Array, timeout_s: float) -> Any:
-        """Make the call, whose turn it is, into what `target` gave; return its result. Raises as `run`."""
-        ledger, signature = self._ledger, self._signature
-        ledger.check(signature.operation, ledger.next)
-        number = ledger.enter_in_turn(signature)
-        try:
-            self._timeout_s = timeout_s
-            self._run(array if self._gives else self._nothing, target, number, self._patience)
-            if self._divisor > 1:
-                divide(target, self._divisor)
-        except BaseException as error:  # noqa: BLE001 - as above
-            self._failed(error, number)
-        finally:
-            ledger.leave(signature, gives_turn=False)
-        return target if self._takes else None
+    def later(self, array: Array, out: object) -> Later | None:
+        """Return the call to be made later: in words, whose turn it needs, and what makes it in so many seconds then; None where it must go the long way."""
+        target = self.target(array, out)
+        return None if target is None else (self._signature.operation, self._ledger, partial(self._in_turn, array, target))
+
+    def _in_turn(self, array: Array, target: Array, timeout_s: float) -> Any:
+        ledger = self._ledger
+        ledger.check(self._signature.operation, ledger.next)
+        return self._carry_out(array, target, timeout_s, ledger.enter_in_turn, gives_turn=False)
 
     def target(self, array: Array, out: object) -> Array | None:
         """Return where the result goes; None where the call must go the long way."""
@@ -169,11 +154,27 @@ class FastCall:
             return out
         return None
 
-    def _failed(self, error: BaseException, number: int) -> None:
-        """Raise what a failure means: the first cause that all ranks agree on; as it was where the call had not begun."""
-        if number < 0:
-            raise error
-        guarded(self._job, self._members, number, self._signature, self._deadline(), partial(again, error))
+    def _carry_out(
+        self, array: Array, target: Array, timeout_s: float, enter: Callable[[CallSignature], int], *, gives_turn: bool
+    ) -> Any:
+        signature, number = self._signature, -1
+        try:
+            try:
+                number = enter(signature)
+                if number < 0:
+                    return LONG_WAY
+                self._timeout_s = timeout_s
+                self._run(array if self._gives else self._nothing, target, number, self._patience)
+            except BaseException as error:
+                if number < 0:
+                    raise
+                guarded(self._job, self._members, number, signature, self._deadline(), partial(again, error))
+            if self._divisor > 1:
+                divide(target, self._divisor)
+        finally:
+            if number >= 0:
+                self._ledger.leave(signature, gives_turn)
+        return target if self._takes else None
 
     def _run_first(self, source: Array, target: Array, number: int, patience: Patience) -> None:
         """Connect to the peers, and carry the plan out; from then on it is carried out at once."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from manyhands.arrays.memory import Array
+from manyhands.arrays.memory import Array, contiguous
 from manyhands.calls.engine.waiting import StallCallback, Waiter, checked_transfer
 from manyhands.calls.failures import again, guarded
 from manyhands.calls.ledger import Direction, Ledger
 from manyhands.calls.point_to_point import FIRST_BYTES, OPENING_BYTES, TAG_BYTES, Kind
-from manyhands.calls.request import ARRAY, LONG_WAY
+from manyhands.calls.request import ARRAY, LONG_WAY, Later
 from manyhands.contract.backend import Mailbox, Transfer, Transport
 from manyhands.contract.deadline import Deadline
 from manyhands.control.signatures import pack_header, split_header
@@ -58,14 +59,21 @@ class End(NamedTuple):
     move: Callable[[int, Array | None, Deadline, StallCallback], Array]
 
 
-class _Fast:
-    """What sends and receives have in common."""
+class _Fast(ABC):
+    """What sends and receives have in common.
 
-    __slots__ = ("_box", "_end", "_header", "_number", "_tags", "_what", "direction")
+    Attributes
+    ----------
+    turns
+        The books of its direction, where it takes turns.
+    """
+
+    __slots__ = ("_box", "_end", "_header", "_name", "_number", "_tags", "_what", "turns")
 
     def __init__(self, end: End) -> None:
         self._end = end
-        self.direction: Direction = end.direction
+        self.turns: Direction = end.direction
+        self._name = str(end.what)
         self._box = end.box
         self._what = end.what
         head, tail = split_header(pack_header(ARRAY, end.sender, end.members.channel + 1, 0, OPENING_BYTES, 0))
@@ -76,25 +84,64 @@ class _Fast:
 
     def _slots(self, kind: Kind) -> list[Array]:
         """Return where arrays of a kind lie in each slot."""
-        slots = self._box.outgoing if self.direction.is_send else self._box.incoming
+        slots = self._box.outgoing if self.turns.is_send else self._box.incoming
         return [_ndarray(kind[1], kind[0], slot, TAG_BYTES) for slot in slots]
 
     def _wait(self, transfers: Sequence[Transfer], number: int, deadline: Deadline) -> None:
         """Wait for what was not done at once."""
         for transfer in transfers:
-            checked_transfer(transfer, self._box, "post" if self.direction.is_send else "fetch")
+            checked_transfer(transfer, self._box, "post" if self.turns.is_send else "fetch")
         with _Slow(self._end, number) as slow:
-            _wait(self._end.transport, transfers, deadline, slow.report, [self.direction.rank])
+            _wait(self._end.transport, transfers, deadline, slow.report, [self.turns.rank])
 
     def _move(self, number: int, array: Array | None, deadline: Deadline) -> Array:
         """Move what does not travel in an opening alone."""
         with _Slow(self._end, number) as slow:
             return self._end.move(number, array, deadline, slow.report)
 
-    def _failed(self, error: BaseException, deadline: Deadline) -> None:
-        """Raise what a failure means: the first cause that all ranks agree on."""
-        end = self._end
-        guarded(end.job, end.members, end.direction.call, ARRAY, deadline, partial(again, error), self._what)
+    def later(self, array: Any, out: Any) -> Later | None:
+        """Return the call to be made later: in words, whose turn it needs, and what makes it in so many seconds then; None where it must go the long way."""
+        return (self._name, self.turns, partial(self._in_turn, array, out)) if self._fits(array, out) else None
+
+    def run(self, array: Any, out: Any, timeout_s: float) -> Any:
+        """Make the call, and return what came, in ``out`` or as a new array; `LONG_WAY` where it must go that.
+
+        Raises
+        ------
+        CommError
+            The first cause, alike on all ranks; ``out`` is then undefined.
+        """
+        if not self._fits(array, out):
+            return LONG_WAY
+        return self._carry_out(array, out, timeout_s, self.turns.enter, gives_turn=True)
+
+    def _in_turn(self, array: Any, out: Any, timeout_s: float) -> Any:
+        self._end.ledger.check(self._what)
+        return self._carry_out(array, out, timeout_s, self.turns.enter_in_turn, gives_turn=False)
+
+    def _carry_out(self, array: Any, out: Any, timeout_s: float, enter: Callable[[], int], *, gives_turn: bool) -> Any:
+        end, direction, number = self._end, self.turns, -1
+        try:
+            number = enter()
+            if number < 0:
+                return LONG_WAY
+            return self._go(array, out, number, timeout_s)
+        except BaseException as error:
+            if number < 0:
+                raise
+            deadline = _until(direction.started, timeout_s)
+            guarded(end.job, end.members, direction.call, ARRAY, deadline, partial(again, error), self._what)
+        finally:
+            if number >= 0:
+                direction.leave(self._what, gives_turn)
+
+    @abstractmethod
+    def _fits(self, array: Any, out: Any) -> bool:
+        """Tell whether arrays are such as this is for."""
+
+    @abstractmethod
+    def _go(self, array: Any, out: Any, number: int, timeout_s: float) -> Any:
+        """Move message ``number``, which has begun."""
 
 
 class _Slow:
@@ -155,38 +202,16 @@ class FastSend(_Fast):
         self._number[0] = number
         return box.post(self._header, OPENING_BYTES)
 
-    def run(self, array: Array, out: object, timeout_s: float) -> Any:
-        """Send an array of the kind; `LONG_WAY` where it must go that.
+    def _fits(self, array: Array, out: object) -> bool:
+        return out is None and (self.is_short or bool(array.flags.c_contiguous))
 
-        Raises
-        ------
-        CommError
-            The first cause, alike on all ranks.
-        """
-        if out is not None or not (self.is_short or array.flags.c_contiguous):
-            return LONG_WAY
-        direction = self.direction
-        number = direction.enter()
-        if number < 0:
-            return LONG_WAY
-        started = _now()
-        try:
-            if self.is_stale:
-                direction.take_back()
-                number = -1
-                return LONG_WAY
-            if not self.is_short:
-                self._move(number, array, _until(started, timeout_s))
-                return None
-            transfer = self.start(array, number)
-            if transfer is not None:
-                self._wait([transfer], number, _until(started, timeout_s))
-        except BaseException as error:  # noqa: BLE001 - it is raised again, as the first cause or as it was
-            self._failed(error, _until(started, timeout_s))
-        finally:
-            if number >= 0:
-                direction.leave(self._what, started)
-        return None
+    def _go(self, array: Array, out: object, number: int, timeout_s: float) -> None:
+        if not self.is_short or self._kinds.forgotten != self._forgotten:  # as `is_stale`
+            self._move(number, contiguous(array), _until(self.turns.started, timeout_s))
+            return
+        transfer = self.start(array, number)
+        if transfer is not None:
+            self._wait([transfer], number, _until(self.turns.started, timeout_s))
 
 
 class FastRecv(_Fast):
@@ -200,38 +225,21 @@ class FastRecv(_Fast):
         super().__init__(end)
         self._known: dict[int, tuple[Kind, list[Array]]] = {}
 
-    def run(self, array: object, out: Any, timeout_s: float) -> Any:
-        """Receive the next array into ``out``, or into a new one; `LONG_WAY` where it must go that.
+    def _fits(self, array: object, out: Any) -> bool:
+        return out is None or (type(out) is _ndarray and bool(out.flags.carray))
 
-        Raises
-        ------
-        CommError
-            The first cause, alike on all ranks; ``out`` is then undefined.
-        """
-        if out is not None and not (type(out) is _ndarray and out.flags.carray):
-            return LONG_WAY
-        direction = self.direction
-        number = direction.enter()
-        if number < 0:
-            return LONG_WAY
-        started = _now()
-        try:
-            transfer = self.start(number)
-            if transfer is not None:
-                self._wait([transfer], number, _until(started, timeout_s))
-            return self.take(number, out, started, timeout_s)
-        except BaseException as error:  # noqa: BLE001 - as above
-            self._failed(error, _until(started, timeout_s))
-        finally:
-            direction.leave(self._what, started)
-        return None
+    def _go(self, array: object, out: Any, number: int, timeout_s: float) -> Array:
+        transfer = self.start(number)
+        if transfer is not None:
+            self._wait([transfer], number, _until(self.turns.started, timeout_s))
+        return self.take(number, out, timeout_s)
 
     def start(self, number: int) -> Transfer | None:
         """Fetch the opening of message ``number``."""
         self._number[0] = number
         return self._box.fetch(self._header, OPENING_BYTES)
 
-    def take(self, number: int, out: Array | None, started: float, timeout_s: float) -> Array:
+    def take(self, number: int, out: Array | None, timeout_s: float) -> Array:
         """Return the array whose opening has come, in ``out`` or as a new one."""
         slot = self._box.next_in
         known = self._known.get(self._tags[slot][0])
@@ -242,11 +250,11 @@ class FastRecv(_Fast):
             if out.dtype is dtype and out.shape == shape:
                 out[...] = arrays[slot]
                 return out
-        return self._others(number, out, _until(started, timeout_s))
+        return self._others(number, out, _until(self.turns.started, timeout_s))
 
     def _others(self, number: int, out: Array | None, deadline: Deadline) -> Array:
         """Receive what is new, or long, or does not fit."""
-        array, kinds = self._move(number, out, deadline), self.direction.kinds
+        array, kinds = self._move(number, out, deadline), self.turns.kinds
         kind = array.dtype, array.shape
         tag = kinds.tag(kind)
         if tag is not None and array.nbytes <= FIRST_BYTES:
@@ -292,35 +300,35 @@ class FastExchange:
         send, recv = self._send, self._recv
         if not send.is_short or (out is not None and not (type(out) is _ndarray and out.flags.carray)):
             return LONG_WAY
-        sending, receiving = send.direction, recv.direction
-        sent = sending.enter()
-        if sent < 0:
-            return LONG_WAY
-        received = -1
+        sending, receiving = send.turns, recv.turns
+        sent = received = -1
         try:
-            received = -1 if send.is_stale else receiving.enter()
-        finally:
+            sent = sending.enter()
+            received = receiving.enter() if sent >= 0 and not send.is_stale else -1
             if received < 0:
-                sending.take_back()
-        if received < 0:
-            return LONG_WAY
-        started = _now()
-        try:
+                return LONG_WAY
             # Both have begun before either is waited for: the peers do the same.
             active = [transfer for transfer in (send.start(array, sent), recv.start(received)) if transfer is not None]
             if active:
-                self._wait(active, sent, received, _until(started, timeout_s))
-            return recv.take(received, out, started, timeout_s)
-        except BaseException as error:  # noqa: BLE001 - as above
-            end, deadline = self._end, _until(started, timeout_s)
-            guarded(end.job, end.members, end.direction.call, ARRAY, deadline, partial(again, error), self._what)
+                self._wait(active, sent, received, _until(receiving.started, timeout_s))
+            return recv.take(received, out, timeout_s)
+        except BaseException as error:
+            if received < 0:
+                raise
+            end, deadline = self._end, _until(receiving.started, timeout_s)
+            guarded(end.job, end.members, receiving.call, ARRAY, deadline, partial(again, error), self._what)
         finally:
-            receiving.leave(self._what, started)
-            sending.leave(self._what, started)
-        return None
+            if received >= 0:
+                receiving.leave(self._what, gives_turn=True)
+                sending.leave(self._what, gives_turn=True)
+            elif sent >= 0:
+                sending.take_back()
+
+    def later(self, array: Array, out: Any) -> None:
+        """Return None: there is no sendrecv in the background."""
 
     def _wait(self, transfers: Sequence[Transfer], sent: int, received: int, deadline: Deadline) -> None:
-        sending, receiving, ledger = self._send.direction, self._recv.direction, self._end.ledger
+        sending, receiving, ledger = self._send.turns, self._recv.turns, self._end.ledger
         messages = [(sending.rank, True, sent), (receiving.rank, False, received)]
         record = ledger.record_message(self._what, receiving.call)
         try:

@@ -49,11 +49,24 @@ class Direction(Turns):
         As above.
     kinds
         The dtypes and shapes that have travelled.
-    call
-        The number, among the calls that move messages, of the one that has its turn.
+    call, started
+        The number, among the calls that move messages, of the fast one that has its turn, and when that began.
     """
 
-    __slots__ = ("_begun", "_control", "_job", "_ledger", "_noted", "_number", "_where", "call", "is_send", "kinds", "rank")
+    __slots__ = (
+        "_begun",
+        "_control",
+        "_job",
+        "_ledger",
+        "_noted",
+        "_number",
+        "_where",
+        "call",
+        "is_send",
+        "kinds",
+        "rank",
+        "started",
+    )
 
     def __init__(self, ledger: Ledger, job: Job, members: Members, rank: int, begun: dict[int, int], *, is_send: bool) -> None:
         super().__init__(job.runtime, f"another call of rank {job.rank} was still talking with rank {rank}", rank)
@@ -68,6 +81,7 @@ class Direction(Turns):
         self.is_send: bool = is_send
         self.kinds: Kinds = Kinds()
         self.call: int = 0
+        self.started: float = 0.0
 
     def next(self) -> int:
         """Return the number of the next message, whose turn it is."""
@@ -81,28 +95,40 @@ class Direction(Turns):
             if self._busy:
                 return -1
             self._busy = True
-        job = self._job
-        if job.closed or self._control.verdict or self._number in job.left:
+        try:
+            job = self._job
+            if job.closed or self._control.verdict or self._number in job.left:
+                self.give()
+                return -1
+            self.call = self._ledger.count_message()
+            self.started = _now()
+            number = self._begun.get(self.rank, 0)
+        except BaseException:  # a signal: nothing has begun
             self.give()
-            return -1
-        number = self._begun.get(self.rank, 0)
+            raise
         self._begun[self.rank] = number + 1
-        self.call = self._ledger.count_message()
         return number
+
+    def enter_in_turn(self) -> int:
+        """Begin a message whose turn it is, as `enter`; whose turn it is stays so."""
+        self.call = self._ledger.count_message()
+        self.started = _now()
+        return self.next()
 
     def take_back(self) -> None:
         """Undo `enter`: the message was not begun after all."""
         self._begun[self.rank] -= 1
         self.give()
 
-    def leave(self, what: object, started: float) -> None:
-        """End the message that `enter` began, well or badly."""
-        self._noted((self._where, self.call, what, started, _now()))
-        with self._lock:
-            if not self._queue:
-                self._busy = False
-                return
-        self.give()
+    def leave(self, what: object, gives_turn: bool) -> None:
+        """End the message that `enter` or `enter_in_turn` began, well or badly; the former's turn is over as well."""
+        self._noted((self._where, self.call, what, self.started, _now()))
+        if gives_turn:
+            with self._lock:
+                if not self._queue:
+                    self._busy = False
+                    return
+            self.give()
 
 
 class Ledger(Turns):

@@ -12,7 +12,7 @@ from manyhands.calls.host import CopyAction, HostPath, TellAction
 from manyhands.calls.ledger import Ledger
 from manyhands.calls.messages import MessagePath
 from manyhands.calls.plans import VECTOR
-from manyhands.calls.request import Local, Message, Step, Tell
+from manyhands.calls.request import Later, Local, Message, Step, Tell
 from manyhands.calls.turns import Turns
 from manyhands.config import Settings
 from manyhands.config.plugins import PluginManager
@@ -48,6 +48,10 @@ class Fast(Protocol):
 
     def run(self, array: Any, out: Any, timeout_s: float) -> Any:
         """Make the call, and return its result; `LONG_WAY` where it must go that."""
+        ...
+
+    def later(self, array: Any, out: Any) -> Later | None:
+        """Return the call to be made later: in words, whose turn it needs, and what makes it in so many seconds then; None where it must go the long way."""
         ...
 
 

@@ -7,7 +7,7 @@ the caller gets. A call whose ranks do not know the sizes beforehand begins with
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 import msgspec
@@ -17,13 +17,17 @@ from manyhands.arrays.buffers import Give, Memory
 from manyhands.arrays.dtypes import CODES, Reduction, dtype_code, fields_of
 from manyhands.arrays.libraries import DeviceArray
 from manyhands.arrays.memory import Array
+from manyhands.calls.turns import Turns
 from manyhands.control.signatures import CallSignature
 from manyhands.schedule.steps import Collective
 
-__all__ = ["ARRAY", "LONG_WAY", "Local", "Message", "Program", "Request", "Step", "Tell"]
+__all__ = ["ARRAY", "LONG_WAY", "Later", "Local", "Message", "Program", "Request", "Step", "Tell"]
 
 ARRAY: CallSignature = CallSignature("send")
 """What the headers of all messages between two ranks say that carry an array of the user's."""
+
+Later = tuple[str, Turns, Callable[[float], Any]]
+"""A call to be made later: in words, whose turn it needs, and what makes it in so many seconds then."""
 
 LONG_WAY: Final = object()
 """What the fast way of a call gives where the call must go the long way; nothing was done then."""

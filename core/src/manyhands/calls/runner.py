@@ -17,7 +17,6 @@ from manyhands.calls.devices.actions import Aside, DeviceAction
 from manyhands.calls.devices.watch import DeviceWatch
 from manyhands.calls.devices.work import DeviceWork
 from manyhands.calls.failures import awaited
-from manyhands.calls.fast import FastCall
 from manyhands.calls.host import HostAction
 from manyhands.calls.inputs import Inputs
 from manyhands.calls.messages import MessageAction, Words
@@ -196,15 +195,15 @@ class Calls:
                 fast = self._fast.get(place)
             except TypeError:  # an argument that cannot be a key
                 place = fast = None
-            if isinstance(fast, FastCall):
-                target = fast.target(array, out)
-                if target is not None:
-                    seconds = self._timeout_s if timeout_s is None else Deadline(timeout_s).timeout_s
-                    if not self._ledger.is_usable:
-                        self._check_open(key[0])
-                    work: Work[Any] = Work(key[0], self._callbacks, self._saw)
-                    self._ledger.submit(partial(work.run, partial(fast.run_in_turn, array, target, seconds)))
-                    return work
+            later = None if fast is None else fast.later(array, out)
+            if later is not None:
+                name, turns, action = later
+                seconds = self._timeout_s if timeout_s is None else Deadline(timeout_s).timeout_s
+                if not self._ledger.is_usable:
+                    self._check_open(name)
+                work: Work[Any] = Work(name, self._callbacks, self._saw)
+                turns.submit(partial(work.run, partial(action, seconds)))
+                return work
         call = self._start(key, None, array, out)
         remember = None if place is None else partial(self._remember, call, place, array)
         return self._later(call, timeout_s, reads=reads, writes=writes, then=remember)

@@ -66,6 +66,9 @@ class FastDeviceCall:
         self._in_place = in_place
         self._nbytes = max(prepared.nbytes, int(np.prod(shape)) * dtype.itemsize)
 
+    def later(self, array: Any, out: Any) -> None:
+        """Return None: beside the caller's stream a call goes the long way."""
+
     def run(self, array: Any, out: Any, timeout_s: float) -> Any:
         """Make the call, and return its result; `LONG_WAY` where it must go that.
 
