@@ -2,12 +2,12 @@
 
 An array travels as an *opening*, and then the rest of its bytes. The opening has one fixed length, since the receiver does not know what comes:
 
-====================  =========================  ===================================================
-dtype and shape       the first 8 bytes          what follows
-====================  =========================  ===================================================
-new in this direction  0                         their description, and the array's first 1024 bytes
-as once before         their tag                 the array's first 1288 bytes
-====================  =========================  ===================================================
+=======================  ==================  =====================================================
+dtype and shape          the first 8 bytes   what follows
+=======================  ==================  =====================================================
+new in this direction    0                   their description, and the array's first 1,024 bytes
+as once before           their tag           the array's first 1,288 bytes
+=======================  ==================  =====================================================
 
 Both ends of a direction remember the same kinds, in the same order (`Kinds`). The receiver checks the opening before it takes memory or touches
 ``out=``. Messages of one direction between two ranks are numbered and never overtake each other.
