@@ -56,6 +56,7 @@ check: venv-dev
 	$(PYRIGHT) --verifytypes manyhands_lab --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_mpi --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_nccl --ignoreexternal
+	$(PYRIGHT) --verifytypes manyhands_parallel --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_shm --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_simulated --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_tcp --ignoreexternal

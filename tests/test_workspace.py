@@ -16,6 +16,7 @@ MAX_LINES = 600
 PROJECTS = [
     "core",
     "lab",
+    "parallel",
     "plugins/gloo",
     "plugins/hybrid",
     "plugins/mpi",
@@ -71,7 +72,9 @@ def test_each_way_of_losing_step_is_found(repository, run_python, copy, file, ol
 
 
 def test_the_extras_that_the_readme_promises_exist(repository):
-    assert {"tcp", "simulated", "low-precision", "lab", "plot", "all"} <= set(table(repository)["optional-dependencies"])
+    assert {"tcp", "simulated", "low-precision", "lab", "parallel", "plot", "all"} <= set(
+        table(repository)["optional-dependencies"]
+    )
     assert {"cli", "low-precision"} <= set(table(repository / "core")["optional-dependencies"])
 
 
@@ -115,7 +118,7 @@ def test_every_package_is_typed(repository):
 
 
 def test_no_source_file_is_over_600_lines(repository):
-    folders = ["core", "lab", "plugins", "tools", "examples", "benchmarks", "tests"]
+    folders = ["core", "lab", "parallel", "plugins", "tools", "examples", "benchmarks", "tests"]
     sources = [path for folder in folders for path in (repository / folder).rglob("*.py")]
     assert len(sources) > 20
     lengths = {str(path.relative_to(repository)): len(path.read_text(encoding="utf-8").splitlines()) for path in sources}

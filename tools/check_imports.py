@@ -40,6 +40,20 @@ LAB_ROWS: tuple[frozenset[str], ...] = (
     frozenset({"commands"}),
 )
 
+# Those of the training layers, which use what every program may use: `manyhands` itself and its errors.
+PARALLEL = "manyhands_parallel"
+PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
+    frozenset(row.split())
+    for row in (
+        "arrays trees sampling",
+        "layout boxes optimizers batch_norm",
+        "compress clip sharded_arrays",
+        "gradients sharded checkpoint",
+        "torch jax",
+    )
+)
+PARALLEL_MAY_IMPORT = ("manyhands", "manyhands.errors")
+
 # Rooms that may import nothing of manyhands but these: schedules are data, and know no arrays and no sockets.
 NARROW: dict[str, frozenset[str]] = {
     "schedule": frozenset({"common", "errors", "schedule"}),
@@ -49,7 +63,7 @@ NARROW: dict[str, frozenset[str]] = {
 # Packages that only some rooms may import, and packages that no module may import at its top.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "typer": ("manyhands.cli", "manyhands_lab.commands"),
-    "rich": ("manyhands_lab.commands",),
+    "rich": ("manyhands_lab.commands", "manyhands_parallel.checkpoint"),
     "matplotlib": ("manyhands_lab.commands",),
 }
 NEVER_AT_TOP: frozenset[str] = frozenset({"cupy", "jax", "matplotlib", "mpi4py", "torch", "rich"})
@@ -144,9 +158,10 @@ def read(source: Path, elsewhere: frozenset[str] = frozenset()) -> list[Module]:
 def check_module(module: Module) -> Iterator[tuple[int, str]]:
     """Yield line and fault for each import of a module of core, or of the lab, that its room may not make."""
     own, room = module.name.split(".", maxsplit=1)[0], module.room
-    rows = {room: number for number, row in enumerate(LAB_ROWS if own == LAB else ROWS) for room in row}
+    table, its_name = {LAB: (LAB_ROWS, "LAB_ROWS"), PARALLEL: (PARALLEL_ROWS, "PARALLEL_ROWS")}.get(own, (ROWS, "ROWS"))
+    rows = {room: number for number, row in enumerate(table) for room in row}
     if room and room not in rows:
-        yield 1, f"the room {room!r} has no place yet: put it into {'LAB_' * (own == LAB)}ROWS in tools/check_imports.py"
+        yield 1, f"the room {room!r} has no place yet: put it into {its_name} in tools/check_imports.py"
         return
     for item in module.imports:
         package = item.target.split(".")[0]
@@ -157,6 +172,9 @@ def check_module(module: Module) -> Iterator[tuple[int, str]]:
             yield item.line, f"{package} must be imported inside the function that needs it: `import manyhands` stays light"
         elif package.startswith("manyhands_") and package != own:
             yield item.line, f"{own} imports {package}; reach it by name, through the plugin manager"
+        elif own == PARALLEL and package == "manyhands":
+            if item.target not in PARALLEL_MAY_IMPORT:
+                yield item.line, f"{own} imports {' and '.join(PARALLEL_MAY_IMPORT)} alone, and this one {item.target}"
         elif package not in ("manyhands", own) or not room:
             continue  # what the package itself offers may come from anywhere
         elif not other:
@@ -206,9 +224,10 @@ def check(root: Path) -> list[str]:
     core = read(root / "core" / "src")
     names = frozenset(module.name for module in core)
     lab = read(root / "lab" / "src", names)
-    trees = [core, lab, *(read(source, names) for source in sorted(root.glob("plugins/*/src")))]
+    parallel = read(root / "parallel" / "src", names)
+    trees = [core, lab, parallel, *(read(source, names) for source in sorted(root.glob("plugins/*/src")))]
     for tree in trees:
-        look = check_module if tree is core or tree is lab else check_plugin
+        look = check_plugin if tree not in (core, lab, parallel) else check_module
         faults += [f"{m.path.relative_to(root)}:{line}: {fault}" for m in tree for line, fault in look(m)]
         faults += find_circles(tree)
     return faults

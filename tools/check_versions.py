@@ -16,7 +16,13 @@ SHARED_KEYS = ("version", "requires-python", "license")
 
 def projects(root: Path) -> dict[Path, dict[str, Any]]:
     """Return the ``[project]`` table of each distribution, by its folder; the root's comes first."""
-    folders = [root, root / "core", root / "lab", *sorted(path.parent for path in root.glob("plugins/*/pyproject.toml"))]
+    folders = [
+        root,
+        root / "core",
+        root / "lab",
+        root / "parallel",
+        *sorted(path.parent for path in root.glob("plugins/*/pyproject.toml")),
+    ]
     return {folder: tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"] for folder in folders}
 
 

@@ -1,0 +1,46 @@
+"""Training layers on manyhands: data parallel, sharded, checkpoints; for arrays of NumPy, CuPy, torch and JAX.
+
+>>> import manyhands as mh
+>>> import manyhands_parallel as mp
+>>> with mh.init() as group:
+...     sync = mp.GradientSync(group, like=params)
+...     gradients = sync(gradients, weight=len(batch))
+
+All is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from manyhands import __version__
+
+if TYPE_CHECKING:
+    from manyhands_parallel.arrays import Memory
+
+__all__ = [
+    "Memory",
+    "__version__",
+]
+
+_HOMES = {
+    "Memory": "arrays",
+}
+_MODULES: frozenset[str] = frozenset()
+"""Modules that are named as such: ``mp.torch``."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES})

@@ -1,0 +1,217 @@
+"""What the layers need of arrays, whatever their library: NumPy, CuPy, torch or JAX.
+
+The layers keep what they work on in *buffers*: arrays that can be written. The buffers of NumPy and of JAX on a CPU are NumPy's, those of
+CuPy and of JAX on a GPU are CuPy's, those of torch are torch's. What a caller gave is read by `readable`, and what he gets back is made by
+`like`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import array_api_compat
+import numpy as np
+
+from manyhands.errors import DTypeError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from manyhands import Group
+
+__all__ = ["Memory", "dtype_of", "itemsize", "like", "namespace", "readable", "same_place", "shape_of", "write"]
+
+Array = Any
+"""An array of NumPy, CuPy, torch or JAX."""
+
+
+def dtype_of(array: Array) -> str:
+    """Return the name of an array's dtype, the same for all libraries: ``"float32"``, ``"bfloat16"``."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def shape_of(array: Array) -> tuple[int, ...]:
+    """Return the shape of an array, as plain numbers."""
+    return tuple(int(extent) for extent in array.shape)
+
+
+def itemsize(dtype: str) -> int:
+    """Return the bytes of an element of a dtype."""
+    return _numpy_dtype(dtype).itemsize
+
+
+def namespace(array: Array) -> Any:
+    """Return the functions of an array's library by the names of the array API standard."""
+    return array_api_compat.array_namespace(array)
+
+
+def readable(array: Array) -> Array:
+    """Return the same memory as an array whose library can also write: NumPy, CuPy or torch.
+
+    Parameters
+    ----------
+    array
+        An array of NumPy, CuPy, torch (the value alone, without its history) or JAX, or a Python number.
+
+    Raises
+    ------
+    DTypeError
+        It is no array.
+    """
+    if isinstance(array, np.ndarray):
+        return array
+    if _is_of("torch", "Tensor", array):
+        return array.detach()
+    if _is_of("cupy", "ndarray", array):
+        return array
+    if _is_of("jax", "Array", array):
+        if all(device.platform == "cpu" for device in array.devices()):
+            return np.asarray(array)
+        import cupy
+
+        return cupy.from_dlpack(array)
+    if isinstance(array, bool | int | float | complex | np.generic):
+        return np.asarray(array)
+    raise DTypeError(f"an array of NumPy, CuPy, torch or JAX was expected, and this is a {type(array).__qualname__}")
+
+
+def like(buffer: Array, template: Array) -> Array:
+    """Return a buffer as an array of the library of ``template``: itself, or for JAX a copy, since JAX arrays never change."""
+    if _is_of("jax", "Array", template):
+        import jax.numpy as jnp
+
+        return jnp.array(buffer, copy=True) if isinstance(buffer, np.ndarray) else jnp.from_dlpack(buffer.copy())
+    return buffer
+
+
+def write(target: Array, value: Array) -> None:
+    """Copy ``value``, of any library and dtype, into the buffer ``target`` of the same shape."""
+    target[...] = readable(value)
+
+
+def same_place(one: Array, other: Array) -> bool:
+    """Tell whether two arrays are in memory of one kind: both on the host, or both on the same GPU."""
+    return _device(one) == _device(other)
+
+
+class Memory:
+    """Makes buffers, and counts the bytes of those that are still there, by what they are for.
+
+    A buffer counts as long as it, or a view of it, is reachable, so that the counter shows what is held and not what was meant to be held.
+
+    Parameters
+    ----------
+    group
+        On the host, buffers come from its `Group.empty`, so that the other ranks of a host can read them in place. By default from the
+        library itself.
+
+    Attributes
+    ----------
+    held
+        The bytes held now, by purpose, such as ``{"parameters": 4096}``.
+    peak
+        The most bytes that were held at once.
+    """
+
+    def __init__(self, group: Group | None = None) -> None:
+        self._group = group
+        self.held: dict[str, int] = {}
+        self.peak = 0
+
+    @property
+    def current(self) -> int:
+        """The bytes held now."""
+        return sum(self.held.values())
+
+    def reset_peak(self) -> None:
+        """Let `peak` begin anew, with the bytes held now."""
+        self.peak = self.current
+
+    def empty(self, purpose: str, shape: int | Sequence[int], dtype: str, template: Array) -> Array:
+        """Return a buffer of undefined content, where the array ``template`` is, for one purpose.
+
+        Raises
+        ------
+        DTypeError
+            The library of ``template`` does not have ``dtype``.
+        OutOfMemoryError
+            There is no memory.
+        """
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        template = readable(template)
+        nbytes = math.prod(extents) * itemsize(dtype)
+        if isinstance(template, np.ndarray):
+            buffer = self._on_host(extents, _numpy_dtype(dtype))
+            owner = _root(buffer)
+        elif _is_of("torch", "Tensor", template):
+            buffer, owner = self._of_torch(extents, dtype, template)
+        else:
+            with template.device:
+                import cupy
+
+                buffer = owner = cupy.empty(extents, _numpy_dtype(dtype))
+        self._count(purpose, nbytes)
+        # Interpreters end in any order: what was held then is of no interest.
+        weakref.finalize(owner, self._count, purpose, -nbytes).atexit = False
+        return buffer
+
+    def _of_torch(self, extents: tuple[int, ...], dtype: str, template: Array) -> tuple[Array, Any]:
+        import torch
+
+        kind = getattr(torch, dtype, None)
+        if not isinstance(kind, torch.dtype):
+            raise DTypeError(f"torch has no dtype {dtype!r}")
+        if template.device.type != "cpu":
+            buffer = torch.empty(extents, dtype=kind, device=template.device)
+            return buffer, buffer.untyped_storage()
+        # The memory is NumPy's: the tensor and its views keep that array, which tells when the last of them is gone.
+        owner = self._on_host((math.prod(extents) * itemsize(dtype),), np.dtype(np.uint8))
+        return torch.from_numpy(owner).view(kind).reshape(extents), _root(owner)
+
+    def _on_host(self, extents: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        if self._group is not None:
+            try:
+                return self._group.empty(extents, dtype)
+            except OutOfMemoryError:
+                pass  # the share that others can read is used up, and plain memory does as well
+        return np.empty(extents, dtype)
+
+    def _count(self, purpose: str, nbytes: int) -> None:
+        self.held[purpose] = self.held.get(purpose, 0) + nbytes
+        self.peak = max(self.peak, self.current)
+
+
+def _is_of(module: str, name: str, value: Any) -> bool:
+    """Tell whether a value is an array of a library; one that nobody has imported has none."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _numpy_dtype(dtype: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+
+        kind: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype))
+        return kind
+    except (ImportError, AttributeError) as error:
+        raise DTypeError(
+            f"there is no dtype {dtype!r} here; bfloat16 and float8 need ml_dtypes: pip install 'manyhands[low-precision]'"
+        ) from error
+
+
+def _root(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the array that all views of an array keep alive."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _device(array: Array) -> str:
+    buffer = readable(array)
+    return "cpu" if isinstance(buffer, np.ndarray) else str(buffer.device).lower()

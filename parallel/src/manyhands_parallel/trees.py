@@ -1,0 +1,45 @@
+"""Trees of arrays: dicts, lists, tuples and what holds them, with a name for each leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import optree
+
+from manyhands.errors import UsageError
+
+__all__ = ["flatten", "named", "rebuild"]
+
+Spec = optree.PyTreeSpec
+
+
+def flatten(tree: Any) -> tuple[dict[str, Any], Spec]:
+    """Return the leaves of a tree by name, and what `rebuild` needs to make a tree like it.
+
+    Dicts (by sorted keys), lists, tuples, named tuples and their kin are nodes; None has no leaf; all else is a leaf. The name of a leaf is
+    its path, joined by dots: ``{"layers": [{"w": x}]}`` has the leaf ``"layers.0.w"``. A tree that is a single leaf has the name ``""``.
+
+    Raises
+    ------
+    UsageError
+        Two leaves have one name, such as those of ``{"a": {"b": x}, "a.b": y}``.
+    """
+    paths, leaves, spec = optree.tree_flatten_with_path(tree)
+    found: dict[str, Any] = {}
+    for path, leaf in zip(paths, leaves, strict=True):
+        name = ".".join(map(str, path))
+        if name in found:
+            raise UsageError(f"two leaves of the tree have the name {name!r}; rename one of the keys that lead to them")
+        found[name] = leaf
+    return found, spec
+
+
+def rebuild(spec: Spec, leaves: Mapping[str, Any]) -> Any:
+    """Return the tree of ``spec`` with these leaves, in the order in which `flatten` gave them."""
+    return optree.tree_unflatten(spec, leaves.values())
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by name; see `flatten`."""
+    return flatten(tree)[0]
