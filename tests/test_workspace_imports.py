@@ -111,7 +111,11 @@ def test_a_clean_tree_passes_with_imports_of_other_packages_for_types_and_inside
         ),
         ("lab/src/manyhands_lab/attic.py", "", "the room 'attic' has no place yet: put it into LAB_ROWS"),
         ("plugins/one/src/manyhands_one/parts.py", "import manyhands_lab\n", "the plugin manyhands_one imports manyhands_lab"),
-        ("core/src/manyhands/errors.py", "def f():\n    import rich.table\n", "rich is for manyhands_lab.commands alone"),
+        (
+            "core/src/manyhands/errors.py",
+            "def f():\n    import rich.table\n",
+            "rich is for manyhands_lab.commands and manyhands_parallel.checkpoint alone",
+        ),
         ("core/src/manyhands/__init__.py", "import typer\n", "typer is for manyhands.cli and manyhands_lab.commands alone"),
         ("core/src/manyhands/group.py", "import torch\n", "torch must be imported inside the function"),
         (

@@ -19,14 +19,17 @@ from manyhands import __version__
 
 if TYPE_CHECKING:
     from manyhands_parallel.arrays import Memory
+    from manyhands_parallel.sharded_arrays import ShardedArray
 
 __all__ = [
     "Memory",
+    "ShardedArray",
     "__version__",
 ]
 
 _HOMES = {
     "Memory": "arrays",
+    "ShardedArray": "sharded_arrays",
 }
 _MODULES: frozenset[str] = frozenset()
 """Modules that are named as such: ``mp.torch``."""
