@@ -19,17 +19,22 @@ from manyhands import __version__
 
 if TYPE_CHECKING:
     from manyhands_parallel.arrays import Memory
+    from manyhands_parallel.sampling import Sampler, shard_indices
     from manyhands_parallel.sharded_arrays import ShardedArray
 
 __all__ = [
     "Memory",
+    "Sampler",
     "ShardedArray",
     "__version__",
+    "shard_indices",
 ]
 
 _HOMES = {
     "Memory": "arrays",
+    "Sampler": "sampling",
     "ShardedArray": "sharded_arrays",
+    "shard_indices": "sampling",
 }
 _MODULES: frozenset[str] = frozenset()
 """Modules that are named as such: ``mp.torch``."""

@@ -1,0 +1,242 @@
+"""Which samples of a data set are this rank's: alike on all ranks without a message, and resumable on another number of ranks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from manyhands.errors import UsageError
+
+__all__ = ["Ranked", "Sampler", "shard_indices"]
+
+Indices = npt.NDArray[np.int64]
+_MODES = ("keep", "pad", "drop")
+
+
+class Ranked(Protocol):
+    """What knows a rank and the number of ranks, such as a `Group`."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, from 0 on."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+
+
+def shard_indices(
+    n: int, group: Ranked, epoch: int = 0, seed: int = 0, uneven: str = "keep", shuffle: bool = True, *, start: int = 0
+) -> Indices:
+    """Return which of ``n`` samples are this rank's in an epoch, in the order of use.
+
+    All ranks know the same order of the samples, ``np.random.default_rng((seed, epoch)).permutation(n)``, and rank r of p takes those at
+    r, r + p, r + 2p and so on. No message is sent. Together the ranks use the samples in that order, so that an epoch can be taken up
+    in its middle, also by another number of ranks.
+
+    Parameters
+    ----------
+    n
+        The number of samples.
+    group
+        A `Group`, or whatever has a ``rank`` and a ``world_size``.
+    epoch
+        The number of the epoch, from 0 on: each has an order of its own.
+    seed
+        From 0 on, the same on all ranks.
+    uneven
+        What happens where the ranks do not divide the samples. ``"keep"``: every sample is used once, and some ranks have one sample more
+        than the others; for validation always this one. ``"pad"``: all ranks have as many as the largest, and the first samples of the
+        order come again. ``"drop"``: all have as many as the smallest, and the last samples of the order are left out.
+    shuffle
+        False for the order 0, 1, 2, ... in every epoch.
+    start
+        How many samples of the epoch all ranks together have used already: what is divided is the rest. From ``n`` on there is none.
+
+    Returns
+    -------
+    ndarray
+        int64, shape ``(k,)``; the k of two ranks differ by at most one, and with ``"pad"`` and ``"drop"`` not at all.
+
+    Raises
+    ------
+    UsageError
+        A number is negative or not whole, or ``uneven`` is none of these.
+    """
+    share = _Share(n, group, seed, uneven, shuffle)
+    return share.indices(_whole("epoch", epoch), _whole("start", start))
+
+
+class Sampler:
+    """Divides a data set into batches, epoch by epoch: the same number of batches on every rank, so that their collectives match.
+
+    >>> sampler = mp.Sampler(len(images), group, batch_size=32)
+    >>> for epoch in range(sampler.epoch_number, 10):
+    ...     for indices in sampler.epoch(epoch):
+    ...         gradients = sync(backward(images[indices]), weight=len(indices))
+
+    Where a rank has fewer samples than others, its last batch is smaller, and may be empty: give the number of its samples as the weight.
+    `shard_indices` says which samples they are.
+
+    Parameters
+    ----------
+    n
+        The number of samples.
+    group
+        A `Group`, or whatever has a ``rank`` and a ``world_size``.
+    batch_size
+        The samples of a batch on one rank.
+    seed, uneven, shuffle
+        As for `shard_indices`.
+
+    Attributes
+    ----------
+    epoch_number
+        The epoch of the last batch that was given out, or of the state that was loaded.
+    start
+        How many samples of this epoch all ranks together have been given.
+
+    Raises
+    ------
+    UsageError
+        As for `shard_indices`; or ``batch_size`` is not positive.
+    """
+
+    def __init__(
+        self, n: int, group: Ranked, batch_size: int, *, seed: int = 0, uneven: str = "keep", shuffle: bool = True
+    ) -> None:
+        self._share = _Share(n, group, seed, uneven, shuffle)
+        self.batch_size = _whole("batch_size", batch_size, least=1)
+        self.epoch_number = 0
+        self.start = 0
+        self._loaded = False
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch."""
+        return self._batches(0)
+
+    def epoch(self, number: int, *, start: int | None = None) -> Iterator[Indices]:
+        """Return the batches of an epoch, one after the other.
+
+        Parameters
+        ----------
+        number
+            The number of the epoch, from 0 on.
+        start
+            How many samples of it all ranks together have used already. By default, the first time after `load_state`, what the state
+            says of this epoch, and else 0.
+
+        Returns
+        -------
+        iterator of ndarray
+            int64, shape ``(k,)`` with k up to the size of a batch; as many on every rank.
+
+        Raises
+        ------
+        UsageError
+            A number is negative or not whole.
+        """
+        number = _whole("number", number)
+        if start is None:
+            start = self.start if self._loaded and number == self.epoch_number else 0
+        start = _whole("start", start)
+        self._loaded = False
+        return self._run(number, start)
+
+    def _run(self, number: int, start: int) -> Iterator[Indices]:
+        mine = self._share.indices(number, start)
+        size, ranks = self.batch_size, self._share.world_size
+        last = self._batches(start) - 1
+        for batch in range(last + 1):
+            # Counted before it is given out: who saves in the body of the loop has used this batch. Behind the last one nothing is left.
+            self.epoch_number, self.start = number, start + (batch + 1) * size * ranks if batch < last else self._share.n
+            yield mine[batch * size : (batch + 1) * size]
+
+    def _batches(self, start: int) -> int:
+        samples = self._share.stop(start) - min(start, self._share.n)
+        return -(-samples // (self.batch_size * self._share.world_size))
+
+    def state(self) -> dict[str, Indices]:
+        """Return where the sampler stands, behind the last batch that it gave out, for a checkpoint.
+
+        Returns
+        -------
+        dict of ndarray
+            int64 numbers, the same on all ranks: ``epoch``, ``start``, ``n``, ``seed``, ``shuffle``.
+        """
+        share = self._share
+        numbers = {"epoch": self.epoch_number, "start": self.start, "n": share.n, "seed": share.seed, "shuffle": share.shuffle}
+        return {name: np.array(number, np.int64) for name, number in numbers.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where another sampler stood; the number of ranks, the size of a batch and ``uneven`` may be others.
+
+        Parameters
+        ----------
+        state
+            What its `state` returned.
+
+        Raises
+        ------
+        UsageError
+            The state is of other samples or of another order: ``n``, ``seed`` or ``shuffle`` differs, or an entry is missing. The sampler
+            stays as it was.
+        """
+        mine = self.state()
+        missing = sorted(set(mine) - set(state))
+        if missing:
+            raise UsageError(f"the state of a sampler has no {', '.join(missing)}; give what Sampler.state() returned")
+        for name in ("n", "seed", "shuffle"):
+            if int(state[name]) != int(mine[name]):
+                raise UsageError(
+                    f"the state is of a sampler with {name}={int(state[name])}, and this one has {name}={int(mine[name])}: "
+                    "its samples would come in another order; make the sampler with the same n, seed and shuffle"
+                )
+        number, start = _whole("epoch", state["epoch"]), _whole("start", state["start"])
+        self.epoch_number, self.start, self._loaded = number, start, True
+
+
+class _Share:
+    """How samples are divided: what `shard_indices` and `Sampler` have in common."""
+
+    def __init__(self, n: int, group: Ranked, seed: int, uneven: str, shuffle: bool) -> None:
+        self.n = _whole("n", n)
+        self.seed = _whole("seed", seed)
+        if uneven not in _MODES:
+            raise UsageError(f"uneven must be one of {', '.join(map(repr, _MODES))}, and is {uneven!r}")
+        self.uneven = uneven
+        self.shuffle = bool(shuffle)
+        self.rank, self.world_size = group.rank, group.world_size
+
+    def stop(self, start: int) -> int:
+        """Return the place behind the last sample: beyond ``n``, the order begins again."""
+        rest = max(self.n - start, 0)
+        if self.uneven == "keep" or not rest:
+            return self.n
+        ranks = self.world_size
+        return start + (-(-rest // ranks) if self.uneven == "pad" else rest // ranks) * ranks
+
+    def indices(self, epoch: int, start: int) -> Indices:
+        """Return the samples of this rank from ``start`` on."""
+        places = np.arange(start + self.rank, self.stop(start), self.world_size, dtype=np.int64)
+        if not places.size:
+            return places
+        places %= self.n
+        if not self.shuffle:
+            return places
+        order: Indices = np.random.default_rng((self.seed, epoch)).permutation(self.n)
+        return order[places]
+
+
+def _whole(name: str, value: SupportsIndex, least: int = 0) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number < 1 << 63:
+        raise UsageError(f"{name} must be a whole number from {least} on, below 2**63, and is {value!r}")
+    return number

@@ -1,0 +1,114 @@
+"""The shares of a data set: what is covered, and how an epoch goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import manyhands_parallel as mp
+from manyhands.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Place:
+    rank: int
+    world_size: int
+
+
+def places(world_size):
+    return [Place(rank, world_size) for rank in range(world_size)]
+
+
+def in_turn(shares):
+    """Return the samples in the order in which the ranks use them: the first of each rank, the second of each, and so on."""
+    return [index for row in zip_longest(*(share.tolist() for share in shares)) for index in row if index is not None]
+
+
+NUMBERS = st.integers(0, 40)
+RANKS = st.integers(1, 7)
+
+
+@given(NUMBERS, RANKS, st.integers(0, 3), st.integers(0, 3), st.booleans())
+def test_each_mode_has_the_lengths_and_the_samples_that_it_promises(n, ranks, epoch, seed, shuffle):
+    order = np.random.default_rng((seed, epoch)).permutation(n).tolist() if shuffle else list(range(n))
+    for uneven, total in (("keep", n), ("pad", -(-n // ranks) * ranks), ("drop", n // ranks * ranks)):
+        shares = [mp.shard_indices(n, place, epoch, seed, uneven, shuffle) for place in places(ranks)]
+        assert {share.dtype for share in shares} == {np.dtype(np.int64)}
+        assert [len(share) for share in shares] == [len(range(rank, total, ranks)) for rank in range(ranks)]
+        assert in_turn(shares) == (order * ranks)[:total]
+
+
+@given(NUMBERS, st.lists(st.tuples(RANKS, st.integers(0, 4)), max_size=4), RANKS, st.integers(1, 5))
+def test_an_epoch_goes_on_on_any_number_of_ranks_with_the_samples_that_are_left(n, stops, ranks, batch_size):
+    used: list[int] = []
+    state = mp.Sampler(n, Place(0, 1), 1, seed=5).state()
+    for world_size, batches in [*stops, (ranks, n + 1)]:
+        samplers = [mp.Sampler(n, place, batch_size, seed=5) for place in places(world_size)]
+        for sampler in samplers:
+            sampler.load_state(state)
+        # All ranks are given batches alike: `strict` finds one that has fewer.
+        steps = zip(*(sampler.epoch(0) for sampler in samplers), strict=True)
+        for _, step in zip(range(batches), steps, strict=False):
+            assert all(len(batch) <= batch_size for batch in step)
+            used += in_turn(step)
+        states = [sampler.state() for sampler in samplers]
+        assert states == [states[0]] * world_size
+        assert states[0]["start"] == len(used)
+        state = states[0]
+    assert used == np.random.default_rng((5, 0)).permutation(n).tolist()
+
+
+@given(NUMBERS, RANKS, st.integers(1, 5), st.sampled_from(["keep", "pad", "drop"]))
+def test_every_rank_has_as_many_batches_and_together_they_are_its_share(n, ranks, batch_size, uneven):
+    for place in places(ranks):
+        sampler = mp.Sampler(n, place, batch_size, seed=1, uneven=uneven)
+        batches = list(sampler.epoch(2))
+        assert len(batches) == len(sampler) == len(mp.Sampler(n, Place(0, ranks), batch_size, uneven=uneven))
+        assert [i for batch in batches for i in batch] == mp.shard_indices(n, place, 2, 1, uneven).tolist()
+        assert all(len(batch) == batch_size for batch in batches[:-1])
+        assert n == 0 or not batches or sampler.state() == {"epoch": 2, "start": n, "n": n, "seed": 1, "shuffle": 1}
+
+
+def test_a_state_that_was_loaded_counts_once_and_only_for_its_epoch():
+    one = mp.Sampler(10, Place(0, 2), 2)
+    next(one.epoch(3))
+    other = mp.Sampler(10, Place(0, 2), 2)
+    other.load_state(one.state())
+    assert other.epoch_number == 3
+    assert [len(list(other.epoch(number))) for number in (3, 3)] == [2, 3]
+    other.load_state(one.state())
+    assert [len(list(other.epoch(number))) for number in (4, 3)] == [3, 3]
+    assert len(list(other.epoch(3, start=9))) == 1
+
+
+@pytest.mark.parametrize("changed", [{"n": 11}, {"seed": 1}, {"shuffle": False}])
+def test_a_state_of_another_order_is_refused(changed):
+    state = mp.Sampler(10, Place(0, 1), 2).state()
+    (name,) = changed
+    with pytest.raises(UsageError, match=f"with {name}="):
+        mp.Sampler(**({"n": 10, "group": Place(0, 1), "batch_size": 2} | changed)).load_state(state)
+    del state[name]
+    with pytest.raises(UsageError, match=f"has no {name}"):
+        mp.Sampler(10, Place(0, 1), 2).load_state(state)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"n": -1}, "n must be a whole number from 0 on, below 2.*63, and is -1"),
+        ({"n": 2.5}, "n must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"uneven": "wrap"}, "must be one of 'keep', 'pad', 'drop', and is 'wrap'"),
+        ({"batch_size": 0}, "batch_size must be a whole number from 1 on"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong, said):
+    with pytest.raises(UsageError, match=said):
+        mp.Sampler(**({"n": 3, "group": Place(0, 1), "batch_size": 1} | wrong))
+    with pytest.raises(UsageError, match="epoch must be"):
+        mp.shard_indices(3, Place(0, 1), -1)
