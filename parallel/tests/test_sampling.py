@@ -33,14 +33,15 @@ NUMBERS = st.integers(0, 40)
 RANKS = st.integers(1, 7)
 
 
-@given(NUMBERS, RANKS, st.integers(0, 3), st.integers(0, 3), st.booleans())
-def test_each_mode_has_the_lengths_and_the_samples_that_it_promises(n, ranks, epoch, seed, shuffle):
+@given(NUMBERS, RANKS, st.integers(0, 3), st.integers(0, 3), st.booleans(), st.integers(0, 45))
+def test_each_mode_has_the_lengths_and_the_samples_that_it_promises(n, ranks, epoch, seed, shuffle, start):
     order = np.random.default_rng((seed, epoch)).permutation(n).tolist() if shuffle else list(range(n))
-    for uneven, total in (("keep", n), ("pad", -(-n // ranks) * ranks), ("drop", n // ranks * ranks)):
-        shares = [mp.shard_indices(n, place, epoch, seed, uneven, shuffle) for place in places(ranks)]
+    rest = max(n - start, 0)
+    for uneven, total in (("keep", rest), ("pad", -(-rest // ranks) * ranks), ("drop", rest // ranks * ranks)):
+        shares = [mp.shard_indices(n, place, epoch, seed, uneven, shuffle, start=start) for place in places(ranks)]
         assert {share.dtype for share in shares} == {np.dtype(np.int64)}
         assert [len(share) for share in shares] == [len(range(rank, total, ranks)) for rank in range(ranks)]
-        assert in_turn(shares) == (order * ranks)[:total]
+        assert in_turn(shares) == (order * (ranks + 1))[start : start + total]
 
 
 @given(NUMBERS, st.lists(st.tuples(RANKS, st.integers(0, 4)), max_size=4), RANKS, st.integers(1, 5))

@@ -157,7 +157,7 @@ class Sampler:
             yield mine[batch * size : (batch + 1) * size]
 
     def _batches(self, start: int) -> int:
-        samples = self._share.stop(start) - min(start, self._share.n)
+        samples = self._share.stop(start) - start
         return -(-samples // (self.batch_size * self._share.world_size))
 
     def state(self) -> dict[str, Indices]:
