@@ -213,11 +213,10 @@ class _Share:
         self.rank, self.world_size = group.rank, group.world_size
 
     def stop(self, start: int) -> int:
-        """Return the place behind the last sample: beyond ``n``, the order begins again."""
-        rest = max(self.n - start, 0)
-        if self.uneven == "keep" or not rest:
+        """Return the place behind the last sample: beyond ``n``, the order begins again. Not above ``start`` where nothing is left."""
+        if self.uneven == "keep":
             return self.n
-        ranks = self.world_size
+        rest, ranks = self.n - start, self.world_size
         return start + (-(-rest // ranks) if self.uneven == "pad" else rest // ranks) * ranks
 
     def indices(self, epoch: int, start: int) -> Indices:
