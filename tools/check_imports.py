@@ -47,8 +47,8 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
     for row in (
         "arrays trees sampling",
         "layout boxes optimizers batch_norm",
-        "compress clip sharded_arrays",
-        "gradients sharded checkpoint",
+        "compress sharded_arrays",
+        "clip gradients sharded checkpoint",
         "torch jax",
     )
 )

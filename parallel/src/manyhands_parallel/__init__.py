@@ -19,6 +19,7 @@ from manyhands import __version__
 
 if TYPE_CHECKING:
     from manyhands_parallel.arrays import Memory
+    from manyhands_parallel.clip import clip_by_global_norm
     from manyhands_parallel.sampling import Sampler, shard_indices
     from manyhands_parallel.sharded_arrays import ShardedArray
 
@@ -27,6 +28,7 @@ __all__ = [
     "Sampler",
     "ShardedArray",
     "__version__",
+    "clip_by_global_norm",
     "shard_indices",
 ]
 
@@ -34,6 +36,7 @@ _HOMES = {
     "Memory": "arrays",
     "Sampler": "sampling",
     "ShardedArray": "sharded_arrays",
+    "clip_by_global_norm": "clip",
     "shard_indices": "sampling",
 }
 _MODULES: frozenset[str] = frozenset()

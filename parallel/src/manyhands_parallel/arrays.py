@@ -21,7 +21,7 @@ from manyhands.errors import DTypeError, OutOfMemoryError
 if TYPE_CHECKING:
     from manyhands import Group
 
-__all__ = ["Memory", "dtype_of", "itemsize", "like", "namespace", "readable", "same_place", "shape_of", "write"]
+__all__ = ["Memory", "dtype_of", "itemsize", "like", "namespace", "readable", "same_place", "shape_of", "writable", "write"]
 
 Array = Any
 """An array of NumPy, CuPy, torch or JAX."""
@@ -89,6 +89,13 @@ def like(buffer: Array, template: Array) -> Array:
 def write(target: Array, value: Array) -> None:
     """Copy ``value``, of any library and dtype, into the buffer ``target`` of the same shape."""
     target[...] = readable(value)
+
+
+def writable(array: Array) -> bool:
+    """Tell whether an array's own memory can be written: JAX arrays never change, and NumPy's may be read-only."""
+    if isinstance(array, np.ndarray):
+        return bool(array.flags.writeable)
+    return _is_of("torch", "Tensor", array) or _is_of("cupy", "ndarray", array)
 
 
 def same_place(one: Array, other: Array) -> bool:

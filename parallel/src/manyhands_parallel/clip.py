@@ -1,0 +1,234 @@
+"""Clip gradients by their norm over all ranks, whatever is divided among them and whatever each of them holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import numpy as np
+
+from manyhands import DeviceMesh, Group
+from manyhands.errors import DTypeError, UsageError
+from manyhands_parallel.arrays import Array, dtype_of, like, namespace, readable, writable
+from manyhands_parallel.sharded_arrays import ShardedArray
+from manyhands_parallel.trees import flatten, named, rebuild
+
+__all__ = ["clip_by_global_norm"]
+
+Placement = str | AbstractSet[str]
+Placements = Placement | Mapping[str, Any] | Callable[[str, Any], Placement] | Any
+
+_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
+_CHUNK = 1 << 20
+"""Elements that are converted at once, so that a norm needs little memory."""
+_SCALES = (2.0**600, 1.0, 2.0**-600)
+"""Numbers whose squares float64 cannot hold are squared when multiplied by the first or the last of these (Anderson, "Algorithm 978: Safe
+scaling in the level 1 BLAS", ACM TOMS 44, 2017). Sums that have a common scale add up, so that all ranks need one all_reduce."""
+_LEAST = 2.0**-900
+"""Below it, a sum of squares may have lost some that were too small, and above its inverse, several sums may overflow."""
+
+
+def clip_by_global_norm(
+    grads: Any,
+    max_norm: float,
+    group: Group | DeviceMesh | None = None,
+    placements: Placements = None,
+    *,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    timeout_s: float | None = None,
+) -> tuple[Any, float]:
+    """Scale gradients so that the norm of all of them together, over all ranks, is at most ``max_norm``.
+
+    The norm is that of one process that holds every gradient once. It is computed in float64, by at most one all_reduce of a few numbers,
+    and is the same on all ranks, bit for bit. Gradients with a larger norm are multiplied by ``max_norm / norm``.
+
+    Parameters
+    ----------
+    grads
+        A tree of arrays of floats, real or complex: gradients that are final, behind all reductions. An array that stands at several places
+        of the tree counts once. A `ShardedArray` is a part that this rank alone holds.
+    max_norm
+        The largest norm that stays as it is; infinity to compute the norm alone. The same on all ranks.
+    group
+        The ranks that hold parts, or a `DeviceMesh`. Without one, this rank holds everything. The group must carry host arrays.
+    placements
+        What this rank holds: ``"replicated"``, the same array as on the other ranks, which counts once; ``"sharded"``, a part that no other
+        rank holds; on a mesh also the axis along which the array is divided, or a set of axes. One of these for all arrays, a tree like
+        ``grads`` (or a dict by names such as ``"layers.0.w"``), or a function of name and array. By default, a `ShardedArray` is sharded,
+        and all else is replicated. Where nothing is sharded, no message is sent.
+    norm_type
+        2, or infinity for the largest magnitude.
+    error_if_nonfinite
+        Whether a norm that is infinite or NaN is an error. Otherwise, as in torch, NaN makes all gradients NaN, and infinity makes them 0,
+        but infinite ones NaN.
+    timeout_s
+        Seconds that the all_reduce may last.
+
+    Returns
+    -------
+    tuple
+        The tree of gradients, and the norm before clipping, a float. Arrays that can be written are scaled in place; for others, such as
+        those of JAX, the tree holds new ones.
+
+    Raises
+    ------
+    UsageError
+        ``max_norm`` is negative or NaN, ``norm_type`` is another, a placement is missing or unknown, or something is sharded and there is
+        no group. With ``error_if_nonfinite``, on all ranks: the norm is not finite. The gradients are as they were.
+    DTypeError
+        A gradient is no array, or not one of float16, bfloat16, float32, float64, complex64 and complex128.
+    """
+    if not max_norm >= 0:
+        raise UsageError(f"max_norm must be a number from 0 on, and is {max_norm!r}")
+    if norm_type not in (2, math.inf):
+        raise UsageError(f"norm_type must be 2 or infinity, and is {norm_type!r}")
+    leaves, spec = flatten(grads)
+    ranks = group.parent if isinstance(group, DeviceMesh) else group
+    divided, asks = _divided(leaves, group, placements)
+    if asks:
+        if ranks is None:
+            raise UsageError(
+                "some gradients are sharded, and no group is given; give group= with the ranks that hold the parts"
+            )
+        held = {name: leaf for name, leaf in leaves.items() if _is_first(group, divided[name])}
+    else:
+        held, ranks = leaves, None
+    # The same array may be there twice.
+    arrays = {id(array): array for leaf in held.values() for array in _arrays(leaf)}
+    norm = _norm(list(arrays.values()), norm_type, ranks, timeout_s)
+    if error_if_nonfinite and not math.isfinite(norm):
+        raise UsageError(f"the norm of the gradients is {norm}, and error_if_nonfinite is given; nothing was scaled")
+    if norm <= max_norm:
+        return grads, norm
+    scaled: dict[int, Any] = {}
+    with np.errstate(invalid="ignore"):  # 0 times infinity
+        for leaf in leaves.values():
+            if id(leaf) not in scaled:
+                scaled[id(leaf)] = _scaled(leaf, max_norm / norm)
+    return rebuild(spec, {name: scaled[id(leaf)] for name, leaf in leaves.items()}), norm
+
+
+def _divided(
+    leaves: Mapping[str, Any], group: Group | DeviceMesh | None, placements: Placements
+) -> tuple[dict[str, frozenset[str]], bool]:
+    """Return the axes along which each array is divided, and whether the ranks must ask each other.
+
+    All ranks must agree on the second, and some may hold no array, so that placements which were given decide, whatever is held.
+    """
+    names = _grid(group)[0]
+    default = {name: frozenset(names if isinstance(leaf, ShardedArray) else ()) for name, leaf in leaves.items()}
+    if placements is None:
+        found, asks = default, False
+    elif callable(placements):
+        found, asks = {name: _axes(names, placements(name, leaf), name) for name, leaf in leaves.items()}, group is not None
+    elif isinstance(placements, str | AbstractSet):
+        axes = _axes(names, placements, "all")
+        found, asks = dict.fromkeys(leaves, axes), bool(axes)
+    else:
+        given = {name: _axes(names, placement, name) for name, placement in named(placements).items()}
+        missing = [name for name in leaves if name not in given and not default[name]]
+        if missing:
+            raise UsageError(
+                f'no placement is given for {", ".join(map(repr, missing))}; say "replicated" or "sharded" for each gradient'
+            )
+        found, asks = default | given, any(given.values())
+    return found, asks or any(found[name] for name in leaves)
+
+
+def _grid(group: Group | DeviceMesh | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the names of a mesh's axes, and where this rank is; a group is a mesh with a single axis."""
+    if isinstance(group, DeviceMesh):
+        return group.names, group.coordinates
+    return ("sharded",), (group.rank if group is not None else 0,)
+
+
+def _axes(names: tuple[str, ...], placement: Any, name: str) -> frozenset[str]:
+    if placement == "replicated":
+        return frozenset()
+    if placement == "sharded":
+        return frozenset(names)
+    axes = frozenset({placement} if isinstance(placement, str) else placement if isinstance(placement, AbstractSet) else {None})
+    if not axes <= set(names):
+        known = "" if names == ("sharded",) else f", an axis of {names} or a set of them"
+        raise UsageError(f'the placement of {name!r} must be "replicated", "sharded"{known}, and is {placement!r}')
+    return axes
+
+
+def _is_first(group: Group | DeviceMesh | None, axes: frozenset[str]) -> bool:
+    """Tell whether this rank is the first of those that hold the same array, which is the one that counts it."""
+    return all(axis in axes or coordinate == 0 for axis, coordinate in zip(*_grid(group), strict=True))
+
+
+def _arrays(leaf: Any) -> list[Array]:
+    arrays = [array for _, array in leaf.pieces] if isinstance(leaf, ShardedArray) else [leaf]
+    for array in arrays:
+        if (dtype := dtype_of(readable(array))) not in _FLOATS:
+            raise DTypeError(f"gradients are floats, and an array of dtype {dtype} was given; leave it out of the tree")
+    return arrays
+
+
+def _norm(arrays: list[Array], norm_type: float, group: Group | None, timeout_s: float | None) -> float:
+    """Return the norm of some arrays, and of those of all other ranks."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if norm_type == math.inf:
+            # NumPy's maximum keeps a NaN, Python's does not.
+            largest = np.max([0.0, *(_largest(array) for array in arrays)])
+            return float(largest if group is None else group.all_reduce(largest, "max", timeout_s=timeout_s))
+        sums = np.zeros(len(_SCALES))
+        for array in arrays:
+            place, total = _sum_of_squares(array)
+            sums[place] += total
+        if group is not None:
+            sums = group.all_reduce(sums, reproducible=True, timeout_s=timeout_s)
+        # hypot takes infinity for larger than NaN.
+        return math.nan if np.isnan(sums).any() else math.hypot(*(np.sqrt(sums) / _SCALES).tolist())
+
+
+def _sum_of_squares(array: Array) -> tuple[int, float]:
+    """Return the sum of the squares of an array, and the place in `_SCALES` of what its elements were multiplied by."""
+
+    def total(scale: float) -> float:
+        # One float() at the end, for which a GPU must be waited for.
+        return float(sum(((part * scale) ** 2).sum() for part in _magnitudes(array)))
+
+    middle = total(1.0)
+    if middle > 1 / _LEAST:
+        return 2, total(_SCALES[2])
+    if middle < _LEAST:
+        return 0, total(_SCALES[0])
+    return 1, middle
+
+
+def _largest(array: Array) -> float:
+    return float(np.max([0.0, *(float(part.max()) for part in _magnitudes(array))]))
+
+
+def _magnitudes(array: Array) -> Iterator[Array]:
+    """Yield the magnitudes of an array's elements in float64, some at a time."""
+    flat = readable(array).reshape(-1)
+    xp = namespace(flat)
+    wide = xp.complex128 if dtype_of(flat).startswith("complex") else xp.float64
+    for start in range(0, flat.shape[0], _CHUNK):
+        yield xp.abs(xp.astype(flat[start : start + _CHUNK], wide))
+
+
+def _scaled(leaf: Any, factor: float) -> Any:
+    """Return a leaf multiplied by a factor: itself, if its memory can be written."""
+    if isinstance(leaf, ShardedArray):
+        pieces = [(box.offset, _scaled(array, factor)) for box, array in leaf.pieces]
+        return leaf if all(map(writable, _arrays(leaf))) else ShardedArray(leaf.shape, pieces, leaf.dtype)
+    buffer = readable(leaf)
+    xp = namespace(buffer)
+    # The factor itself would be rounded too much, or become zero, in a dtype of 16 bits.
+    narrow = dtype_of(buffer) in {"float16", "bfloat16"}
+    if not writable(leaf):
+        product = (xp.astype(buffer, xp.float32) if narrow else buffer) * factor
+        return like(xp.astype(product, buffer.dtype), leaf)
+    if narrow:
+        buffer[...] = xp.astype(buffer, xp.float32) * factor
+    else:
+        buffer *= factor
+    return leaf

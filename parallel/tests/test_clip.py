@@ -1,0 +1,206 @@
+"""The norm of gradients over all ranks, and what becomes of gradients above it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import manyhands as mh
+import manyhands_parallel as mp
+from manyhands.errors import DTypeError, UsageError
+from manyhands_simulated import run
+
+
+def whole_gradients(dtype="f8"):
+    random = np.random.default_rng(4)
+    return {name: random.normal(size=size).astype(dtype) for name, size in (("w", (5, 3)), ("b", 7), ("e", 2))}
+
+
+def norm_of(arrays, norm_type=2):
+    return np.linalg.norm(np.concatenate([np.ravel(array).astype("f8") for array in arrays]), norm_type)
+
+
+@pytest.mark.parametrize("norm_type", [2, math.inf])
+@pytest.mark.parametrize("ranks", range(1, 6))
+def test_the_norm_and_the_gradients_are_those_of_one_process(ranks, norm_type):
+    whole = whole_gradients()
+    norm = norm_of(whole.values(), norm_type)
+
+    def clip(group):
+        bounds = np.linspace(0, 7, ranks + 1).astype(int)
+        start, stop = bounds[group.rank], bounds[group.rank + 1]
+        rows = np.array_split(whole["w"], ranks)[group.rank].copy()  # none on the last ranks, where there are more than rows
+        flat = whole["b"][start:stop].copy()
+        grads = {"w": rows, "b": [mp.ShardedArray.of_range((7,), start, flat)], "e": whole["e"].copy()}
+        placements = {"w": "sharded", "b": ["sharded"], "e": "replicated"}
+        clipped, norm = mp.clip_by_global_norm(grads, 0.25, group, placements, norm_type=norm_type)
+        assert clipped["w"] is rows
+        return rows, flat, clipped["e"], norm
+
+    done = run(clip, ranks)
+    assert [call.operation for call in done.trace.calls] == ["all_reduce"] * ranks
+    rows, flats, copies, norms = zip(*done.results, strict=True)
+    assert norms == (norms[0],) * ranks
+    np.testing.assert_allclose(norms[0], norm, rtol=1e-14)
+    for got, name in ((np.concatenate(rows), "w"), (np.concatenate(flats), "b"), *((copy, "e") for copy in copies)):
+        np.testing.assert_allclose(got, whole[name] * (0.25 / norm), rtol=1e-14)
+
+
+def test_what_all_ranks_hold_counts_once_and_needs_no_message():
+    def clip(group):
+        grads = {"w": np.array([3.0, 4.0]), "b": None}
+        return mp.clip_by_global_norm(grads, 1.0, group, [None, "replicated", {"w": "replicated"}][group.rank])[1], grads["w"]
+
+    done = run(clip, 3)
+    assert done.trace.calls == []
+    assert [norm for norm, _ in done.results] == [5.0] * 3
+    assert {tuple(grad) for _, grad in done.results} == {(3 * (1.0 / 5), 4 * (1.0 / 5))}
+
+
+def test_on_a_mesh_each_array_is_divided_along_axes_of_its_own():
+    parts = np.arange(1.0, 25).reshape(2, 3, 4)
+
+    def clip(group):
+        with mh.DeviceMesh(group, (2, 3), ("dp", "tp")) as mesh:
+            dp, tp = mesh.coordinates
+            places = {"all": {"dp", "tp"}, "tp": "tp", "dp": "dp", "none": "replicated", "too": "sharded"}
+            grads = {
+                "all": parts[dp, tp],
+                "tp": parts[0, tp].copy(),
+                "dp": parts[dp, 0].copy(),
+                "none": parts[1, 2].copy(),
+                "too": parts[dp, tp],
+            }
+            norms = [
+                mp.clip_by_global_norm(grads, math.inf, mesh, which)[1] for which in (places, lambda name, grad: places[name])
+            ]
+            with pytest.raises(UsageError, match=r"the placement of 'all' must be .* an axis of \('dp', 'tp'\).* and is 'pp'"):
+                mp.clip_by_global_norm({}, 1.0, mesh, "pp")
+            return norms
+
+    norm = norm_of([parts, parts, parts[0], parts[:, 0], parts[1, 2]])
+    results = run(clip, 6).results
+    np.testing.assert_allclose(results, np.full((6, 2), norm), rtol=1e-14)
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200, 1e154, 5e-324, 1.5e308 / 2])
+def test_numbers_whose_squares_float64_does_not_hold(size):
+    def clip(group):
+        grads = [np.full(2, size), np.ones(1), np.zeros(3)] if size > 1 else [np.full(2, size), np.zeros(3)]
+        return mp.clip_by_global_norm(grads, math.inf, group, "sharded")[1]
+
+    exact = math.hypot(*[size] * 4, *[1.0] * (2 if size > 1 else 0))
+    assert run(clip, 2).results == [pytest.approx(exact, rel=1e-14, abs=0)] * 2
+
+
+def test_many_large_sums_of_squares_do_not_overflow_together():
+    grads = [np.array([1e154]) for _ in range(40)]
+    assert mp.clip_by_global_norm(grads, math.inf)[1] == pytest.approx(1e154 * math.sqrt(40), rel=1e-14)
+
+
+@pytest.mark.parametrize("norm_type", [2, math.inf])
+@pytest.mark.parametrize(
+    ("bad", "norm", "left"),
+    [
+        ([[], [math.inf], []], math.inf, [[0.0], [0.0, math.nan], [0.0]]),
+        ([[], [math.nan], []], math.nan, [[math.nan], [math.nan] * 2, [math.nan]]),
+        ([[], [math.nan], [math.inf]], math.nan, [[math.nan], [math.nan] * 2, [math.nan] * 2]),
+        ([[math.nan, math.inf], [], []], math.nan, [[math.nan] * 3, [math.nan], [math.nan]]),
+    ],
+)
+def test_what_is_not_finite_on_one_rank_is_alike_on_all(bad, norm, left, norm_type):
+    def clip(group):
+        grad = np.array([1.0, *bad[group.rank]])
+        with pytest.raises(UsageError, match=f"the norm of the gradients is {norm}"):
+            mp.clip_by_global_norm([grad], 1.0, group, "sharded", norm_type=norm_type, error_if_nonfinite=True)
+        assert grad[0] == 1
+        return mp.clip_by_global_norm([grad], 1.0, group, "sharded", norm_type=norm_type)[1], grad.tolist()
+
+    np.testing.assert_equal(run(clip, 3).results, [(norm, part) for part in left])
+
+
+def test_small_gradients_and_an_infinite_bound_leave_all_as_it_is():
+    grads = {"w": np.array([3.0, 4.0])}
+    for bound in (5.0, math.inf):
+        clipped, norm = mp.clip_by_global_norm(grads, bound)
+        assert (clipped, norm, grads["w"].tolist()) == (grads, 5.0, [3.0, 4.0])
+    assert mp.clip_by_global_norm({"w": np.zeros(3)}, 0.0)[1] == 0
+    assert mp.clip_by_global_norm({}, 1.0) == ({}, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16", "complex64"])
+def test_each_dtype_is_squared_in_float64_and_keeps_its_dtype(dtype):
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    grad = np.full((40, 25), 300, dtype)  # its squares are beyond float16, and so is the factor
+    norm = 300 * math.sqrt(1000)
+    clipped, got = mp.clip_by_global_norm([grad[::2], grad[1::2]], norm * 1e-7)
+    assert got == pytest.approx(norm, rel=1e-15)
+    assert (clipped[0].base is grad, grad.dtype) == (True, np.dtype(dtype))
+    np.testing.assert_allclose(grad.astype(complex), 3e-5, rtol=4e-3)
+
+
+def test_an_array_at_two_places_counts_once_and_is_scaled_once():
+    tied = np.array([3.0, 4.0])
+    clipped, norm = mp.clip_by_global_norm({"in": tied, "out": tied}, 2.5)
+    assert (norm, tied.tolist()) == (5.0, [1.5, 2.0])
+    assert clipped["out"] is tied
+
+
+def test_what_cannot_be_written_comes_back_as_a_new_array():
+    fixed = np.array([3.0, 4.0])
+    fixed.flags.writeable = False
+    piece = mp.ShardedArray((2,), [((0,), fixed)])
+    clipped, norm = mp.clip_by_global_norm({"w": fixed}, 2.5)
+    assert (clipped["w"].tolist(), fixed.tolist(), norm) == ([1.5, 2.0], [3.0, 4.0], 5.0)
+    (result,) = run(lambda group: mp.clip_by_global_norm(piece, 2.5, group)[0], 1).results
+    assert (result.shape, result.pieces[0][1].tolist(), fixed.tolist()) == ((2,), [1.5, 2.0], [3.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (([np.ones(2)], -1), UsageError, "max_norm must be a number from 0 on, and is -1"),
+        (([np.ones(2)], math.nan), UsageError, "max_norm must be"),
+        (([np.ones(2, int)], 1.0), DTypeError, "dtype int64"),
+        (({"a": np.ones(2)}, 1.0, None, {"b": "replicated"}), UsageError, "no placement is given for 'a'"),
+        (({"a": np.ones(2)}, 1.0, None, {"a": "split"}), UsageError, "the placement of 'a' must be .* and is 'split'"),
+        (({"a": np.ones(2)}, 1.0, None, "sharded"), UsageError, "no group is given"),
+        ((mp.ShardedArray((2,), [((0,), np.ones(2))]), 1.0), UsageError, "no group is given"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, error, said):
+    with pytest.raises(error, match=said):
+        mp.clip_by_global_norm(*arguments)
+    with pytest.raises(UsageError, match="norm_type must be 2 or infinity, and is 1"):
+        mp.clip_by_global_norm([], 1.0, norm_type=1)
+
+
+@pytest.mark.peers
+def test_torch_computes_the_same_norm_and_gradients():
+    import torch
+
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-15), (torch.bfloat16, 1e-2)):
+        grads = [torch.from_numpy(grad).to(dtype) for grad in whole_gradients().values()]
+        others = [torch.nn.Parameter(grad.clone()) for grad in grads]
+        for other in others:
+            other.grad = other.detach().clone()
+        theirs = torch.nn.utils.clip_grad_norm_(others, 0.5)
+        ours = mp.clip_by_global_norm(grads, 0.5)[1]
+        assert ours == pytest.approx(theirs.item(), rel=tolerance)
+        for grad, other in zip(grads, others, strict=True):
+            torch.testing.assert_close(grad, other.grad, rtol=max(tolerance, 1e-6), atol=0)  # torch adds 1e-6 to the norm
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_jax_gets_new_arrays(dtype):
+    import jax.numpy as jnp
+
+    grads = {"w": jnp.full((3, 4), 2, dtype)}
+    clipped, norm = mp.clip_by_global_norm(grads, norm_of([grads["w"]]) / 4)
+    assert norm == norm_of([grads["w"]])
+    assert isinstance(clipped["w"], type(grads["w"]))
+    assert (clipped["w"].dtype, set(clipped["w"].ravel().tolist()), float(grads["w"][0, 0])) == (dtype, {0.5}, 2.0)
