@@ -20,22 +20,31 @@ from manyhands import __version__
 if TYPE_CHECKING:
     from manyhands_parallel.arrays import Memory
     from manyhands_parallel.clip import clip_by_global_norm
+    from manyhands_parallel.normalization import BatchNormCache, RunningStats, batch_norm, batch_norm_backward
     from manyhands_parallel.sampling import Sampler, shard_indices
     from manyhands_parallel.sharded_arrays import ShardedArray
 
 __all__ = [
+    "BatchNormCache",
     "Memory",
+    "RunningStats",
     "Sampler",
     "ShardedArray",
     "__version__",
+    "batch_norm",
+    "batch_norm_backward",
     "clip_by_global_norm",
     "shard_indices",
 ]
 
 _HOMES = {
+    "BatchNormCache": "normalization",
     "Memory": "arrays",
+    "RunningStats": "normalization",
     "Sampler": "sampling",
     "ShardedArray": "sharded_arrays",
+    "batch_norm": "normalization",
+    "batch_norm_backward": "normalization",
     "clip_by_global_norm": "clip",
     "shard_indices": "sampling",
 }

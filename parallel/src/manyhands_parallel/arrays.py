@@ -82,7 +82,7 @@ def like(buffer: Array, template: Array) -> Array:
     if _is_of("jax", "Array", template):
         import jax.numpy as jnp
 
-        return jnp.array(buffer, copy=True) if isinstance(buffer, np.ndarray) else jnp.from_dlpack(buffer.copy())
+        return jnp.array(buffer, copy=True) if isinstance(buffer, np.ndarray | np.generic) else jnp.from_dlpack(buffer.copy())
     return buffer
 
 

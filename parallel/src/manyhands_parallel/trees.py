@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import optree
 
 from manyhands.errors import UsageError
 
-__all__ = ["flatten", "named", "rebuild"]
+__all__ = ["flatten", "named", "rebuild", "register_node"]
 
 Spec = optree.PyTreeSpec
+_OURS = "manyhands_parallel"
+"""The namespace of our own nodes: other programs that use optree see nothing of them."""
 
 
 def flatten(tree: Any) -> tuple[dict[str, Any], Spec]:
@@ -25,7 +27,7 @@ def flatten(tree: Any) -> tuple[dict[str, Any], Spec]:
     UsageError
         Two leaves have one name, such as those of ``{"a": {"b": x}, "a.b": y}``.
     """
-    paths, leaves, spec = optree.tree_flatten_with_path(tree)
+    paths, leaves, spec = optree.tree_flatten_with_path(tree, namespace=_OURS)
     found: dict[str, Any] = {}
     for path, leaf in zip(paths, leaves, strict=True):
         name = ".".join(map(str, path))
@@ -43,3 +45,18 @@ def rebuild(spec: Spec, leaves: Mapping[str, Any]) -> Any:
 def named(tree: Any) -> dict[str, Any]:
     """Return the leaves of a tree by name; see `flatten`."""
     return flatten(tree)[0]
+
+
+def register_node(kind: type, attributes: Sequence[str]) -> None:
+    """Let the instances of a class be nodes of trees, with some of their attributes as leaves, which are all that they have."""
+
+    def leaves_of(node: Any) -> Any:
+        return [getattr(node, name) for name in attributes], None, tuple(attributes)
+
+    def rebuilt(_: Any, leaves: Iterable[Any]) -> Any:
+        node: Any = object.__new__(kind)
+        for name, leaf in zip(attributes, leaves, strict=True):
+            setattr(node, name, leaf)
+        return node
+
+    optree.register_pytree_node(kind, leaves_of, rebuilt, namespace=_OURS)
