@@ -46,7 +46,7 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "arrays trees sampling",
-        "layout boxes optimizers normalization",
+        "layout boxes optimizers normalization agreement scaling",
         "compress sharded_arrays",
         "clip gradients sharded checkpoint",
         "torch jax",

@@ -18,37 +18,48 @@ from typing import TYPE_CHECKING, Any
 from manyhands import __version__
 
 if TYPE_CHECKING:
+    from manyhands_parallel import compress
     from manyhands_parallel.arrays import Memory
     from manyhands_parallel.clip import clip_by_global_norm
+    from manyhands_parallel.gradients import GradientSync, Step, broadcast, until_all_done
     from manyhands_parallel.normalization import BatchNormCache, RunningStats, batch_norm, batch_norm_backward
     from manyhands_parallel.sampling import Sampler, shard_indices
     from manyhands_parallel.sharded_arrays import ShardedArray
 
 __all__ = [
     "BatchNormCache",
+    "GradientSync",
     "Memory",
     "RunningStats",
     "Sampler",
     "ShardedArray",
+    "Step",
     "__version__",
     "batch_norm",
     "batch_norm_backward",
+    "broadcast",
     "clip_by_global_norm",
+    "compress",
     "shard_indices",
+    "until_all_done",
 ]
 
 _HOMES = {
     "BatchNormCache": "normalization",
+    "GradientSync": "gradients",
     "Memory": "arrays",
     "RunningStats": "normalization",
     "Sampler": "sampling",
     "ShardedArray": "sharded_arrays",
+    "Step": "gradients",
     "batch_norm": "normalization",
     "batch_norm_backward": "normalization",
+    "broadcast": "gradients",
     "clip_by_global_norm": "clip",
     "shard_indices": "sampling",
+    "until_all_done": "gradients",
 }
-_MODULES: frozenset[str] = frozenset()
+_MODULES: frozenset[str] = frozenset({"compress"})
 """Modules that are named as such: ``mp.torch``."""
 
 

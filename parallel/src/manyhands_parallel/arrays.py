@@ -21,7 +21,19 @@ from manyhands.errors import DTypeError, OutOfMemoryError
 if TYPE_CHECKING:
     from manyhands import Group
 
-__all__ = ["Memory", "dtype_of", "itemsize", "like", "namespace", "readable", "same_place", "shape_of", "writable", "write"]
+__all__ = [
+    "Memory",
+    "dtype_of",
+    "itemsize",
+    "like",
+    "namespace",
+    "place_of",
+    "readable",
+    "same_place",
+    "shape_of",
+    "writable",
+    "write",
+]
 
 Array = Any
 """An array of NumPy, CuPy, torch or JAX."""
@@ -92,10 +104,20 @@ def write(target: Array, value: Array) -> None:
 
 
 def writable(array: Array) -> bool:
-    """Tell whether an array's own memory can be written: JAX arrays never change, and NumPy's may be read-only."""
+    """Tell whether what is written into ``readable(array)`` changes ``array``: not so for JAX, for numbers and for what is read-only."""
     if isinstance(array, np.ndarray):
         return bool(array.flags.writeable)
     return _is_of("torch", "Tensor", array) or _is_of("cupy", "ndarray", array)
+
+
+def place_of(array: Array) -> str:
+    """Return in words where an array lives and which library writes there: ``"numpy"``, ``"torch on cpu"``, ``"cupy on gpu 0"``."""
+    buffer = readable(array)
+    if isinstance(buffer, np.ndarray):
+        return "numpy"
+    if _is_of("torch", "Tensor", buffer):
+        return f"torch on {buffer.device}"
+    return f"cupy on gpu {buffer.device.id}"
 
 
 def same_place(one: Array, other: Array) -> bool:

@@ -1,0 +1,104 @@
+"""The same values on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyhands_parallel.agreement import same_on_all, stories
+from manyhands_parallel.arrays import Array, like, readable, shape_of, writable
+from manyhands_parallel.layout import Layout, by_dtype
+from manyhands_parallel.scaling import empty_like
+from manyhands_parallel.trees import flatten, rebuild
+
+if TYPE_CHECKING:
+    from manyhands import Group
+
+__all__ = ["broadcast", "give"]
+
+_TOGETHER = 4 << 20
+"""Bytes of a message that holds several arrays. One that is larger goes alone, without being copied."""
+
+
+def broadcast(tree: Any, group: Group, root: int = 0, *, timeout_s: float | None = None) -> Any:
+    """Give the arrays of one rank to all ranks: parameters before the first step, running statistics.
+
+    Parameters
+    ----------
+    tree
+        Any tree of arrays, of any dtypes, and numbers; names, shapes and dtypes alike on all ranks. Small arrays travel together.
+    group
+        Every rank of it must call this.
+    root
+        The rank whose values they are.
+    timeout_s
+        Seconds that each message may last.
+
+    Returns
+    -------
+    tree
+        The same tree. What can be written (NumPy, CuPy, torch) has been written in place and is returned; for what cannot (JAX, read-only
+        arrays, numbers) there are new arrays or numbers.
+
+    Raises
+    ------
+    UsageError
+        The trees of the ranks differ, or the root; every rank raises it and says which leaf differs. Nothing has changed, and the group
+        stays usable.
+    InvalidRankError
+        ``root`` is not in the group.
+    DTypeError
+        A leaf is no array.
+    """
+    leaves, spec = flatten(tree)
+    same_on_all(group, "broadcast", {**stories(leaves), "(root)": str(root)}, timeout_s=timeout_s)
+    buffers = {name: readable(leaf) for name, leaf in leaves.items()}
+    targets = {name: buffer if writable(leaves[name]) else _copy(buffer) for name, buffer in buffers.items()}
+    give(targets, group, root, timeout_s=timeout_s)
+    return rebuild(spec, {name: leaf if writable(leaf) else _new(targets[name], leaf) for name, leaf in leaves.items()})
+
+
+def give(buffers: Mapping[str, Array], group: Group, root: int, *, timeout_s: float | None = None) -> None:
+    """Write the root's values into buffers that are alike on all ranks, as `broadcast` does."""
+    for alike in by_dtype(buffers):
+        together: dict[str, Array] = {}
+        held = 0
+        for name, buffer in alike.items():
+            nbytes = buffer.nbytes
+            if nbytes >= _TOGETHER:
+                group.broadcast(buffer, root, out=buffer, timeout_s=timeout_s)
+                continue
+            if held + nbytes > _TOGETHER:
+                _give_together(together, group, root, timeout_s)
+                together, held = {}, 0
+            together[name] = buffer
+            held += nbytes
+        _give_together(together, group, root, timeout_s)
+
+
+def _give_together(buffers: dict[str, Array], group: Group, root: int, timeout_s: float | None) -> None:
+    if not buffers:
+        return
+    layout = Layout.of(buffers)
+    flat = empty_like(next(iter(buffers.values())), (layout.size,))
+    if group.rank == root:
+        layout.pack(buffers, flat)
+    group.broadcast(flat, root, out=flat, timeout_s=timeout_s)
+    if group.rank != root:
+        for name, view in layout.views(flat).items():
+            buffers[name][...] = view
+
+
+def _copy(buffer: Array) -> Array:
+    copy = empty_like(buffer, shape_of(buffer))
+    copy[...] = buffer
+    return copy
+
+
+def _new(target: Array, leaf: Any) -> Any:
+    """Return what belongs into the tree where ``leaf`` was, which cannot be written."""
+    if isinstance(leaf, np.generic):
+        return target[()]
+    return target.item() if isinstance(leaf, bool | int | float | complex) else like(target, leaf)

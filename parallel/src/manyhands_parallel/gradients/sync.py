@@ -1,0 +1,508 @@
+"""Gradients of all ranks, averaged while the backward pass goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import array_api_compat
+import numpy as np
+
+from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UsageError
+from manyhands_parallel.agreement import same_on_all, stories
+from manyhands_parallel.arrays import (
+    Array,
+    Memory,
+    dtype_of,
+    itemsize,
+    like,
+    namespace,
+    place_of,
+    readable,
+    shape_of,
+    writable,
+)
+from manyhands_parallel.compress import Compression, Compressor
+from manyhands_parallel.gradients.buckets import Bucket, Leaf, plan
+from manyhands_parallel.scaling import add_scaled, copy_divided, copy_scaled, empty_like
+from manyhands_parallel.trees import flatten, rebuild
+
+if TYPE_CHECKING:
+    from manyhands import Group, Work
+
+__all__ = ["GradientSync", "Step"]
+
+
+class GradientSync:
+    """The mean of all ranks' gradients, weighted: ``sum(weight * gradient) / sum(weight)``, by all_reduces that overlap with the backward pass.
+
+    Give as weight what a rank's own gradient is the mean over, mostly its number of samples or tokens. The result then is the gradient of all
+    samples, however they are divided; a rank without any takes part with weight 0, and what it has as gradients does not matter.
+
+    >>> sync = mp.GradientSync(group, like=params)
+    >>> with sync.step(weight=len(batch)) as step:  # a backward pass by hand
+    ...     step.ready("w2", g2)  # as soon as it is there; it travels while the next one is computed
+    ...     step.ready("w1", g1)
+    >>> params["w1"] -= 0.1 * g1  # the mean, in place
+    >>> gradients = sync(gradients, weight=len(batch))  # or all at once: any tree, which is not changed
+
+    Gradients are copied into *buckets*, which are filled in the reverse order of the leaves at first, and from the second step on in the order
+    in which the gradients came on rank 0 in the first. A bucket travels when it is full and those before it have left, so that all ranks make
+    the same calls in the same order, whatever the order in which their gradients come. While a step is open, these calls are the group's; a
+    program with collectives of its own in the backward pass gives this a group of its own: ``group.split(0)``.
+
+    With ``reproducible``, the bits are those of one process that multiplies the gradient of each rank by its weight, adds the products as
+    docs/groups.md says under "The same bits every time", and divides once by the sum of the weights: all in the dtype of the gradient
+    (see ``reduce_dtype``), whatever the size of the buckets, the backend and the order.
+
+    Parameters
+    ----------
+    group
+        The ranks that average. The weights travel through host memory. While it lives, every rank must take as many steps.
+    like
+        The parameters, or any tree of arrays of their names, shapes and dtypes (floats or complex); alike on all ranks. Its values do not
+        matter, and it is not kept. Names are paths: ``"layers.0.w"``.
+    bucket_bytes, first_bucket_bytes
+        How much a bucket holds at most, and the first one, which should leave early. A gradient that is larger has a bucket of its own.
+    reproducible
+        Whether the bits depend on gradients and weights alone. NCCL cannot do that: give False there.
+    reduce_dtype
+        The dtype in which real gradients are summed, by name. By default their own; float32 for those of 16 bits and fewer, whose weighted
+        sums would soon overflow (float16) or be coarse (bfloat16). The result has the dtype of the gradient in any case. Its own short dtype
+        halves what travels.
+    compress
+        What makes the messages smaller: `compress.Cast` or `compress.PowerSGD`.
+    timeout_s
+        Seconds that each message may last.
+
+    Attributes
+    ----------
+    group
+        The ranks that average.
+    memory
+        What this holds: bytes by purpose.
+
+    Raises
+    ------
+    UsageError
+        The ranks gave different trees or options; every rank raises it and says what differs. Or a number of bytes is not positive.
+    DTypeError
+        A leaf is not of floats, or ``reduce_dtype`` is no dtype of floats.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        like: Any,
+        *,
+        bucket_bytes: int = 25 << 20,
+        first_bucket_bytes: int = 1 << 20,
+        reproducible: bool = True,
+        reduce_dtype: str | None = None,
+        compress: Compression | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        leaves, self._spec = flatten(like)
+        if min(bucket_bytes, first_bucket_bytes) < 1:
+            raise UsageError(f"a bucket holds at least a byte; {bucket_bytes=} and {first_bucket_bytes=} were given")
+        self.group = group
+        self.memory = Memory(group)
+        self._bytes = first_bucket_bytes, bucket_bytes
+        self._reproducible = reproducible
+        self._timeout_s = timeout_s
+        options: dict[str, Any] = {
+            "bucket_bytes": bucket_bytes,
+            "first_bucket_bytes": first_bucket_bytes,
+            "reproducible": reproducible,
+        }
+        options |= {"reduce_dtype": reduce_dtype, "compress": compress}
+        told = {f"({name})": repr(value) for name, value in options.items()}
+        same_on_all(group, type(self).__name__, stories(leaves) | told, timeout_s=timeout_s)
+        self._leaves = {name: _leaf(name, leaf, reduce_dtype) for name, leaf in leaves.items()}
+        self._compressor: Compressor | None = None if compress is None else compress.begin(self.memory)
+        self._buckets: list[Bucket] = []
+        self._home: dict[str, Bucket] = {}
+        self._is_ordered = False
+        self._make_buckets(list(reversed(self._leaves)))
+        self._pauses = 0
+        self._spoilt = ""
+        self._step: Step | None = None
+        # Since the last step that was sent:
+        self._used: set[str] = set()  # what the buckets hold sums of
+        self._weight = 0.0
+        self._order: dict[str, None] = {}
+        # In the step that is open:
+        self._arrived: set[str] = set()
+        self._next = 0  # the first bucket that has not left
+        self._under_way: list[Generator[Work[Any], None, None]] = []
+        self._works: list[Work[Any]] = []
+        self._total_work: Work[Any] | None = None
+        self._total = math.nan
+
+    def step(self, weight: float = 1.0) -> Step:
+        """Return a block in which the gradients of one backward pass become ready; at its end they are averaged.
+
+        Parameters
+        ----------
+        weight
+            Of this rank's gradients: a number that is finite and not negative. With 0 the rank takes part and contributes nothing.
+
+        Raises
+        ------
+        UsageError
+            The weight is none.
+        """
+        return Step(self, _checked_weight(weight))
+
+    def __call__(self, gradients: Any, weight: float = 1.0) -> Any:
+        """Return the weighted mean of a whole tree; the tree is not changed.
+
+        Parameters
+        ----------
+        gradients
+            A tree with leaves of the names, shapes and dtypes of ``like``. Leaves may be missing, or None: this rank has no such gradients.
+            None for a rank without any.
+        weight
+            As for `step`.
+
+        Returns
+        -------
+        tree
+            Of the structure of ``like``, with new arrays. None for what no rank has, and for everything if the step is paused.
+
+        Raises
+        ------
+        UsageError, SizeMismatchError, DTypeError
+            As `Step.ready`, before anything is sent; and as the end of a `step`.
+        """
+        leaves = flatten(gradients)[0]
+        for name, gradient in leaves.items():
+            self._check(name, gradient)
+        with self.step(weight) as step:
+            for bucket in self._buckets:
+                for name in bucket.views:
+                    if name in leaves:
+                        self._arrive(name, readable(leaves[name]))
+        return rebuild(self._spec, {name: step.gradients.get(name) for name in self._leaves})
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the steps in this block only add up what they get, on this rank; the next step outside of it sends all.
+
+        Gradients and weights both add up. So any number of paused steps and one that is not are one step over all their batches: the
+        result is the mean over all of them, and needs no further division. The numbers of paused steps may differ between ranks.
+
+        Raises
+        ------
+        UsageError
+            A step is open.
+        """
+        if self._step is not None:
+            raise UsageError("a step is open; pause before it begins: with sync.paused(), sync.step(): ...")
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
+    def state(self) -> dict[str, Any]:
+        """Return what the compression of this rank keeps from step to step, for a checkpoint: a tree of arrays and numbers, not copied.
+
+        Without compression it is empty.
+        """
+        return {} if self._compressor is None else self._compressor.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned on this rank, with the same compression. All ranks should, or none.
+
+        Raises
+        ------
+        UsageError
+            It does not belong to these gradients or this compression. Nothing has changed.
+        """
+        known = self.state()
+        if set(state) != set(known):
+            raise UsageError(f"the state has {sorted(state)}, and this compression has {sorted(known)}")
+        errors = state.get("errors", {})
+        for name, error in errors.items():
+            if name not in self._leaves or shape_of(error) != self._leaves[name].shape:
+                raise UsageError(f"the state has an error of shape {shape_of(error)} for {name!r}, which is no such leaf here")
+        if self._compressor is not None:
+            self._compressor.load_state(state)
+
+    # What a step does.
+
+    def _begin(self, step: Step, weight: float) -> None:
+        if self._spoilt:
+            raise UsageError(f"this {type(self).__name__} cannot go on, since {self._spoilt}; make a new one on all ranks")
+        if self._step is not None:
+            raise UsageError("a step is open already; end it first, and call backward once in each: paused steps add up")
+        self._step = step
+        self._arrived.clear()
+        self._weight += weight
+        if not step.is_paused:
+            self._next = 0
+            self._under_way, self._works = [], []
+            for bucket in self._buckets:
+                bucket.missing = len(bucket.views)
+            self._total = math.nan
+            # By now, so that it has come when it is needed.
+            self._total_work = self._all_reduce(np.array([self._weight]))
+
+    def _check(self, name: str, gradient: Any) -> None:
+        """Refuse what is no gradient of that name."""
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            near = ", ".join(sorted(self._leaves)[:8]) + (", ..." if len(self._leaves) > 8 else "")
+            raise UsageError(f"there is no gradient {name!r} here; the names are those of the leaves of like=: {near}")
+        if gradient is None or not hasattr(gradient, "dtype"):
+            raise DTypeError(f"the gradient of {name!r} must be an array, and a {type(gradient).__name__} was given")
+        if shape_of(gradient) != leaf.shape:
+            raise SizeMismatchError(f"the gradient of {name!r} has shape {shape_of(gradient)}, and {leaf.shape} is expected")
+        if dtype_of(gradient) != leaf.dtype:
+            raise DTypeError(f"the gradient of {name!r} is {dtype_of(gradient)}, and {leaf.dtype} is expected")
+        if place_of(gradient) != leaf.place:
+            raise UsageError(
+                f"the gradient of {name!r} is an array of {place_of(gradient)}, and one of {leaf.place} is expected"
+            )
+
+    def _arrive(self, name: str, gradient: Array) -> None:
+        """Take a gradient that is ready, and send the buckets that are full."""
+        step = self._step
+        assert step is not None
+        if name in self._arrived:
+            raise UsageError(
+                f"the gradient of {name!r} was ready already in this step; add up what belongs together first, or take a step for "
+                "each backward pass: paused steps add up"
+            )
+        self._arrived.add(name)
+        bucket = self._home[name]
+        if step.weight:
+            view = bucket.views[name]
+            if name in self._used:
+                add_scaled(view, gradient, step.weight)
+            else:
+                copy_scaled(view, gradient, step.weight)
+                self._used.add(name)
+            if not self._is_ordered:
+                self._order.setdefault(name)
+        if not step.is_paused:
+            bucket.missing -= 1
+            if not bucket.missing:
+                self._send_full()
+
+    def _send_full(self) -> None:
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._send(self._buckets[self._next])
+            self._next += 1
+
+    def _send(self, bucket: Bucket) -> None:
+        bucket.mark(self._used)
+        if bucket.channel is None:
+            self._works.append(self._all_reduce(bucket.flat))
+        elif self._total_weight():
+            copy_divided(bucket.values, bucket.values, self._total_weight())
+            rounds = bucket.channel.reduce(self._used, self._all_reduce)
+            self._under_way.append(rounds)
+            self._works.append(next(rounds))
+
+    def _all_reduce(self, buffer: Array) -> Work[Any]:
+        return self.group.all_reduce_async(buffer, out=buffer, reproducible=self._reproducible, timeout_s=self._timeout_s)
+
+    def _total_weight(self) -> float:
+        """Return the weight of all ranks; waits for it."""
+        if self._total_work is not None:
+            self._total = float(self._total_work.wait()[0])
+            self._total_work = None
+        return self._total
+
+    def _end(self, step: Step) -> None:
+        if not step.is_paused:
+            for bucket in self._buckets[self._next :]:
+                self._send(bucket)
+            total = self._total_weight()
+            self._wait()
+            if total:
+                self._hand_over(step, 1.0 if self._compressor else total)
+                if self._compressor is not None:
+                    self._compressor.end_step()
+            self._used = set()
+            self._weight = 0.0
+            if not total:
+                self._step = None
+                raise UsageError(
+                    "the weights of all ranks are 0, so there is no mean; nothing has changed", rank=self.group.rank
+                )
+            if not self._is_ordered:
+                self._learn_order()
+        self._step = None
+
+    def _wait(self) -> None:
+        """Wait until all sums are there; before that nothing that the caller has is written to."""
+        if self._compressor is None:
+            for work in self._works:
+                work.wait()
+            return
+        works, rounds = self._works, self._under_way
+        while works:
+            going = []
+            for work, channel in zip(works, rounds, strict=True):
+                work.wait()
+                following = next(channel, None)
+                if following is not None:
+                    going.append((following, channel))
+            works, rounds = [work for work, _ in going], [channel for _, channel in going]
+
+    def _hand_over(self, step: Step, divisor: float) -> None:
+        """Write the means where they belong."""
+        for bucket in self._buckets:
+            unused = bucket.unused() if not self._used.issuperset(bucket.views) else set()
+            for name, view in bucket.views.items():
+                if name in unused:
+                    continue
+                leaf = self._leaves[name]
+                target = step._targets.get(name)
+                mean = empty_like(leaf.template, leaf.shape) if target is None else readable(target)
+                copy_divided(mean, view, divisor)
+                step.gradients[name] = like(mean, leaf.template) if target is None else target
+
+    def _learn_order(self) -> None:
+        """Make the buckets anew, in the order in which the gradients came on rank 0; the ranks agree on it, once."""
+        numbers = {name: number for number, name in enumerate(self._leaves)}
+        expected = [name for bucket in self._buckets for name in bucket.views]
+        order = [*self._order, *(name for name in expected if name not in self._order)]
+        found = np.array([bool(self._order), *(numbers[name] for name in order)])
+        self.group.broadcast(found, out=found, timeout_s=self._timeout_s)
+        if found[0]:
+            self._is_ordered = True
+            names = list(self._leaves)
+            order = [names[number] for number in found[1:]]
+            if order != expected:
+                self._make_buckets(order)
+
+    def _make_buckets(self, order: list[str]) -> None:
+        self._buckets, self._home = [], {}  # the memory of the old ones first
+        for names in plan(self._leaves, order, *self._bytes):
+            bucket = Bucket(names, self._leaves, self.memory)
+            if self._compressor is not None:
+                bucket.channel = self._compressor.channel(bucket.layout, bucket.flat)
+            self._buckets.append(bucket)
+            self._home.update(dict.fromkeys(names, bucket))
+
+    def _abandon(self, error: BaseException) -> None:
+        """Take note that a step was left by an error: other ranks may wait for what this one will never send."""
+        self._step = None
+        if not self._spoilt:
+            self._spoilt = f"a step was left by an error ({type(error).__name__}: {error})"
+
+
+class Step:
+    """One backward pass: the block of `GradientSync.step`.
+
+    The end of the block waits for all ranks. If it raises, or the block is left by an exception, no gradient of the caller has been changed,
+    and the sync takes no further steps: other ranks may be waiting for what this one has not sent, and get an `AbortedError` when this one
+    leaves the group. There is one exception: if the weights of all ranks are 0, all ranks raise a `UsageError` and may go on.
+
+    Attributes
+    ----------
+    weight
+        Of this rank's gradients.
+    gradients
+        After the block, the mean gradients by name, also those that only other ranks had; without those that no rank had. Empty if the
+        step is paused.
+
+    Raises
+    ------
+    UsageError
+        At the beginning: another step is open, or one before was left by an error. At the end: the weights of all ranks are 0.
+    CommError
+        At the end: a rank is lost, or another failure of the group.
+    """
+
+    def __init__(self, sync: GradientSync, weight: float) -> None:
+        self.weight = weight
+        self.gradients: dict[str, Array] = {}
+        self._targets: dict[str, Array] = {}
+        self.is_paused = False
+        self._sync = sync
+
+    def __enter__(self) -> Self:
+        self.is_paused = self._sync._pauses > 0
+        self._sync._begin(self, self.weight)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._sync._abandon(error)
+            return
+        try:
+            self._sync._end(self)
+        except BaseException as failure:
+            if self._sync._step is self:
+                self._sync._abandon(failure)
+            raise
+
+    def ready(self, name: str, gradient: Array) -> None:
+        """Say that a gradient is there. It is copied, and may be written to at once; at the end of the block it holds the mean.
+
+        Each gradient is ready at most once in a step. What never is counts as not used by this rank: it contributes zeros, and if
+        no rank uses it, it stays as it was.
+
+        Parameters
+        ----------
+        name
+            The path of the leaf, such as ``"layers.0.w"``.
+        gradient
+            An array of its shape and dtype, in the same place as the parameter. JAX arrays never change: take their means from
+            `gradients`.
+
+        Raises
+        ------
+        UsageError
+            There is no such name, it was ready already, or the block has not begun or has ended.
+        SizeMismatchError, DTypeError
+            The shape or the dtype is another one.
+        LayoutError
+            The array is read-only.
+        CommError
+            The group has failed.
+        """
+        if self._sync._step is not self:
+            raise UsageError("gradients become ready inside of the block of their step: with sync.step() as step: ...")
+        self._sync._check(name, gradient)
+        if isinstance(gradient, np.ndarray) and not gradient.flags.writeable and not self.is_paused:
+            raise LayoutError(
+                f"the gradient of {name!r} is read-only, and its mean is written there: give a copy, or the whole tree: sync(tree)"
+            )
+        self._sync._arrive(name, readable(gradient))
+        if writable(gradient):
+            self._targets[name] = gradient
+
+
+def _checked_weight(weight: Any) -> float:
+    try:
+        number = float(weight)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise UsageError(f"a weight is a finite number that is not negative, such as a number of samples; {weight!r} was given")
+    return number
+
+
+def _leaf(name: str, leaf: Any, reduce_dtype: str | None) -> Leaf:
+    buffer = readable(leaf)
+    dtype = dtype_of(buffer)
+    if not dtype.startswith(("float", "bfloat", "complex")):
+        raise DTypeError(f"gradients are floats or complex numbers, and the leaf {name!r} is {dtype}; leave it out of like=")
+    wire = dtype
+    if not dtype.startswith("complex"):
+        wire = reduce_dtype or ("float32" if itemsize(dtype) <= 2 else dtype)
+        if not wire.startswith(("float", "bfloat")):
+            raise DTypeError(f"reduce_dtype is a dtype of floats, such as 'float32', and {reduce_dtype!r} was given")
+    if not hasattr(leaf, "dtype"):
+        leaf = buffer
+    template = namespace(leaf).empty((0,), dtype=leaf.dtype, device=array_api_compat.device(leaf))
+    return Leaf(shape_of(leaf), dtype, wire, place_of(leaf), template)
