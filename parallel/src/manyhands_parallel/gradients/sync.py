@@ -55,8 +55,8 @@ class GradientSync:
     program with collectives of its own in the backward pass gives this a group of its own: ``group.split(0)``.
 
     With ``reproducible``, the bits are those of one process that multiplies the gradient of each rank by its weight, adds the products as
-    docs/groups.md says under "The same bits every time", and divides once by the sum of the weights: all in the dtype of the gradient
-    (see ``reduce_dtype``), whatever the size of the buckets, the backend and the order.
+    docs/groups.md says under "The same bits every time", and divides once by the sum of the weights, which are added in that order as well, in
+    float64. All else is in the dtype of the gradient (see ``reduce_dtype``). Size of the buckets, backend and order of arrival change nothing.
 
     Parameters
     ----------
@@ -299,6 +299,10 @@ class GradientSync:
             self._send(self._buckets[self._next])
             self._next += 1
 
+    def _send_rest(self) -> None:
+        for bucket in self._buckets[self._next :]:
+            self._send(bucket)
+
     def _send(self, bucket: Bucket) -> None:
         bucket.mark(self._used)
         if bucket.channel is None:
@@ -321,8 +325,7 @@ class GradientSync:
 
     def _end(self, step: Step) -> None:
         if not step.is_paused:
-            for bucket in self._buckets[self._next :]:
-                self._send(bucket)
+            self._send_rest()
             total = self._total_weight()
             self._wait()
             if total:
@@ -342,11 +345,12 @@ class GradientSync:
 
     def _wait(self) -> None:
         """Wait until all sums are there; before that nothing that the caller has is written to."""
-        if self._compressor is None:
-            for work in self._works:
+        works, rounds = self._works, self._under_way
+        self._works, self._under_way = [], []
+        if not rounds:
+            for work in works:
                 work.wait()
             return
-        works, rounds = self._works, self._under_way
         while works:
             going = []
             for work, channel in zip(works, rounds, strict=True):
