@@ -161,11 +161,16 @@ def test_many_numbers_of_16_bits_far_from_zero_have_an_exact_mean_and_variance()
     np.testing.assert_allclose(stats.var, x.astype("f8").var(0, ddof=1), rtol=1e-7)
 
 
-def test_a_mean_that_float64_does_not_hold_leaves_the_variance_exact():
-    steps = np.array([0, 1, 0, 0, 3, 1, 0]) / 8
-    stats = mp.RunningStats(1)
-    mp.batch_norm(2.0**50 + steps[:, None], None, None, None, running=stats, momentum=1)
-    np.testing.assert_allclose(stats.var, [steps.var(ddof=1)], rtol=1e-14)
+@pytest.mark.parametrize("eighths", [[[0, 1, 0, 0, 3, 1, 0]], [[0, 0], [1, 1, 1]]], ids=str)
+def test_a_mean_that_float64_does_not_hold_leaves_the_variance_exact(eighths):
+    def program(group):
+        stats = mp.RunningStats(1)
+        x = 2.0**49 + np.array(eighths[group.rank])[:, None] / 8  # neighbours in float64 differ by an eighth
+        mp.batch_norm(x, None, None, group, running=stats, momentum=1)
+        return stats.var.item()
+
+    exact = np.var(np.concatenate(eighths) / 8, ddof=1)
+    np.testing.assert_allclose(run(program, len(eighths)).results, exact, rtol=1e-14)
 
 
 def test_a_single_element_in_all_the_world_is_an_error_on_all_ranks():

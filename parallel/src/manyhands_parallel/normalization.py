@@ -42,7 +42,7 @@ class RunningStats:
     """
 
     def __init__(self, channels: int | Sequence[int], like: Array | None = None) -> None:
-        shape = (channels,) if isinstance(channels, int) else tuple(channels)
+        shape = tuple(channels) if isinstance(channels, Sequence) else (channels,)
         template = np.zeros(()) if like is None else like
         dtype = "float64" if dtype_of(template) == "float64" else "float32"
         self.mean: Array = _full(template, shape, dtype, 0)
@@ -70,7 +70,7 @@ class _Channels:
     @classmethod
     def of(cls, x: Array, axis: int | Sequence[int]) -> _Channels:
         extents = shape_of(x)
-        given = (axis,) if isinstance(axis, int) else tuple(axis)
+        given = tuple(axis) if isinstance(axis, Sequence) else (axis,)
         axes = tuple(sorted({number + len(extents) if number < 0 else number for number in given}))
         if len(axes) != len(given) or not all(0 <= number < len(extents) for number in axes):
             raise UsageError(f"axis must name axes of an array of shape {extents}, each once, and is {axis!r}")
@@ -176,7 +176,7 @@ def batch_norm(
     CollectiveMismatchError
         The ranks have other numbers of channels. Every rank raises it.
     """
-    if dtype_of(x) not in _WIDE:
+    if dtype_of(readable(x)) not in _WIDE:
         raise DTypeError(f"batch_norm takes floats of 16, 32 or 64 bits, and x is {dtype_of(x)}")
     channels = _Channels.of(x, axis)
     parts = {"gamma": gamma, "beta": beta}
@@ -185,7 +185,7 @@ def batch_norm(
     for name, part in parts.items():
         if part is not None and shape_of(part) != channels.shape:
             raise SizeMismatchError(f"{name} must have the shape of the channels, {channels.shape}, and has {shape_of(part)}")
-        if part is not None and type(readable(part)) is not type(readable(x)):
+        if part is not None and namespace(readable(part)) is not namespace(readable(x)):
             raise UsageError(f"{name} must be of the library of x: a {type(x).__name__}, and is a {type(part).__name__}")
     values = channels.wide(x)
     if training:
@@ -247,7 +247,7 @@ def batch_norm_backward(
     channels, gamma = cache.channels, cache.gamma
     if shape_of(dy) != shape_of(cache.x):
         raise SizeMismatchError(f"dy must have the shape of the output, {shape_of(cache.x)}, and has {shape_of(dy)}")
-    if dtype_of(dy) not in _WIDE:
+    if dtype_of(readable(dy)) not in _WIDE:
         raise DTypeError(f"batch_norm_backward takes floats of 16, 32 or 64 bits, and dy is {dtype_of(dy)}")
     if not 0 <= weight < math.inf or (weight == 0 and 0 not in shape_of(dy)):
         raise UsageError(f"weight must be a positive number, or 0 on a rank without samples, and is {weight!r}")
@@ -290,11 +290,13 @@ def _merged(values: Array, channels: _Channels, group: Group | None, timeout_s: 
     squares = channels.sum(rest * rest) - count * left * left
     mine = xp.concat([_cast(near, "float64") + left, squares, _full(left, (1,), "float64", count)])[None]
     all_ = mine if group is None else group.all_gather(mine, timeout_s=timeout_s)
-    means, counts = all_[:, :size], all_[:, -1:]
+    counts = all_[:, -1:]
     total = float(xp.sum(counts))
-    mean = xp.sum(counts * means, axis=0) / max(total, 1)
-    squares = xp.sum(all_[:, size:-1] + counts * (means - mean) ** 2, axis=0)
-    return mean, squares, total
+    about = xp.sum(counts * all_[:, :size], axis=0) / max(total, 1)
+    rest = all_[:, :size] - about
+    left = xp.sum(counts * rest, axis=0) / max(total, 1)
+    squares = xp.sum(all_[:, size:-1] + counts * rest * rest, axis=0) - total * left * left
+    return about + left, squares, total
 
 
 def _update(running: RunningStats, mean: Array, var: Array, momentum: float | None) -> None:
