@@ -47,7 +47,7 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
     for row in (
         "arrays trees sampling",
         "layout boxes optimizers normalization agreement scaling",
-        "compress sharded_arrays",
+        "compress sharded_arrays torch_batch_norm",
         "clip gradients sharded checkpoint",
         "torch jax",
     )
@@ -66,6 +66,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "rich": ("manyhands_lab.commands", "manyhands_parallel.checkpoint"),
     "matplotlib": ("manyhands_lab.commands",),
 }
+# But those that derive from a class of such a package, and that others import inside functions.
+NEEDS_AT_TOP: dict[str, str] = {"manyhands_parallel.torch_batch_norm": "torch"}
 NEVER_AT_TOP: frozenset[str] = frozenset({"cupy", "jax", "matplotlib", "mpi4py", "torch", "rich"})
 
 # All that a plugin may import of core.
@@ -168,7 +170,7 @@ def check_module(module: Module) -> Iterator[tuple[int, str]]:
         other = room_of(item.target)
         if package in ONLY_IN and f"{own}.{room}" not in ONLY_IN[package]:
             yield item.line, f"{package} is for {' and '.join(ONLY_IN[package])} alone"
-        elif package in NEVER_AT_TOP and item.at_top:
+        elif package in NEVER_AT_TOP and item.at_top and NEEDS_AT_TOP.get(module.name) != package:
             yield item.line, f"{package} must be imported inside the function that needs it: `import manyhands` stays light"
         elif package.startswith("manyhands_") and package != own:
             yield item.line, f"{own} imports {package}; reach it by name, through the plugin manager"

@@ -95,6 +95,8 @@ class Sampler:
 
     Attributes
     ----------
+    batch_size
+        The samples of a batch on one rank.
     epoch_number
         The epoch of the last batch that was given out, or of the state that was loaded.
     start
@@ -110,9 +112,9 @@ class Sampler:
         self, n: int, group: Ranked, batch_size: int, *, seed: int = 0, uneven: str = "keep", shuffle: bool = True
     ) -> None:
         self._share = _Share(n, group, seed, uneven, shuffle)
-        self.batch_size = _whole("batch_size", batch_size, least=1)
-        self.epoch_number = 0
-        self.start = 0
+        self.batch_size: int = _whole("batch_size", batch_size, least=1)
+        self.epoch_number: int = 0
+        self.start: int = 0
         self._loaded = False
 
     def __len__(self) -> int:

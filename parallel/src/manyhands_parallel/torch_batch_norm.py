@@ -1,0 +1,147 @@
+"""A module of torch that normalises over the batches of all ranks, on CPUs and GPUs; this module needs torch."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import batch_norm as batch_norm_of_one
+
+from manyhands import Group
+from manyhands.errors import UsageError
+from manyhands_parallel.normalization import RunningStats, batch_norm, batch_norm_backward
+
+if TYPE_CHECKING:
+
+    class _BatchNorm:  # what is public has complete types without torch as well
+        def __init__(self, *arguments: Any, **named: Any) -> None: ...
+        def __call__(self, x: Any) -> Any: ...
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
+
+
+class SyncBatchNorm(_BatchNorm):
+    """`batch_norm` as a ``torch.nn.Module``, for inputs of shape ``(n, channels, ...)``, where n may differ between ranks, and be 0.
+
+    It has the parameters, buffers and state of ``torch.nn.BatchNorm1d``, 2d and 3d. Every forward pass in training, and its backward pass,
+    calls a collective, so that all ranks must make them, in the same order. In evaluation, no message is sent. The gradients of weight
+    and bias are this rank's part, as those of ``torch.nn.SyncBatchNorm``.
+
+    Parameters
+    ----------
+    num_features
+        The number of channels.
+    group
+        The ranks. Copies of the module share it.
+    eps, momentum, affine, track_running_stats, device, dtype
+        As for ``torch.nn.BatchNorm1d``.
+
+    Attributes
+    ----------
+    group
+        The ranks.
+    loss_weight
+        What this rank's loss counts in the next backward passes, as the weight of `batch_norm_backward`; 1 at first. If the ranks have
+        unequal batches, set it to the weight that the gradients are given.
+
+    Raises
+    ------
+    UsageError
+        From the forward pass: the input has fewer than two axes; or as `batch_norm`.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        group: Group,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        self.group: Group = group
+        self.loss_weight: float = 1.0
+
+    def forward(self, x: Any) -> Any:
+        """Return the normalised input.
+
+        Parameters
+        ----------
+        x
+            A tensor of shape ``(n, channels, ...)``.
+        """
+        if x.ndim < 2:
+            raise UsageError(
+                f"SyncBatchNorm takes tensors of shape (n, channels, ...), and this one has shape {tuple(x.shape)}"
+            )
+        if self.training:
+            return _Normalised.apply(x, self.weight, self.bias, self)
+        alone = self.running_mean is None
+        return batch_norm_of_one(x, self.running_mean, self.running_var, self.weight, self.bias, alone, 0.0, self.eps)
+
+    def _stats(self) -> RunningStats | None:
+        """Return the buffers; what is written to them is written in place."""
+        if self.running_mean is None:
+            return None
+        stats = RunningStats(self.num_features, like=self.running_mean)
+        stats.mean, stats.var, stats.count = self.running_mean, self.running_var, self.num_batches_tracked
+        return stats
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
+        memo[id(self.group)] = self.group
+        clone = SyncBatchNorm.__new__(type(self))
+        memo[id(self)] = clone
+        clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return clone
+
+
+class _Normalised(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, module: SyncBatchNorm) -> Any:
+        y, cache = batch_norm(x, weight, bias, module.group, eps=module.eps, running=module._stats(), momentum=module.momentum)
+        # As saved tensors, they are checked for writes in place, and hooks may offload or recompute them.
+        ctx.save_for_backward(x, weight, bias)
+        ctx.cache, ctx.module = replace(cache, x=None, gamma=None, beta=None), module
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Any) -> Any:
+        x, weight, bias = ctx.saved_tensors
+        cache = replace(ctx.cache, x=x, gamma=weight, beta=bias)
+        return *batch_norm_backward(dy, cache, weight=ctx.module.loss_weight), None
+
+
+def convert_sync_batchnorm(module: Any, group: Group) -> Any:
+    """Replace the batch normalisations of a module by `SyncBatchNorm`, with the same parameters and buffers.
+
+    Parameters
+    ----------
+    module
+        A ``torch.nn.Module``; its BatchNorm1d, 2d, 3d and SyncBatchNorm are replaced, at any depth.
+    group
+        The ranks.
+
+    Returns
+    -------
+    Module
+        The module, changed in place; the new one, if it is a batch normalisation itself.
+    """
+    if not isinstance(module, _BatchNorm):
+        for name, child in list(module.named_children()):
+            setattr(module, name, convert_sync_batchnorm(child, group))
+        return module
+    new: Any = SyncBatchNorm(module.num_features, group, module.eps, module.momentum, module.affine, module.track_running_stats)
+    new.weight, new.bias = module.weight, module.bias
+    new.running_mean, new.running_var = module.running_mean, module.running_var
+    new.num_batches_tracked = module.num_batches_tracked
+    return new.train(module.training)

@@ -1,0 +1,102 @@
+"""torch's modules with batch normalisation over all ranks are those of one process with the batches of all of them."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from manyhands.errors import UsageError
+from manyhands_simulated import run
+
+pytestmark = pytest.mark.peers
+
+ROWS = [3, 0, 5, 1]
+
+
+def model_of(torch, bias=True):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 6),
+        torch.nn.BatchNorm1d(6),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Sequential(torch.nn.Unflatten(1, (3, 2)), torch.nn.BatchNorm1d(3, momentum=None), torch.nn.Flatten()),
+        torch.nn.BatchNorm1d(6, affine=False, track_running_stats=False),
+        torch.nn.Linear(6, 2),
+    ).double()
+
+
+def test_a_model_learns_what_one_process_learns_from_unequal_batches():
+    import torch
+
+    from manyhands_parallel.torch_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(sum(ROWS), 4)))
+    alone = model_of(torch)
+    for _ in range(2):
+        loss = (alone(x) ** 3).sum(1).mean()
+    loss.backward()
+
+    def program(group):
+        model = model_of(torch)
+        parameters = list(model.parameters())
+        model = convert_sync_batchnorm(model, group)
+        assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+        mine = x.split(ROWS)[group.rank]
+        for module in model.modules():
+            if isinstance(module, SyncBatchNorm):
+                module.loss_weight = len(mine)
+        for _ in range(2):
+            losses = (model(mine) ** 3).sum(1)
+        (losses.mean() if len(mine) else losses.sum()).backward()
+        for parameter in parameters:
+            group.all_reduce(parameter.grad * len(mine), out=parameter.grad)
+            parameter.grad /= sum(ROWS)
+        model.eval()
+        return [parameter.grad for parameter in parameters], model.state_dict(), model(x)
+
+    done = run(program, 4)
+    alone.eval()
+    for grads, state, y in done.results:
+        for grad, parameter in zip(grads, alone.parameters(), strict=True):
+            torch.testing.assert_close(grad, parameter.grad, rtol=1e-9, atol=1e-12)
+        assert list(state) == list(alone.state_dict())
+        for ours, other in zip(state.values(), alone.state_dict().values(), strict=True):
+            torch.testing.assert_close(ours, other, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(y, alone(x), rtol=1e-10, atol=1e-12)
+    operations = [call.operation for call in done.trace.calls_of(0)]
+    assert operations[:9] == ["all_gather"] * 6 + ["all_reduce"] * 3  # and then those of the gradients, and none in evaluation
+    assert len(operations) == 9 + len(list(alone.parameters()))
+
+
+def test_a_copy_of_a_module_shares_its_group_and_nothing_else():
+    import torch
+
+    from manyhands_parallel.torch_batch_norm import SyncBatchNorm
+
+    def program(group):
+        module = SyncBatchNorm(3, group)
+        other = copy.deepcopy(torch.nn.Sequential(module))[0]
+        other(torch.ones(2, 3))
+        assert other.group is group
+        return module.num_batches_tracked.item(), other.num_batches_tracked.item(), isinstance(other.weight, torch.nn.Parameter)
+
+    assert run(program, 2).results == [(0, 1, True)] * 2
+
+
+def test_what_was_written_to_since_the_forward_pass_is_an_error():
+    import torch
+
+    from manyhands_parallel.torch_batch_norm import SyncBatchNorm
+
+    def program(group):
+        x = torch.ones(2, 3).requires_grad_() * 2
+        y = SyncBatchNorm(3, group)(x)
+        with pytest.raises(UsageError, match=r"shape \(n, channels, ...\), and this one has shape \(2,\)"):
+            SyncBatchNorm(2, group)(torch.ones(2))
+        x.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+    run(program, 1)
