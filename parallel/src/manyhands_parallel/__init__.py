@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from manyhands_parallel.arrays import Memory
     from manyhands_parallel.clip import clip_by_global_norm
     from manyhands_parallel.gradients import GradientSync, Step, broadcast, until_all_done
-    from manyhands_parallel.normalization import BatchNormCache, RunningStats, batch_norm, batch_norm_backward
+    from manyhands_parallel.normalization import RunningStats, batch_norm, batch_norm_backward
     from manyhands_parallel.sampling import Sampler, shard_indices
     from manyhands_parallel.sharded_arrays import ShardedArray
 
 __all__ = [
-    "BatchNormCache",
     "GradientSync",
     "Memory",
     "RunningStats",
@@ -45,7 +44,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchNormCache": "normalization",
     "GradientSync": "gradients",
     "Memory": "arrays",
     "RunningStats": "normalization",

@@ -161,6 +161,17 @@ class Memory:
     def empty(self, purpose: str, shape: int | Sequence[int], dtype: str, template: Array) -> Array:
         """Return a buffer of undefined content, where the array ``template`` is, for one purpose.
 
+        Parameters
+        ----------
+        purpose
+            What it is counted under.
+        shape
+            The extents, or the number of elements.
+        dtype
+            The dtype, by name: ``"bfloat16"``.
+        template
+            An array, whose library and device the buffer has; NumPy's, if it is of JAX on the host.
+
         Raises
         ------
         DTypeError

@@ -33,7 +33,13 @@ class Compression(Protocol):
     """How gradients are compressed: what `GradientSync` takes as ``compress``. Alike on all ranks, by its ``repr``."""
 
     def begin(self, memory: Memory) -> Compressor:
-        """Return what compresses for one `GradientSync`."""
+        """Return what compresses for one `GradientSync`.
+
+        Parameters
+        ----------
+        memory
+            What makes its buffers.
+        """
         ...
 
 
@@ -106,7 +112,13 @@ class Cast:
         itemsize(self.dtype)
 
     def begin(self, memory: Memory) -> Compressor:
-        """Return what casts for one `GradientSync`."""
+        """Return what casts for one `GradientSync`.
+
+        Parameters
+        ----------
+        memory
+            What makes its buffers.
+        """
         return _CastCompressor(self, memory)
 
 
@@ -150,7 +162,13 @@ class PowerSGD:
             raise UsageError(f"PowerSGD takes a rank of at least 1, and no negative numbers; {self} was given")
 
     def begin(self, memory: Memory) -> Compressor:
-        """Return what compresses for one `GradientSync`."""
+        """Return what compresses for one `GradientSync`.
+
+        Parameters
+        ----------
+        memory
+            What makes its buffers.
+        """
         return _PowerCompressor(self, memory)
 
 

@@ -64,7 +64,22 @@ class ShardedArray:
 
     @classmethod
     def of_range(cls, shape: Sequence[int], start: int, flat: Array) -> ShardedArray:
-        """Return the array of which ``flat`` holds the elements from ``start`` on, in C order, as views of ``flat``."""
+        """Return the array of which ``flat`` holds the elements from ``start`` on, in C order, as views of ``flat``.
+
+        Parameters
+        ----------
+        shape
+            The shape of the whole array.
+        start
+            The number of the first element.
+        flat
+            The elements, shape ``(n,)``.
+
+        Raises
+        ------
+        SizeMismatchError
+            They are more than the array has from there on.
+        """
         shape = tuple(shape)
         pieces: list[tuple[tuple[int, ...], Any]] = []
         done = 0

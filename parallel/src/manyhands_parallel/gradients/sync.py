@@ -218,6 +218,11 @@ class GradientSync:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned on this rank, with the same compression. All ranks should, or none.
 
+        Parameters
+        ----------
+        state
+            What `state` returned.
+
         Raises
         ------
         UsageError
@@ -417,6 +422,8 @@ class Step:
     gradients
         After the block, the mean gradients by name, also those that only other ranks had; without those that no rank had. Empty if the
         step is paused.
+    is_paused
+        Whether the gradients are only added up, for a later step.
 
     Raises
     ------
