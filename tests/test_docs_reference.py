@@ -1,10 +1,12 @@
-"""docs/reference.md says what the docstrings say, and leaves nothing out."""
+"""The pages of reference say what the docstrings say, and leave nothing out."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -25,19 +27,41 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_the_reference_is_current(tool: ModuleType) -> None:
-    assert tool.PAGE.read_text(encoding="utf-8") == tool.page_of(), "run `python tools/make_reference.py`"
+@pytest.mark.parametrize("which", ["CORE", "PARALLEL"])
+def test_the_reference_is_current(tool: ModuleType, which: str) -> None:
+    reference = getattr(tool, which)
+    assert reference.file.read_text(encoding="utf-8") == tool.page_of(reference), "run `python tools/make_reference.py`"
 
 
-def test_every_public_name_stands_there_and_every_link_leads_somewhere(tool: ModuleType) -> None:
-    import manyhands
-
-    page = tool.PAGE.read_text(encoding="utf-8")
-    anchors = {tool.anchor(name) for name in re.findall(r"^#+ (.+)$", page, re.MULTILINE)} | set(
+def anchors_of(tool: ModuleType, page: str) -> set[str]:
+    return {tool.anchor(name) for name in re.findall(r"^#+ (.+)$", page, re.MULTILINE)} | set(
         re.findall(r'<a id="(\w+)"', page)
     )
-    assert {tool.anchor(name) for name in manyhands.__all__ if not name.startswith("__")} <= anchors
-    assert set(re.findall(r"\]\(#(\w+)\)", page)) <= anchors
+
+
+@pytest.mark.parametrize("which", ["CORE", "PARALLEL"])
+def test_every_public_name_stands_there_and_every_link_leads_somewhere(tool: ModuleType, which: str) -> None:
+    reference = getattr(tool, which)
+    package = import_module(reference.package)
+    modules = set(getattr(package, "_MODULES", ()))
+    names = {name for name in package.__all__ if not name.startswith("__")} - modules
+    for module in sorted(modules):
+        names |= {f"{module}.{name}" for name in exported(f"{package.__name__}.{module}")}
+    page = reference.file.read_text(encoding="utf-8")
+    assert {tool.anchor(name) for name in names} <= anchors_of(tool, page)
+    for file, anchor in re.findall(r"\]\(([\w-]*\.md|)#(\w+)\)", page):
+        target = (reference.file.parent / file).read_text(encoding="utf-8") if file else page
+        assert anchor in anchors_of(tool, target)
+
+
+def exported(module: str) -> list[str]:
+    """Return the names in ``__all__`` of a module, which may need a library that is not there."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    (names,) = (node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
+    return [str(name) for name in ast.literal_eval(names)]
 
 
 def test_an_argument_without_a_word_is_told(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +71,6 @@ def test_an_argument_without_a_word_is_told(tool: ModuleType, tmp_path: Path, mo
     (package / "__init__.py").write_text(
         f'"""A sample."""\n__all__ = ["f"]\n\n\ndef f(told: int, *, silent: int = 0) -> None:\n    """{words}"""\n'
     )
-    monkeypatch.setattr(tool, "SOURCES", (tmp_path,))
-    monkeypatch.setattr(tool, "MODULES", (("sample", "sample", ""),))
+    monkeypatch.setattr(tool, "SOURCES", (tmp_path, *tool.SOURCES))
     with pytest.raises(tool.IncompleteError, match=r"^f says nothing of its argument silent$"):
-        tool.page_of()
+        tool.page_of(tool.Reference("sample", tmp_path / "sample.md", "", ""))

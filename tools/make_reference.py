@@ -1,8 +1,8 @@
-"""Write docs/reference.md: every public name of `manyhands`, from its docstring.
+"""Write docs/reference.md and docs/reference-parallel.md: every public name of `manyhands` and `manyhands_parallel`, from its docstring.
 
 Usage: python tools/make_reference.py [--check]
 
-``--check`` writes nothing, and tells whether the page is as it would be written now. The page is complete or it is not written: a public
+``--check`` writes nothing, and tells whether the pages are as they would be written now. A page is complete or it is not written: a public
 name, an argument or an attribute without a word is an error.
 """
 
@@ -12,7 +12,7 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,42 @@ from typing import Any
 import griffe
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "reference.md"
-SOURCES = (ROOT / "core" / "src",)
+SOURCES = (ROOT / "core" / "src", ROOT / "parallel" / "src")
 
-INTRODUCTION = """\
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A page that is to be written: the package that it describes, its file, and the words above the names."""
+
+    package: str
+    file: Path
+    introduction: str
+    usage: str
+
+
+CORE = Reference(
+    "manyhands",
+    ROOT / "docs" / "reference.md",
+    """\
 # Reference
 
 Every public name, with its arguments and its errors. This page is made from the docstrings by `tools/make_reference.py`, and a test
-holds it current. `help(manyhands.Group.all_reduce)` shows the same in Python. What a plugin may import is in [plugins.md](plugins.md).
-"""
+holds it current. `help(manyhands.Group.all_reduce)` shows the same in Python. What a plugin may import is in [plugins.md](plugins.md), and the
+training layers have [a page of their own](reference-parallel.md).
+""",
+    "`import manyhands as mh`",
+)
+PARALLEL = Reference(
+    "manyhands_parallel",
+    ROOT / "docs" / "reference-parallel.md",
+    """\
+# Reference of the training layers
 
-# (module, heading, what it says)
-MODULES = (("manyhands", "manyhands", "`import manyhands as mh`"),)
+Every public name of `manyhands_parallel`, made as [that of manyhands](reference.md) is, where the groups and the errors stand.
+""",
+    "`import manyhands_parallel as mp`",
+)
+REFERENCES = (CORE, PARALLEL)
 TITLES = {"returns": "Returns", "yields": "Yields", "raises": "Raises", "parameters": "Parameters", "attributes": "Attributes"}
 
 
@@ -41,9 +65,9 @@ class IncompleteError(Exception):
 
 @dataclass(slots=True)
 class Page:
-    """The lines of the page, and the names that it can link to."""
+    """The lines of the page, and where the names that it can link to are."""
 
-    names: set[str]
+    names: Mapping[str, str]
     lines: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
@@ -51,13 +75,18 @@ class Page:
         """Add a paragraph: some lines, and an empty one behind them."""
         self.lines += [*lines, ""]
 
+    def place_of(self, given: str, owner: str) -> str | None:
+        """Return where a name is, as the words of a class or a module say it: their own names go first."""
+        parts = owner.split(".")
+        names = (".".join([*parts[:count], given]) for count in range(len(parts), -1, -1))
+        return next((self.names[name] for name in names if name in self.names), None)
+
     def words(self, text: str, owner: str) -> str:
         """Return the words of a docstring as Markdown: code as code, names as links, examples fenced."""
 
         def name(match: re.Match[str]) -> str:
             given = match.group(1)
-            full = f"{owner}.{given}" if f"{owner}.{given}" in self.names else given
-            return f"[`{given}`](#{anchor(full)})" if full in self.names else f"`{given}`"
+            return f"[`{given}`]({where})" if (where := self.place_of(given, owner)) else f"`{given}`"
 
         text = re.sub(r"((?:^(?:>>>|\.\.\.).*\n?)+)", r"```python\n\1\n```\n", text, flags=re.MULTILINE).replace(
             "\n\n```\n", "\n```\n"
@@ -71,7 +100,7 @@ class Page:
         """Return some types as code, those of this page as links."""
         if not all(part in self.names for part in types.split(", ")):
             return f"`{types}`"
-        return ", ".join(f"[`{part}`](#{anchor(part)})" for part in types.split(", "))
+        return ", ".join(f"[`{part}`]({self.names[part]})" for part in types.split(", "))
 
 
 def anchor(name: str) -> str:
@@ -143,6 +172,9 @@ def write_words(page: Page, thing: Any, name: str, owner: str) -> None:
                 words = " ".join(page.words(entry.description, owner).split())
                 page.lines.append(f"- {label}: {words}")
             page.lines.append("")
+        elif kind == "admonition":  # Notes, See Also
+            page.add(f"**{section.title}**")
+            page.add(page.words(section.value.description, owner))
         else:
             page.missing.append(f"{name} has a section {kind!r}, which this tool does not know")
 
@@ -162,41 +194,47 @@ def write_function(page: Page, function: Any, name: str, level: str) -> None:
     page.missing += [f"{name} says nothing of its argument {left}" for left in sorted(wanted - told)]
 
 
-def write_background(page: Page, functions: list[Any], owner: Any) -> None:
+def write_background(page: Page, functions: list[Any], owner: Any, owner_name: str) -> None:
     """Write the calls that do not wait: each takes the arguments of the one that does."""
-    page.add(f"### {owner.name}, in the background")
+    page.add(f"### {owner_name}, in the background")
     for function in functions:
         waits = function.name.removesuffix("_async")
-        page.add(f"#### {owner.name}.{function.name}")
+        page.add(f"#### {owner_name}.{function.name}")
         page.add("```python", signature_of(function, function.name), "```")
-        write_words(page, function, f"{owner.name}.{function.name}", owner.name)
+        write_words(page, function, f"{owner_name}.{function.name}", owner_name)
         mine, other = ({entry.name for entry in each.parameters} for each in (function, owner.all_members[waits]))
         page.missing += [f"{function.name} takes {left}, and {waits} does not" for left in sorted(mine - other)]
 
 
-def write_class(page: Page, owner: Any) -> None:
+def write_class(page: Page, owner: Any, owner_name: str) -> None:
     """Write a class: how it is made, its attributes, its methods."""
-    page.add(f"### {owner.name}")
+    page.add(f"### {owner_name}")
     if owner.bases:
         page.add(f"`class {owner.name}({', '.join(str(base).rpartition('.')[2] for base in owner.bases)})`")
-    write_words(page, owner, owner.name, owner.name)
+    write_words(page, owner, owner_name, owner_name)
     members = list(public(owner))
-    methods = [member for member in members if member.is_function]
-    background = [method for method in methods if method.name.endswith("_async")]
-    for method in methods:
-        if method not in background:
-            write_function(page, method, f"{owner.name}.{method.name}", "####")
-    if background:
-        write_background(page, background, owner)
     told = {
         entry.name
         for section in sections_of(owner)
         if section.kind.value in {"attributes", "parameters"}
         for entry in section.value
     }
-    for member in members:
-        if member.is_attribute and not member.inherited and member.name not in told:
-            page.missing.append(f"{owner.name}.{member.name} has no words")
+    properties = [member for member in members if member.is_attribute and not member.inherited and member.name not in told]
+    if properties:
+        page.add("**Properties**")
+    for member in properties:
+        if member.docstring:
+            page.lines.append(f"- `{member.name}`: {' '.join(page.words(member.docstring.value, owner_name).split())}")
+        else:
+            page.missing.append(f"{owner_name}.{member.name} has no words")
+    page.add()
+    methods = [member for member in members if member.is_function]
+    background = [method for method in methods if method.name.endswith("_async")]
+    for method in methods:
+        if method not in background:
+            write_function(page, method, f"{owner_name}.{method.name}", "####")
+    if background:
+        write_background(page, background, owner, owner_name)
 
 
 def write_errors(page: Page, errors: list[Any]) -> None:
@@ -217,11 +255,66 @@ def write_errors(page: Page, errors: list[Any]) -> None:
     page.lines.append("")
     for error in errors:
         if error.members:
-            write_class(page, error)
+            write_class(page, error, error.name)
 
 
-def page_of() -> str:
-    """Return the whole page.
+@dataclass(slots=True)
+class Section:
+    """What stands under one heading: the things of a module, and what comes before their names."""
+
+    heading: str
+    words: str
+    things: list[Any]
+    prefix: str = ""
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all that has a heading, the methods of classes included."""
+        for thing in self.things:
+            yield self.prefix + thing.name
+            if thing.is_class:
+                yield from (f"{self.prefix}{thing.name}.{member.name}" for member in public(thing) if member.is_function)
+
+
+def sections_of_page(package: Any, usage: str) -> list[Section]:
+    """Return what a page has: the names of a package, and those of the modules that it names as such in ``_MODULES``."""
+
+    def things_of(module: Any) -> list[Any]:
+        exports = [str(name).strip("'\"") for name in module.exports or ()]
+        return [module[name] for name in exports if not name.startswith("__") and not module[name].is_module]
+
+    sections = [Section(package.name, usage, things_of(package))]
+    named = str(package["_MODULES"].value) if "_MODULES" in package.members else ""
+    for name in sorted(re.findall(r"\w+(?=['\"])", named)):
+        module = package[name]
+        words = str(module.docstring.value) if module.docstring else ""
+        sections.append(Section(f"{package.name}.{name}", words, things_of(module), f"{name}."))
+    return sections
+
+
+def names_of(sections: list[Section], file: str = "") -> dict[str, str]:
+    """Return where each name is, from a page whose sections these are, or from another one."""
+    return {name: f"{file}#{anchor(name)}" for section in sections for name in section.names()}
+
+
+def write_section(page: Page, section: Section) -> None:
+    """Write a section: a list of its names, functions, classes, errors."""
+    page.add(f"## {section.heading}")
+    page.add(page.words(section.words, ""))
+    errors = [thing for thing in section.things if thing.is_class and thing.name.endswith(("Error", "Warning"))]
+    others = [thing for thing in section.things if thing not in errors]
+    links = [f"[`{section.prefix}{thing.name}`](#{anchor(section.prefix + thing.name)})" for thing in others]
+    page.add(" · ".join(links + ["[errors](#errors)"] * bool(errors)))
+    for thing in sorted(others, key=lambda thing: bool(thing.is_class)):
+        if thing.is_function:
+            write_function(page, thing, section.prefix + thing.name, "###")
+        else:
+            write_class(page, thing, section.prefix + thing.name)
+    if errors:
+        write_errors(page, errors)
+
+
+def page_of(reference: Reference) -> str:
+    """Return a whole page.
 
     Raises
     ------
@@ -229,59 +322,40 @@ def page_of() -> str:
         Something public has no words.
     """
     loader = griffe.GriffeLoader(search_paths=SOURCES, docstring_parser="numpy", allow_inspection=False)
-    modules = {module: loader.load(module) for module, _, _ in MODULES}
+    core, package = (loader.load(name) for name in (CORE.package, reference.package))
     loader.resolve_aliases()
-    things: dict[str, list[Any]] = {}
-    seen: set[str] = set()
-    for module, loaded in modules.items():
-        exports = [str(name).strip("'\"") for name in loaded.exports or ()]
-        things[module] = [
-            loaded[name] for name in exports if not name.startswith("__") and loaded[name].canonical_path not in seen
-        ]
-        seen |= {thing.canonical_path for thing in things[module]}
-    names = {thing.name for each in things.values() for thing in each}
-    classes = [thing for each in things.values() for thing in each if thing.is_class]
-    names |= {f"{owner.name}.{member.name}" for owner in classes for member in public(owner) if member.is_function}
-    page = Page(names)
-    page.add(INTRODUCTION)
-    for module, heading, words in MODULES:
-        page.add(f"## {heading}")
-        page.add(words)
-        each = things[module]
-        errors = [thing for thing in each if thing.is_class and thing.name.endswith(("Error", "Warning"))]
-        others = [thing for thing in each if thing not in errors]
-        page.add(" · ".join(f"[`{thing.name}`](#{anchor(thing.name)})" for thing in others) + " · [errors](#errors)")
-        for thing in sorted(others, key=lambda thing: bool(thing.is_class)):
-            if thing.is_function:
-                write_function(page, thing, thing.name, "###")
-            else:
-                write_class(page, thing)
-        write_errors(page, errors)
+    sections = sections_of_page(package, reference.usage)
+    page = Page(names_of(sections_of_page(core, ""), CORE.file.name) | names_of(sections))
+    page.add(reference.introduction)
+    for section in sections:
+        write_section(page, section)
     if page.missing:
         raise IncompleteError("\n".join(page.missing))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(page.lines)).rstrip() + "\n"
 
 
 def main() -> int:
-    """Write the page, or compare it."""
+    """Write the pages, or compare them."""
     parser = argparse.ArgumentParser(
         description=textwrap.dedent(str(__doc__)), formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page is not current")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a page is not current")
     check = parser.parse_args().check
-    try:
-        page = page_of()
-    except IncompleteError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if not check:
-        PAGE.write_text(page, encoding="utf-8")
-        return 0
-    old = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
-    if old == page.splitlines():
-        return 0
-    print("docs/reference.md is not current: run `python tools/make_reference.py`", file=sys.stderr)
-    return 1
+    failed = False
+    for reference in REFERENCES:
+        try:
+            page = page_of(reference)
+        except IncompleteError as error:
+            print(error, file=sys.stderr)
+            failed = True
+            continue
+        file = reference.file
+        if not check:
+            file.write_text(page, encoding="utf-8")
+        elif not file.exists() or file.read_text(encoding="utf-8") != page:
+            print(f"docs/{file.name} is not current: run `python tools/make_reference.py`", file=sys.stderr)
+            failed = True
+    return int(failed)
 
 
 if __name__ == "__main__":
