@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands import __version__
 
 if TYPE_CHECKING:
-    from manyhands_parallel import compress
+    from manyhands_parallel import compress, jax, torch
     from manyhands_parallel.arrays import Memory
     from manyhands_parallel.clip import clip_by_global_norm
     from manyhands_parallel.gradients import GradientSync, Step, broadcast, until_all_done
@@ -39,7 +39,9 @@ __all__ = [
     "broadcast",
     "clip_by_global_norm",
     "compress",
+    "jax",
     "shard_indices",
+    "torch",
     "until_all_done",
 ]
 
@@ -57,7 +59,7 @@ _HOMES = {
     "shard_indices": "sampling",
     "until_all_done": "gradients",
 }
-_MODULES: frozenset[str] = frozenset({"compress"})
+_MODULES: frozenset[str] = frozenset({"compress", "jax", "torch"})
 """Modules that are named as such: ``mp.torch``."""
 
 

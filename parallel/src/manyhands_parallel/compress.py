@@ -93,7 +93,8 @@ class Cast:
     dtype
         By name: ``"bfloat16"`` or ``"float16"``. NumPy needs ml_dtypes for bfloat16.
     error_feedback
-        Whether each rank keeps what the conversion lost, and adds it to its next gradient. It costs memory of the size of the gradients.
+        Whether each rank keeps what the conversion of its gradient lost, and adds it to its next one. It costs memory of the size of the
+        gradients. What is lost where ranks are added up is lost.
 
     Raises
     ------
@@ -192,7 +193,7 @@ class _Errors:
         error = self.kept.get(name)
         if error is None:
             error = self.kept[name] = self._memory.empty("errors", shape_of(share), dtype_of(share), share)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="ignore"):
             error[...] = share
             error -= sent
             if not math.isfinite(abs(complex(error.sum()))):
@@ -304,7 +305,7 @@ class _PowerChannel:
             at_left, at_right = at_left + n * rank, at_right + m * rank
             if slot.name in used:
                 owner.errors.add_to(slot.name, share.reshape(slot.shape))
-            left[...] = share @ owner.start(slot, m, rank, share)
+            _multiply(left, share, owner.start(slot, m, rank, share))
             parts.append((slot, share, left, right))
         at = at_left
         for start, stop in self._plain:
@@ -316,13 +317,16 @@ class _PowerChannel:
             self._flat[start:stop] = self._first[at : at + stop - start]
             at += stop - start
         for slot, share, left, right in parts:
+            n, m = shape_of(share)
             left[...] = qr(left)[0]
-            right[...] = share.T @ left
+            _multiply(right, share.T, left)
             if slot.name in used:
-                owner.errors.keep(slot.name, share.reshape(slot.shape), (left @ right.T).reshape(slot.shape))
+                sent = empty_like(share, (n, m))
+                _multiply(sent, left, right.T)
+                owner.errors.keep(slot.name, share.reshape(slot.shape), sent.reshape(slot.shape))
         yield all_reduce(self._second)
         for slot, share, left, right in parts:
-            share[...] = left @ right.T
+            _multiply(share, left, right.T)
             if math.isfinite(float(right.sum())):
                 owner.right[slot.name][...] = right
             else:
@@ -337,6 +341,12 @@ def _matrix(slot: Slot, dtype: str, config: PowerSGD) -> tuple[int, int, int] | 
     m = slot.size // n
     rank = min(n, m, config.rank)
     return (n, m, rank) if (n + m) * rank * config.min_compression_rate < n * m else None
+
+
+def _multiply(target: Array, one: Array, other: Array) -> None:
+    """Set ``target = one @ other``, without a word about what is not finite."""
+    with np.errstate(all="ignore"):
+        namespace(target).matmul(one, other, out=target)
 
 
 def _as_library(template: Array, value: np.ndarray[Any, Any]) -> Any:

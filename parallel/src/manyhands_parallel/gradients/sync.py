@@ -181,12 +181,8 @@ class GradientSync:
         leaves = flatten(gradients)[0]
         for name, gradient in leaves.items():
             self._check(name, gradient)
-        with self.step(weight) as step:
-            for bucket in self._buckets:
-                for name in bucket.views:
-                    if name in leaves:
-                        self._arrive(name, readable(leaves[name]))
-        return rebuild(self._spec, {name: step.gradients.get(name) for name in self._leaves})
+        means = self._all_at_once({name: readable(gradient) for name, gradient in leaves.items()}, weight).gradients
+        return rebuild(self._spec, {name: means.get(name) for name in self._leaves})
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -239,6 +235,15 @@ class GradientSync:
             self._compressor.load_state(state)
 
     # What a step does.
+
+    def _all_at_once(self, gradients: Mapping[str, Array], weight: float) -> Step:
+        """Take a step in which all gradients are there at once."""
+        with self.step(weight) as step:
+            for bucket in self._buckets:
+                for name in bucket.views:
+                    if name in gradients:
+                        self._arrive(name, gradients[name])
+        return step
 
     def _begin(self, step: Step, weight: float) -> None:
         if self._spoilt:
@@ -353,8 +358,9 @@ class GradientSync:
         works, rounds = self._works, self._under_way
         self._works, self._under_way = [], []
         if not rounds:
-            for work in works:
+            for work, bucket in zip(works, self._buckets, strict=False):
                 work.wait()
+                self._summed(bucket)
             return
         while works:
             going = []
@@ -364,6 +370,9 @@ class GradientSync:
                 if following is not None:
                     going.append((following, channel))
             works, rounds = [work for work, _ in going], [channel for _, channel in going]
+
+    def _summed(self, bucket: Bucket) -> None:
+        """Do what need not wait for the other buckets."""
 
     def _hand_over(self, step: Step, divisor: float) -> None:
         """Write the means where they belong."""
@@ -376,7 +385,7 @@ class GradientSync:
                 target = step._targets.get(name)
                 mean = empty_like(leaf.template, leaf.shape) if target is None else readable(target)
                 copy_divided(mean, view, divisor)
-                step.gradients[name] = like(mean, leaf.template) if target is None else target
+                step._means[name] = mean if target is None else target
 
     def _learn_order(self) -> None:
         """Make the buckets anew, in the order in which the gradients came on rank 0; the ranks agree on it, once."""
@@ -419,9 +428,6 @@ class Step:
     ----------
     weight
         Of this rank's gradients.
-    gradients
-        After the block, the mean gradients by name, also those that only other ranks had; without those that no rank had. Empty if the
-        step is paused.
     is_paused
         Whether the gradients are only added up, for a later step.
 
@@ -435,8 +441,8 @@ class Step:
 
     def __init__(self, sync: GradientSync, weight: float) -> None:
         self.weight = weight
-        self.gradients: dict[str, Array] = {}
         self._targets: dict[str, Array] = {}
+        self._means: dict[str, Array] = {}
         self.is_paused = False
         self._sync = sync
 
@@ -455,6 +461,15 @@ class Step:
             if self._sync._step is self:
                 self._sync._abandon(failure)
             raise
+
+    @property
+    def gradients(self) -> dict[str, Array]:
+        """After the block, the mean gradients by name: also those that only other ranks had, and not those that no rank had.
+
+        They are the arrays that became ready here, or new ones. Empty if the step was paused.
+        """
+        leaves = self._sync._leaves
+        return {name: like(mean, leaves[name].template) for name, mean in self._means.items()}
 
     def ready(self, name: str, gradient: Array) -> None:
         """Say that a gradient is there. It is copied, and may be written to at once; at the end of the block it holds the mean.

@@ -1,0 +1,198 @@
+"""Modules of torch whose gradients are averaged in the backward pass.
+
+>>> sync = mp.torch.data_parallel(module, group)
+>>> for x, y in batches:
+...     optimizer.zero_grad()
+...     with sync.step(weight=len(x)):
+...         loss_of(module(x), y).backward()
+...     optimizer.step()
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from manyhands.errors import UnsupportedError, UsageError
+from manyhands_parallel.compress import Compression
+from manyhands_parallel.gradients.buckets import Bucket
+from manyhands_parallel.gradients.replicas import broadcast, give
+from manyhands_parallel.gradients.sync import GradientSync, Step
+from manyhands_parallel.scaling import copy_divided
+
+if TYPE_CHECKING:
+    from manyhands import Group
+
+__all__ = ["ModuleSync", "data_parallel"]
+
+
+def data_parallel(
+    module: Any,
+    group: Group,
+    *,
+    bucket_bytes: int = 25 << 20,
+    first_bucket_bytes: int = 1 << 20,
+    reproducible: bool = True,
+    reduce_dtype: str | None = None,
+    compress: Compression | None = None,
+    broadcast_buffers: bool = True,
+    timeout_s: float | None = None,
+) -> ModuleSync:
+    """Give rank 0's parameters and buffers to all ranks, and average the gradients of each backward pass from now on.
+
+    Parameters
+    ----------
+    module
+        A ``torch.nn.Module``, the same on all ranks; it is used as before. Parameters that are frozen now (``requires_grad`` is false) are not
+        averaged. Move it to its device, and make its optimizer, before or after.
+    group
+        The ranks that average.
+    bucket_bytes, first_bucket_bytes, reproducible, reduce_dtype, compress, timeout_s
+        As for `GradientSync`.
+    broadcast_buffers
+        Whether each step ends with rank 0's buffers, such as the running statistics of batch norm, on all ranks.
+
+    Returns
+    -------
+    ModuleSync
+        Its `ModuleSync.step` sets the weight of a pass.
+
+    Raises
+    ------
+    UsageError
+        The modules or options of the ranks differ; every rank raises it and says what differs. No parameter has changed.
+    """
+    return ModuleSync(
+        module,
+        group,
+        bucket_bytes=bucket_bytes,
+        first_bucket_bytes=first_bucket_bytes,
+        reproducible=reproducible,
+        reduce_dtype=reduce_dtype,
+        compress=compress,
+        broadcast_buffers=broadcast_buffers,
+        timeout_s=timeout_s,
+    )
+
+
+class ModuleSync(GradientSync):
+    """Averages the gradients of a module in its backward passes; `data_parallel` makes it.
+
+    - ``with sync.step(weight=len(x)): loss.backward()`` averages with weights. A rank without data takes part: ``with sync.step(weight=0): pass``.
+    - A ``loss.backward()`` outside of such a block is a step with weight 1. (Where parts of the module are recomputed by checkpoints with
+      ``use_reentrant=True``, use the block.)
+    - ``with sync.paused():`` around either adds up. The gradients of a paused pass are in the buckets and no longer in ``.grad``; weights add
+      up as well, so that the loss of a batch is not divided by the number of batches.
+
+    After a step, ``.grad`` of a parameter is the mean, a view of a bucket. A parameter that no rank has used keeps the ``.grad`` that it had,
+    None for instance. ``zero_grad`` may be called as usual, but discards nothing that paused passes have added up.
+
+    If a step fails, ``.grad`` of what was on its way becomes None.
+
+    Attributes
+    ----------
+    module
+        The module.
+    group
+        The ranks that average.
+    memory
+        What this holds: bytes by purpose.
+    """
+
+    def __init__(self, module: Any, group: Group, *, broadcast_buffers: bool = True, **options: Any) -> None:
+        self.module = module
+        self._parameters = OrderedDict((name, each) for name, each in module.named_parameters() if each.requires_grad)
+        self._own: Step | None = None  # the step of a backward pass outside of a block
+        super().__init__(group, self._parameters, **options)
+        everything = OrderedDict([*module.named_parameters(), *module.named_buffers()])
+        broadcast(everything, group, timeout_s=self._timeout_s)
+        self._gives_buffers = broadcast_buffers and any(True for _ in module.buffers())
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
+            for name, parameter in self._parameters.items()
+        ]
+        self._handles.append(module.register_forward_pre_hook(self._on_forward))
+
+    def remove(self) -> None:
+        """Take the hooks out of the module, whose gradients then stay on their rank. Calling it twice is fine."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _on_gradient(self, name: str, parameter: Any) -> None:
+        """Take the gradient of a parameter; torch calls it when that is complete."""
+        step = self._step
+        if step is None:
+            from torch.autograd import Variable
+
+            step = self._own = self.step()
+            step.__enter__()
+            Variable._execution_engine.queue_callback(self._on_end)
+        view = self._home[name].views[name]
+        gradient = parameter.grad
+        if gradient is not view:
+            if gradient.is_sparse:
+                raise UnsupportedError(f"the gradient of {name!r} is sparse; give the layer sparse=False")
+            gradient = gradient.detach()
+        stays = not step.is_paused and step.weight > 0 and gradient.dtype == view.dtype
+        if not stays and step.weight == 0 and gradient is view:
+            view.zero_()
+        self._arrive(name, gradient)
+        parameter.grad = view if stays else None
+
+    def _on_end(self) -> None:
+        """End the step of a backward pass outside of a block."""
+        step, self._own = self._own, None
+        assert step is not None
+        step.__exit__(None, None, None)
+
+    def _on_forward(self, module: Any, inputs: Any) -> None:
+        if self._own is not None:
+            from torch import _C
+
+            if _C._current_graph_task_id() == -1:  # not what a checkpoint computes again
+                self._own = None
+                self._abandon(UsageError("the backward pass did not come to its end"))
+                raise UsageError(f"this {type(self).__name__} cannot go on, since {self._spoilt}; make a new one on all ranks")
+
+    def _check(self, name: str, gradient: Any) -> None:
+        raise UsageError("the gradients of a module become ready in its backward pass: with sync.step(): loss.backward()")
+
+    def _send(self, bucket: Bucket) -> None:
+        for name, view in bucket.views.items():
+            if name not in self._used and self._parameters[name].grad is view:
+                self._parameters[name].grad = view.clone()  # what was there before stays, if no rank uses it
+        super()._send(bucket)
+
+    def _summed(self, bucket: Bucket) -> None:
+        total = self._total_weight()
+        if total:
+            copy_divided(bucket.values, bucket.values, total)
+
+    def _hand_over(self, step: Step, divisor: float) -> None:
+        for bucket in self._buckets:
+            unused = bucket.unused() if not self._used.issuperset(bucket.views) else set()
+            for name, view in bucket.views.items():
+                if name not in unused:
+                    parameter = self._parameters[name]
+                    parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+                    step._means[name] = parameter.grad
+
+    def _end(self, step: Step) -> None:
+        super()._end(step)
+        if self._gives_buffers and not step.is_paused:
+            give(dict(self.module.named_buffers()), self.group, 0, timeout_s=self._timeout_s)
+
+    def _abandon(self, error: BaseException) -> None:
+        super()._abandon(error)
+        for name, parameter in self._parameters.items():
+            if parameter.grad is self._home[name].views[name]:
+                parameter.grad = None
+
+    def _make_buckets(self, order: list[str]) -> None:
+        held = [name for name, bucket in self._home.items() if self._parameters[name].grad is bucket.views[name]]
+        super()._make_buckets(order)
+        for name in held:
+            view = self._home[name].views[name]
+            view.copy_(self._parameters[name].grad)
+            self._parameters[name].grad = view

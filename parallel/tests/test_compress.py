@@ -1,0 +1,212 @@
+"""Compressed gradients: what travels, what comes out, and what error feedback takes back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import manyhands_parallel as mp
+from manyhands.errors import DTypeError, UsageError
+from manyhands_simulated import run as simulated
+
+LIKE = {"w": np.zeros((12, 8)), "k": np.zeros((6, 2, 5), "f4"), "b": np.zeros(5)}
+
+
+def gradients_of(rank, step=0):
+    rng = np.random.default_rng((rank, step))
+    return {name: rng.standard_normal(leaf.shape).astype(leaf.dtype) for name, leaf in LIKE.items()}
+
+
+def mean_of(world_size, step=0):
+    """The mean with the weights 1, 2, ... in float64."""
+    weights = np.arange(1, world_size + 1)
+    ranks = [gradients_of(rank, step) for rank in range(world_size)]
+    return {
+        name: sum(w * each[name].astype("f8") for w, each in zip(weights, ranks, strict=True)) / weights.sum() for name in LIKE
+    }
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 2e-3), ("bfloat16", 2e-2), ("float32", 1e-6)])
+def test_a_cast_gives_the_mean_within_the_precision_of_its_dtype(world, dtype, tolerance):
+    def program(group):
+        sync = mp.GradientSync(group, LIKE, compress=mp.compress.Cast(dtype), bucket_bytes=300, first_bucket_bytes=300)
+        for step in range(2):
+            found = sync(gradients_of(group.rank, step), weight=group.rank + 1)
+        return found
+
+    for found in world(3).run(program).results:
+        for name, wanted in mean_of(3, 1).items():
+            assert found[name].dtype == LIKE[name].dtype
+            assert np.abs(found[name] - wanted).max() <= tolerance * 3
+
+
+def test_a_cast_halves_what_travels_and_does_not_overflow_by_weights(world):
+    def program(group, compress):
+        sync = mp.GradientSync(group, np.zeros(2000, "f4"), compress=compress)
+        return sync(np.full(2000, 1000.0, "f4"), weight=5000)[0]
+
+    plain, cast = world(2).run(program, None), world(2).run(program, mp.compress.Cast("float16"))
+    assert plain.results == cast.results == [1000.0] * 2
+    assert cast.trace.bytes_sent(0) < 0.51 * plain.trace.bytes_sent(0)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_with_error_feedback_what_comes_out_of_powersgd_is_what_goes_in(world, rank):
+    def program(group, compress, steps):
+        sync = mp.GradientSync(group, LIKE, compress=compress)
+        total = {name: np.zeros(leaf.shape) for name, leaf in LIKE.items()}
+        for step in range(steps):
+            found = sync(gradients_of(group.rank, step % 2), weight=group.rank + 1)
+            for name, value in found.items():
+                total[name] += value
+        return total, sync.state()["errors"]
+
+    compress = mp.compress.PowerSGD(rank, min_compression_rate=0)
+    sizes = []
+    for steps in (40, 80):
+        results = world(3).run(program, compress, steps).results
+        for name in LIKE:
+            # What all ranks still keep is what has not come out, and it does not grow.
+            left = sum(errors.get(name, np.zeros(())).astype("f8") for _, errors in results)
+            wanted = steps / 2 * (mean_of(3)[name] + mean_of(3, 1)[name])
+            assert np.abs(results[0][0][name] + left - wanted).max() < 1e-4
+            assert all(np.array_equal(total[name], results[0][0][name]) for total, _ in results)
+            sizes.append(np.linalg.norm(left))
+    assert all(late < 1.5 * early for early, late in zip(sizes[:2], sizes[3:5], strict=True))
+
+
+def test_with_error_feedback_a_cast_loses_nothing_for_good(world):
+    def program(group, error_feedback):
+        sync = mp.GradientSync(group, np.zeros(50), compress=mp.compress.Cast("bfloat16", error_feedback))
+        mine = np.random.default_rng(0).uniform(1, 2, 50) * group.rank  # so that sums are exact
+        return mine, sum(sync(mine) for _ in range(200)) / 200
+
+    def error(error_feedback):
+        (_, found), (mine, _) = world(2).run(program, error_feedback).results
+        return np.abs(found - mine / 2).max()
+
+    assert error(True) < 5e-5
+    assert error(False) > 1e-3
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
+def test_powersgd_of_full_rank_is_the_mean(world_size, n, m, seed):
+    def program(group):
+        sync = mp.GradientSync(
+            group, np.zeros((n, m)), compress=mp.compress.PowerSGD(min(n, m), min_compression_rate=0, seed=seed)
+        )
+        rng = np.random.default_rng((seed, group.rank))
+        mine = rng.standard_normal((n, m))
+        return mine, sync(mine), sync(mine)
+
+    results = simulated(program, world_size).results
+    wanted = np.mean([mine for mine, _, _ in results], axis=0)
+    for _, first, second in results:
+        np.testing.assert_allclose(first, wanted, atol=1e-10)
+        np.testing.assert_allclose(second, wanted, atol=1e-10)
+
+
+def test_powersgd_finds_the_best_product_of_a_gradient_that_stays(world):
+    def program(group):
+        sync = mp.GradientSync(
+            group, np.zeros((12, 8)), compress=mp.compress.PowerSGD(2, error_feedback=False, min_compression_rate=0)
+        )
+        for _ in range(100):
+            found = sync(gradients_of(group.rank)["w"])
+        return found
+
+    u, s, vt = np.linalg.svd((gradients_of(0)["w"] + gradients_of(1)["w"]) / 2)
+    for found in world(2).run(program).results:
+        np.testing.assert_allclose(found, u[:, :2] * s[:2] @ vt[:2], atol=1e-6)
+
+
+def test_powersgd_sends_little_and_only_of_matrices_that_are_worth_it_and_begins_late_if_told(world):
+    like = {"big": np.zeros((100, 100)), "thin": np.zeros((2, 3)), "flat": np.zeros(50)}
+
+    def program(group, start_step):
+        sync = mp.GradientSync(group, like, compress=mp.compress.PowerSGD(rank=1, start_step=start_step))
+        for step in range(2):
+            group.mark(f"step {step}")
+            rng = np.random.default_rng(group.rank)
+            found = sync({name: rng.standard_normal(leaf.shape) for name, leaf in like.items()})
+        return found
+
+    trace = world(2).run(program, 0).trace
+    assert [call.nbytes // 8 for call in trace.calls_of(0, "all_reduce")] == [1, 100 + 6 + 50 + 3, 100] * 2
+    trace = world(2).run(program, 1).trace
+    assert [call.nbytes // 8 for call in trace.calls_of(0, "all_reduce")] == [1, 10_059, 1, 159, 100]
+
+
+@pytest.mark.parametrize(
+    "compress", [mp.compress.Cast("float16", error_feedback=True), mp.compress.PowerSGD(min_compression_rate=0)]
+)
+def test_unused_and_weightless_gradients_keep_their_errors(world, compress):
+    def program(group, compress):
+        sync = mp.GradientSync(group, LIKE, compress=compress)
+        sync(gradients_of(group.rank))
+        before = {name: error.copy() for name, error in sync.state()["errors"].items()}
+        mine = gradients_of(group.rank)
+        found = sync(mine | {"k": None}) if group.rank == 0 else sync(mine, weight=0)
+        assert found["k"] is None
+        after = sync.state()["errors"]
+        return {name: np.array_equal(before[name], after[name]) for name in after}, found
+
+    (first, found), (second, same) = world(2).run(program, compress).results
+    assert first["k"]
+    assert not first["w"]
+    assert all(second.values())
+    assert np.array_equal(found["w"], same["w"])
+
+
+def test_one_gradient_that_is_not_finite_spoils_no_later_step(world):
+    for compress in (mp.compress.Cast("float16", error_feedback=True), mp.compress.PowerSGD(rank=8, min_compression_rate=0)):
+
+        def program(group, compress):
+            sync = mp.GradientSync(group, np.zeros((8, 8)), compress=compress)
+            assert not np.isfinite(sync(np.full((8, 8), np.inf))).all()
+            return sync(np.eye(8))
+
+        for found in world(2).run(program, compress).results:
+            np.testing.assert_allclose(found, np.eye(8), atol=1e-9)
+
+
+def test_the_state_goes_on_where_it_was_and_what_is_foreign_is_refused(world):
+    def program(group, compress):
+        one, other = (mp.GradientSync(group, LIKE, compress=compress, first_bucket_bytes=size) for size in (1, 10_000))
+        one(gradients_of(group.rank, 0))
+        other.load_state(one.state())
+        for step in (1, 2):
+            here, there = one(gradients_of(group.rank, step)), other(gradients_of(group.rank, step))
+            assert all(np.array_equal(here[name], there[name]) for name in LIKE)
+        with pytest.raises(UsageError, match=r"'no' is no such leaf|an error of shape"):
+            one.load_state({**one.state(), "errors": {"no": np.zeros(3)}})
+        with pytest.raises(UsageError, match="this compression has"):
+            one.load_state({"momentum": 1})
+
+    for compress in (
+        mp.compress.Cast("float16", error_feedback=True),
+        mp.compress.PowerSGD(min_compression_rate=0, start_step=1),
+    ):
+        world(2).run(program, compress)
+
+
+def test_impossible_compressions_are_refused():
+    for make in (
+        lambda: mp.compress.PowerSGD(0),
+        lambda: mp.compress.PowerSGD(start_step=-1),
+        lambda: mp.compress.Cast("int8"),
+    ):
+        with pytest.raises(UsageError):
+            make()
+    with pytest.raises(DTypeError, match="no dtype 'float13'"):
+        mp.compress.Cast("float13")
+
+
+def test_a_compression_that_differs_is_found(world):
+    def program(group):
+        with pytest.raises(UsageError, match=r"\(compress\): PowerSGD\(rank=1, .* on rank 0, PowerSGD\(rank=2"):
+            mp.GradientSync(group, LIKE, compress=mp.compress.PowerSGD(1 + group.rank))
+
+    world(2).run(program)
