@@ -98,7 +98,7 @@ class TracedSync(GradientSync):
         if any(leaf.place != "numpy" for leaf in self._leaves.values()):
             raise UnsupportedError("inside of jax.jit only gradients on the CPU are averaged; call sync outside of it on a GPU")
         for name, gradient in leaves.items():
-            self._check(name, gradient)
+            self._check_kind(name, gradient)
         shapes = {name: jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for name, gradient in leaves.items()}
         return rebuild(spec, io_callback(self._run, shapes, leaves, weight, ordered=True))
 

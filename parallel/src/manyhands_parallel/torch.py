@@ -121,12 +121,22 @@ class ModuleSync(GradientSync):
 
     def _on_gradient(self, name: str, parameter: Any) -> None:
         """Take the gradient of a parameter; torch calls it when that is complete."""
+        try:
+            self._take(name, parameter)
+        except BaseException as error:
+            if self._own is not None:  # nobody else ends this step
+                self._own = None
+                self._abandon(error)
+            raise
+
+    def _take(self, name: str, parameter: Any) -> None:
         step = self._step
         if step is None:
             from torch.autograd import Variable
 
-            step = self._own = self.step()
+            step = self.step()
             step.__enter__()
+            self._own = step
             Variable._execution_engine.queue_callback(self._on_end)
         view = self._home[name].views[name]
         gradient = parameter.grad
@@ -135,8 +145,6 @@ class ModuleSync(GradientSync):
                 raise UnsupportedError(f"the gradient of {name!r} is sparse; give the layer sparse=False")
             gradient = gradient.detach()
         stays = not step.is_paused and step.weight > 0 and gradient.dtype == view.dtype
-        if not stays and step.weight == 0 and gradient is view:
-            view.zero_()
         self._arrive(name, gradient)
         parameter.grad = view if stays else None
 

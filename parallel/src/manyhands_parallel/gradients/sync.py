@@ -264,6 +264,14 @@ class GradientSync:
 
     def _check(self, name: str, gradient: Any) -> None:
         """Refuse what is no gradient of that name."""
+        leaf = self._check_kind(name, gradient)
+        if place_of(gradient) != leaf.place:
+            raise UsageError(
+                f"the gradient of {name!r} is an array of {place_of(gradient)}, and one of {leaf.place} is expected"
+            )
+
+    def _check_kind(self, name: str, gradient: Any) -> Leaf:
+        """Refuse what has another name, shape or dtype; return what is known of it."""
         leaf = self._leaves.get(name)
         if leaf is None:
             near = ", ".join(sorted(self._leaves)[:8]) + (", ..." if len(self._leaves) > 8 else "")
@@ -274,10 +282,7 @@ class GradientSync:
             raise SizeMismatchError(f"the gradient of {name!r} has shape {shape_of(gradient)}, and {leaf.shape} is expected")
         if dtype_of(gradient) != leaf.dtype:
             raise DTypeError(f"the gradient of {name!r} is {dtype_of(gradient)}, and {leaf.dtype} is expected")
-        if place_of(gradient) != leaf.place:
-            raise UsageError(
-                f"the gradient of {name!r} is an array of {place_of(gradient)}, and one of {leaf.place} is expected"
-            )
+        return leaf
 
     def _arrive(self, name: str, gradient: Array) -> None:
         """Take a gradient that is ready, and send the buckets that are full."""
