@@ -22,7 +22,7 @@ def copy_scaled(target: Array, source: Array, factor: float) -> None:
         if target is not source:
             _assign(target, source)
     elif _is_torch(target):
-        if dtype_of(target) == dtype_of(source):
+        if target.dtype == source.dtype:
             _torch().mul(source, factor, out=target)
         elif _wider(target, source):
             target.copy_(source).mul_(factor)
@@ -53,7 +53,7 @@ def copy_divided(target: Array, source: Array, divisor: float) -> None:
     elif _is_torch(target):
         # By a number, torch's kernels for GPUs multiply with the reciprocal, which is rounded twice.
         by = divisor if source.device.type == "cpu" else source.new_tensor(divisor)
-        if dtype_of(target) == dtype_of(source):
+        if target.dtype == source.dtype:
             _torch().div(source, by, out=target)
         else:
             target.copy_(source / by)

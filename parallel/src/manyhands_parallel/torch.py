@@ -45,7 +45,7 @@ def data_parallel(
     ----------
     module
         A ``torch.nn.Module``, the same on all ranks; it is used as before. Parameters that are frozen now (``requires_grad`` is false) are not
-        averaged. Move it to its device, and make its optimizer, before or after.
+        averaged. Move it to its device first; its optimizer may be made before or after.
     group
         The ranks that average.
     bucket_bytes, first_bucket_bytes, reproducible, reduce_dtype, compress, timeout_s
@@ -85,7 +85,7 @@ class ModuleSync(GradientSync):
     - ``with sync.paused():`` around either adds up. The gradients of a paused pass are in the buckets and no longer in ``.grad``; weights add
       up as well, so that the loss of a batch is not divided by the number of batches.
 
-    After a step, ``.grad`` of a parameter is the mean, a view of a bucket. A parameter that no rank has used keeps the ``.grad`` that it had,
+    After a step, ``.grad`` of a parameter is the mean, a view of a bucket: the next step writes there. A parameter that no rank has used keeps the ``.grad`` that it had,
     None for instance. ``zero_grad`` may be called as usual, but discards nothing that paused passes have added up.
 
     If a step fails, ``.grad`` of what was on its way becomes None.
