@@ -20,6 +20,17 @@ from manyhands import __version__
 if TYPE_CHECKING:
     from manyhands_parallel import compress, jax, torch
     from manyhands_parallel.arrays import Memory
+    from manyhands_parallel.checkpoint.errors import (
+        CheckpointCorruptError,
+        CheckpointError,
+        CheckpointFormatError,
+        CheckpointMissingError,
+        CheckpointWriteError,
+    )
+    from manyhands_parallel.checkpoint.folder import ArrayInfo, CheckpointInfo, Saved, describe, latest
+    from manyhands_parallel.checkpoint.load import LoadReport, load
+    from manyhands_parallel.checkpoint.save import save
+    from manyhands_parallel.checkpoint.saver import AsyncSaver, SaveWork
     from manyhands_parallel.clip import clip_by_global_norm
     from manyhands_parallel.gradients import GradientSync, Step, broadcast, until_all_done
     from manyhands_parallel.normalization import RunningStats, batch_norm, batch_norm_backward
@@ -27,10 +38,21 @@ if TYPE_CHECKING:
     from manyhands_parallel.sharded_arrays import ShardedArray
 
 __all__ = [
+    "ArrayInfo",
+    "AsyncSaver",
+    "CheckpointCorruptError",
+    "CheckpointError",
+    "CheckpointFormatError",
+    "CheckpointInfo",
+    "CheckpointMissingError",
+    "CheckpointWriteError",
     "GradientSync",
+    "LoadReport",
     "Memory",
     "RunningStats",
     "Sampler",
+    "SaveWork",
+    "Saved",
     "ShardedArray",
     "Step",
     "__version__",
@@ -39,23 +61,42 @@ __all__ = [
     "broadcast",
     "clip_by_global_norm",
     "compress",
+    "describe",
     "jax",
+    "latest",
+    "load",
+    "save",
     "shard_indices",
     "torch",
     "until_all_done",
 ]
 
 _HOMES = {
+    "ArrayInfo": "checkpoint.folder",
+    "AsyncSaver": "checkpoint.saver",
+    "CheckpointCorruptError": "checkpoint.errors",
+    "CheckpointError": "checkpoint.errors",
+    "CheckpointFormatError": "checkpoint.errors",
+    "CheckpointInfo": "checkpoint.folder",
+    "CheckpointMissingError": "checkpoint.errors",
+    "CheckpointWriteError": "checkpoint.errors",
     "GradientSync": "gradients",
+    "LoadReport": "checkpoint.load",
     "Memory": "arrays",
     "RunningStats": "normalization",
     "Sampler": "sampling",
+    "SaveWork": "checkpoint.saver",
+    "Saved": "checkpoint.folder",
     "ShardedArray": "sharded_arrays",
     "Step": "gradients",
     "batch_norm": "normalization",
     "batch_norm_backward": "normalization",
     "broadcast": "gradients",
     "clip_by_global_norm": "clip",
+    "describe": "checkpoint.folder",
+    "latest": "checkpoint.folder",
+    "load": "checkpoint.load",
+    "save": "checkpoint.save",
     "shard_indices": "sampling",
     "until_all_done": "gradients",
 }

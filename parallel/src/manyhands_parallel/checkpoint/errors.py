@@ -1,0 +1,58 @@
+"""What is wrong with a checkpoint."""
+
+from __future__ import annotations
+
+from manyhands.errors import ManyHandsError
+
+__all__ = [
+    "CheckpointCorruptError",
+    "CheckpointError",
+    "CheckpointFormatError",
+    "CheckpointMissingError",
+    "CheckpointWriteError",
+]
+
+
+class CheckpointError(ManyHandsError):
+    """A checkpoint cannot be written or read. Every rank raises it, and the group stays usable.
+
+    Parameters
+    ----------
+    message
+        What was found, where, and what to do.
+    file
+        The path of the file that it is about, if it is about one.
+    leaf
+        The name of the leaf that it is about, if it is about one.
+    peer
+        The rank that found it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | None = None,
+        leaf: str | None = None,
+        rank: int | None = None,
+        peer: int | None = None,
+    ) -> None:
+        super().__init__(message, rank=rank, peer=peer)
+        self.file: str | None = file
+        self.leaf: str | None = leaf
+
+
+class CheckpointMissingError(CheckpointError, FileNotFoundError):
+    """There is no complete checkpoint, or one of its files is gone."""
+
+
+class CheckpointCorruptError(CheckpointError):
+    """A file does not have the bytes that were written: it is shorter, or its checksum differs."""
+
+
+class CheckpointFormatError(CheckpointError):
+    """A file is no checkpoint of manyhands, or that of a newer version, or belongs to another save."""
+
+
+class CheckpointWriteError(CheckpointError, OSError):
+    """A rank could not write; there is no new checkpoint, and the one that was there before is whole."""

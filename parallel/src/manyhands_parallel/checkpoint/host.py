@@ -1,0 +1,151 @@
+"""The bytes of arrays, on the host: what is written to files, and read from them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manyhands.errors import DTypeError, UsageError
+from manyhands_parallel.arrays import Array, itemsize, readable
+from manyhands_parallel.boxes import Box
+
+__all__ = ["Bytes", "as_bits", "bytes_of", "copy_bytes", "cut", "empty", "host_buffer", "is_torch", "new_array", "source"]
+
+Bytes = npt.NDArray[np.uint8]
+Bits = npt.NDArray[Any]
+"""An array whose elements are integers, of the size of the true ones; complex128 is itself."""
+
+
+def source(leaf: Any) -> Array:
+    """Return the memory of an array that is to be saved.
+
+    Raises
+    ------
+    DTypeError
+        It is no array.
+    UsageError
+        It has more than its elements, such as a mask.
+    """
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise UsageError("a checkpoint cannot hold a masked array; save x.data and x.mask")
+    array = readable(leaf)
+    if is_torch(array):
+        import torch
+
+        if array.layout != torch.strided:
+            raise DTypeError(f"a checkpoint cannot hold a torch tensor of layout {array.layout}; save x.to_dense()")
+        return array.resolve_conj().resolve_neg()
+    return array
+
+
+def cut(array: Array, box: Box) -> Array:
+    """Return the elements in a box, as a view."""
+    return array[(*box.slices, ...)]
+
+
+def bytes_of(array: Array) -> Bytes:
+    """Return the bytes of an array's elements in C order: its own memory, where that is on the host and in this order."""
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if is_torch(array):
+        import torch
+
+        flat: Bytes = array.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return flat
+    import cupy
+
+    on_host: Bytes = cupy.ascontiguousarray(array).reshape(-1).view(np.uint8).get()
+    return on_host
+
+
+def copy_bytes(array: Array, target: Bytes) -> None:
+    """Copy the elements of an array in C order to host memory, without memory of its own on the host where that can be."""
+    if is_torch(array):
+        import torch
+
+        if target.size:
+            torch.from_numpy(target).view(array.dtype).reshape(array.shape).copy_(array)
+    elif isinstance(array, np.ndarray):
+        target.view(array.dtype).reshape(array.shape)[...] = array
+    else:
+        target[...] = bytes_of(array)
+
+
+def host_buffer(nbytes: int, arrays: list[Array]) -> Bytes:
+    """Return host memory for copies of some arrays: pinned, where GPUs copy to it."""
+    for array in arrays:
+        if is_torch(array):
+            if array.device.type == "cuda":
+                import torch
+
+                pinned: Bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+                return pinned
+        elif not isinstance(array, np.ndarray):
+            import cupy
+
+            return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+    return np.empty(nbytes, np.uint8)
+
+
+def as_bits(array: Array) -> Bits | None:
+    """Return an array's own memory, with integers for elements; None where it is not on the host or cannot be written."""
+    if isinstance(array, np.ndarray):
+        return np.asarray(array).view(_bits(array.dtype.itemsize)) if array.flags.writeable else None
+    if is_torch(array) and array.device.type == "cpu":
+        import torch
+
+        if (
+            array.is_conj()
+            or array.is_neg()
+            or any(n > 1 and not step for n, step in zip(array.shape, array.stride(), strict=True))
+        ):
+            return None
+        sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+        signed: Bits = array.view(sizes[array.dtype.itemsize]).numpy()
+        return signed.view(_bits(signed.dtype.itemsize))
+    return None
+
+
+def empty(shape: tuple[int, ...], dtype: str) -> Bits:
+    """Return new memory for an array of a dtype, with integers for elements."""
+    return np.empty(shape, _bits(itemsize(dtype)))
+
+
+def new_array(bits: Bits, dtype: str, template: Array | None = None) -> Array:
+    """Return memory of `empty` as an array: of NumPy, or of the library of ``template`` and on its device."""
+    if template is not None and is_torch(template):
+        import torch
+
+        # By way of one axis, for an array without axes has no other views.
+        return torch.from_numpy(bits.reshape(-1).view(np.uint8)).view(template.dtype).reshape(bits.shape).to(template.device)
+    array = bits.reshape(-1).view(_true(dtype)).reshape(bits.shape)
+    if template is None or isinstance(template, np.ndarray):
+        return array
+    with template.device:
+        import cupy
+
+        return cupy.asarray(array)
+
+
+def _bits(size: int) -> np.dtype[Any]:
+    return np.dtype(np.complex128) if size == 16 else np.dtype(f"u{size}")
+
+
+def _true(dtype: str) -> np.dtype[Any]:
+    """Return the dtype of a name; ml_dtypes has those that NumPy lacks."""
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        import ml_dtypes
+
+        kind: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype))
+        return kind
+
+
+def is_torch(array: Array) -> bool:
+    """Tell whether an array is a tensor of torch."""
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return isinstance(kind, type) and isinstance(array, kind)

@@ -1,0 +1,360 @@
+"""Reading a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manyhands import Group
+from manyhands.errors import DTypeError, SizeMismatchError, UsageError
+from manyhands_parallel.arrays import Array, dtype_of, readable, shape_of, write
+from manyhands_parallel.arrays import like as as_in_library
+from manyhands_parallel.boxes import Box, whole
+from manyhands_parallel.checkpoint import safetensors, storage
+from manyhands_parallel.checkpoint.errors import CheckpointError, CheckpointMissingError
+from manyhands_parallel.checkpoint.host import Bits, as_bits, cut, empty, is_torch, new_array
+from manyhands_parallel.checkpoint.metadata import (
+    BLOCK_BYTES,
+    Chunk,
+    Metadata,
+    StoredArray,
+    StoredValue,
+    from_json,
+    parse,
+)
+from manyhands_parallel.checkpoint.plan import is_value
+from manyhands_parallel.checkpoint.progress import progress_bar
+from manyhands_parallel.checkpoint.ranks import Ranks
+from manyhands_parallel.checkpoint.reading import File, Want
+from manyhands_parallel.sharded_arrays import ShardedArray
+from manyhands_parallel.trees import flatten, rebuild
+
+__all__ = ["LoadReport", "load", "read_metadata"]
+
+
+@dataclass
+class LoadReport:
+    """What `load` did on this rank.
+
+    Attributes
+    ----------
+    bytes_read
+        The bytes of data that were read from files. Without ``verify=True`` these are no more than those of the arrays.
+    kept
+        With ``strict=False``: the leaves of ``like`` that the checkpoint does not have, and that are as they were.
+    unused
+        With ``strict=False``: the leaves of the checkpoint that ``like`` does not have.
+    """
+
+    bytes_read: int = 0
+    kept: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+def load(
+    path: str | os.PathLike[str],
+    like: Any = None,
+    group: Group | None = None,
+    *,
+    strict: bool = True,
+    verify: bool = False,
+    progress: bool | None = None,
+    report: LoadReport | None = None,
+    timeout_s: float | None = None,
+) -> Any:
+    """Load a tree that `save` has written. The ranks may be more or fewer, and may hold other pieces.
+
+    Each rank reads the bytes that it needs, and no others. There are three collectives of small objects.
+
+    Parameters
+    ----------
+    path
+        The folder of a checkpoint, the same on all ranks. Or any file in safetensors format.
+    like
+        A tree with the names, shapes and dtypes of what shall be loaded, as this rank wants it: arrays are loaded whole, and of a
+        `ShardedArray` its pieces. Arrays that can be written get the new content in place: their old content is lost. None: all arrays,
+        whole, as NumPy arrays, and all values, in nested dicts by the keys of the tree that was saved (a list has the keys 0, 1 ...).
+    group
+        The ranks that load; every one of them must call it. None for one process.
+    strict
+        Whether ``like`` and the checkpoint must have the same leaves. If not, those that only one of them has stay as they are.
+    verify
+        Whether to read all blocks (1 MiB) that hold wanted bytes wholly, to compare them with their checksums. Otherwise that is done for
+        those that are read wholly anyway: all, where ranks read what they have written.
+    progress
+        Whether rank 0 shows a progress bar; by default for 256 MiB or more on a terminal.
+    report
+        Is told what was done.
+    timeout_s
+        Seconds that each collective may wait for the other ranks; by default the group's, but ten minutes and more for ranks that read.
+
+    Returns
+    -------
+    tree
+        Like ``like``: with the same arrays, where they could be written. Those of JAX, and NumPy arrays that are read-only, are new ones.
+
+    Raises
+    ------
+    CheckpointMissingError
+        There is no checkpoint, or a file of it is gone.
+    CheckpointCorruptError
+        A file is not as it was written. If a checksum says so, ``like`` is partly overwritten; load another checkpoint.
+    CheckpointFormatError
+        It is no checkpoint of manyhands, or of a newer version, or a file belongs to another save.
+    SizeMismatchError, DTypeError
+        A leaf has another shape or dtype than ``like``.
+    UsageError
+        ``like`` and the checkpoint have different leaves, or the ranks gave different paths.
+    CommError
+        A rank was lost, or did not come in time.
+
+    All but the last are raised on every rank, and the group stays usable. Unless it is said, ``like`` is as it was.
+    """
+    ranks = Ranks(group, timeout_s)
+    folder = Path(path)
+    report = LoadReport() if report is None else report
+    data = _meet(folder, ranks)
+    metadata: Metadata | None = None
+    task: _Task | None = None
+    failure, mine = None, None
+    tree = None
+    try:
+        metadata = _of_file(folder) if data is None else parse(data, str(folder / storage.METADATA), Metadata)
+        task = _Task.of(metadata, like, strict)
+        for name in {want.chunk.file for want in task.wants}:
+            _open(folder, metadata, name).close()
+    except Exception as error:  # noqa: BLE001 - it is raised on all ranks
+        failure, mine = ranks.failure(error), error
+    offers = ranks.all_gather({"failure": failure, "path": os.fspath(path), "nbytes": task.nbytes if task else 0})
+    ranks.raise_first([offer["failure"] for offer in offers], mine)
+    paths = [offer["path"] for offer in offers]
+    if len(set(paths)) > 1:
+        raise UsageError(f"all ranks must load from one path, and they gave {paths}", rank=ranks.rank)
+    assert task is not None
+    assert metadata is not None
+    try:
+        with progress_bar("loading", task.nbytes, progress, ranks.rank) as advance:
+            report.bytes_read = task.read(folder, metadata, verify, advance)
+        tree = task.finish()
+        report.kept, report.unused = task.kept, task.unused
+    except Exception as error:  # noqa: BLE001 - it is raised on all ranks
+        failure, mine = ranks.failure(error), error
+    patience_s = ranks.patience_s(max(offer["nbytes"] for offer in offers))
+    ranks.raise_first(ranks.all_gather(failure, patience_s), mine)
+    return tree
+
+
+def read_metadata(path: Path) -> Metadata:
+    """Return what a checkpoint, or any safetensors file, holds and where.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, or it cannot be read; the kinds are those of `load`.
+    """
+    data = _find(path)
+    return _of_file(path) if data is None else parse(data, str(path / storage.METADATA), Metadata)
+
+
+def _find(path: Path) -> bytes | None:
+    """Return the content of ``metadata.json``; None if the path is a file."""
+    try:
+        if path.is_file():
+            return None
+        data = storage.read_metadata(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", file=str(path)) from error
+    if data is None:
+        reason = f"it has no {storage.METADATA}: no save into it was completed" if path.is_dir() else "there is no such folder"
+        raise CheckpointMissingError(f"{path} is no complete checkpoint: {reason}", file=str(path))
+    return data
+
+
+def _meet(folder: Path, ranks: Ranks) -> bytes | None:
+    """Let all ranks have the metadata that rank 0 finds, so that they read one checkpoint, even while it is replaced."""
+    data: bytes | None = None
+    failure, mine = None, None
+    if ranks.rank == 0:
+        try:
+            data = _find(folder)
+        except Exception as error:  # noqa: BLE001 - it is raised on all ranks
+            failure, mine = ranks.failure(error), error
+    offer = ranks.broadcast({"failure": failure, "data": data})
+    ranks.raise_first([offer["failure"]], mine)
+    found: bytes | None = offer["data"]
+    return found
+
+
+def _of_file(path: Path) -> Metadata:
+    """Return what the header of a safetensors file says."""
+    nbytes = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        found = safetensors.parse(head, nbytes, str(path))
+        if isinstance(found, int):
+            found = safetensors.parse(head + file.read(found - len(head)), nbytes, str(path))
+    assert isinstance(found, tuple)
+    begin, tensors = found
+    arrays = {
+        tensor.name: StoredArray(
+            (tensor.name,),
+            tensor.dtype,
+            tensor.shape,
+            [Chunk((0,) * len(tensor.shape), tensor.shape, path.name, begin + tensor.start, "")],
+        )
+        for tensor in tensors
+    }
+    return Metadata("", path.stat().st_mtime, None, {path.name: nbytes}, 1, BLOCK_BYTES, None, arrays, {})
+
+
+def _open(folder: Path, metadata: Metadata, name: str) -> File:
+    path = folder / name if metadata.save else folder
+    return File(path, metadata.files[name], metadata.save or None, metadata.block_bytes)
+
+
+@dataclass
+class _Task:
+    """What one rank loads.
+
+    Attributes
+    ----------
+    wants
+        What is to be read, and where to.
+    nbytes
+        The bytes of that.
+    finish
+        Returns the tree, when all is read.
+    """
+
+    finish: Callable[[], Any]
+    wants: list[Want] = field(default_factory=list)
+    kept: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, metadata: Metadata, template: Any, strict: bool) -> _Task:
+        """Compare a tree with what a checkpoint holds."""
+        if template is None:
+            return cls._of_all(metadata)
+        leaves, spec = flatten(template)
+        stored = {**metadata.arrays, **metadata.values}
+        task = cls(lambda: None)
+        task.kept = tuple(name for name in leaves if name not in stored)
+        task.unused = tuple(name for name in stored if name not in leaves)
+        if strict and (task.kept or task.unused):
+            raise UsageError(
+                f"the checkpoint and like= have different leaves: only like= has {_list(task.kept)}; only the checkpoint has "
+                f"{_list(task.unused)}. With strict=False these stay as they are"
+            )
+        results: dict[str, Callable[[], Any]] = {}
+        for name, leaf in leaves.items():
+            try:
+                if name in metadata.values:
+                    if not is_value(leaf):
+                        raise UsageError(f"it is a value in the checkpoint, and a {type(leaf).__qualname__} in like=")
+                    results[name] = lambda value=metadata.values[name].value: from_json(value)  # type: ignore[misc]
+                elif name in metadata.arrays:
+                    results[name] = task._array(name, metadata.arrays[name], leaf)
+                else:
+                    results[name] = lambda leaf=leaf: leaf  # type: ignore[misc]
+            except UsageError as error:
+                raise type(error)(f"leaf {name!r}: {error}") from error
+        task.finish = lambda: rebuild(spec, {name: result() for name, result in results.items()})
+        return task
+
+    @classmethod
+    def _of_all(cls, metadata: Metadata) -> _Task:
+        """Take all, whole, in nested dicts."""
+        task = cls(lambda: None)
+        tree: dict[Any, Any] = {}
+        root = {(): tree}
+        leaves: dict[str, StoredArray | StoredValue] = {**metadata.arrays, **metadata.values}
+        for name, stored in leaves.items():
+            inner: Any = root
+            for key in ((), *stored.path)[:-1]:
+                inner = inner.setdefault(key, {})
+            last = stored.path[-1] if stored.path else ()
+            if isinstance(stored, StoredArray):
+                bits = empty(stored.shape, stored.dtype)
+                task._want(name, stored, whole(stored.shape), bits)
+                inner[last] = new_array(bits, stored.dtype)
+            else:
+                inner[last] = from_json(stored.value)
+        task.finish = lambda: root[()]
+        return task
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are read."""
+        return sum(want.target.nbytes for want in self.wants)
+
+    def read(self, folder: Path, metadata: Metadata, verify: bool, advance: Callable[[int], object]) -> int:
+        """Read all that is wanted; return how many bytes that were."""
+        by_file: dict[str, list[Want]] = {}
+        for want in self.wants:
+            by_file.setdefault(want.chunk.file, []).append(want)
+        count = 0
+        for name, wants in by_file.items():
+            with _open(folder, metadata, name) as file:
+                file.read(wants, verify, advance)
+                count += file.bytes_read
+        return count
+
+    def _array(self, name: str, stored: StoredArray, leaf: Any) -> Callable[[], Any]:
+        """Let an array, or the pieces of one, be read; return what makes the result of it."""
+        if is_value(leaf):
+            raise UsageError(
+                f"it is an array of shape {stored.shape} in the checkpoint, and a {type(leaf).__qualname__} in like="
+            )
+        if isinstance(leaf, ShardedArray):
+            _compare(stored, leaf.shape, leaf.dtype)
+            pieces = [(box.offset, self._piece(name, stored, box, array)) for box, array in leaf.pieces]
+            return lambda: ShardedArray(leaf.shape, [(offset, piece()) for offset, piece in pieces], leaf.dtype)
+        array = readable(leaf)
+        _compare(stored, shape_of(array), dtype_of(array))
+        piece = self._piece(name, stored, whole(stored.shape), leaf)
+        return (lambda: piece()[()]) if isinstance(leaf, np.generic) else piece
+
+    def _piece(self, name: str, stored: StoredArray, box: Box, array: Array) -> Callable[[], Array]:
+        """Let a box be read into an array, or into memory from which it comes there."""
+        own = readable(array)
+        bits = as_bits(own)
+        if bits is not None:
+            self._want(name, stored, box, bits)
+            return lambda: array
+        passing = empty(box.shape, stored.dtype)
+        self._want(name, stored, box, passing)
+
+        def finish() -> Array:
+            found = new_array(passing, stored.dtype, own)
+            # What is read-only, and what JAX has, is not written to.
+            if isinstance(own, np.ndarray) or (own is not array and not is_torch(own)):
+                return as_in_library(found, array)
+            write(own, found)
+            return array
+
+        return finish
+
+    def _want(self, name: str, stored: StoredArray, box: Box, target: Bits) -> None:
+        for chunk in stored.chunks:
+            common = chunk.box.intersection(box)
+            if common is not None:
+                part = cut(target, common.within(box))
+                self.wants.append(Want(name, chunk, common.within(chunk.box), part))
+
+
+def _compare(stored: StoredArray, shape: tuple[int, ...], dtype: str) -> None:
+    if stored.shape != shape:
+        raise SizeMismatchError(f"it has shape {stored.shape} in the checkpoint, and {shape} in like=")
+    if stored.dtype != dtype:
+        raise DTypeError(f"it has dtype {stored.dtype} in the checkpoint, and {dtype} in like=")
+
+
+def _list(names: tuple[str, ...]) -> str:
+    shown = ", ".join(map(repr, names[:10])) or "none"
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"

@@ -1,0 +1,285 @@
+"""What is to be saved, and which rank writes what of it."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from manyhands.errors import UsageError
+from manyhands_parallel.arrays import Array, dtype_of, itemsize, shape_of
+from manyhands_parallel.boxes import Box, boxes_of_range, whole
+from manyhands_parallel.checkpoint import storage
+from manyhands_parallel.checkpoint.errors import CheckpointCorruptError, CheckpointFormatError
+from manyhands_parallel.checkpoint.host import cut, source
+from manyhands_parallel.checkpoint.metadata import BLOCK_BYTES, Stamp, parse, to_json
+from manyhands_parallel.checkpoint.ranks import Ranks
+from manyhands_parallel.checkpoint.safetensors import check_dtype
+from manyhands_parallel.checkpoint.tiling import find_fault, tile
+from manyhands_parallel.sharded_arrays import ShardedArray
+from manyhands_parallel.trees import flatten
+
+__all__ = ["Leaf", "Part", "Plan", "is_value", "make_plan"]
+
+_LONGEST_TEXT = 80
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf of the tree on this rank.
+
+    Attributes
+    ----------
+    name, path
+        Its name, and the keys that lead to it.
+    dtype, shape
+        Of the whole array; of a value None and ().
+    pieces
+        Of a sharded array what this rank has of it; of one that all ranks have, that one.
+    is_sharded
+        Whether other ranks have other pieces.
+    value
+        A Python value, as JSON.
+    """
+
+    name: str
+    path: tuple[int | str, ...]
+    dtype: str | None = None
+    shape: tuple[int, ...] = ()
+    pieces: Mapping[Box, Array] = field(default_factory=dict)
+    is_sharded: bool = False
+    value: Any = None
+
+    def __str__(self) -> str:
+        if self.dtype is None:
+            return f"the value {msgspec.json.encode(self.value).decode()}"
+        return f"{'a sharded' if self.is_sharded else 'an'} array of {self.dtype}, shape {self.shape}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What this rank writes: a box of a leaf."""
+
+    leaf: Leaf
+    box: Box
+    array: Array
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return self.box.size * itemsize(str(self.leaf.dtype))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One save: the same on all ranks, but for ``parts``."""
+
+    path: Path
+    save: str
+    step: int | None
+    extra: Any
+    leaves: list[Leaf]
+    parts: list[Part]
+    largest_bytes: int
+    """The most that any rank writes."""
+
+
+def is_value(leaf: Any) -> bool:
+    """Tell whether a leaf is a Python value, and no array."""
+    return isinstance(leaf, bool | int | float | complex | str | bytes | bytearray) and not isinstance(leaf, np.generic)
+
+
+def make_plan(tree: Any, path: str | os.PathLike[str], ranks: Ranks, step: int | None, extra: Any) -> Plan:
+    """Agree with the other ranks, in one collective; see `manyhands_parallel.save` for what is refused.
+
+    Rank 0 makes the folder, and removes what earlier saves have left there, before any rank writes.
+    """
+    folder = Path(path)
+    leaves: list[Leaf] = []
+    same: dict[str, str] = {}
+    failure, mine = None, None
+    try:
+        step, extra = _checked_step(step), to_json(extra)
+        leaves = _leaves(tree)
+        same = {"the path": os.fspath(path), "step": str(step), "extra": msgspec.json.encode(extra).decode()}
+        same |= {f"leaf {leaf.name!r}": str(leaf) for leaf in leaves}
+        if ranks.rank == 0:
+            _prepare(folder)
+    except Exception as error:  # noqa: BLE001 - it is raised on all ranks
+        failure, mine = ranks.failure(error), error
+    offers = ranks.all_gather(
+        {
+            "failure": failure,
+            "save": secrets.token_hex(8) if ranks.rank == 0 else "",
+            "digest": hashlib.sha256(msgspec.json.encode(list(same.items()))).hexdigest(),
+            "pieces": {number: list(leaf.pieces) for number, leaf in enumerate(leaves) if leaf.is_sharded},
+        }
+    )
+    ranks.raise_first([offer["failure"] for offer in offers], mine)
+    if len({offer["digest"] for offer in offers}) > 1:
+        raise UsageError(_difference(ranks.all_gather(same)), rank=ranks.rank)
+    held = [
+        {number: [Box(tuple(offset), tuple(shape)) for offset, shape in boxes] for number, boxes in offer["pieces"].items()}
+        for offer in offers
+    ]
+    tasks = _divide(leaves, held, ranks.rank)
+    parts = [
+        Part(leaves[number], box, cut(leaves[number].pieces[whole(leaves[number].shape)], box))
+        if not leaves[number].is_sharded
+        else Part(leaves[number], box, leaves[number].pieces[box])
+        for number, box in tasks[ranks.rank]
+    ]
+    # So all begin at a multiple of their own size.
+    parts.sort(key=lambda part: -itemsize(str(part.leaf.dtype)))
+    largest = max(sum(box.size * itemsize(str(leaves[number].dtype)) for number, box in task) for task in tasks)
+    return Plan(folder, offers[0]["save"], step, extra, leaves, parts, largest)
+
+
+def _checked_step(step: Any) -> int | None:
+    number = None if isinstance(step, bool) or not hasattr(step, "__index__") else operator.index(step)
+    if step is not None and (number is None or number < 0):
+        raise UsageError(f"step must be an integer from 0 on, and {step!r} was given")
+    return number
+
+
+def _leaves(tree: Any) -> list[Leaf]:
+    """Return the leaves by sorted names, whatever the order in which this rank's dicts hold them."""
+    leaves, spec = flatten(tree)
+    found = []
+    for (name, leaf), path in zip(leaves.items(), spec.paths(), strict=True):
+        try:
+            found.append(_leaf(name, _keys(path), leaf))
+        except UsageError as error:
+            raise type(error)(f"leaf {name!r}: {error}") from error
+    return sorted(found, key=lambda leaf: leaf.name)
+
+
+def _leaf(name: str, path: tuple[int | str, ...], leaf: Any) -> Leaf:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"its name is not valid Unicode: {error}") from error
+    if is_value(leaf):
+        return Leaf(name, path, value=to_json(leaf))
+    if isinstance(leaf, ShardedArray):
+        check_dtype(leaf.dtype)
+        pieces = {box: source(array) for box, array in leaf.pieces if box.size}
+        return Leaf(name, path, leaf.dtype, leaf.shape, pieces, is_sharded=True)
+    array = source(leaf)
+    check_dtype(dtype_of(array))
+    return Leaf(name, path, dtype_of(array), shape_of(array), {whole(shape_of(array)): array})
+
+
+def _keys(path: tuple[Any, ...]) -> tuple[int | str, ...]:
+    return tuple(key if type(key) is int and abs(key) < 2**63 else str(key) for key in path)
+
+
+def _prepare(folder: Path) -> None:
+    """Make a folder ready: what killed saves have left is removed, and what is there is ours."""
+    storage.make_folder(folder)
+    data = storage.read_metadata(folder)
+    try:
+        kept = parse(data, str(folder / storage.METADATA), Stamp).files if data is not None else {}
+    except CheckpointCorruptError:
+        return  # which files it meant is not known; they go once there is a new one
+    except CheckpointFormatError as error:
+        raise CheckpointFormatError(
+            f"{error}. It is not replaced: choose another folder, or remove it", file=error.file
+        ) from error
+    storage.remove_others(folder, kept)
+
+
+def _difference(given: list[dict[str, str]]) -> str:
+    """Say what the ranks do not agree on."""
+    for what in {key: None for same in given for key in same}:
+        stories: dict[str | None, list[int]] = {}
+        for rank, same in enumerate(given):
+            stories.setdefault(same.get(what), []).append(rank)
+        if len(stories) > 1:
+            told = [
+                f"on rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} {_short(story) if story is not None else 'missing'}"
+                for story, who in stories.items()
+            ]
+            return f"the ranks do not save the same: {what} is {'; '.join(told)}. Give the same path, step, extra and tree on all ranks"
+    raise AssertionError("the digests differ, and what they are made of does not")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
+
+
+def _divide(leaves: list[Leaf], held: list[dict[int, list[Box]]], rank: int) -> list[list[tuple[int, Box]]]:
+    """Return for each rank the boxes that it writes: each element of each array once, and about the same bytes on all ranks.
+
+    Raises
+    ------
+    UsageError
+        The pieces of a sharded array overlap in part, or do not fill it.
+    """
+    tasks: list[list[tuple[int, Box]]] = [[] for _ in held]
+    loads = [0] * len(held)
+    shared: list[tuple[int, Box, list[int]]] = []
+    for number, leaf in enumerate(leaves):
+        if not leaf.is_sharded:
+            continue
+        holders: dict[Box, list[int]] = {}
+        for holder, pieces in enumerate(held):
+            for box in pieces[number]:
+                holders.setdefault(box, []).append(holder)
+        if not tile(holders, leaf.shape):
+            raise UsageError(f"leaf {leaf.name!r}: {_fault(holders, leaf.shape)}", rank=rank)
+        shared += [(number, box, who) for box, who in holders.items()]
+    # Those that only one rank can write come first.
+    for number, box, who in sorted(shared, key=lambda item: len(item[2])):
+        writer = min(who, key=lambda holder: loads[holder])
+        tasks[writer].append((number, box))
+        loads[writer] += box.size * itemsize(str(leaves[number].dtype))
+    common = [(number, leaf) for number, leaf in enumerate(leaves) if leaf.dtype is not None and not leaf.is_sharded]
+    total = sum(_nbytes(leaf) for _, leaf in common)
+    rooms = _rooms(loads, total)
+    for number, leaf in common:
+        done, size, each = 0, whole(leaf.shape).size, itemsize(str(leaf.dtype))
+        while True:
+            writer, room = rooms[0]
+            # Small ones are not cut.
+            count = size - done if len(rooms) == 1 or _nbytes(leaf) <= BLOCK_BYTES else min(size - done, -(-room // each))
+            if size:
+                tasks[writer] += [(number, box) for box in boxes_of_range(leaf.shape, done, done + count)]
+            else:
+                tasks[writer].append((number, whole(leaf.shape)))
+            done += count
+            rooms[0] = (writer, room - count * each)
+            if rooms[0][1] <= 0 and len(rooms) > 1:
+                del rooms[0]
+            if done == size:
+                break
+    return tasks
+
+
+def _rooms(loads: list[int], total: int) -> list[tuple[int, int]]:
+    """Return who writes the arrays that all ranks have, and how many bytes each, so that all write as much in the end."""
+    order = sorted(range(len(loads)), key=lambda rank: loads[rank])[: max(1, total // BLOCK_BYTES)]
+    while (level := -(-(total + sum(loads[rank] for rank in order)) // len(order))) < loads[order[-1]]:
+        order.pop()
+    return [(rank, level - loads[rank]) for rank in order]
+
+
+def _nbytes(leaf: Leaf) -> int:
+    return whole(leaf.shape).size * itemsize(str(leaf.dtype))
+
+
+def _fault(holders: Mapping[Box, list[int]], shape: tuple[int, ...]) -> str:
+    fault = find_fault(list(holders), shape)
+    if isinstance(fault, Box):
+        return f"no rank holds the elements of shape {fault.shape} at {fault.offset}, of an array of shape {shape}"
+    assert fault is not None
+    one, other = (f"{box.shape} at {box.offset} on rank {holders[box][0]}" for box in fault)
+    return f"the pieces {one} and {other} overlap in part; pieces must be the same or disjoint"
