@@ -256,7 +256,7 @@ class _Task:
             try:
                 if name in metadata.values:
                     if not is_value(leaf):
-                        raise UsageError(f"it is a value in the checkpoint, and a {type(leaf).__qualname__} in like=")
+                        raise UsageError(f"it is a value in the checkpoint, and {type(leaf).__qualname__} in like=")
                     results[name] = lambda value=metadata.values[name].value: from_json(value)  # type: ignore[misc]
                 elif name in metadata.arrays:
                     results[name] = task._array(name, metadata.arrays[name], leaf)
@@ -309,7 +309,7 @@ class _Task:
         """Let an array, or the pieces of one, be read; return what makes the result of it."""
         if is_value(leaf):
             raise UsageError(
-                f"it is an array of shape {stored.shape} in the checkpoint, and a {type(leaf).__qualname__} in like="
+                f"it is an array of shape {stored.shape} in the checkpoint, and {type(leaf).__qualname__} in like="
             )
         if isinstance(leaf, ShardedArray):
             _compare(stored, leaf.shape, leaf.dtype)
@@ -317,8 +317,10 @@ class _Task:
             return lambda: ShardedArray(leaf.shape, [(offset, piece()) for offset, piece in pieces], leaf.dtype)
         array = readable(leaf)
         _compare(stored, shape_of(array), dtype_of(array))
-        piece = self._piece(name, stored, whole(stored.shape), leaf)
-        return (lambda: piece()[()]) if isinstance(leaf, np.generic) else piece
+        if isinstance(leaf, np.generic):
+            scalar = self._piece(name, stored, whole(stored.shape), array)
+            return lambda: scalar()[()]
+        return self._piece(name, stored, whole(stored.shape), leaf)
 
     def _piece(self, name: str, stored: StoredArray, box: Box, array: Array) -> Callable[[], Array]:
         """Let a box be read into an array, or into memory from which it comes there."""

@@ -109,7 +109,7 @@ def make_plan(tree: Any, path: str | os.PathLike[str], ranks: Ranks, step: int |
     try:
         step, extra = _checked_step(step), to_json(extra)
         leaves = _leaves(tree)
-        same = {"the path": os.fspath(path), "step": str(step), "extra": msgspec.json.encode(extra).decode()}
+        same = {"the path": os.fspath(path), "the step": str(step), "extra": msgspec.json.encode(extra).decode()}
         same |= {f"leaf {leaf.name!r}": str(leaf) for leaf in leaves}
         if ranks.rank == 0:
             _prepare(folder)
@@ -205,7 +205,7 @@ def _difference(given: list[dict[str, str]]) -> str:
             stories.setdefault(same.get(what), []).append(rank)
         if len(stories) > 1:
             told = [
-                f"on rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} {_short(story) if story is not None else 'missing'}"
+                f"{_short(story) if story is not None else 'missing'} on rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}"
                 for story, who in stories.items()
             ]
             return f"the ranks do not save the same: {what} is {'; '.join(told)}. Give the same path, step, extra and tree on all ranks"

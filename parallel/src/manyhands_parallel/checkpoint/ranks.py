@@ -81,9 +81,10 @@ class Ranks:
         found = [failure for failure in failures if failure is not None]
         if not found:
             return
-        first = found[0]
-        others = f" (and {len(found) - 1} more ranks failed)" if len(found) > 1 else ""
-        text = f"rank {first['rank']}: {first['text']}{others}" if self.count > 1 else first["text"]
+        if self.count == 1 and mine is not None:
+            raise mine
+        first, others = found[0], [failure["rank"] for failure in found[1:]]
+        text = f"rank {first['rank']}: {first['text']}" + (f" (so did others: {others})" if others else "")
         kind = getattr(errors, first["kind"], None) or getattr(manyhands.errors, first["kind"])
         if issubclass(kind, CheckpointError):
             raise kind(text, file=first["file"], leaf=first["leaf"], rank=self.rank, peer=first["rank"]) from mine

@@ -193,6 +193,7 @@ def _write_parts(plan: Plan, name: str, parts: list[Part], advance: Callable[[in
                 yield data.data
 
         storage.write_file(plan.path / name, contents(), advance)
+        storage.sync_folder(plan.path)
         chunks = [
             (part.leaf.name, Chunk(part.box.offset, part.box.shape, name, len(head) + tensor.start, crc.result()))
             for part, tensor, crc in zip(parts, tensors, sums, strict=True)

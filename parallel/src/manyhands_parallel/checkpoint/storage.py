@@ -21,6 +21,7 @@ __all__ = [
     "remove",
     "remove_checkpoint",
     "remove_others",
+    "sync_folder",
     "write_file",
 ]
 
@@ -45,8 +46,9 @@ def make_folder(path: Path) -> None:
     """Make a folder and those above it, so that they survive a crash."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
-        _sync_folder(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)  # noqa: PTH102 - as all steps of this module
+        sync_folder(folder.parent)
     if not path.is_dir():
         raise NotADirectoryError(f"{path} is a file; a checkpoint is a folder")
 
@@ -60,7 +62,7 @@ def read_metadata(path: Path) -> bytes | None:
 
 
 def write_file(path: Path, parts: Iterable[memoryview | bytes], advance: Callable[[int], object]) -> None:
-    """Write a new file, and wait until it and its name are on the disk."""
+    """Write a new file, and wait until its content is on the disk; its name is when its folder is synchronised."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         for part in parts:
@@ -72,7 +74,6 @@ def write_file(path: Path, parts: Iterable[memoryview | bytes], advance: Callabl
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    _sync_folder(path.parent)
 
 
 def commit(path: Path, metadata: bytes) -> None:
@@ -81,7 +82,7 @@ def commit(path: Path, metadata: bytes) -> None:
     remove([temporary])
     write_file(temporary, [metadata], lambda _: None)
     os.replace(temporary, path / METADATA)  # noqa: PTH105 - as all steps of this module
-    _sync_folder(path)
+    sync_folder(path)
 
 
 def remove(files: Iterable[Path]) -> None:
@@ -100,14 +101,15 @@ def remove_others(path: Path, keep: Iterable[str]) -> None:
 def remove_checkpoint(path: Path) -> None:
     """Remove a checkpoint: from the first step on there is none."""
     remove([path / METADATA])
-    _sync_folder(path)
+    sync_folder(path)
     remove([path / _TEMPORARY])
     remove_others(path, [])
     with contextlib.suppress(OSError):  # somebody else has files there
         os.rmdir(path)  # noqa: PTH106 - as all steps of this module
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

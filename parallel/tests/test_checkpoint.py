@@ -1,0 +1,329 @@
+"""Checkpoints: what goes in comes out, bit for bit."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import manyhands_parallel as mp
+from manyhands.errors import DTypeError, SizeMismatchError, UsageError
+from manyhands_simulated import run
+
+DTYPES = [
+    *(np.dtype(code) for code in "?bBhHiIlLefdFD"),
+    *(
+        np.dtype(getattr(ml_dtypes, name))
+        for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3", "float8_e3m4")
+    ),
+    *(np.dtype(getattr(ml_dtypes, f"float8_{name}")) for name in ("e4m3fnuz", "e5m2fnuz", "e4m3b11fnuz", "e8m0fnu")),
+]
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+def random_bits(shape, dtype, seed=0):
+    """Return an array of any bits: NaNs of all kinds, both zeros."""
+    size = math.prod(shape) * dtype.itemsize
+    data = np.random.default_rng(seed).integers(0, 2 if dtype.kind == "b" else 256, size, np.uint8)
+    return data.view(dtype).reshape(shape)
+
+
+def same(one, other):
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_keeps_its_bits(tmp_path, dtype):
+    array = random_bits((3, 5), dtype)
+
+    def blank(*shape):
+        return np.zeros(shape, dtype)
+
+    zero, empty = random_bits((), dtype), random_bits((4, 0), dtype)
+    mp.save({"a": array, "f": np.asfortranarray(array), "s": array[::-2, 1:4].T, "zero": zero, "empty": empty}, tmp_path / "c")
+    for found in (
+        mp.load(tmp_path / "c"),
+        mp.load(tmp_path / "c", {"a": blank(3, 5), "f": blank(3, 5), "s": blank(3, 2), "zero": blank(), "empty": blank(4, 0)}),
+    ):
+        assert same(found["a"], array)
+        assert same(found["f"], array)
+        assert same(found["s"], array[::-2, 1:4].T)
+        assert same(found["zero"], zero)
+        assert same(found["empty"], empty)
+
+
+def test_arrays_of_like_are_written_in_place_whatever_their_strides(tmp_path):
+    array = np.arange(60.0).reshape(3, 4, 5)
+    mp.save({"x": array, "y": array[0], "n": np.float32(2.5)}, tmp_path / "c")
+    store = np.zeros((5, 4, 6))
+    view, fixed = store.T[::2], np.zeros((4, 5))
+    fixed.flags.writeable = False
+    found = mp.load(tmp_path / "c", like={"x": view, "y": fixed, "n": np.float32(0)})
+    assert found["x"] is view
+    assert (store.T[::2] == array).all()
+    assert not store.T[1::2].any()
+    assert found["y"] is not fixed
+    assert (found["y"] == array[0]).all()
+    assert type(found["n"]) is np.float32
+    assert found["n"] == 2.5
+
+
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(st.characters(codec=None)),
+    st.binary(),
+    st.integers(0, 2**52 - 1).map(lambda payload: struct.unpack("d", struct.pack("Q", 0xFFF8 << 48 | payload))[0]),
+)
+
+
+def bits(value: Any) -> Any:
+    if isinstance(value, float):
+        return struct.pack("d", value)
+    if isinstance(value, complex):
+        return struct.pack("dd", value.real, value.imag)
+    if isinstance(value, list):
+        return [bits(item) for item in value]
+    if isinstance(value, dict):
+        return [(bits(key), bits(item)) for key, item in value.items()]
+    return type(value), value
+
+
+@given(
+    st.lists(VALUES, max_size=4),
+    st.recursive(
+        st.none() | VALUES,
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "$int", "ü", 3, 2**70]), inner, max_size=3)
+        ),
+    ),
+)
+def test_values_come_back_exactly(tmp_path_factory, values, extra):
+    path = tmp_path_factory.mktemp("c")
+    mp.save(values, path, extra=extra)
+    assert bits(mp.load(path, like=[0] * len(values))) == bits(values)
+    assert bits(mp.describe(path).extra) == bits(extra)
+    assert bits(mp.describe(path).values[str(0)]) == bits(values[0]) if values else True
+
+
+def test_the_tree_comes_back_like_like_or_as_nested_dicts(tmp_path):
+    one, two = np.arange(3), np.arange(4.0)
+    tree = {"a.b": one, "a": {0: two, "0x": None}, "l": [one, (two, 1)], "p": Point(1, two), "o": OrderedDict(z=1, y=2)}
+    mp.save(tree, tmp_path / "c")
+    blank = {
+        "a.b": one * 0,
+        "a": {0: two * 0, "0x": None},
+        "l": [one * 0, (two * 0, 0)],
+        "p": Point(0, two * 0),
+        "o": OrderedDict(z=0, y=0),
+    }
+    found = mp.load(tmp_path / "c", like=blank)
+    assert list(found["o"].items()) == [("z", 1), ("y", 2)]
+    assert found["l"][1][0].tolist() == found["p"].y.tolist() == two.tolist()
+    assert found["p"].x == found["l"][1][1] == 1
+    assert found["a"]["0x"] is None
+    plain = mp.load(tmp_path / "c")
+    assert list(plain) == ["a", "a.b", "l", "o", "p"] or set(plain) == set(tree)
+    assert set(plain["a"]) == {0}
+    assert set(plain["l"]) == {0, 1}
+    assert (plain["l"][1][0] == two).all()
+    mp.save(one, tmp_path / "c")
+    assert (mp.load(tmp_path / "c") == one).all()
+
+
+def test_describe_tells_what_is_there(tmp_path):
+    mp.save({"w": np.zeros((2, 3), "f4"), "lr": 0.5}, tmp_path / "c", step=7, extra={"run": "a"})
+    info = mp.describe(tmp_path / "c")
+    assert (info.step, info.world_size, info.extra, info.values) == (7, 1, {"run": "a"}, {"lr": 0.5})
+    assert info.arrays == {"w": ("float32", (2, 3))}
+    assert info.nbytes == info.arrays["w"].nbytes == 24
+    assert sum(info.files.values()) == sum(file.stat().st_size for file in (tmp_path / "c").glob("data-*"))
+    assert str(info).endswith(", step 7: 24 bytes, saved by 1 ranks in 1 files\n  w   float32[2, 3]\n  lr  0.5")
+
+
+def test_what_all_ranks_have_is_written_once_and_evenly(tmp_path):
+    large = np.arange(3 << 18, dtype="f8").reshape(-1, 3)
+    tree = {"large": large, "small": [np.full(100, k) for k in range(5)]}
+
+    def program(group):
+        mp.save(tree, tmp_path / "c", group)
+        mine = mp.load(tmp_path / "c", like={"large": large * 0, "small": [np.zeros(100, int)] * 5}, group=group)
+        return (mine["large"] == large).all()
+
+    assert all(run(program, 3).results)
+    info = mp.describe(tmp_path / "c")
+    sizes = sorted(info.files.values())
+    assert len(sizes) == 3
+    assert sum(sizes) < info.nbytes + 3000
+    assert sizes[-1] - sizes[0] < 6000
+    run(lambda group: mp.save({"w": np.ones(10)}, tmp_path / "c", group), 3)
+    assert len(mp.describe(tmp_path / "c").files) == 1
+
+
+def test_pieces_that_several_ranks_hold_are_written_once(tmp_path):
+    whole = np.arange(2**18, dtype="f8").reshape(4, -1)
+
+    def program(group):
+        half = slice(group.rank % 2 * 2, group.rank % 2 * 2 + 2)
+        mp.save({"w": mp.ShardedArray(whole.shape, [((half.start, 0), whole[half])])}, tmp_path / "c", group)
+
+    run(program, 4)
+    info = mp.describe(tmp_path / "c")
+    assert len(info.files) == 2
+    assert sum(info.files.values()) < whole.nbytes + 1000
+    assert (mp.load(tmp_path / "c")["w"] == whole).all()
+
+
+def test_a_save_and_a_load_make_three_collectives_each(tmp_path):
+    tree = {"w": np.ones(3), "lr": 0.1}
+    calls = run(lambda group: mp.save(tree, tmp_path / "c", group), 3).trace
+    assert [calls.count(name) for name in ("all_gather_object", "gather_object", "broadcast_object")] == [1, 1, 1]
+    assert len(calls.calls_of(0)) == 3
+    calls = run(lambda group: mp.load(tmp_path / "c", tree, group), 3).trace
+    assert [calls.count(name) for name in ("all_gather_object", "broadcast_object")] == [2, 1]
+    assert len(calls.calls_of(0)) == 3
+
+
+def outcomes(program, ranks):
+    done = run(program, ranks)
+    assert len({str(outcome) for outcome in done.results}) == 1, done.results
+    return done.results[0]
+
+
+def refused(path, tree_of):
+    def program(group):
+        with pytest.raises(UsageError) as error:
+            mp.save(tree_of(group.rank), path, group)
+        group.barrier()
+        return f"{type(error.value).__name__}: {error.value}"
+
+    text = outcomes(program, 3)
+    assert not list(path.glob("data*"))
+    return text
+
+
+@pytest.mark.parametrize(
+    ("tree_of", "said"),
+    [
+        (
+            lambda rank: {"w": np.zeros(3 if rank else 2)},
+            r"leaf 'w' is an array of float64, shape \(2,\) on rank 0; an array of float64, shape \(3,\) on ranks 1, 2",
+        ),
+        (lambda rank: {"w": np.zeros(3, "f4" if rank == 1 else "f8")}, r"shape \(3,\) on ranks 0, 2; an array of float32"),
+        (lambda rank: {"w": 1} | ({"v": 2} if rank == 2 else {}), r"leaf 'v' is missing on ranks 0, 1; the value 2 on rank 2"),
+        (
+            lambda rank: {"w": rank / 2},
+            r"leaf 'w' is the value 0.0 on rank 0; the value 0.5 on rank 1; the value 1.0 on rank 2",
+        ),
+        (lambda rank: {"w": np.array(["x"])}, "rank 0: leaf 'w': a checkpoint cannot hold dtype <U1"),
+        (lambda rank: {"w": np.zeros(3, ">f4") if rank == 1 else 1}, "rank 1: leaf 'w': .* >f4; convert it with x.astype"),
+        (lambda rank: {"w": np.ma.zeros(3)}, "masked"),
+        (lambda rank: {"w": object()}, "leaf 'w': an array of NumPy, CuPy, torch or JAX was expected"),
+        (
+            lambda rank: {"w": mp.ShardedArray((4, 2), [((rank, 0), np.zeros((2, 2)))])},
+            r"leaf 'w': the pieces \(2, 2\) at \(0, 0\) on rank 0 and \(2, 2\) at \(1, 0\) on rank 1 overlap in part",
+        ),
+        (
+            lambda rank: {"w": mp.ShardedArray((4, 2), [((rank, 0), np.zeros((1, 2)))])},
+            r"leaf 'w': no rank holds the elements of shape \(1, 2\) at \(3, 0\)",
+        ),
+        (lambda rank: {"a": {"b": 1}, "a.b": 2}, "two leaves of the tree have the name"),
+    ],
+)
+def test_trees_that_cannot_be_saved_are_refused_on_every_rank(tmp_path, tree_of, said):
+    import re
+
+    text = refused(tmp_path, tree_of)
+    assert re.search(said, text), text
+
+
+def test_the_path_and_the_step_must_be_the_same_on_all_ranks(tmp_path):
+    def program(group):
+        with pytest.raises(UsageError, match=r"the path is .*/0 on rank 0; .*/1 on rank 1") as one:
+            mp.save({}, tmp_path / str(group.rank), group)
+        with pytest.raises(UsageError, match="the step is 0 on rank 0; 1 on rank 1") as two:
+            mp.save({}, tmp_path, group, step=group.rank)
+        with pytest.raises(UsageError, match="step must be an integer from 0 on, and -1 was given") as three:
+            mp.save({}, tmp_path, group, step=-1)
+        mp.save({}, tmp_path / "0", group)
+        mp.save({}, tmp_path / "1", group)
+        with pytest.raises(UsageError, match="all ranks must load from one path") as four:
+            mp.load(tmp_path / str(group.rank), {}, group)
+        return str((one.value, two.value, three.value, four.value))
+
+    outcomes(program, 2)
+
+
+@pytest.mark.parametrize(
+    ("like", "error", "said"),
+    [
+        (
+            {"w": np.zeros(2), "lr": 0.0},
+            SizeMismatchError,
+            r"leaf 'w': it has shape \(3,\) in the checkpoint, and \(2,\) in like=",
+        ),
+        (
+            {"w": np.zeros(3, "f4"), "lr": 0.0},
+            DTypeError,
+            "leaf 'w': it has dtype float64 in the checkpoint, and float32 in like=",
+        ),
+        ({"w": np.zeros(3)}, UsageError, "only like= has none; only the checkpoint has 'lr'"),
+        ({"w": np.zeros(3), "lr": 0.0, "b": 1}, UsageError, "only like= has 'b'; only the checkpoint has none"),
+        ({"w": 0, "lr": 0.0}, UsageError, r"leaf 'w': it is an array of shape \(3,\) in the checkpoint, and int in like="),
+        ({"w": np.zeros(3), "lr": np.zeros(3)}, UsageError, "leaf 'lr': it is a value in the checkpoint, and ndarray in like="),
+    ],
+)
+def test_what_does_not_fit_is_refused_on_every_rank_and_nothing_is_written(tmp_path, like, error, said):
+    mp.save({"w": np.ones(3), "lr": 0.5}, tmp_path)
+
+    def program(group):
+        right = {"w": np.zeros(3), "lr": 0.0}
+        with pytest.raises(error, match=said) as found:
+            mp.load(tmp_path, like=like if group.rank == 1 else right, group=group)
+        assert not right["w"].any()
+        return str(found.value)
+
+    assert outcomes(program, 3).startswith("rank 1: ")
+
+
+def test_leaves_that_only_one_side_has_can_be_left_alone(tmp_path):
+    mp.save({"w": np.ones(3), "lr": 0.5}, tmp_path)
+    kept, report = np.zeros(2), mp.LoadReport()
+    found = mp.load(tmp_path, like={"w": np.zeros(3), "new": kept}, strict=False, report=report)
+    assert found["new"] is kept
+    assert found["w"].all()
+    assert (report.kept, report.unused, report.bytes_read) == (("new",), ("lr",), 24)
+
+
+def test_a_progress_bar_shows_bytes(tmp_path, capsys):
+    tree = {"w": np.ones(1000)}
+    mp.save(tree, tmp_path, progress=True)
+    mp.load(tmp_path, tree, progress=True)
+    said = capsys.readouterr().err
+    assert "saving" in said
+    assert "loading" in said
+    assert "8.0/8.0 kB" in said
+    mp.save(tree, tmp_path)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_plain_safetensors_file_is_read_as_well(tmp_path):
+    mp.save({"w": np.arange(6.0).reshape(2, 3), "b": np.ones(2, "i4")}, tmp_path / "c")
+    (file,) = (tmp_path / "c").glob("data-*")
+    (tmp_path / "plain.safetensors").write_bytes(file.read_bytes())
+    found = run(lambda group: mp.load(tmp_path / "plain.safetensors", group=group), 2).results[1]
+    assert found["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert mp.describe(tmp_path / "plain.safetensors").arrays["b"] == ("int32", (2,))
