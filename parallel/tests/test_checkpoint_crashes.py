@@ -1,4 +1,5 @@
 """A save that is killed leaves the old checkpoint or the new one, whole, wherever it is killed."""
+# ruff: noqa: PTH102, PTH105, PTH106, PTH108 - what stands for os does what os does
 
 from __future__ import annotations
 
@@ -79,6 +80,7 @@ class Disk:
     def mkdir(self, path):
         self.place()
         os.mkdir(path)
+        self.undo.append(("create", path.parent, lambda: shutil.rmtree(path)))
 
     def replace(self, source, target):
         self.place()
@@ -269,6 +271,18 @@ def test_a_rank_that_cannot_write_is_named_on_all_and_the_old_checkpoint_stays(t
     assert {text[:24] for text in texts} >= {f"rank {rank}: cannot write {tmp_path}"[:24] for rank in range(2)}
     assert any("metadata.json: [Errno 28] No space left on device" in text for text in texts)
     assert any("-1.safetensors: [Errno 28] No space left on device" in text for text in texts)
+
+
+def test_what_a_killed_save_has_left_gives_its_room_to_the_next(tmp_path, disk):
+    mp.save(OLD, tmp_path)
+    disk(dies_at=3)
+    with pytest.raises(Killed):
+        mp.save(NEW, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+    disk(fails_at=2)
+    with pytest.raises(mp.CheckpointWriteError, match="No space left"):
+        mp.save(NEW, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"metadata.json", *mp.describe(tmp_path).files}
 
 
 PROGRAM = """

@@ -18,10 +18,10 @@ from manyhands.errors import UsageError
 from manyhands_parallel.arrays import Array, dtype_of, itemsize, shape_of
 from manyhands_parallel.boxes import Box, boxes_of_range, whole
 from manyhands_parallel.checkpoint import storage
-from manyhands_parallel.checkpoint.errors import CheckpointCorruptError, CheckpointFormatError
+from manyhands_parallel.checkpoint.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointWriteError
 from manyhands_parallel.checkpoint.host import cut, source
 from manyhands_parallel.checkpoint.metadata import BLOCK_BYTES, Stamp, parse, to_json
-from manyhands_parallel.checkpoint.ranks import Ranks
+from manyhands_parallel.checkpoint.ranks import Failure, Ranks
 from manyhands_parallel.checkpoint.safetensors import check_dtype
 from manyhands_parallel.checkpoint.tiling import find_fault, tile
 from manyhands_parallel.sharded_arrays import ShardedArray
@@ -105,7 +105,8 @@ def make_plan(tree: Any, path: str | os.PathLike[str], ranks: Ranks, step: int |
     folder = Path(path)
     leaves: list[Leaf] = []
     same: dict[str, str] = {}
-    failure, mine = None, None
+    failure: Failure | None = None
+    mine: Exception | None = None
     try:
         step, extra = _checked_step(step), to_json(extra)
         leaves = _leaves(tree)
@@ -113,6 +114,9 @@ def make_plan(tree: Any, path: str | os.PathLike[str], ranks: Ranks, step: int |
         same |= {f"leaf {leaf.name!r}": str(leaf) for leaf in leaves}
         if ranks.rank == 0:
             _prepare(folder)
+    except OSError as error:
+        mine = CheckpointWriteError(f"cannot prepare {folder}: {error}", file=str(folder))
+        mine.__cause__, failure = error, ranks.failure(mine)
     except Exception as error:  # noqa: BLE001 - it is raised on all ranks
         failure, mine = ranks.failure(error), error
     offers = ranks.all_gather(
