@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 
 import numpy as np
@@ -14,6 +15,14 @@ import manyhands_parallel as mp
 from manyhands_parallel.boxes import Box
 from manyhands_parallel.checkpoint.tiling import find_fault, tile
 from manyhands_simulated import run
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _disk_is_not_waited_for():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 DTYPES = st.sampled_from([np.dtype(code) for code in "BefD"])
