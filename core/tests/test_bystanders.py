@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,7 @@ from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
 from manyhands.control import bystanders
-from manyhands.control.bystanders import begin_to_help, blocked, end_of_help, nobody_else, released, stands_by
+from manyhands.control.bystanders import begin_to_help, blocked, current_frames, end_of_help, nobody_else, released, stands_by
 from manyhands.control.computer import COMPUTER
 
 HOME = threading.current_thread()
@@ -303,3 +304,22 @@ def test_to_look_at_all_threads_stops_nothing_while_others_begin_and_end_and_the
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=40, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_looking_at_frames_keeps_nothing_alive():
+    """Found in the memory of a sharded model: frames that held themselves kept the arrays of all threads until the collector came."""
+
+    class Thing:
+        pass
+
+    def look() -> weakref.ref[Thing]:
+        thing = Thing()
+        current_frames()
+        return weakref.ref(thing)
+
+    before = gc.get_threshold()
+    gc.set_threshold(10**6)  # enabled, which makes a difference to it, and idle
+    try:
+        assert look()() is None
+    finally:
+        gc.set_threshold(*before)

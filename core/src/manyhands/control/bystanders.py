@@ -151,10 +151,13 @@ def current_frames() -> dict[int, FrameType]:
     waits for that lock and keeps the interpreter, and all stands still (python/cpython#106883, mended in 3.11.9). So the collector is off
     meanwhile; and from its being off to its being on again no line of Python runs, so that neither another thread nor a signal can come between.
     """
-    if not gc.isenabled():
-        return sys._current_frames()  # noqa: TID251 - the one place
-    found: list[Any] = list(map(operator.call, (gc.disable, sys._current_frames, gc.enable)))  # noqa: TID251 - as above
-    frames: dict[int, FrameType] = found[1]
+    if gc.isenabled():
+        found: list[Any] = list(map(operator.call, (gc.disable, sys._current_frames, gc.enable)))  # noqa: TID251 - the one place
+        frames: dict[int, FrameType] = found[1]
+    else:
+        frames = sys._current_frames()  # noqa: TID251 - as above
+    # Its own frame would hold itself, through `frames`, and with it the frames of all threads and their arrays until the collector comes.
+    frames[threading.get_ident()] = sys._getframe(1)
     return frames
 
 
