@@ -34,10 +34,14 @@ if TYPE_CHECKING:
     from manyhands_parallel.clip import clip_by_global_norm
     from manyhands_parallel.gradients import GradientSync, Step, broadcast, until_all_done
     from manyhands_parallel.normalization import RunningStats, batch_norm, batch_norm_backward
+    from manyhands_parallel.optimizers import SGD, Adam, AdamW
     from manyhands_parallel.sampling import Sampler, shard_indices
     from manyhands_parallel.sharded_arrays import ShardedArray
 
 __all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
     "ArrayInfo",
     "AsyncSaver",
     "CheckpointCorruptError",
@@ -72,6 +76,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Adam": "optimizers",
+    "AdamW": "optimizers",
     "ArrayInfo": "checkpoint.folder",
     "AsyncSaver": "checkpoint.saver",
     "CheckpointCorruptError": "checkpoint.errors",
@@ -84,6 +90,7 @@ _HOMES = {
     "LoadReport": "checkpoint.load",
     "Memory": "arrays",
     "RunningStats": "normalization",
+    "SGD": "optimizers",
     "Sampler": "sampling",
     "SaveWork": "checkpoint.saver",
     "Saved": "checkpoint.folder",

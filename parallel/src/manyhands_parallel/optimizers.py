@@ -1,0 +1,187 @@
+"""Optimizers that update an array in place: the elementwise ones that most training uses.
+
+Their arithmetic is that of torch.optim, operation by operation, so that a run can be compared with one of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from manyhands.errors import UsageError
+from manyhands_parallel.arrays import Array, namespace
+
+__all__ = ["SGD", "Adam", "AdamW", "Update"]
+
+Update = Callable[[Array, Array, dict[str, Any]], None]
+"""``update(param, grad, state)`` changes ``param`` in place. ``state`` is a dict of its own for each parameter, empty at first.
+
+What it keeps there should be arrays: of the shape of ``param``, or of shape () for a counter. A checkpoint can hold those. An update may have
+a method ``prepare(param, state)`` that makes this state before the first call, so that a new program can load a checkpoint into it.
+"""
+
+_BLOCK = 1 << 15
+"""Elements that are updated together on the host: so many that their temporary arrays stay in the cache, and cost no memory."""
+
+
+@dataclass
+class SGD:
+    """Stochastic gradient descent, with momentum if asked for. A callable: ``sgd(param, grad, state)``.
+
+    Parameters
+    ----------
+    lr
+        The learning rate. It may be set anew at any time, as may the others.
+    momentum
+        The share of the previous steps that goes into a step; 0 keeps no state.
+    weight_decay
+        The factor of the parameter that is added to its gradient.
+    nesterov
+        Whether the momentum is Nesterov's.
+
+    Raises
+    ------
+    UsageError
+        A value is negative, or Nesterov's momentum has no momentum.
+
+    Notes
+    -----
+    As torch.optim.SGD with ``dampening=0``. Sutskever et al., "On the importance of initialization and momentum in deep learning",
+    ICML 2013.
+    """
+
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "lr", "momentum", "weight_decay")
+        if self.nesterov and not self.momentum:
+            raise UsageError("nesterov=True needs a momentum, such as momentum=0.9")
+
+    def prepare(self, param: Array, state: dict[str, Any]) -> None:
+        """Make the state that a first call would make."""
+        if self.momentum:
+            state["momentum_buffer"] = namespace(param).zeros_like(param)
+
+    def __call__(self, param: Array, grad: Array, state: dict[str, Any]) -> None:
+        """Update ``param`` in place. ``grad`` has its shape and dtype; ``state`` is the same dict in each call."""
+        if self.momentum and "momentum_buffer" not in state:
+            self.prepare(param, state)
+        for block in _blocks(param):
+            p, g = param[block], grad[block]
+            if self.weight_decay:
+                g = g + p * self.weight_decay
+            if self.momentum:
+                momentum = state["momentum_buffer"][block]
+                momentum *= self.momentum
+                momentum += g
+                g = g + momentum * self.momentum if self.nesterov else momentum
+            p -= g * self.lr
+
+
+@dataclass
+class Adam:
+    """Adam: steps scaled by running means of the gradient and of its square. A callable: ``adam(param, grad, state)``.
+
+    Its state has the shape and dtype of the parameter (``exp_avg``, ``exp_avg_sq``), and counts the calls (``step``, shape ()).
+
+    Parameters
+    ----------
+    lr
+        The learning rate. It may be set anew at any time, as may the others.
+    betas
+        How much of the two running means a step keeps.
+    eps
+        What is added to the root of the second mean, so that nothing is divided by 0.
+    weight_decay
+        The factor of the parameter that is added to its gradient.
+
+    Raises
+    ------
+    UsageError
+        A value is negative, or a beta is not below 1.
+
+    Notes
+    -----
+    Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "lr", "eps", "weight_decay")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UsageError(f"betas must be two numbers from 0 to below 1, such as (0.9, 0.999), and {self.betas!r} was given")
+
+    def prepare(self, param: Array, state: dict[str, Any]) -> None:
+        """Make the state that a first call would make."""
+        zeros_like = namespace(param).zeros_like
+        state["step"] = np.zeros((), np.int64)
+        state["exp_avg"], state["exp_avg_sq"] = zeros_like(param), zeros_like(param)
+
+    def __call__(self, param: Array, grad: Array, state: dict[str, Any]) -> None:
+        """Update ``param`` in place. ``grad`` has its shape and dtype; ``state`` is the same dict in each call."""
+        if "step" not in state:
+            self.prepare(param, state)
+        state["step"] += 1
+        step, sqrt = int(state["step"]), namespace(param).sqrt
+        first, second = self.betas
+        step_size = self.lr / (1 - first**step)
+        root = math.sqrt(1 - second**step)
+        for block in _blocks(param):
+            p, g = param[block], self._decayed(param[block], grad[block])
+            mean, square = state["exp_avg"][block], state["exp_avg_sq"][block]
+            mean += (g - mean) * (1 - first)
+            square *= second
+            square += g * (1 - second) * g
+            denominator = sqrt(square)
+            denominator /= root
+            denominator += self.eps
+            p -= mean * step_size / denominator
+
+    def _decayed(self, p: Array, g: Array) -> Array:
+        """Return the gradient with weight decay."""
+        return g + p * self.weight_decay if self.weight_decay else g
+
+
+@dataclass
+class AdamW(Adam):
+    """Adam with decoupled weight decay: the parameter shrinks by ``lr * weight_decay`` of itself, and its gradient knows nothing of it.
+
+    Parameters and errors are those of `Adam`.
+
+    Notes
+    -----
+    Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
+    """
+
+    weight_decay: float = 1e-2
+
+    def _decayed(self, p: Array, g: Array) -> Array:
+        p *= 1 - self.lr * self.weight_decay
+        return g
+
+
+def _blocks(param: Array) -> Iterator[Any]:
+    """Yield what to index an array by, part after part."""
+    if isinstance(param, np.ndarray) and param.ndim == 1:
+        for start in range(0, param.size, _BLOCK):
+            yield slice(start, start + _BLOCK)
+    else:
+        yield ...
+
+
+def _check_positive(optimizer: object, *names: str) -> None:
+    for name in names:
+        value = getattr(optimizer, name)
+        if not value >= 0:  # also false for a NaN
+            raise UsageError(f"{name} must be 0 or more, and {value!r} was given")
