@@ -15,7 +15,8 @@ from manyhands.errors import UsageError
 def reference(optimizer, param, gradients):
     """One number, in Python's floats, as the papers and torch.optim define it."""
     momentum = mean = square = 0.0
-    for step, gradient in enumerate(gradients, 1):
+    for step, given in enumerate(gradients, 1):
+        gradient = given
         if isinstance(optimizer, mp.SGD):
             gradient += optimizer.weight_decay * param
             momentum = optimizer.momentum * momentum + gradient

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from manyhands_parallel.normalization import RunningStats, batch_norm, batch_norm_backward
     from manyhands_parallel.optimizers import SGD, Adam, AdamW
     from manyhands_parallel.sampling import Sampler, shard_indices
+    from manyhands_parallel.sharded.model import Sharded
+    from manyhands_parallel.sharded.optimizer import ShardedOptimizer
+    from manyhands_parallel.sharded.ranks import Hybrid
     from manyhands_parallel.sharded_arrays import ShardedArray
 
 __all__ = [
@@ -51,13 +54,16 @@ __all__ = [
     "CheckpointMissingError",
     "CheckpointWriteError",
     "GradientSync",
+    "Hybrid",
     "LoadReport",
     "Memory",
     "RunningStats",
     "Sampler",
     "SaveWork",
     "Saved",
+    "Sharded",
     "ShardedArray",
+    "ShardedOptimizer",
     "Step",
     "__version__",
     "batch_norm",
@@ -87,6 +93,7 @@ _HOMES = {
     "CheckpointMissingError": "checkpoint.errors",
     "CheckpointWriteError": "checkpoint.errors",
     "GradientSync": "gradients",
+    "Hybrid": "sharded.ranks",
     "LoadReport": "checkpoint.load",
     "Memory": "arrays",
     "RunningStats": "normalization",
@@ -94,7 +101,9 @@ _HOMES = {
     "Sampler": "sampling",
     "SaveWork": "checkpoint.saver",
     "Saved": "checkpoint.folder",
+    "Sharded": "sharded.model",
     "ShardedArray": "sharded_arrays",
+    "ShardedOptimizer": "sharded.optimizer",
     "Step": "gradients",
     "batch_norm": "normalization",
     "batch_norm_backward": "normalization",

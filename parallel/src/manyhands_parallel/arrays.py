@@ -197,6 +197,12 @@ class Memory:
         weakref.finalize(owner, self._count, purpose, -nbytes).atexit = False
         return buffer
 
+    def adopt(self, purpose: str, array: Array) -> None:
+        """Count an array that something else has made, as long as it is reachable."""
+        owner = _root(array) if isinstance(array, np.ndarray) else array
+        self._count(purpose, array.nbytes)
+        weakref.finalize(owner, self._count, purpose, -array.nbytes).atexit = False
+
     def _of_torch(self, extents: tuple[int, ...], dtype: str, template: Array) -> tuple[Array, Any]:
         import torch
 

@@ -9,7 +9,7 @@ import optree
 
 from manyhands.errors import UsageError
 
-__all__ = ["flatten", "named", "rebuild", "register_node"]
+__all__ = ["Spec", "below", "flatten", "named", "rebuild", "register_node"]
 
 Spec = optree.PyTreeSpec
 _OURS = "manyhands_parallel"
@@ -40,6 +40,17 @@ def flatten(tree: Any) -> tuple[dict[str, Any], Spec]:
 def rebuild(spec: Spec, leaves: Mapping[str, Any]) -> Any:
     """Return the tree of ``spec`` with these leaves, in the order in which `flatten` gave them."""
     return optree.tree_unflatten(spec, leaves.values())
+
+
+def below(spec: Spec, name: str) -> Spec | None:
+    """Return the spec of the subtree whose path, joined by dots, is ``name``; None where there is none."""
+    for path in spec.paths():
+        depth = next((depth for depth in range(len(path) + 1) if ".".join(map(str, path[:depth])) == name), None)
+        if depth is not None:
+            for step in path[:depth]:
+                spec = spec.children()[spec.entries().index(step)]
+            return spec
+    return None
 
 
 def named(tree: Any) -> dict[str, Any]:

@@ -1,0 +1,241 @@
+"""An optimizer of which each rank keeps a part: the parameters are whole everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Self
+
+from manyhands import Group
+from manyhands.errors import UsageError
+from manyhands_parallel import trees
+from manyhands_parallel.arrays import Array, like, readable
+from manyhands_parallel.optimizers import Update
+from manyhands_parallel.sharded.store import Store
+from manyhands_parallel.sharded.units import Part, Unit, check
+
+__all__ = ["ShardedOptimizer"]
+
+
+class ShardedOptimizer(Store):
+    """An optimizer whose state is divided among the ranks, for parameters that every rank holds whole. Every rank must make it.
+
+    >>> opt = mp.ShardedOptimizer(mp.Adam(lr=1e-3), params, group)
+    >>> params = opt.params
+    >>> opt.step(gradients(params, batch), weight=len(batch))
+
+    Parameters
+    ----------
+    update
+        `SGD`, `Adam`, `AdamW` or any function ``update(param, grad, state)`` that changes ``param`` in place; see `Sharded.update`.
+    params
+        A tree of floating-point arrays of one library: the same names, shapes and dtypes on all ranks. They are copied into `params`.
+    group
+        The ranks.
+    stage
+        1: gradients are whole until they are reduced at the end of the step (ZeRO-1). 2: a unit is reduced as soon as it is complete, and
+        each rank keeps its part of the sum (ZeRO-2).
+    units
+        Prefixes of the names of parameters. What a unit has is reduced and gathered in one message for each dtype. By default the first
+        component of each name.
+    reproducible
+        Whether gradients are summed in one order; see `Sharded`.
+    root
+        The rank whose parameters win; None: every rank keeps its own, which must be alike.
+
+    Attributes
+    ----------
+    memory
+        The bytes of all buffers, by purpose.
+
+    Raises
+    ------
+    UsageError
+        The arguments are impossible, or differ between ranks: on every rank. The group stays usable.
+    DTypeError
+        A parameter is no array of floating-point numbers.
+
+    Notes
+    -----
+    With n parameters in float32, Adam and N ranks, a rank holds 8 n + 8 n / N bytes in stage 1, and 4 n + 12 n / N in stage 2 with one unit's
+    gradients. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
+    """
+
+    def __init__(
+        self,
+        update: Update,
+        params: Any,
+        group: Group,
+        stage: Literal[1, 2] = 1,
+        *,
+        units: Sequence[str] | None = None,
+        reproducible: bool | None = True,
+        root: int | None = 0,
+    ) -> None:
+        if stage not in (1, 2):
+            raise UsageError(f"stage must be 1 or 2, and {stage!r} was given; for 3 there is mp.Sharded")
+        self._update_with = update
+        self._stage = stage
+        self._flat: dict[Part, Array] = {}
+        self._given: set[str] = set()
+        self._filled: set[str] = set()
+        super().__init__(params, group, "grad", units, root, None, reproducible, {"stage": stage})
+        self._homes = {name: (unit, part) for unit, part in self._pairs() for name in (slot.name for slot in part.layout.slots)}
+
+    def _pairs(self) -> Iterator[tuple[Unit, Part]]:
+        for unit in self._units.values():
+            for part in unit.parts:
+                yield unit, part
+
+    @property
+    def params(self) -> Any:
+        """The parameters, as a tree like the given one: views of what is updated in place. JAX arrays are copies, so ask anew after a step."""
+        self._refresh()
+        leaves: dict[str, Array] = {}
+        for part in self._parts():
+            self._arrive(part)
+            leaves |= {name: like(view, part.template) for name, view in part.layout.views(part.whole).items()}
+        return trees.rebuild(self._spec, {name: leaves[name] for name in self._order()})
+
+    def step(self, gradients: Any, weight: float = 1.0) -> None:
+        """Reduce gradients, update this rank's part of the parameters, and gather them. Within `paused`, only add the gradients up.
+
+        Parameters
+        ----------
+        gradients
+            A tree like that of the parameters, of this rank's mean gradients; None on a rank without any, which counts as zeros.
+        weight
+            How much they count, mostly the number of samples: the mean is sum(weight * gradient) / sum(weight). It may be 0.
+
+        Raises
+        ------
+        UsageError
+            Names, shapes or dtypes differ from those of the parameters. Nothing has been sent. Or all weights are 0, on every rank; the
+            parameters are unchanged.
+        """
+        given = dict.fromkeys(self._homes) if gradients is None else trees.named(gradients)
+        if set(given) != set(self._homes):
+            missing, extra = sorted(set(self._homes) - set(given)), sorted(set(given) - set(self._homes))
+            raise UsageError(
+                f"the gradients must have the names of the parameters: missing are {missing or 'none'}, unknown are {extra or 'none'}; "
+                "give zeros for a parameter without a gradient"
+            )
+        for name, gradient in given.items():
+            self._check(name, gradient)
+        with self.backward(weight):
+            for unit in self._units.values():
+                for name in unit.relative:
+                    self.ready(name, given[name])
+        if not self._is_paused:
+            self.update()
+
+    @contextmanager
+    def backward(self, weight: float = 1.0) -> Iterator[Self]:
+        """Take gradients one by one as a backward pass makes them; afterwards, `update`.
+
+        >>> with opt.backward(weight=len(batch)):
+        ...     opt.ready("w2", g2)
+        ...     opt.ready("w1", g1)
+        >>> opt.update()
+
+        All ranks must make the same gradients ready in the same order. A gradient that is not made ready counts as zeros; a unit of which none
+        was is not updated.
+
+        Parameters
+        ----------
+        weight
+            As for `step`.
+
+        Raises
+        ------
+        UsageError
+            Another backward pass is under way, or the weight is none. At the end: the ranks made different gradients ready, or all weights are
+            0; on every rank. The gradients are dropped, and the parameters are unchanged.
+        """
+        self._given = set()
+        with self._step("backward", weight):
+            yield self
+            for unit, part in self._pairs():
+                if part in self._flat and (self._stage == 2 or not self._is_paused):
+                    self._begin(unit, part)
+
+    def ready(self, name: str, gradient: Array | None) -> None:
+        """Take the gradient of one parameter. In stage 2, its unit is reduced in the background once it is complete.
+
+        Parameters
+        ----------
+        name
+            The name of the parameter: its path in the tree, joined by dots.
+        gradient
+            This rank's mean gradient, of the shape and dtype of the parameter. It is copied before this returns. None counts as zeros.
+
+        Raises
+        ------
+        UsageError
+            There is no such parameter, its gradient was given already, shape or dtype differ, or no backward pass is under way. Nothing has
+            been sent.
+        """
+        self._within("ready()", "backward")
+        self._check(name, gradient)
+        if name in self._given:
+            raise UsageError(f"the gradient of {name!r} was given already in this backward pass: add up its gradients first")
+        unit, part = self._homes[name]
+        self._given.add(name)
+        if part not in self._flat:
+            if self._stage == 2:
+                self._settle()
+            self._flat[part] = self._empty(part, "unit gradients", part.layout.padded_size)
+            self._flat[part][...] = 0
+        self._log.append(f"made the gradient of {name!r} ready")
+        if gradient is not None and self._weight != 0:
+            target = part.layout.views(self._flat[part])[name]
+            if name in self._filled:
+                target += readable(gradient) * self._weight
+            else:
+                target[...] = readable(gradient)
+                if self._weight != 1:
+                    target *= self._weight
+                self._filled.add(name)
+        if self._stage == 2 and all(slot.name in self._given for slot in part.layout.slots):
+            self._begin(unit, part)
+
+    def update(self, optimizer: Update | None = None) -> None:
+        """Update this rank's part of the parameters, and begin to gather them; see `Sharded.update`. `step` calls it.
+
+        Parameters
+        ----------
+        optimizer
+            By default that of the constructor.
+
+        Raises
+        ------
+        UsageError
+            There are no gradients. Nothing has changed.
+        """
+        super().update(optimizer or self._update_with)
+
+    def state(self, optimizer: Update | None = None) -> dict[str, Any]:
+        """Return what a checkpoint holds; see `Sharded.state`. The state of this optimizer is there from the beginning, if it can be prepared."""
+        own = self._update_with if hasattr(self._update_with, "prepare") else None
+        return super().state(optimizer or own)
+
+    def _begin(self, unit: Unit, part: Part) -> None:
+        """Begin to reduce a unit."""
+        self._settle()
+        flat = self._flat.pop(part)
+        self._filled -= {slot.name for slot in part.layout.slots}
+        self._log.append(f"reduced the unit {unit.name!r}")
+        self._reduce(part, flat)
+
+    def _drop_gradients(self) -> None:
+        super()._drop_gradients()
+        self._flat.clear()
+        self._filled.clear()
+
+    def _check(self, name: str, gradient: Array | None) -> None:
+        if name not in self._homes:
+            raise UsageError(f"there is no parameter {name!r}: the parameters are {sorted(self._homes)}")
+        if gradient is not None:
+            _, part = self._homes[name]
+            shape = next(slot.shape for slot in part.layout.slots if slot.name == name)
+            check(name, gradient, shape, {part.layout.dtype})
