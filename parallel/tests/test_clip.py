@@ -178,6 +178,14 @@ def test_what_makes_no_sense_is_refused(arguments, error, said):
         mp.clip_by_global_norm([], 1.0, norm_type=1)
 
 
+def test_an_array_of_integers_is_refused_on_every_rank_before_a_message_is_sent():
+    def clip(group):
+        with pytest.raises(DTypeError, match="dtype int64"):
+            mp.clip_by_global_norm([np.ones(2), np.ones(2, int)], 1.0, group, lambda name, grad: "replicated")
+
+    assert run(clip, 3).trace.calls == []
+
+
 @pytest.mark.peers
 def test_torch_computes_the_same_norm_and_gradients():
     import torch

@@ -86,19 +86,18 @@ def clip_by_global_norm(
     if norm_type not in (2, math.inf):
         raise UsageError(f"norm_type must be 2 or infinity, and is {norm_type!r}")
     leaves, spec = flatten(grads)
+    parts = {name: _arrays(leaf) for name, leaf in leaves.items()}
     ranks = group.parent if isinstance(group, DeviceMesh) else group
     divided, asks = _divided(leaves, group, placements)
-    if asks:
-        if ranks is None:
-            raise UsageError(
-                "some gradients are sharded, and no group is given; give group= with the ranks that hold the parts"
-            )
-        held = {name: leaf for name, leaf in leaves.items() if _is_first(group, divided[name])}
+    if not asks:
+        ranks = None
+    elif ranks is None:
+        raise UsageError("some gradients are sharded, and no group is given; give group= with the ranks that hold the parts")
     else:
-        held, ranks = leaves, None
+        parts = {name: arrays for name, arrays in parts.items() if _is_first(group, divided[name])}
     # The same array may be there twice.
-    arrays = {id(array): array for leaf in held.values() for array in _arrays(leaf)}
-    norm = _norm(list(arrays.values()), norm_type, ranks, timeout_s)
+    counted = {id(array): array for arrays in parts.values() for array in arrays}
+    norm = _norm(list(counted.values()), norm_type, ranks, timeout_s)
     if error_if_nonfinite and not math.isfinite(norm):
         raise UsageError(f"the norm of the gradients is {norm}, and error_if_nonfinite is given; nothing was scaled")
     if norm <= max_norm:
