@@ -161,6 +161,9 @@ def test_an_exception_within_a_step_drops_its_gradients():
     def program(group):
         store = make(group)
 
+        with store.paused(), store.step():
+            store.reduce("a", np.ones(4))
+
         def step():
             with store.paused(), store.step(), store.unit("a"):
                 store.reduce("a", np.ones(4))

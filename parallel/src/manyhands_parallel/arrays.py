@@ -147,7 +147,7 @@ class Memory:
     def __init__(self, group: Group | None = None) -> None:
         self._group = group
         self.held: dict[str, int] = {}
-        self.peak = 0
+        self.peak: int = 0
 
     @property
     def current(self) -> int:

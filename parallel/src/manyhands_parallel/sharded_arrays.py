@@ -43,7 +43,7 @@ class ShardedArray:
     """
 
     def __init__(self, shape: Sequence[int], pieces: Iterable[tuple[Sequence[int], Array]], dtype: str | None = None) -> None:
-        self.shape = tuple(int(extent) for extent in shape)
+        self.shape: tuple[int, ...] = tuple(int(extent) for extent in shape)
         self.pieces: tuple[tuple[Box, Array], ...] = tuple(
             (Box(tuple(offset), shape_of(array)), array) for offset, array in pieces
         )
@@ -52,7 +52,7 @@ class ShardedArray:
             raise DTypeError(
                 f"the pieces of a sharded array must have one dtype, and have {sorted(dtypes) or 'none'}; give dtype="
             )
-        (self.dtype,) = dtypes
+        self.dtype: str = dtypes.pop()
         for box, _ in self.pieces:
             inside = len(box.offset) == len(box.shape) == len(self.shape) and (
                 box.size == 0 or (min(box.offset, default=0) >= 0 and box.intersection(whole(self.shape)) == box)

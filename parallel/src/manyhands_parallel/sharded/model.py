@@ -127,8 +127,8 @@ class Sharded(Store):
             Another step is under way, or the weight is none. At the end: the ranks entered or reduced different units, or all weights are 0;
             on every rank. The gradients are dropped, nothing else has changed, and the group stays usable.
         """
-        self._reduced = set()
         with self._ordered("step", weight):
+            self._reduced = set()
             yield self
 
     @contextmanager
@@ -191,7 +191,7 @@ class Sharded(Store):
                 _clear(tree)
                 del tree
         finally:
-            unit.users -= 1
+            unit.users = max(unit.users - 1, 0)  # it is 0 already where the step has ended before
             if unit.users == 0:
                 self._trim(order.upcoming())
 

@@ -89,7 +89,10 @@ class ShardedOptimizer(Store):
 
     @property
     def params(self) -> Any:
-        """The parameters, as a tree like the given one: views of what is updated in place. JAX arrays are copies, so ask anew after a step."""
+        """The parameters, as a tree like the given one: views of what is updated in place.
+
+        JAX arrays are copies, so ask anew after a step. Where a checkpoint has been written into `state`, every rank must ask for them next.
+        """
         self._refresh()
         leaves: dict[str, Array] = {}
         for part in self._parts():

@@ -62,7 +62,8 @@ class Ranks:
             )
         if root is not None and root not in range(whole.world_size):
             raise UsageError(f"root must be a rank from 0 to {whole.world_size - 1}, or None, and {root!r} was given")
-        self.root_part = self.root_copy = root
+        self.root_part: int | None = root
+        self.root_copy: int | None = root
         if isinstance(strategy, Hybrid):
             if not isinstance(group, DeviceMesh):
                 raise UsageError(f"{strategy} needs a mesh: mp.Sharded(params, mh.DeviceMesh(group, shape, names), ...)")
@@ -83,7 +84,7 @@ class Ranks:
             self.replicate = group
         else:
             raise UsageError(f'the strategy must be "full", "grad", "none" or mp.Hybrid(...), and {strategy!r} was given')
-        self.keeps = strategy in ("grad", "none")
+        self.keeps: bool = strategy in ("grad", "none")
         """Whether every rank holds the parameters whole."""
         self.parts: int = self.shard.world_size if self.shard else 1
         self.part: int = self.shard.rank if self.shard else 0

@@ -393,7 +393,8 @@ class Store:
     def state(self, optimizer: Update | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds, as a tree of `ShardedArray` leaves that are views: write into them to load one.
 
-        A checkpoint of it can be loaded by another number of ranks, with other units and another strategy. It does not communicate.
+        A checkpoint of it can be loaded by another number of ranks, with other units and another strategy. It does not communicate, and every
+        rank must call it.
 
         Parameters
         ----------
