@@ -145,19 +145,22 @@ def test_powersgd_sends_little_and_only_of_matrices_that_are_worth_it_and_begins
 def test_unused_and_weightless_gradients_keep_their_errors(world, compress):
     def program(group, compress):
         sync = mp.GradientSync(group, LIKE, compress=compress)
-        sync(gradients_of(group.rank))
+        first = sync(gradients_of(group.rank))["w"]
         before = {name: error.copy() for name, error in sync.state()["errors"].items()}
         mine = gradients_of(group.rank)
         found = sync(mine | {"k": None}) if group.rank == 0 else sync(mine, weight=0)
         assert found["k"] is None
         after = sync.state()["errors"]
-        return {name: np.array_equal(before[name], after[name]) for name in after}, found
+        return {name: np.array_equal(before[name], after[name]) for name in after}, found, first, after["w"].copy()
 
-    (first, found), (second, same) = world(2).run(program, compress).results
-    assert first["k"]
-    assert not first["w"]
-    assert all(second.values())
+    (kept, found, first, left), (kept_too, same, _, left_too) = world(2).run(program, compress).results
+    assert kept["k"]
+    assert not kept["w"]
+    assert all(kept_too.values())
     assert np.array_equal(found["w"], same["w"])
+    # What came out and what is kept is what went in.
+    went_in = (gradients_of(0)["w"] + gradients_of(1)["w"]) / 2 + gradients_of(0)["w"]
+    np.testing.assert_allclose(first + found["w"] + left + left_too, went_in, atol=2e-3)
 
 
 def test_one_gradient_that_is_not_finite_spoils_no_later_step(world):

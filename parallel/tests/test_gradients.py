@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from worlds import must, thread_world
 
 import manyhands_parallel as mp
-from manyhands.errors import AbortedError, DTypeError, LayoutError, PeerLostError, SizeMismatchError, UsageError
-from manyhands_simulated import Kill
+from manyhands.errors import AbortedError, CommError, DTypeError, LayoutError, PeerLostError, SizeMismatchError, UsageError
+from manyhands_simulated import Kill, random_faults
 from manyhands_simulated import run as simulated
 
 SHAPES = {"a": (3, 5), "b": (), "c": (7,), "d": (0, 2), "e": (2, 2, 2), "f": (11,)}
@@ -225,6 +226,31 @@ def test_buckets_leave_in_the_order_of_the_first_step_on_rank_0(world):
     assert [call.start_s for call in calls] == [0, 1, 3, 3, 4, 4, 6, 7, 8, 8, 10, 11]
 
 
+def test_a_bucket_has_one_dtype_and_comes_behind_another_if_its_last_gradient_does(world):
+    like = {"a": np.zeros(4, "f4"), "b": np.zeros(4), "c": np.zeros(5, "f4"), "d": np.zeros(100, "f4")}
+
+    def program(group):
+        mp.GradientSync(group, like, first_bucket_bytes=64, bucket_bytes=64)(like)
+
+    # The weight; d, which is too large for any other; b; then a and c, although c was expected before b.
+    calls = world(2).run(program).trace.calls_of(0, "all_reduce")
+    assert [call.nbytes for call in calls] == [8, 404, 40, 44]
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_large_gradients_are_summed_in_the_order_of_ranks(world, reproducible):
+    like = np.zeros(100_000, "f4")
+
+    def program(group):
+        mine = np.random.default_rng(group.rank).standard_normal(like.shape).astype("f4")
+        return mine, mp.GradientSync(group, like, reproducible=reproducible)(mine, weight=3)
+
+    results = world(5).run(program).results
+    wanted = mean([mine for mine, _ in results], [3] * 5)
+    assert all(same_bits(found, wanted) == reproducible for _, found in results)
+    np.testing.assert_allclose(results[0][1], wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("nth", range(4))
 def test_a_rank_that_dies_in_a_step_is_named_and_nothing_is_half_applied(world, nth):
     like = {name: np.zeros(4) for name in "abcd"}
@@ -258,6 +284,29 @@ def test_the_order_of_messages_changes_nothing(world):
         return mine
 
     world(3).explore(program, alike=True, seeds=range(25))
+
+
+def test_whatever_fails_a_step_is_done_wholly_or_not_at_all(world):
+    like = {name: np.zeros(6) for name in "abcd"}
+    kept = {}
+
+    def program(group):
+        sync = mp.GradientSync(group, like, first_bucket_bytes=1, bucket_bytes=1)
+        for step in range(3):
+            mine = kept[group.rank] = {name: np.full(6, 10.0 * step + group.rank) for name in like}
+            with sync.step() as s:
+                for name, gradient in mine.items():
+                    s.ready(name, gradient)
+                    group.compute(0.05)
+
+    def check(run):
+        for rank, mine in kept.items():
+            (value,) = {number for gradient in mine.values() for number in gradient.tolist()}
+            assert value % 10 in (rank, 1)
+        kept.clear()
+
+    faults = functools.partial(random_faults, world_size=3, kinds=("kill", "pause", "drop"))
+    world(3).explore(program, faults=faults, expected=CommError, check=check, seeds=range(30))
 
 
 def test_other_trees_and_options_are_refused_on_all_ranks_with_what_differs(world):

@@ -135,6 +135,9 @@ def test_what_no_rank_uses_keeps_what_it_had_and_a_rank_without_data_gets_all(wo
         assert kept.tolist() == [[3.0, 3.0]] * 2
         assert module.never.bias.grad is None
         assert module.frozen.weight.grad is None
+        before = module.rare.weight.grad.tolist()
+        module(data(group.rank)).square().mean().backward()
+        assert module.rare.weight.grad.tolist() == before
         return module.rare.weight.grad.numpy().copy()
 
     wanted = [np.zeros((5, 5), "f4"), np.zeros((5, 5), "f4"), alone(2, rare=True)["rare.weight"]]
@@ -171,6 +174,7 @@ def test_parameters_and_buffers_are_those_of_rank_0(world):
                 each.fill_(group.rank + 1)
         sync = mp.torch.data_parallel(module, group, broadcast_buffers=broadcast_buffers)
         assert all((each == 1).all() for each in module.state_dict().values())
+        assert mp.broadcast(module[0].weight, group) is module[0].weight
         with sync.step():
             module(data(group.rank)).square().sum().backward()
         return module[1].running_mean.tolist(), module[1].num_batches_tracked.item()

@@ -67,7 +67,9 @@ def empty_like(template: Array, shape: tuple[int, ...]) -> Array:
     buffer = readable(template)
     if _is_torch(buffer):
         return buffer.new_empty(shape)
-    return _library(buffer).empty(shape, buffer.dtype)
+    if isinstance(buffer, np.ndarray):
+        return np.empty(shape, buffer.dtype)
+    return namespace(buffer).empty(shape, dtype=buffer.dtype, device=buffer.device)
 
 
 def _assign(target: Array, source: Array) -> None:
