@@ -183,8 +183,10 @@ def test_the_state_goes_on_where_it_was_and_what_is_foreign_is_refused(world):
         for step in (1, 2):
             here, there = one(gradients_of(group.rank, step)), other(gradients_of(group.rank, step))
             assert all(np.array_equal(here[name], there[name]) for name in LIKE)
-        with pytest.raises(UsageError, match=r"'no' is no such leaf|an error of shape"):
+        with pytest.raises(UsageError, match=r"is of 'no', and there is no such"):
             one.load_state({**one.state(), "errors": {"no": np.zeros(3)}})
+        with pytest.raises(UsageError, match=r"shape \(3,\) for 'b', and \(5,\) is expected"):
+            one.load_state({**one.state(), "errors": {"b": np.zeros(3)}})
         with pytest.raises(UsageError, match="this compression has"):
             one.load_state({"momentum": 1})
 

@@ -404,7 +404,9 @@ def test_trees_and_options_that_cannot_be_are_refused(world):
         for like, options, error, said in [
             (np.zeros(3, int), {}, DTypeError, "the leaf '' is int64"),
             ({"w": "x"}, {}, DTypeError, "an array of NumPy"),
-            (np.zeros(3), {"bucket_bytes": 0}, UsageError, "at least a byte"),
+            (np.zeros(3), {"bucket_bytes": 0}, UsageError, "positive number of bytes"),
+            (np.zeros(3), {"first_bucket_bytes": 1.5}, UsageError, "positive number of bytes"),
+            (np.zeros(3), {"compress": "bfloat16"}, UsageError, r"such as Cast\('bfloat16'\)"),
             (np.zeros(3), {"reduce_dtype": "int32"}, DTypeError, "dtype of floats"),
             (np.zeros(3), {"reduce_dtype": "float12"}, DTypeError, "no dtype 'float12'"),
         ]:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from manyhands.errors import UsageError
-from manyhands_parallel.arrays import Array, Memory, dtype_of, itemsize, namespace, readable, shape_of
+from manyhands_parallel.arrays import Array, Memory, dtype_of, itemsize, namespace, shape_of
 from manyhands_parallel.layout import Layout, Slot
-from manyhands_parallel.scaling import copy_scaled, empty_like
+from manyhands_parallel.scaling import copy_scaled, copy_to, empty_like
 
 if TYPE_CHECKING:
     from manyhands import Work
@@ -59,7 +59,7 @@ class Compressor(Protocol):
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Go on from what `state` returned; its arrays are now this compressor's."""
         ...
 
 
@@ -216,7 +216,7 @@ class _CastCompressor:
         return {"errors": dict(self.errors.kept)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.errors.kept = _owned(state["errors"])
+        self.errors.kept = dict(state["errors"])
 
 
 class _CastChannel:
@@ -256,7 +256,7 @@ class _PowerCompressor:
         return {"errors": dict(self.errors.kept), "right": dict(self.right), "steps": self.steps}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.errors.kept, self.right, self.steps = _owned(state["errors"]), _owned(state["right"]), int(state["steps"])
+        self.errors.kept, self.right, self.steps = dict(state["errors"]), dict(state["right"]), int(state["steps"])
 
     def start(self, slot: Slot, extent: int, rank: int, template: Array) -> Array:
         """Return the matrix of a leaf that the iteration begins with: where it ended, or random."""
@@ -265,7 +265,7 @@ class _PowerCompressor:
             # The name counts, so that two leaves of one shape differ; the order of leaves does not, since buckets change.
             rng = np.random.default_rng((self.config.seed, *slot.name.encode()))
             right = self.right[slot.name] = empty_like(template, (extent, rank))
-            right[...] = _as_library(right, rng.standard_normal((extent, rank)))
+            right[...] = copy_to(template, rng.standard_normal((extent, rank)))
         return right
 
 
@@ -347,17 +347,3 @@ def _multiply(target: Array, one: Array, other: Array) -> None:
     """Set ``target = one @ other``, without a word about what is not finite."""
     with np.errstate(all="ignore"):
         namespace(target).matmul(one, other, out=target)
-
-
-def _as_library(template: Array, value: np.ndarray[Any, Any]) -> Any:
-    """Return an array of NumPy as one of the library of a buffer."""
-    return value if isinstance(template, np.ndarray) else namespace(template).asarray(value)
-
-
-def _owned(arrays: Mapping[str, Any]) -> dict[str, Array]:
-    """Return copies, which will be written to."""
-    owned = {}
-    for name, array in arrays.items():
-        owned[name] = empty_like(array, shape_of(array))
-        owned[name][...] = readable(array)
-    return owned

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from manyhands_parallel.arrays import Array, dtype_of, itemsize, namespace, readable
+from manyhands_parallel.arrays import Array, dtype_of, itemsize, namespace, readable, shape_of
 
-__all__ = ["add_scaled", "copy_divided", "copy_scaled", "empty_like"]
+__all__ = ["add_scaled", "copy_divided", "copy_scaled", "copy_to", "empty_like"]
 
 
 def _quiet() -> np.errstate:
@@ -70,6 +70,18 @@ def empty_like(template: Array, shape: tuple[int, ...]) -> Array:
     if isinstance(buffer, np.ndarray):
         return np.empty(shape, buffer.dtype)
     return namespace(buffer).empty(shape, dtype=buffer.dtype, device=buffer.device)
+
+
+def copy_to(template: Array, array: Array) -> Array:
+    """Return a copy of an array, of any library, as a buffer where ``template`` is; the dtype stays."""
+    buffer, array = readable(template), readable(array)
+    if _is_torch(buffer) == _is_torch(array) and isinstance(buffer, np.ndarray) == isinstance(array, np.ndarray):
+        copy = empty_like(array, shape_of(array))
+        copy[...] = array
+        return copy
+    if isinstance(buffer, np.ndarray):
+        return np.array(array)
+    return namespace(buffer).asarray(array, device=buffer.device, copy=True)
 
 
 def _assign(target: Array, source: Array) -> None:

@@ -101,7 +101,7 @@ class ModuleSync(GradientSync):
     """
 
     def __init__(self, module: Any, group: Group, *, broadcast_buffers: bool = True, **options: Any) -> None:
-        self.module = module
+        self.module: Any = module
         self._parameters = OrderedDict((name, each) for name, each in module.named_parameters() if each.requires_grad)
         self._own: Step | None = None  # the step of a backward pass outside of a block
         super().__init__(group, self._parameters, **options)

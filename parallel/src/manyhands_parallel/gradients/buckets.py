@@ -100,10 +100,10 @@ class Bucket:
         for name in names:
             slots.append(Slot(name, leaves[name].shape, slots[-1].stop if slots else 0))
         leaf = leaves[slots[0].name]
-        self.layout = Layout(tuple(slots), leaf.wire)
+        self.layout: Layout = Layout(tuple(slots), leaf.wire)
         self.flat: Array = memory.empty("gradients", self.layout.size + len(slots), leaf.wire, leaf.template)
-        self.views = self.layout.views(self.flat)
-        self.missing = len(slots)
+        self.views: dict[str, Array] = self.layout.views(self.flat)
+        self.missing: int = len(slots)
         self.channel: Channel | None = None
 
     @property

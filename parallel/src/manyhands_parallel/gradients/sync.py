@@ -27,7 +27,7 @@ from manyhands_parallel.arrays import (
 )
 from manyhands_parallel.compress import Compression, Compressor
 from manyhands_parallel.gradients.buckets import Bucket, Leaf, plan
-from manyhands_parallel.scaling import add_scaled, copy_divided, copy_scaled, empty_like
+from manyhands_parallel.scaling import add_scaled, copy_divided, copy_scaled, copy_to, empty_like
 from manyhands_parallel.trees import flatten, rebuild
 
 if TYPE_CHECKING:
@@ -106,10 +106,8 @@ class GradientSync:
         timeout_s: float | None = None,
     ) -> None:
         leaves, self._spec = flatten(like)
-        if min(bucket_bytes, first_bucket_bytes) < 1:
-            raise UsageError(f"a bucket holds at least a byte; {bucket_bytes=} and {first_bucket_bytes=} were given")
-        self.group = group
-        self.memory = Memory(group)
+        self.group: Group = group
+        self.memory: Memory = Memory(group)
         self._bytes = first_bucket_bytes, bucket_bytes
         self._reproducible = reproducible
         self._timeout_s = timeout_s
@@ -121,6 +119,10 @@ class GradientSync:
         options |= {"reduce_dtype": reduce_dtype, "compress": compress}
         told = {f"({name})": repr(value) for name, value in options.items()}
         same_on_all(group, type(self).__name__, stories(leaves) | told, timeout_s=timeout_s)
+        if any(type(each) is not int or each < 1 for each in self._bytes):
+            raise UsageError(f"a bucket holds a positive number of bytes; {bucket_bytes=} and {first_bucket_bytes=} were given")
+        if not (compress is None or hasattr(compress, "begin")):
+            raise UsageError(f"compress takes what mp.compress has, such as Cast('bfloat16'), and {compress!r} was given")
         self._leaves = {name: _leaf(name, leaf, reduce_dtype) for name, leaf in leaves.items()}
         self._compressor: Compressor | None = None if compress is None else compress.begin(self.memory)
         self._buckets: list[Bucket] = []
@@ -227,12 +229,22 @@ class GradientSync:
         known = self.state()
         if set(state) != set(known):
             raise UsageError(f"the state has {sorted(state)}, and this compression has {sorted(known)}")
-        errors = state.get("errors", {})
-        for name, error in errors.items():
-            if name not in self._leaves or shape_of(error) != self._leaves[name].shape:
-                raise UsageError(f"the state has an error of shape {shape_of(error)} for {name!r}, which is no such leaf here")
+        for name in [name for value in state.values() if isinstance(value, Mapping) for name in value]:
+            if name not in self._leaves:
+                raise UsageError(f"the state is of {name!r}, and there is no such gradient here")
+        for name, error in state.get("errors", {}).items():
+            if shape_of(error) != self._leaves[name].shape:
+                raise UsageError(
+                    f"the state has shape {shape_of(error)} for {name!r}, and {self._leaves[name].shape} is expected"
+                )
         if self._compressor is not None:
-            self._compressor.load_state(state)
+            copies = {
+                key: {name: copy_to(self._leaves[name].template, array) for name, array in value.items()}
+                if isinstance(value, Mapping)
+                else value
+                for key, value in state.items()
+            }
+            self._compressor.load_state(copies)
 
     # What a step does.
 
@@ -445,15 +457,21 @@ class Step:
     """
 
     def __init__(self, sync: GradientSync, weight: float) -> None:
-        self.weight = weight
+        self.weight: float = weight
         self._targets: dict[str, Array] = {}
         self._means: dict[str, Array] = {}
-        self.is_paused = False
+        self.is_paused: bool = False
         self._sync = sync
 
     def __enter__(self) -> Self:
         self.is_paused = self._sync._pauses > 0
-        self._sync._begin(self, self.weight)
+        self._targets, self._means = {}, {}
+        try:
+            self._sync._begin(self, self.weight)
+        except BaseException as failure:
+            if self._sync._step is self:
+                self._sync._abandon(failure)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
