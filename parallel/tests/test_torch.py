@@ -380,7 +380,7 @@ with mh.init(timeout_s=30) as group:
     ddp.register_comm_hook(state, power.powerSGD_hook)
     x = torch.randn(64, 12, generator=torch.Generator().manual_seed(group.rank)) ** 3  # the same gradients in each step
     sums = [0.0, 0.0]
-    for step in range(402):
+    for step in range(152):
         ours.zero_grad(), theirs.zero_grad()
         ours(x).pow(3).mean().backward()
         ddp(x).pow(3).mean().backward()
@@ -390,8 +390,8 @@ with mh.init(timeout_s=30) as group:
     with ddp.no_sync():
         ddp(x).pow(3).mean().backward()
     exact = group.all_reduce(theirs.weight.grad, "mean")
-    errors = [((total / 400 - exact).norm() / exact.norm()).item() for total in sums]
-    assert max(errors) < 0.02, errors  # with error feedback both converge to the mean
+    errors = [((total / 150 - exact).norm() / exact.norm()).item() for total in sums]
+    assert max(errors) < 0.05, errors  # with error feedback both converge to the mean
     dist.destroy_process_group()
 print("all is well")
 """

@@ -86,7 +86,8 @@ class ModuleSync(GradientSync):
       up as well, so that the loss of a batch is not divided by the number of batches.
 
     After a step, ``.grad`` of a parameter is the mean, a view of a bucket: the next step writes there. A parameter that no
-    rank has used keeps the ``.grad`` that it had, None for instance. ``zero_grad`` may be called as usual, but discards nothing that paused passes have added up.
+    rank has used keeps the ``.grad`` that it had, None for instance. ``zero_grad`` may be called as usual, but discards nothing that paused
+    passes have added up.
 
     If a step fails, ``.grad`` of what was on its way becomes None.
 
