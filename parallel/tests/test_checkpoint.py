@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -116,7 +117,7 @@ def test_values_come_back_exactly(tmp_path_factory, values, extra):
     mp.save(values, path, extra=extra)
     assert bits(mp.load(path, like=[0] * len(values))) == bits(values)
     assert bits(mp.describe(path).extra) == bits(extra)
-    assert bits(mp.describe(path).values[str(0)]) == bits(values[0]) if values else True
+    assert bits(list(mp.describe(path).values.values())) == bits(values)
 
 
 def test_the_tree_comes_back_like_like_or_as_nested_dicts(tmp_path):
@@ -136,7 +137,7 @@ def test_the_tree_comes_back_like_like_or_as_nested_dicts(tmp_path):
     assert found["p"].x == found["l"][1][1] == 1
     assert found["a"]["0x"] is None
     plain = mp.load(tmp_path / "c")
-    assert list(plain) == ["a", "a.b", "l", "o", "p"] or set(plain) == set(tree)
+    assert set(plain) == set(tree)
     assert set(plain["a"]) == {0}
     assert set(plain["l"]) == {0, 1}
     assert (plain["l"][1][0] == two).all()
@@ -151,7 +152,7 @@ def test_describe_tells_what_is_there(tmp_path):
     assert info.arrays == {"w": ("float32", (2, 3))}
     assert info.nbytes == info.arrays["w"].nbytes == 24
     assert sum(info.files.values()) == sum(file.stat().st_size for file in (tmp_path / "c").glob("data-*"))
-    assert str(info).endswith(", step 7: 24 bytes, saved by 1 ranks in 1 files\n  w   float32[2, 3]\n  lr  0.5")
+    assert str(info).endswith(", step 7: 24 bytes; ranks: 1; files: 1\n  w   float32[2, 3]\n  lr  0.5")
 
 
 def test_what_all_ranks_have_is_written_once_and_evenly(tmp_path):
@@ -244,8 +245,6 @@ def refused(path, tree_of):
     ],
 )
 def test_trees_that_cannot_be_saved_are_refused_on_every_rank(tmp_path, tree_of, said):
-    import re
-
     text = refused(tmp_path, tree_of)
     assert re.search(said, text), text
 

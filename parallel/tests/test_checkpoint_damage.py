@@ -18,6 +18,9 @@ from manyhands_simulated import run
 LARGE = np.arange(400_000, dtype="f8")  # three blocks and a bit
 
 
+WRONG = b"\x3c" + bytes(7) + b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,8]}}'.ljust(60) + bytes(8)
+
+
 def tree_of(rank, array=LARGE):
     half = len(array) // 2
     return {"w": mp.ShardedArray.of_range(array.shape, rank * half, array[rank * half : (rank + 1) * half].copy()), "lr": 0.5}
@@ -189,7 +192,7 @@ def test_metadata_of_others_are_not_replaced(tmp_path):
 
 def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path):
     file = tmp_path / "x.safetensors"
-    for content in (b"", b"12345678", b"\x02" + bytes(7) + b"{]", b"\x0f" + bytes(7) + b'{"a":{"b":"c"}}', b"\xff" * 20):
+    for content in (b"", b"12345678", b"\x02" + bytes(7) + b"{]", b"\x0f" + bytes(7) + b'{"a":{"b":"c"}}', b"\xff" * 20, WRONG):
         file.write_bytes(content)
         with pytest.raises(mp.CheckpointFormatError, match=r"x\.safetensors"):
             mp.load(file)

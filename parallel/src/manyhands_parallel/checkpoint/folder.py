@@ -92,7 +92,7 @@ class CheckpointInfo:
 
     def __str__(self) -> str:
         step = f", step {self.step}" if self.step is not None else ""
-        lines = [f"{self.path}{step}: {self.nbytes:,} bytes, saved by {self.world_size} ranks in {len(self.files)} files"]
+        lines = [f"{self.path}{step}: {self.nbytes:,} bytes; ranks: {self.world_size}; files: {len(self.files)}"]
         width = max(map(len, [*self.arrays, *self.values]), default=0)
         lines += [f"  {name:{width}}  {array.dtype}{list(array.shape)}" for name, array in self.arrays.items()]
         lines += [f"  {name:{width}}  {value!r}" for name, value in self.values.items()]

@@ -76,7 +76,7 @@ def copy_bytes(array: Array, target: Bytes) -> None:
 
 def host_buffer(nbytes: int, arrays: list[Array]) -> Bytes:
     """Return host memory for copies of some arrays: pinned, where GPUs copy to it."""
-    for array in arrays:
+    for array in arrays if nbytes else ():
         if is_torch(array):
             if array.device.type == "cuda":
                 import torch

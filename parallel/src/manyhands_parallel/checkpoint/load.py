@@ -85,7 +85,7 @@ def load(
         Whether ``like`` and the checkpoint must have the same leaves. If not, those that only one of them has stay as they are.
     verify
         Whether to read all blocks (1 MiB) that hold wanted bytes wholly, to compare them with their checksums. Otherwise that is done for
-        those that are read wholly anyway: all, where ranks read what they have written.
+        those that are read in one go anyway: all, where ranks read what they have written.
     progress
         Whether rank 0 shows a progress bar; by default for 256 MiB or more on a terminal.
     report
@@ -192,14 +192,12 @@ def _meet(folder: Path, ranks: Ranks) -> bytes | None:
 
 def _of_file(path: Path) -> Metadata:
     """Return what the header of a safetensors file says."""
-    nbytes = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(8)
-        found = safetensors.parse(head, nbytes, str(path))
-        if isinstance(found, int):
-            found = safetensors.parse(head + file.read(found - len(head)), nbytes, str(path))
-    assert isinstance(found, tuple)
-    begin, tensors = found
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            begin, tensors = safetensors.read_header(file, status.st_size, str(path))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", file=str(path)) from error
     arrays = {
         tensor.name: StoredArray(
             (tensor.name,),
@@ -209,7 +207,7 @@ def _of_file(path: Path) -> Metadata:
         )
         for tensor in tensors
     }
-    return Metadata("", path.stat().st_mtime, None, {path.name: nbytes}, 1, BLOCK_BYTES, None, arrays, {})
+    return Metadata("", status.st_mtime, None, {path.name: status.st_size}, 1, BLOCK_BYTES, None, arrays, {})
 
 
 def _open(folder: Path, metadata: Metadata, name: str) -> File:

@@ -85,7 +85,9 @@ class Ranks:
             raise mine
         first, others = found[0], [failure["rank"] for failure in found[1:]]
         text = f"rank {first['rank']}: {first['text']}" + (f" (so did others: {others})" if others else "")
-        kind = getattr(errors, first["kind"], None) or getattr(manyhands.errors, first["kind"])
+        kind: type[ManyHandsError] = CheckpointError
+        for module in (errors, manyhands.errors):
+            kind = getattr(module, first["kind"], kind)
         if issubclass(kind, CheckpointError):
             raise kind(text, file=first["file"], leaf=first["leaf"], rank=self.rank, peer=first["rank"]) from mine
         raise kind(text, rank=self.rank, peer=first["rank"]) from mine

@@ -30,7 +30,8 @@ __all__ = ["File", "Want"]
 _SLICE_BYTES = 8 << 20
 """How much is read at once."""
 _SHORT_BYTES = 16 << 10
-"""Runs that are shorter are copied from mapped memory: a call to the system for each would cost more than the bytes."""
+"""Runs that are shorter are copied from mapped memory: a call to the system for each would cost more than the bytes. (If the disk fails there, a signal
+ends the process.)"""
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class File:
         self._path = str(path)
         self._block_bytes = block_bytes
         self._mapped: mmap.mmap | None = None
-        self.bytes_read = 0
+        self.bytes_read: int = 0
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:

@@ -5,17 +5,19 @@ See https://github.com/huggingface/safetensors. The package itself stores stride
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from manyhands.errors import DTypeError
+from manyhands_parallel.arrays import itemsize
 from manyhands_parallel.checkpoint.errors import CheckpointCorruptError, CheckpointFormatError
 
-__all__ = ["Tensor", "check_dtype", "header", "parse", "prefix"]
+__all__ = ["Tensor", "check_dtype", "header", "prefix", "read_header"]
 
 _CODES = {
     "bool": "BOOL",
@@ -81,49 +83,56 @@ def header(tensors: Iterable[Tensor], identity: str) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def parse(head: bytes, nbytes: int, file: str) -> tuple[int, list[Tensor]] | int:
+def read_header(file: BinaryIO, nbytes: int, name: str) -> tuple[int, list[Tensor]]:
     """Read the header of any safetensors file.
 
     Parameters
     ----------
-    head
-        The first bytes of the file.
-    nbytes
-        The length of the file.
     file
+        The file, at its beginning.
+    nbytes
+        Its length.
+    name
         Its path, for errors.
 
     Returns
     -------
-    int or (int, list of Tensor)
-        How many bytes ``head`` must have; or, if it has them, where the data begins, and the arrays.
+    int, list of Tensor
+        Where the data begins, and the arrays.
 
     Raises
     ------
     CheckpointFormatError
-        It is no such file.
+        It is no such file, or has a dtype that this does not know.
     CheckpointCorruptError
         It is shorter than its header says.
+    OSError
+        It cannot be read.
     """
-    if nbytes < 8:
-        raise CheckpointFormatError(f"{file} is no safetensors file: it has {nbytes} bytes", file=file)
-    (length,) = struct.unpack("<Q", head[:8])
-    if length > min(_LARGEST_HEADER, nbytes - 8):
-        raise CheckpointFormatError(f"{file} is no safetensors file: its header would have {length} bytes", file=file)
-    if len(head) < 8 + length:
-        return 8 + int(length)
+    (length,) = struct.unpack("<Q", file.read(8)) if nbytes >= 8 else (0,)
+    if not 0 < length <= min(_LARGEST_HEADER, nbytes - 8):
+        raise CheckpointFormatError(
+            f"{name} is no safetensors file: of {nbytes} bytes its header would have {length}", file=name
+        )
     try:
-        entries: dict[str, Any] = msgspec.json.decode(head[8 : 8 + length], type=dict[str, Any])
+        entries = msgspec.json.decode(file.read(length), type=dict[str, Any])
         entries.pop("__metadata__", None)
         tensors = [
-            Tensor(name, _NAMES[entry["dtype"]], tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
-            for name, entry in entries.items()
+            Tensor(key, _NAMES[entry["dtype"]], tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
+            for key, entry in entries.items()
         ]
     except KeyError as error:
-        raise CheckpointFormatError(f"{file} has an array without, or of another, {error}", file=file) from error
+        raise CheckpointFormatError(f"{name} has an array without {error}, or of this dtype", file=name) from error
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise CheckpointFormatError(f"{file} is no safetensors file: {error}", file=file) from error
+        raise CheckpointFormatError(f"{name} is no safetensors file: {error}", file=name) from error
+    for tensor in tensors:
+        if min(tensor.start, *tensor.shape, 0) < 0 or tensor.stop - tensor.start != math.prod(tensor.shape) * itemsize(
+            tensor.dtype
+        ):
+            raise CheckpointFormatError(
+                f"{name} is no safetensors file: {tensor.name!r} has a wrong number of bytes", file=name
+            )
     missing = 8 + length + max([tensor.stop for tensor in tensors], default=0) - nbytes
     if missing > 0:
-        raise CheckpointCorruptError(f"{file} is truncated: {missing} bytes are missing at its end", file=file)
+        raise CheckpointCorruptError(f"{name} is truncated: {missing} bytes are missing at its end", file=name)
     return 8 + int(length), tensors
