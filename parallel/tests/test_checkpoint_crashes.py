@@ -304,6 +304,7 @@ with mh.init() as group:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_processes_killed_at_random_leave_a_whole_checkpoint(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "manyhands", "run", "-n", "2", "--backend", "shm", "train.py", "ckpt"]
