@@ -12,7 +12,7 @@ GPU_VENV := .venv-gpu$(GPU_SUFFIX)
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-peers test-gpu check prove bench-startup bench-gpu clean venv-gpu venv venv-dev
+.PHONY: help demo test test-all test-peers test-gpu check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
@@ -23,6 +23,7 @@ help:
 	@echo "make check          lint, formatting, types, and the rules of the repository"
 	@echo "make prove          prove every algorithm for all worlds up to 33 and every root (ten minutes)"
 	@echo "make bench-startup  what it costs to import and to start manyhands, next to MPI and torch; installs those in environments of their own"
+	@echo "make bench-parallel what training layers cost, next to torch's; installs that in an environment of its own"
 	@echo "make bench-gpu      what a call on a GPU costs, next to NCCL's raw binding, cupyx and torch; CUDA=13 for CUDA 13"
 	@echo "make venv-dev       make .venv with all distributions, and with the tools that develop them"
 	@echo "make clean          remove the environments and what the tools leave behind"
@@ -40,7 +41,7 @@ test-all: venv-dev
 test-peers:
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
-	.venv-peers/bin/python -m pytest -m peers plugins/gloo/tests plugins/mpi/tests tests/test_bench_backends.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_docs_recipes.py parallel/tests/test_torch.py parallel/tests/test_jax.py $(PYTEST_ARGS)
+	.venv-peers/bin/python -m pytest -m peers plugins/gloo/tests plugins/mpi/tests tests/test_bench_backends.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py $(PYTEST_ARGS)
 	.venv-peers-mpich/bin/python -m pytest -m peers plugins/mpi/tests $(PYTEST_ARGS)
 
 test-gpu: venv-gpu
@@ -70,6 +71,10 @@ bench-startup: venv
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
 	$(BIN)/python benchmarks/startup.py
+
+bench-parallel:
+	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
+	.venv-peers/bin/python benchmarks/parallel.py --json docs/measured/parallel.json $(BENCH_ARGS)
 
 bench-gpu: venv-gpu
 	$(GPU_VENV)/bin/python benchmarks/gpu.py --json docs/measured/gpu.json $(BENCH_ARGS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["broadcast", "give"]
 
+T = TypeVar("T")
+
 _TOGETHER = 4 << 20
 """Bytes of a message that holds several arrays. One that is larger goes alone, without being copied."""
 
 
-def broadcast(tree: Any, group: Group, root: int = 0, *, timeout_s: float | None = None) -> Any:
+def broadcast(tree: T, group: Group, root: int = 0, *, timeout_s: float | None = None) -> T:
     """Give the arrays of one rank to all ranks: parameters before the first step, running statistics.
 
     Parameters
@@ -57,7 +59,8 @@ def broadcast(tree: Any, group: Group, root: int = 0, *, timeout_s: float | None
     buffers = {name: readable(leaf) for name, leaf in leaves.items()}
     targets = {name: buffer if writable(leaves[name]) else _copy(buffer) for name, buffer in buffers.items()}
     give(targets, group, root, timeout_s=timeout_s)
-    return rebuild(spec, {name: leaf if writable(leaf) else _new(targets[name], leaf) for name, leaf in leaves.items()})
+    result: T = rebuild(spec, {name: leaf if writable(leaf) else _new(targets[name], leaf) for name, leaf in leaves.items()})
+    return result
 
 
 def give(buffers: Mapping[str, Array], group: Group, root: int, *, timeout_s: float | None = None) -> None:
