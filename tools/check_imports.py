@@ -46,9 +46,10 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "arrays trees sampling",
-        "layout boxes optimizers normalization agreement scaling",
-        "compress sharded_arrays torch_batch_norm",
-        "clip gradients sharded checkpoint",
+        "layout boxes optimizers normalization agreement scaling axes",
+        "compress sharded_arrays torch_batch_norm tensor_parallel",
+        "clip gradients sharded checkpoint vocab_parallel",
+        "torch_tensor_parallel",
         "torch jax",
     )
 )

@@ -40,6 +40,18 @@ if TYPE_CHECKING:
     from manyhands_parallel.sharded.optimizer import ShardedOptimizer
     from manyhands_parallel.sharded.ranks import Hybrid
     from manyhands_parallel.sharded_arrays import ShardedArray
+    from manyhands_parallel.tensor_parallel import (
+        column_linear,
+        copy_to,
+        gather_from,
+        gather_sequence,
+        reduce_from,
+        reduce_scatter_sequence,
+        row_linear,
+        scatter_to,
+        shard_of,
+    )
+    from manyhands_parallel.vocab_parallel import vocab_parallel_cross_entropy, vocab_parallel_embedding
 
 __all__ = [
     "SGD",
@@ -70,15 +82,26 @@ __all__ = [
     "batch_norm_backward",
     "broadcast",
     "clip_by_global_norm",
+    "column_linear",
     "compress",
+    "copy_to",
     "describe",
+    "gather_from",
+    "gather_sequence",
     "jax",
     "latest",
     "load",
+    "reduce_from",
+    "reduce_scatter_sequence",
+    "row_linear",
     "save",
+    "scatter_to",
     "shard_indices",
+    "shard_of",
     "torch",
     "until_all_done",
+    "vocab_parallel_cross_entropy",
+    "vocab_parallel_embedding",
 ]
 
 _HOMES = {
@@ -115,6 +138,17 @@ _HOMES = {
     "save": "checkpoint.save",
     "shard_indices": "sampling",
     "until_all_done": "gradients",
+    "column_linear": "tensor_parallel",
+    "copy_to": "tensor_parallel",
+    "gather_from": "tensor_parallel",
+    "gather_sequence": "tensor_parallel",
+    "reduce_from": "tensor_parallel",
+    "reduce_scatter_sequence": "tensor_parallel",
+    "row_linear": "tensor_parallel",
+    "scatter_to": "tensor_parallel",
+    "shard_of": "tensor_parallel",
+    "vocab_parallel_cross_entropy": "vocab_parallel",
+    "vocab_parallel_embedding": "vocab_parallel",
 }
 _MODULES: frozenset[str] = frozenset({"compress", "jax", "torch"})
 """Modules that are named as such: ``mp.torch``."""

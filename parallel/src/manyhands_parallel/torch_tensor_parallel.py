@@ -1,0 +1,112 @@
+"""The tensor parallel layers for torch's autograd: they return the result alone, and its backward pass calls their ``vjp``.
+
+>>> from manyhands_parallel import torch_tensor_parallel as tp
+>>> hidden = torch.relu(tp.column_linear(x, w1.T, b1, group))
+>>> loss = tp.row_linear(hidden, w2.T, b2, group).square().mean()
+>>> loss.backward()
+
+Every rank runs the same backward pass: the collectives of a layer are made when its gradients are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from manyhands_parallel import tensor_parallel, vocab_parallel
+
+if TYPE_CHECKING:
+    import torch
+
+    from manyhands import Group
+
+__all__ = [
+    "column_linear",
+    "copy_to",
+    "gather_from",
+    "gather_sequence",
+    "reduce_from",
+    "reduce_scatter_sequence",
+    "row_linear",
+    "scatter_to",
+    "vocab_parallel_cross_entropy",
+    "vocab_parallel_embedding",
+]
+
+
+def copy_to(x: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
+    """Do as `manyhands_parallel.copy_to`, for autograd."""
+    return _apply(lambda t: tensor_parallel.copy_to(t, group, **options), x)
+
+
+def reduce_from(x: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
+    """Do as `manyhands_parallel.reduce_from`, for autograd."""
+    return _apply(lambda t: tensor_parallel.reduce_from(t, group, **options), x)
+
+
+def gather_from(x: torch.Tensor, group: Group, axis: int = -1, **options: Any) -> torch.Tensor:
+    """Do as `manyhands_parallel.gather_from`, for autograd."""
+    return _apply(lambda t: tensor_parallel.gather_from(t, group, axis, **options), x)
+
+
+def scatter_to(x: torch.Tensor, group: Group, axis: int = -1, **options: Any) -> torch.Tensor:
+    """Do as `manyhands_parallel.scatter_to`, for autograd."""
+    return _apply(lambda t: tensor_parallel.scatter_to(t, group, axis, **options), x)
+
+
+def gather_sequence(x: torch.Tensor, group: Group, axis: int = 0, **options: Any) -> torch.Tensor:
+    """Do as `manyhands_parallel.gather_sequence`, for autograd."""
+    return _apply(lambda t: tensor_parallel.gather_sequence(t, group, axis, **options), x)
+
+
+def reduce_scatter_sequence(x: torch.Tensor, group: Group, axis: int = 0, **options: Any) -> torch.Tensor:
+    """Do as `manyhands_parallel.reduce_scatter_sequence`, for autograd."""
+    return _apply(lambda t: tensor_parallel.reduce_scatter_sequence(t, group, axis, **options), x)
+
+
+def column_linear(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, group: Group, gather_output: bool = False, **options: Any
+) -> torch.Tensor:
+    """Do as `manyhands_parallel.column_linear`, for autograd."""
+    return _apply(lambda *t: tensor_parallel.column_linear(t[0], t[1], t[2], group, gather_output, **options), x, w, b)
+
+
+def row_linear(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, group: Group, input_is_sharded: bool = True, **options: Any
+) -> torch.Tensor:
+    """Do as `manyhands_parallel.row_linear`, for autograd."""
+    return _apply(lambda *t: tensor_parallel.row_linear(t[0], t[1], t[2], group, input_is_sharded, **options), x, w, b)
+
+
+def vocab_parallel_embedding(ids: torch.Tensor, table: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
+    """Do as `manyhands_parallel.vocab_parallel_embedding`, for autograd."""
+    return _apply(lambda rows: vocab_parallel.vocab_parallel_embedding(ids, rows, group, **options), table)
+
+
+def vocab_parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
+    """Do as `manyhands_parallel.vocab_parallel_cross_entropy`, for autograd."""
+    return _apply(lambda z: vocab_parallel.vocab_parallel_cross_entropy(z, targets, group, **options), logits)
+
+
+def _apply(call: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
+    return _function().apply(call, *tensors)
+
+
+@cache
+def _function() -> Any:
+    """Return the autograd function that runs a call and keeps its ``vjp``; torch is imported when it is first used."""
+    import torch
+
+    class WithVjp(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, call: Callable[..., Any], *tensors: Any) -> Any:
+            y, ctx.vjp = call(*tensors)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            gradients = ctx.vjp(dy)
+            return None, *(gradients if isinstance(gradients, tuple) else (gradients,))
+
+    return WithVjp
