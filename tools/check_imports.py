@@ -48,7 +48,7 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
         "arrays trees sampling",
         "layout boxes optimizers normalization agreement scaling axes",
         "compress sharded_arrays torch_batch_norm tensor_parallel",
-        "clip gradients sharded checkpoint vocab_parallel",
+        "clip gradients sharded checkpoint vocab_parallel dtensor",
         "torch_tensor_parallel",
         "torch jax",
     )

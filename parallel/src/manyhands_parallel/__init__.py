@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from manyhands_parallel.checkpoint.save import save
     from manyhands_parallel.checkpoint.saver import AsyncSaver, SaveWork
     from manyhands_parallel.clip import clip_by_global_norm
+    from manyhands_parallel.dtensor import DTensor, Partial, Placement, Replicate, Shard, distribute, from_local
     from manyhands_parallel.gradients import GradientSync, Step, broadcast, until_all_done
     from manyhands_parallel.normalization import RunningStats, batch_norm, batch_norm_backward
     from manyhands_parallel.optimizers import SGD, Adam, AdamW
@@ -65,14 +66,19 @@ __all__ = [
     "CheckpointInfo",
     "CheckpointMissingError",
     "CheckpointWriteError",
+    "DTensor",
     "GradientSync",
     "Hybrid",
     "LoadReport",
     "Memory",
+    "Partial",
+    "Placement",
+    "Replicate",
     "RunningStats",
     "Sampler",
     "SaveWork",
     "Saved",
+    "Shard",
     "Sharded",
     "ShardedArray",
     "ShardedOptimizer",
@@ -86,6 +92,8 @@ __all__ = [
     "compress",
     "copy_to",
     "describe",
+    "distribute",
+    "from_local",
     "gather_from",
     "gather_sequence",
     "jax",
@@ -149,6 +157,13 @@ _HOMES = {
     "shard_of": "tensor_parallel",
     "vocab_parallel_cross_entropy": "vocab_parallel",
     "vocab_parallel_embedding": "vocab_parallel",
+    "DTensor": "dtensor",
+    "Partial": "dtensor",
+    "Placement": "dtensor",
+    "Replicate": "dtensor",
+    "Shard": "dtensor",
+    "distribute": "dtensor",
+    "from_local": "dtensor",
 }
 _MODULES: frozenset[str] = frozenset({"compress", "jax", "torch"})
 """Modules that are named as such: ``mp.torch``."""

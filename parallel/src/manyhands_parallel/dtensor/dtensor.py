@@ -1,0 +1,395 @@
+"""Distributed arrays: made of whole ones or of parts, redistributed, and joined."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyhands.errors import DTypeError, SizeMismatchError, UsageError
+from manyhands_parallel.agreement import same_on_all
+from manyhands_parallel.arrays import Array, dtype_of, itemsize, readable, shape_of
+from manyhands_parallel.axes import flat, value
+from manyhands_parallel.dtensor.moves import Place, move
+from manyhands_parallel.dtensor.placements import Partial, Placement, Replicate, Shard, tuples
+from manyhands_parallel.dtensor.plan import Step, plan
+from manyhands_parallel.dtensor.spec import Spec
+from manyhands_parallel.sharded_arrays import ShardedArray
+
+if TYPE_CHECKING:
+    from manyhands import DeviceMesh, Group
+
+__all__ = ["DTensor", "distribute", "from_local"]
+
+
+class DTensor:
+    """An array that lies distributed on a mesh. Made by `distribute` and `from_local`; it does not change.
+
+    It has no operators: compute with ``local``, and make the result a distributed array by `with_local`.
+
+    Attributes
+    ----------
+    local
+        What this rank has: an array of NumPy, CuPy, torch or JAX.
+    mesh
+        The mesh, or the group.
+    placements
+        For each axis of the mesh how the array lies on it. Axes of the array are counted from 0, and the counts of a `Shard` are None where they
+        are the usual ones.
+    shape
+        The shape of the whole array.
+    dtype
+        The dtype, by name.
+    """
+
+    def __init__(self, local: Array, mesh: DeviceMesh | Group, spec: Spec) -> None:
+        self.local = local
+        self.mesh = mesh
+        self._spec = spec
+        self._place = _place_of(mesh)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """For each axis of the mesh how the array lies on it."""
+        return self._spec.placements
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array."""
+        return self._spec.shape
+
+    @property
+    def dtype(self) -> str:
+        """The dtype, by name."""
+        return dtype_of(self.local)
+
+    @property
+    def offset(self) -> tuple[int, ...]:
+        """The index of this rank's first element in the whole array."""
+        return self._spec.box(self._place.coordinates).offset
+
+    def __repr__(self) -> str:
+        return f"DTensor({self.shape}, {self.dtype}, {list(self.placements)}, local {shape_of(self.local)} at {self.offset})"
+
+    def redistribute(
+        self,
+        placements: Sequence[Placement],
+        *,
+        check: bool = True,
+        reproducible: bool | None = True,
+        timeout_s: float | None = None,
+    ) -> DTensor:
+        """Return the same array in another distribution. Every rank must call it.
+
+        The steps are those that `explain` lists. They send, of an array of N bytes on p ranks, from each rank:
+
+        ====================  ==================================================  ================
+        from, to              by                                                  bytes
+        ====================  ==================================================  ================
+        Shard -> Replicate    all_gather                                          (p - 1) / p N
+        Partial -> Replicate  all_reduce, as reduce_scatter and all_gather        2 (p - 1) / p N
+        Partial -> Shard      reduce_scatter                                      (p - 1) / p N
+        Shard(i) -> Shard(j)  all_to_all                                          (p - 1) / p**2 N
+        Replicate -> Shard    a slice                                             0
+        any -> Partial        elsewhere zeros, or what the op does not notice     0
+        ====================  ==================================================  ================
+
+        If an all_to_all has parts of several sizes, the sizes travel as well: 8 bytes for each other rank.
+
+        Parameters
+        ----------
+        placements
+            One for each axis of the mesh, the same on all ranks.
+        check
+            Whether the ranks compare what they gave first, in a small call. Without, a difference ends in a `CollectiveMismatchError`, or, where no
+            bytes are sent, is not found.
+        reproducible
+            Whether sums of floats have the same bits whatever the backend and the size: see `Group.all_reduce`.
+        timeout_s
+            Seconds that each collective may last.
+
+        Returns
+        -------
+        DTensor
+            Where nothing changes it has the same ``local``; otherwise a new one, except that ``Replicate -> Partial`` keeps it on the first rank.
+            A `Partial` mean of floats is off by roundings, everything else is exact.
+
+        Raises
+        ------
+        UsageError
+            On every rank: the placements do not fit the mesh or the array, or the ranks gave different ones, or have different arrays.
+        DTypeError
+            On every rank: the dtype does not have the reduction of a `Partial`.
+        """
+        if check:
+            story = {"the array": f"{self.dtype}{list(self.shape)}", "from": _words(self.placements), "to": _words(placements)}
+            same_on_all(self._place.parent, "redistribute", story, timeout_s=timeout_s)
+        target = _checked(Spec.of(self.shape, self._place.shape, placements), self.dtype)
+        local, before = self.local, self._spec
+        for step in self._steps(target):
+            local = move(local, before, step, self._place, reproducible=reproducible, timeout_s=timeout_s)
+            before = step.after
+        return DTensor(local, self.mesh, target)
+
+    def explain(self, placements: Sequence[Placement]) -> list[Step]:
+        """Return the steps that `redistribute` would take, each with the bytes that it sends. Nothing is sent.
+
+        >>> for step in d.explain([mp.Replicate(), mp.Shard(0)]):
+        ...     print(step)
+        dp: Shard(0) -> Shard(1) by all_to_all, 96 bytes sent by each rank
+
+        Of all ways that change the placement on one axis of the mesh at a time, it is the one that sends the fewest bytes. If several axes of the mesh
+        shard the same axis of the array, only the last of them can change, so that a way may go round.
+
+        Parameters
+        ----------
+        placements
+            As for `redistribute`.
+
+        Raises
+        ------
+        UsageError, DTypeError
+            As for `redistribute`, on this rank.
+        """
+        return list(self._steps(_checked(Spec.of(self.shape, self._place.shape, placements), self.dtype)))
+
+    def full(self, *, reproducible: bool | None = True, timeout_s: float | None = None) -> Array:
+        """Return the whole array, on every rank. Every rank must call it.
+
+        Parameters
+        ----------
+        reproducible, timeout_s
+            As for `redistribute`.
+
+        Returns
+        -------
+        ndarray
+            Where the array is replicated already, ``local`` itself.
+
+        Raises
+        ------
+        UsageError
+            On every rank: the ranks have different arrays.
+        """
+        return self.redistribute([Replicate()] * len(self.placements), reproducible=reproducible, timeout_s=timeout_s).local
+
+    def with_local(self, local: Array) -> DTensor:
+        """Return another array that lies in the same way: what was computed element by element of ``local``, or loaded. Nothing is sent.
+
+        Parameters
+        ----------
+        local
+            What this rank has of it: the shape of ``self.local``, and on all ranks the same dtype.
+
+        Raises
+        ------
+        SizeMismatchError
+            The shape is another one.
+        """
+        local = value(local)
+        if shape_of(local) != shape_of(self.local):
+            raise SizeMismatchError(
+                f"this rank's part of {self!r} has shape {shape_of(self.local)}, and one of shape {shape_of(local)} was given"
+            )
+        return DTensor(local, self.mesh, self._spec)
+
+    def sharded_array(self) -> ShardedArray:
+        """Return what checkpoints take: this rank's part as a piece of the whole array, in the same memory. Nothing is sent.
+
+        `with_local` makes a distributed array of what was loaded into it.
+
+        Raises
+        ------
+        UsageError
+            A placement is `Partial`.
+        """
+        if any(isinstance(each, Partial) for each in self.placements):
+            raise UsageError(
+                f"{self!r} is a sum that has not been made: redistribute it to Replicate() or Shard(dim) before it is saved"
+            )
+        return ShardedArray(self.shape, [(self.offset, self.local)])
+
+    def __sharded_array__(self) -> ShardedArray:
+        return self.sharded_array()
+
+    def _steps(self, target: Spec) -> tuple[Step, ...]:
+        return plan(self._spec, target, itemsize(self.dtype), self._place.names)
+
+
+def distribute(
+    x: Array, mesh: DeviceMesh | Group, placements: Sequence[Placement], *, timeout_s: float | None = None
+) -> DTensor:
+    """Distribute an array that every rank has whole; each keeps its part. Every rank must call it.
+
+    >>> d = mp.distribute(x, mesh, [mp.Shard(0), mp.Replicate()])
+
+    Parameters
+    ----------
+    x
+        The array, the same on all ranks. The ranks compare its shape and dtype, and if it is in the host's memory a checksum of its bytes.
+        An array that one rank alone has goes through `Group.broadcast` first.
+    mesh
+        The mesh, or a group, which is a mesh of one axis.
+    placements
+        How it lies on each axis of the mesh, the same on all ranks. For `Partial` see `DTensor.redistribute`.
+    timeout_s
+        Seconds that each collective may last.
+
+    Returns
+    -------
+    DTensor
+        Its ``local`` is a copy, or ``x`` itself where that is whole.
+
+    Raises
+    ------
+    UsageError
+        On every rank: the placements do not fit the mesh or the array, or the ranks gave different arrays or placements.
+    DTypeError
+        On every rank: the dtype does not have the reduction of a `Partial`. On this rank: ``x`` is no array.
+    """
+    x, place = value(x), _place_of(mesh)
+    story = {"the array": f"{dtype_of(x)}{list(shape_of(x))}{_checksum(x)}", "placements": _words(placements)}
+    same_on_all(place.parent, "distribute", story, timeout_s=timeout_s)
+    everywhere: list[Placement] = [Replicate()] * len(place.shape)
+    whole = DTensor(x, mesh, Spec.of(shape_of(x), place.shape, everywhere))
+    return whole.redistribute(placements, check=False)
+
+
+def from_local(
+    part: Array,
+    mesh: DeviceMesh | Group,
+    placements: Sequence[Placement],
+    global_shape: Sequence[int] | None = None,
+    *,
+    timeout_s: float | None = None,
+) -> DTensor:
+    """Make a distributed array of the parts that the ranks have. Every rank must call it.
+
+    The ranks tell each other the shapes of their parts, in a small call, so that the sizes of shards are known and never guessed.
+
+    >>> d = mp.from_local(part, mesh, [mp.Shard(0)])  # any number of rows on each rank
+
+    Parameters
+    ----------
+    part
+        What this rank has.
+    mesh
+        The mesh, or a group, which is a mesh of one axis.
+    placements
+        How the parts lie on each axis of the mesh, the same on all ranks. The counts of a `Shard` are those that the ranks have; if they are given, they
+        are checked.
+    global_shape
+        The shape of the whole array, to be checked.
+    timeout_s
+        Seconds that the call may last.
+
+    Returns
+    -------
+    DTensor
+        Its ``local`` is ``part``.
+
+    Raises
+    ------
+    UsageError
+        On every rank: the ranks gave different dtypes, placements or global shapes; the shapes of the parts do not fit together; or they do not
+        give ``global_shape`` or the counts.
+    DTypeError
+        On every rank: the dtype does not have the reduction of a `Partial`. On this rank: ``part`` is no array.
+    """
+    part, place = value(part), _place_of(mesh)
+    wanted = None if global_shape is None else [int(extent) for extent in global_shape]
+    story = {
+        "dtype": dtype_of(part),
+        "axes": f"{len(shape_of(part))}",
+        "placements": _words(placements),
+        "global_shape": str(wanted),
+    }
+    same_on_all(place.parent, "from_local", story, timeout_s=timeout_s)
+    told = place.parent.all_gather(np.array([shape_of(part)], np.int64), timeout_s=timeout_s)
+    shapes = [tuple(int(extent) for extent in shape) for shape in told]
+    given: list[Any] = [*placements] if isinstance(placements, list | tuple) else [placements]
+    # Any array with these axes shows whether the placements fit at all.
+    Spec.of(shape_of(part), place.shape, [Shard(each.dim) if isinstance(each, Shard) else each for each in given])
+    spec = _joined(shapes, place, given)
+    if wanted is not None and list(spec.shape) != wanted:
+        raise UsageError(
+            f"the parts of {place.parent.world_size} ranks make the shape {spec.shape}, and not {tuple(wanted)}: {_listed(shapes)}"
+        )
+    return DTensor(part, mesh, _checked(spec, dtype_of(part)))
+
+
+def _joined(shapes: list[tuple[int, ...]], place: Place, placements: Sequence[Placement]) -> Spec:
+    """Return the spec of the array whose parts have these shapes, in the order of ranks."""
+    ndim = len(shapes[0])
+    table = np.array(shapes, np.int64).reshape(*place.shape, ndim)
+    found, shape = list(placements), []
+    for dim in range(ndim):
+        sharding = [axis for axis, each in enumerate(placements) if isinstance(each, Shard) and each.dim % ndim == dim]
+        others = tuple(axis for axis in range(len(place.shape)) if axis not in sharding)
+        sizes = table[..., dim]
+        if (sizes.max(axis=others, keepdims=True) != sizes).any():
+            raise UsageError(
+                f"axis {dim} of the array is not sharded along every axis of the mesh, and the parts differ in it where they should not: {_listed(shapes)}"
+            )
+        sizes = sizes.max(axis=others)
+        shape.append(int(sizes.sum()))
+        for axis in reversed(sharding):
+            found[axis] = Shard(dim, tuples(sizes))
+            sizes = sizes.sum(axis=-1)
+    spec = Spec.of(tuple(shape), place.shape, found)
+    if Spec.of(spec.shape, place.shape, [_given(a, b) for a, b in zip(placements, found, strict=True)]) != spec:
+        raise UsageError(f"the parts do not have the counts of {placements!r}: {_listed(shapes)}")
+    return spec
+
+
+def _given(wanted: Placement, found: Placement) -> Placement:
+    return wanted if isinstance(wanted, Shard) and wanted.counts is not None else found
+
+
+def _place_of(mesh: DeviceMesh | Group) -> Place:
+    from manyhands import DeviceMesh, Group
+
+    if isinstance(mesh, DeviceMesh):
+        groups = tuple(mesh.group(axis) for axis in range(mesh.ndim))
+        return Place(mesh.parent, groups, mesh.names, mesh.shape, mesh.coordinates)
+    if isinstance(mesh, Group):
+        return Place(mesh, (mesh,), ("group",), (mesh.world_size,), (mesh.rank,))
+    raise UsageError(f"a distributed array lies on a DeviceMesh or a Group, and a {type(mesh).__qualname__} was given")
+
+
+def _checked(spec: Spec, dtype: str) -> Spec:
+    """Check that a dtype has the reductions of a spec."""
+    ops = {each.op for each in spec.placements if isinstance(each, Partial)}
+    floats = "float" in dtype or "complex" in dtype
+    wrong = {
+        "sum": dtype == "bool",
+        "mean": not floats,
+        "min": "complex" in dtype or "float8" in dtype,
+        "max": "complex" in dtype or "float8" in dtype,
+    }
+    for op in sorted(ops):
+        if wrong[op]:
+            raise DTypeError(f"{dtype} has no {op}, which {list(spec.placements)} asks for")
+    return spec
+
+
+def _listed(shapes: list[tuple[int, ...]]) -> str:
+    return ", ".join(f"{shape} on rank {rank}" for rank, shape in enumerate(shapes))
+
+
+def _words(placements: Any) -> str:
+    return repr([*placements] if isinstance(placements, list | tuple) else placements)
+
+
+def _checksum(x: Array) -> str:
+    """Return a checksum of an array's bytes in words; of one on a GPU nothing, since it would have to come to the host."""
+    buffer = readable(x)
+    if hasattr(buffer, "untyped_storage") and buffer.device.type == "cpu":
+        import torch
+
+        buffer = flat(buffer).view(torch.uint8).numpy()
+    if not isinstance(buffer, np.ndarray):
+        return ""
+    return f" with the checksum {zlib.crc32(np.ascontiguousarray(buffer).view(np.uint8).data):08x}"
