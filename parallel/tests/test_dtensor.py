@@ -13,6 +13,7 @@ import manyhands as mh
 import manyhands_parallel as mp
 from manyhands.errors import DTypeError, SizeMismatchError, UsageError
 from manyhands_parallel import Partial, Replicate, Shard
+from manyhands_parallel.sharded_arrays import Distributed
 from manyhands_simulated import run
 
 R, S, P = Replicate, Shard, Partial
@@ -208,7 +209,10 @@ def test_checkpoints_get_the_piece_of_each_rank():
         ((box, piece),) = saved.pieces
         assert piece is d.local
         assert saved.shape == (5, 2)
-        return box.offset, d.with_local(piece * 2).full().tolist()
+        assert isinstance(d, Distributed)
+        with pytest.raises(SizeMismatchError, match="this rank has"):
+            d.with_sharded_array(mp.ShardedArray((5, 3), [((0, 0), piece)]))
+        return box.offset, d.with_sharded_array(mp.ShardedArray((5, 2), [(box.offset, piece * 2)])).full().tolist()
 
     double = (2 * np.arange(10).reshape(5, 2)).tolist()
     assert on_mesh(program, (3, 2)).results == [((row, 0), double) for row in (0, 0, 2, 2, 4, 4)]

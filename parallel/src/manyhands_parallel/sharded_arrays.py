@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, Self, runtime_checkable
 
 from manyhands.errors import DTypeError, SizeMismatchError
 from manyhands_parallel.arrays import Array, dtype_of, shape_of
 from manyhands_parallel.boxes import Box, boxes_of_range, whole
 
-__all__ = ["ShardedArray"]
+__all__ = ["Distributed", "ShardedArray"]
 
 
 class ShardedArray:
@@ -91,3 +91,16 @@ class ShardedArray:
     def __repr__(self) -> str:
         places = ", ".join(f"{box.shape} at {box.offset}" for box, _ in self.pieces)
         return f"ShardedArray({self.shape}, {self.dtype}, [{places}])"
+
+
+@runtime_checkable
+class Distributed(Protocol):
+    """What may stand in a tree where a `ShardedArray` may: an object that has one, and that can be made anew of one like it."""
+
+    def sharded_array(self) -> ShardedArray:
+        """Return this rank's pieces, as views of what the object holds."""
+        ...
+
+    def with_sharded_array(self, array: ShardedArray) -> Self:
+        """Return an object like this one that holds the pieces of ``array``, which lie where those of `sharded_array` do."""
+        ...

@@ -198,8 +198,6 @@ class DTensor:
     def sharded_array(self) -> ShardedArray:
         """Return what checkpoints take: this rank's part as a piece of the whole array, in the same memory. Nothing is sent.
 
-        `with_local` makes a distributed array of what was loaded into it.
-
         Raises
         ------
         UsageError
@@ -207,12 +205,27 @@ class DTensor:
         """
         if any(isinstance(each, Partial) for each in self.placements):
             raise UsageError(
-                f"{self!r} is a sum that has not been made: redistribute it to Replicate() or Shard(dim) before it is saved"
+                f"{self!r} is a reduction that has not been made: redistribute it to Replicate() or Shard(dim) before it is saved"
             )
         return ShardedArray(self.shape, [(self.offset, self.local)])
 
-    def __sharded_array__(self) -> ShardedArray:
-        return self.sharded_array()
+    def with_sharded_array(self, array: ShardedArray) -> DTensor:
+        """Return a distributed array that lies as this one does, of what was loaded into its `sharded_array`. Nothing is sent.
+
+        Parameters
+        ----------
+        array
+            One piece, where this rank's part is.
+
+        Raises
+        ------
+        SizeMismatchError
+            The shape is another one, or the piece lies elsewhere.
+        """
+        mine = self._spec.box(self._place.coordinates)
+        if array.shape != self.shape or [box for box, _ in array.pieces] != [mine]:
+            raise SizeMismatchError(f"this rank has {mine} of {self!r}, and {array!r} was given")
+        return self.with_local(array.pieces[0][1])
 
     def _steps(self, target: Spec) -> tuple[Step, ...]:
         return plan(self._spec, target, itemsize(self.dtype), self._place.names)
