@@ -29,7 +29,7 @@ def on_mesh(program, shape, **options):
     return run(on_rank, math.prod(shape), **options)
 
 
-def sent(shape, source, targets, x):
+def sent(shape, source, targets, x, **options):
     """Return what each rank sends in a chain of redistributions, the calls that it makes, and the bytes that are explained."""
 
     def program(mesh, chain):
@@ -40,14 +40,14 @@ def sent(shape, source, targets, x):
             d = d.redistribute(target, check=False)
         return total
 
-    runs = [on_mesh(lambda mesh, chain=chain: program(mesh, chain), shape) for chain in ([], targets)]
+    runs = [on_mesh(lambda mesh, chain=chain: program(mesh, chain), shape, **options) for chain in ([], targets)]
     without, done = (each.trace for each in runs)
     ranks = range(math.prod(shape))
     calls = {call.operation for call in done.calls[len(without.calls) :]} - {"split"}
     return [done.bytes_sent(r) - without.bytes_sent(r) for r in ranks], calls, runs[1].results[0]
 
 
-@pytest.mark.parametrize("p", [2, 3, 4, 5])
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
 @pytest.mark.parametrize(
     ("source", "target", "collectives", "share"),
     [
@@ -65,10 +65,12 @@ def sent(shape, source, targets, x):
 )
 def test_each_rank_sends_the_bytes_of_the_table(p, source, target, collectives, share):
     x = np.arange(3.0 * (2 * p) * p).reshape(2 * p, 3 * p)
-    each, calls, explained = sent((p,), [source], [[target]], x)
+    # Of small arrays on many ranks an all_to_all sends more bytes in fewer messages, where it may.
+    config = {"algorithms": {"all_to_all": "pairwise"}}
+    each, calls, explained = sent((p,), [source], [[target]], x, config=config)
     assert each == [round(share(p) * x.nbytes)] * p
     assert explained == sum(each)
-    assert {name for name in calls if name in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")} >= collectives
+    assert calls == collectives
 
 
 @pytest.mark.parametrize(

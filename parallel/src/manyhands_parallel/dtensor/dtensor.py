@@ -42,6 +42,8 @@ class DTensor:
         The shape of the whole array.
     dtype
         The dtype, by name.
+    offset
+        The index of this rank's first element in the whole array.
     """
 
     def __init__(self, local: Array, mesh: DeviceMesh | Group, spec: Spec) -> None:
@@ -96,7 +98,8 @@ class DTensor:
         any -> Partial        elsewhere zeros, or what the op does not notice     0
         ====================  ==================================================  ================
 
-        If an all_to_all has parts of several sizes, the sizes travel as well: 8 bytes for each other rank.
+        If an all_to_all has parts of several sizes, the sizes travel as well: 8 bytes for each other rank. Of small arrays on more than
+        four ranks it may send more bytes in fewer messages, unless the config says ``algorithms.all_to_all = "pairwise"``.
 
         Parameters
         ----------
@@ -136,9 +139,10 @@ class DTensor:
     def explain(self, placements: Sequence[Placement]) -> list[Step]:
         """Return the steps that `redistribute` would take, each with the bytes that it sends. Nothing is sent.
 
-        >>> for step in d.explain([mp.Replicate(), mp.Shard(0)]):
+        >>> d = mp.distribute(np.zeros((4, 6)), mesh, [mp.Shard(0), mp.Shard(1)])  # on 2 x 2 ranks
+        >>> for step in d.explain([mp.Shard(0), mp.Replicate()]):
         ...     print(step)
-        dp: Shard(0) -> Shard(1) by all_to_all, 96 bytes sent by each rank
+        tp: Shard(1) -> Replicate() by all_gather, 48 bytes sent by each rank
 
         Of all ways that change the placement on one axis of the mesh at a time, it is the one that sends the fewest bytes. If several axes of the mesh
         shard the same axis of the array, only the last of them can change, so that a way may go round.
