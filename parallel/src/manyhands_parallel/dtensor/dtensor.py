@@ -116,8 +116,8 @@ class DTensor:
         Returns
         -------
         DTensor
-            Where nothing changes it has the same ``local``; otherwise a new one, except that ``Replicate -> Partial`` keeps it on the first rank.
-            A `Partial` mean of floats is off by roundings, everything else is exact.
+            It may share memory with this one. A mean of floats that becomes a `Partial` is off by roundings later; all else that is moved keeps
+            its bits.
 
         Raises
         ------
@@ -264,11 +264,12 @@ def distribute(
     UsageError
         On every rank: the placements do not fit the mesh or the array, or the ranks gave different arrays or placements.
     DTypeError
-        On every rank: the dtype does not have the reduction of a `Partial`. On this rank: ``x`` is no array.
+        On every rank: the dtype does not have the reduction of a `Partial`, or ``x`` is no array.
     """
-    x, place = value(x), _place_of(mesh)
-    story = {"the array": f"{dtype_of(x)}{list(shape_of(x))}{_checksum(x)}", "placements": _words(placements)}
-    same_on_all(place.parent, "distribute", story, timeout_s=timeout_s)
+    place = _place_of(mesh)
+    array = f"{_kind(x)}{list(shape_of(x))}{_checksum(x)}" if hasattr(x, "shape") else _kind(x)
+    same_on_all(place.parent, "distribute", {"the array": array, "placements": _words(placements)}, timeout_s=timeout_s)
+    x = value(x)
     everywhere: list[Placement] = [Replicate()] * len(place.shape)
     whole = DTensor(x, mesh, Spec.of(shape_of(x), place.shape, everywhere))
     return whole.redistribute(placements, check=False)
@@ -313,17 +314,14 @@ def from_local(
         On every rank: the ranks gave different dtypes, placements or global shapes; the shapes of the parts do not fit together; or they do not
         give ``global_shape`` or the counts.
     DTypeError
-        On every rank: the dtype does not have the reduction of a `Partial`. On this rank: ``part`` is no array.
+        On every rank: the dtype does not have the reduction of a `Partial`, or ``part`` is no array.
     """
-    part, place = value(part), _place_of(mesh)
+    place = _place_of(mesh)
     wanted = None if global_shape is None else [int(extent) for extent in global_shape]
-    story = {
-        "dtype": dtype_of(part),
-        "axes": f"{len(shape_of(part))}",
-        "placements": _words(placements),
-        "global_shape": str(wanted),
-    }
+    axes = f"{len(shape_of(part))}" if hasattr(part, "shape") else "none"
+    story = {"dtype": _kind(part), "axes": axes, "placements": _words(placements), "global_shape": str(wanted)}
     same_on_all(place.parent, "from_local", story, timeout_s=timeout_s)
+    part = value(part)
     told = place.parent.all_gather(np.array([shape_of(part)], np.int64), timeout_s=timeout_s)
     shapes = [tuple(int(extent) for extent in shape) for shape in told]
     given: list[Any] = [*placements] if isinstance(placements, list | tuple) else [placements]
@@ -396,13 +394,21 @@ def _listed(shapes: list[tuple[int, ...]]) -> str:
     return ", ".join(f"{shape} on rank {rank}" for rank, shape in enumerate(shapes))
 
 
+def _kind(x: Any) -> str:
+    """Return the dtype of an array, and the type of what is none."""
+    return dtype_of(x) if hasattr(x, "dtype") else type(x).__qualname__
+
+
 def _words(placements: Any) -> str:
     return repr([*placements] if isinstance(placements, list | tuple) else placements)
 
 
 def _checksum(x: Array) -> str:
     """Return a checksum of an array's bytes in words; of one on a GPU nothing, since it would have to come to the host."""
-    buffer = readable(x)
+    try:
+        buffer = readable(x)
+    except DTypeError:
+        return ""  # what it is, is told of it
     if hasattr(buffer, "untyped_storage") and buffer.device.type == "cpu":
         import torch
 
