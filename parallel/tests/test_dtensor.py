@@ -220,6 +220,23 @@ def test_checkpoints_get_the_piece_of_each_rank():
     assert on_mesh(program, (3, 2)).results == [((row, 0), double) for row in (0, 0, 2, 2, 4, 4)]
 
 
+def test_a_checkpoint_of_one_mesh_is_loaded_on_another(tmp_path):
+    x = np.arange(35.0).reshape(5, 7)
+    x[0, 0], x[1, 1] = -0.0, np.nan
+
+    def save(mesh):
+        mp.save({"w": mp.distribute(x, mesh, [S(0), S(0)]), "v": mp.distribute(x, mesh, [R(), S(1)])}, tmp_path, mesh.parent)
+
+    def load(mesh):
+        like = {"w": mp.distribute(0 * x, mesh, [S(1), S(0)]), "v": mp.distribute(0 * x, mesh, [S(0, [5, 0, 0]), R()])}
+        tree = mp.load(tmp_path, like, mesh.parent)
+        assert [type(each) for each in tree.values()] == [mp.DTensor] * 2
+        return [each.full().tobytes() for each in tree.values()]
+
+    on_mesh(save, (2, 2))
+    assert on_mesh(load, (3, 2)).results == [[x.tobytes()] * 2] * 6
+
+
 def test_sums_have_the_same_bits_however_they_are_made():
     rng = np.random.default_rng(0)
     operands = rng.standard_normal((7, 40, 3)) * 10.0 ** rng.integers(-8, 8, (7, 40, 3))

@@ -31,7 +31,7 @@ from manyhands_parallel.checkpoint.plan import is_value
 from manyhands_parallel.checkpoint.progress import progress_bar
 from manyhands_parallel.checkpoint.ranks import Ranks
 from manyhands_parallel.checkpoint.reading import File, Want
-from manyhands_parallel.sharded_arrays import ShardedArray
+from manyhands_parallel.sharded_arrays import Distributed, ShardedArray
 from manyhands_parallel.trees import flatten, rebuild
 
 __all__ = ["LoadReport", "load", "read_metadata"]
@@ -77,7 +77,7 @@ def load(
         The folder of a checkpoint, the same on all ranks. Or any file in safetensors format.
     like
         A tree with the names, shapes and dtypes of what shall be loaded, as this rank wants it: arrays are loaded whole, and of a
-        `ShardedArray` its pieces. Arrays that can be written get the new content in place: their old content is lost. None: all arrays,
+        `ShardedArray` or a `DTensor` its pieces. Arrays that can be written get the new content in place: their old content is lost. None: all arrays,
         whole, as NumPy arrays, and all values, in nested dicts by the keys of the tree that was saved (a list has the keys 0, 1 ...).
     group
         The ranks that load; every one of them must call it. None for one process.
@@ -309,6 +309,9 @@ class _Task:
             raise UsageError(
                 f"it is an array of shape {stored.shape} in the checkpoint, and {type(leaf).__qualname__} in like="
             )
+        if isinstance(leaf, Distributed):
+            pieces_of = self._array(name, stored, leaf.sharded_array())
+            return lambda: leaf.with_sharded_array(pieces_of())
         if isinstance(leaf, ShardedArray):
             _compare(stored, leaf.shape, leaf.dtype)
             pieces = [(box.offset, self._piece(name, stored, box, array)) for box, array in leaf.pieces]

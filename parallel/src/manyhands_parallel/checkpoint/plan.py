@@ -24,7 +24,7 @@ from manyhands_parallel.checkpoint.metadata import BLOCK_BYTES, Stamp, parse, to
 from manyhands_parallel.checkpoint.ranks import Failure, Ranks
 from manyhands_parallel.checkpoint.safetensors import check_dtype
 from manyhands_parallel.checkpoint.tiling import find_fault, tile
-from manyhands_parallel.sharded_arrays import ShardedArray
+from manyhands_parallel.sharded_arrays import Distributed, ShardedArray
 from manyhands_parallel.trees import flatten
 
 __all__ = ["Leaf", "Part", "Plan", "is_value", "make_plan"]
@@ -173,6 +173,8 @@ def _leaf(name: str, path: tuple[int | str, ...], leaf: Any) -> Leaf:
         raise UsageError(f"its name is not valid Unicode: {error}") from error
     if is_value(leaf):
         return Leaf(name, path, value=to_json(leaf))
+    if isinstance(leaf, Distributed):
+        leaf = leaf.sharded_array()
     if isinstance(leaf, ShardedArray):
         check_dtype(leaf.dtype)
         pieces = {box: source(array) for box, array in leaf.pieces if box.size}

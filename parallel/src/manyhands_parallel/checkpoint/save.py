@@ -56,7 +56,7 @@ def save(
         Dicts, lists, tuples and their kin, and in them:
 
         - arrays of NumPy, CuPy, torch and JAX. All ranks must have the same; each writes a share.
-        - `ShardedArray`: each rank's pieces. A piece that several ranks have is written once.
+        - `ShardedArray` and `DTensor`: each rank's pieces. A piece that several ranks have is written once.
         - bool, int, float, complex, str and bytes, equal on all ranks. None is no leaf.
     path
         A folder that all ranks see, the same on all. It is made if need be; of what is there, only the files of an earlier checkpoint are
