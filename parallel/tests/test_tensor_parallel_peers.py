@@ -62,6 +62,18 @@ def test_the_pairs_have_their_gradients_in_torch():
         assert gradient == [[4.0, 4.0]] * 2
 
 
+def test_a_second_derivative_is_refused():
+    import torch
+
+    def program(group):
+        x = torch.ones(2, requires_grad=True)
+        (gradient,) = torch.autograd.grad((tp.copy_to(x, group) ** 2).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="twice"):
+            gradient.sum().backward()
+
+    run(program, 2)
+
+
 def test_arrays_of_jax_stay_arrays_of_jax():
     import jax
     import jax.numpy as jnp

@@ -5,7 +5,7 @@
 >>> loss = tp.row_linear(hidden, w2.T, b2, group).square().mean()
 >>> loss.backward()
 
-Every rank runs the same backward pass: the collectives of a layer are made when its gradients are.
+Every rank runs the same backward pass: the collectives of a layer are made when its gradients are. A second derivative is refused by torch.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def _apply(call: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
 def _function() -> Any:
     """Return the autograd function that runs a call and keeps its ``vjp``; torch is imported when it is first used."""
     import torch
+    from torch.autograd.function import once_differentiable
 
     class WithVjp(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -105,6 +106,7 @@ def _function() -> Any:
             return y
 
         @staticmethod
+        @once_differentiable  # type: ignore[untyped-decorator]
         def backward(ctx: Any, dy: Any) -> Any:
             gradients = ctx.vjp(dy)
             return None, *(gradients if isinstance(gradients, tuple) else (gradients,))
