@@ -47,7 +47,7 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
     for row in (
         "arrays trees sampling",
         "layout boxes optimizers normalization agreement scaling axes",
-        "compress sharded_arrays torch_batch_norm tensor_parallel",
+        "compress pipeline sharded_arrays torch_batch_norm tensor_parallel",
         "clip gradients sharded checkpoint vocab_parallel dtensor",
         "torch_tensor_parallel",
         "torch jax",
