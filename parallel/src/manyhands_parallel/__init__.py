@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     )
     from manyhands_parallel.pipeline.plan import Plan
     from manyhands_parallel.pipeline.proof import Proof, prove
+    from manyhands_parallel.pipeline.run import Pipeline
     from manyhands_parallel.pipeline.schedules import register_schedule, schedule, schedules
+    from manyhands_parallel.pipeline.stages import Stage
     from manyhands_parallel.pipeline.timeline import Timeline
     from manyhands_parallel.sampling import Sampler, shard_indices
     from manyhands_parallel.sharded.model import Sharded
@@ -89,6 +91,7 @@ __all__ = [
     "Message",
     "MissingActionError",
     "Partial",
+    "Pipeline",
     "Placement",
     "Plan",
     "PlanDeadlockError",
@@ -105,6 +108,7 @@ __all__ = [
     "Sharded",
     "ShardedArray",
     "ShardedOptimizer",
+    "Stage",
     "Step",
     "Timeline",
     "__version__",
@@ -161,6 +165,7 @@ _HOMES = {
     "Message": "pipeline.actions",
     "MissingActionError": "pipeline.errors",
     "Partial": "dtensor",
+    "Pipeline": "pipeline.run",
     "Placement": "dtensor",
     "Plan": "pipeline.plan",
     "PlanDeadlockError": "pipeline.errors",
@@ -178,6 +183,7 @@ _HOMES = {
     "Sharded": "sharded.model",
     "ShardedArray": "sharded_arrays",
     "ShardedOptimizer": "sharded.optimizer",
+    "Stage": "pipeline.stages",
     "Step": "gradients",
     "Timeline": "pipeline.timeline",
     "batch_norm": "normalization",

@@ -1,0 +1,314 @@
+"""Carrying out a plan on the ranks of a group."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from manyhands.errors import InvalidWorldSizeError, ManyHandsError, SizeMismatchError, UsageError
+from manyhands_parallel.arrays import shape_of
+from manyhands_parallel.pipeline.actions import Action, Message, channels, incoming, issued_at, outgoing
+from manyhands_parallel.pipeline.messages import Mail
+from manyhands_parallel.pipeline.plan import Plan
+from manyhands_parallel.pipeline.proof import prove
+from manyhands_parallel.pipeline.stages import Stage, pair
+from manyhands_parallel.pipeline.sums import TreeSum
+from manyhands_parallel.trees import flatten, rebuild
+
+if TYPE_CHECKING:
+    from manyhands import Group
+
+__all__ = ["Pipeline"]
+
+Loss = Callable[[Any, Any], Any]
+
+
+class Pipeline:
+    """A model whose stages lie on the ranks of a group, trained by a plan. Every rank of the group must make it.
+
+    >>> plan = mp.schedule("1f1b", stages=group.world_size, microbatches=8)
+    >>> pipeline = mp.Pipeline(group, [mp.Stage(forward, backward)], plan)
+    >>> loss, (gradients,) = pipeline.step(x, y, loss=mean_square)
+
+    Parameters
+    ----------
+    group
+        Rank r of the plan is rank r of the group; of a `DeviceMesh` give the group along the axis of the pipeline.
+    stages
+        Those of this rank, as many as the plan has there (`Plan.stages_of`), in the order in which data passes.
+    plan
+        The same on all ranks. It is proved.
+    reduction
+        ``"mean"``: the loss and the gradients are the sums over the microbatches, divided once by their number; so they are those of the
+        whole batch, if the loss of a microbatch is a mean. ``"sum"``: they are the sums.
+    timeout_s
+        Seconds that each message may last, and each stage may keep the others waiting; by default the config's ``timeout_s``.
+
+    Attributes
+    ----------
+    plan
+        What was given.
+    held
+        How many activations this rank holds now: microbatches in its stages whose backward pass has not ended.
+    most_held
+        The most that it has held at once, never more than ``plan.peak()[group.rank]``.
+
+    Raises
+    ------
+    PlanError
+        The plan is wrong; see `prove`.
+    InvalidWorldSizeError
+        The group has not as many ranks as the plan.
+    UsageError
+        The plans of the ranks differ, a rank has too few or too many stages, or one that cannot divide its backward pass as the plan
+        demands. Every rank raises an error; the group stays usable.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        stages: Sequence[Stage],
+        plan: Plan,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+        timeout_s: float | None = None,
+    ) -> None:
+        self._group = group
+        self._stages: dict[int, Stage] = {}
+        self._timeout_s = timeout_s
+        self.plan = plan
+        self.held: int = 0
+        self.most_held: int = 0
+        problem: ManyHandsError | None = None
+        try:
+            ahead = max(prove(plan).ahead, 1)  # at least 1, so that messages come while the rank computes
+            self._check(group, stages, reduction)
+        except ManyHandsError as error:
+            problem, ahead = error, 0
+        self._meet(problem)
+        numbers = plan.stages_of(group.rank)
+        self._stages = dict(zip(numbers, stages, strict=True))
+        self._parts = plan.microbatches if reduction == "mean" else 1
+        self._actions = plan.actions[group.rank]
+        self._last = plan.virtual_stages - 1
+        self._expected = {
+            source: messages
+            for (source, dest), messages in channels(plan.actions, plan.placement).items()
+            if dest == group.rank
+        }
+        self._early: dict[int, list[Message]] = {}
+        for message, step in issued_at(plan.actions, plan.placement).items():
+            if message.dest == group.rank:
+                self._early.setdefault(max(step - ahead, 0), []).append(message)
+
+    def __repr__(self) -> str:
+        return f"<manyhands_parallel.Pipeline {self.plan}, rank {self._group.rank}>"
+
+    def step(self, x: Any = None, y: Any = None, *, loss: Loss | None = None) -> tuple[float, list[Any]]:
+        """Carry a batch through the pipeline and back. Every rank of the group must call it.
+
+        Parameters
+        ----------
+        x
+            On the rank of the first stage, the batch: an array or a tree of arrays, whose first axes are divided into as many equal parts as
+            the plan has microbatches. Elsewhere ignored.
+        y
+            On the rank of the last stage, the targets, divided in the same way; by default None for each microbatch. Elsewhere ignored.
+        loss
+            On the rank of the last stage, ``loss(output, target)`` returns the loss of a microbatch and its gradient with respect to the
+            output. If the last stage is one of torch or JAX, it returns the loss alone. Elsewhere ignored.
+
+        Returns
+        -------
+        float, list
+            The loss of the batch, on all ranks; and for each stage of this rank its gradients, summed in the order of the plan's backward
+            passes. They are new arrays, but for ``None`` where a stage has none.
+
+        Raises
+        ------
+        SizeMismatchError
+            The batch cannot be divided. The other ranks raise a `UsageError` that names this one; nothing has moved.
+        UsageError
+            On all ranks: ``x`` or ``loss`` is missing where it is needed; nothing has moved. On one rank: a function of a stage returned what
+            it may not.
+        Exception
+            What a function of a stage raised, with a note that says where. When the program of this rank ends by it, the other ranks get an
+            `AbortedError` that names it.
+        """
+        problem: ManyHandsError | None = None
+        inputs: list[Any] = []
+        targets: list[Any] = []
+        try:
+            if 0 in self._stages:
+                if x is None:
+                    raise UsageError("the rank of the first stage needs the batch: step(x)")
+                inputs = _divided(x, self.plan.microbatches, "x")
+            if self._last in self._stages:
+                if not callable(loss):
+                    raise UsageError("the rank of the last stage needs a loss: step(x, y, loss=function)")
+                targets = _divided(y, self.plan.microbatches, "y")
+        except ManyHandsError as error:
+            problem = error
+        # One number, so that this costs little: it is the first stage that begins, and it has ended last.
+        if int(self._group.all_reduce(np.array(problem is not None, np.int32), "max", timeout_s=self._timeout_s)):
+            said = self._group.all_gather_object(None if problem is None else str(problem), timeout_s=self._timeout_s)
+            _raise_first(said, problem, self._group.rank)
+        return _Step(self, inputs, targets, loss).run()
+
+    def _check(self, group: Group, stages: Sequence[Stage], reduction: str) -> None:
+        """Find what is wrong on this rank."""
+        plan = self.plan
+        if reduction not in ("mean", "sum"):
+            raise UsageError(f"reduction={reduction!r}: 'mean' or 'sum' is expected")
+        if group.world_size != plan.stages:
+            raise InvalidWorldSizeError(
+                f"the plan is one of {plan.stages} ranks ({plan}), and the group has {group.world_size}"
+            )
+        numbers = plan.stages_of(group.rank)
+        if len(stages) != len(numbers):
+            raise UsageError(
+                f"rank {group.rank} of {plan} has {len(numbers)} stages, {list(numbers)}, and a list of {len(stages)} was given"
+            )
+        divided = {action.stage for action in plan.actions[group.rank] if action.kind == "backward_weight"}
+        for number, stage in zip(numbers, stages, strict=True):
+            if not isinstance(stage, Stage):
+                raise UsageError(f"a list of mp.Stage was expected, and stage {number} is a {type(stage).__name__}")
+            if number in divided and stage.backward_weight is None:
+                raise UsageError(
+                    f"{plan.name} divides the backward pass, and stage {number} has no backward_weight; give one, or take 1f1b"
+                )
+
+    def _meet(self, problem: ManyHandsError | None) -> None:
+        """Compare the plans of all ranks; raise on each of them if they differ, or if one rank has a problem."""
+        plan = self.plan
+        digest = ""
+        if isinstance(plan, Plan):
+            digest = hashlib.sha256(repr((plan.microbatches, plan.actions, plan.placement)).encode()).hexdigest()
+        card = [digest, str(plan), None if problem is None else str(problem)]
+        cards = self._group.all_gather_object(card, timeout_s=self._timeout_s)
+        _raise_first([said for *_, said in cards], problem, self._group.rank)
+        for rank, (other, named, _) in enumerate(cards):
+            if other != cards[0][0]:
+                more = ", in other orders" if named == cards[0][1] else ""
+                raise UsageError(
+                    f"the plans differ: rank 0 has {cards[0][1]}, and rank {rank} has {named}{more}; give the same on all ranks"
+                )
+
+
+def _raise_first(said: Sequence[str | None], problem: ManyHandsError | None, rank: int) -> None:
+    """Raise the problem of this rank, or else tell that of another."""
+    if problem is not None:
+        raise problem
+    for other, text in enumerate(said):
+        if text is not None:
+            raise UsageError(f"rank {other}: {text}", rank=rank, peer=other)
+
+
+def _divided(tree: Any, parts: int, name: str) -> list[Any]:
+    """Return the parts of a tree of arrays along their first axes."""
+    leaves, spec = flatten(tree)
+    for path, leaf in leaves.items():
+        shape = shape_of(leaf) if hasattr(leaf, "shape") else ()
+        if not shape or shape[0] % parts:
+            what = f"{name} ({path})" if path else name
+            raise SizeMismatchError(
+                f"{what} has the shape {shape}, and is divided along the first axis into {parts} microbatches of one size; give a batch that "
+                "can be"
+            )
+    size = {path: shape_of(leaf)[0] // parts for path, leaf in leaves.items()}
+    return [
+        rebuild(spec, {path: leaf[part * size[path] : (part + 1) * size[path]] for path, leaf in leaves.items()})
+        for part in range(parts)
+    ]
+
+
+class _Step:
+    """One batch on its way through the stages of this rank."""
+
+    def __init__(self, pipeline: Pipeline, inputs: list[Any], targets: list[Any], loss: Loss | None) -> None:
+        self._of = pipeline
+        self._inputs, self._targets, self._loss = inputs, targets, loss
+        self._mail = Mail(pipeline._group, pipeline._expected, pipeline._timeout_s)
+        self._here: dict[tuple[str, int, int], Any] = {}  # what goes from one stage of this rank to another
+        self._saved: dict[tuple[int, int], Any] = {}
+        self._losses: dict[int, float] = {}
+        self._sums = {stage: TreeSum() for stage in pipeline._stages}
+
+    def run(self) -> tuple[float, list[Any]]:
+        of = self._of
+        of.held = of.most_held = 0
+        try:
+            for number, action in enumerate(of._actions):
+                for message in of._early.get(number, ()):
+                    self._mail.issue(message)
+                try:
+                    self._do(action)
+                except Exception as error:
+                    error.add_note(f"raised in the {action}, on rank {of._group.rank}")
+                    raise
+            self._mail.finish()
+        finally:
+            of.held = 0
+        total = 0.0
+        for microbatch in sorted(self._losses):  # not by `sum`, which rounds in another way from Python 3.12 on
+            total += self._losses[microbatch]
+        root = of.plan.placement[of._last]
+        shared = of._group.broadcast(np.array(total / of._parts, np.float64), root, timeout_s=of._timeout_s)
+        return float(shared), [self._sums[stage].result(of._parts) for stage in of._stages]
+
+    def _do(self, action: Action) -> None:
+        of, (kind, microbatch, number) = self._of, action
+        stage = of._stages[number]
+        if kind == "forward":
+            self._forward(stage, action)
+            of.held += 1
+            of.most_held = max(of.most_held, of.held)
+            return
+        saved = self._saved.pop((microbatch, number))
+        if kind == "backward_weight":
+            assert stage.backward_weight is not None  # checked when the pipeline was made
+            self._sums[number].add(stage.backward_weight(saved))
+        else:
+            dy = self._take(action)
+            if kind == "backward":
+                dx, gradients = pair(stage.whole_backward(saved, dy), "backward")
+                self._sums[number].add(gradients)
+            else:
+                dx, self._saved[microbatch, number] = pair(stage.backward(saved, dy), "backward")
+            self._give(action, dx)
+        if kind != "backward_input":
+            of.held -= 1
+
+    def _forward(self, stage: Stage, action: Action) -> None:
+        _, microbatch, number = action
+        output, self._saved[microbatch, number] = pair(stage.forward(self._take(action)), "forward")
+        if number < self._of._last:
+            self._give(action, output)
+            return
+        assert self._loss is not None
+        value, gradient = stage.loss_of(self._loss, output, self._targets[microbatch])
+        self._losses[microbatch] = float(value)
+        self._here["gradient", microbatch, number] = gradient
+
+    def _take(self, action: Action) -> Any:
+        """Return what an action needs: a part of the batch, what another rank sends, or what this rank has."""
+        kind, microbatch, number = action
+        if kind == "forward" and not number:
+            return self._inputs[microbatch]
+        message = incoming(action, self._of.plan.placement)
+        if message is not None:
+            return self._mail.take(message)
+        return self._here.pop(("activation" if kind == "forward" else "gradient", microbatch, number))
+
+    def _give(self, action: Action, value: Any) -> None:
+        kind, microbatch, number = action
+        message = outgoing(action, self._of.plan.placement)
+        if message is not None:
+            self._mail.send(message, value)
+        elif kind == "forward":
+            self._here["activation", microbatch, number + 1] = value
+        elif number:
+            self._here["gradient", microbatch, number - 1] = value

@@ -1,0 +1,70 @@
+"""Sums of trees of arrays over microbatches, in the order in which they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manyhands.errors import DTypeError, SizeMismatchError, UsageError
+from manyhands_parallel.arrays import dtype_of, namespace, readable, shape_of
+from manyhands_parallel.trees import flatten, rebuild
+
+__all__ = ["TreeSum"]
+
+
+class TreeSum:
+    """The sum of trees of arrays that are alike."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[str, Any] | None = None
+        self._spec: Any = None
+
+    def add(self, tree: Any) -> None:
+        """Add a tree; that itself is never written to.
+
+        Raises
+        ------
+        UsageError, SizeMismatchError, DTypeError
+            Its names, shapes or dtypes are not those of the trees before.
+        """
+        leaves, spec = flatten(tree)
+        if self._leaves is None:
+            self._leaves, self._spec = {name: _own(leaf) for name, leaf in leaves.items()}, spec
+            return
+        if leaves.keys() != self._leaves.keys():
+            odd = sorted(leaves.keys() ^ self._leaves.keys())
+            raise UsageError(
+                f"the gradients of all microbatches have the same names, and {', '.join(map(repr, odd))} is not in all of them"
+            )
+        for name, leaf in leaves.items():
+            total = self._leaves[name]
+            more = leaf if _is_fixed(leaf) else readable(leaf)
+            if shape_of(more) != shape_of(total):
+                raise SizeMismatchError(
+                    f"the gradient {name!r} has the shape {shape_of(more)}, and had {shape_of(total)} before"
+                )
+            if dtype_of(more) != dtype_of(total):
+                raise DTypeError(f"the gradient {name!r} is of {dtype_of(more)}, and was of {dtype_of(total)} before")
+            if _is_fixed(total):
+                self._leaves[name] = total + more
+            else:
+                total += more
+
+    def result(self, parts: int) -> Any:
+        """Return the sum, divided by a number of parts; None if nothing was added."""
+        if self._leaves is None:
+            return None
+        if parts == 1:
+            return rebuild(self._spec, self._leaves)
+        return rebuild(self._spec, {name: leaf / parts for name, leaf in self._leaves.items()})
+
+
+def _is_fixed(array: Any) -> bool:
+    """Tell whether arrays of this library never change: JAX's."""
+    return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def _own(leaf: Any) -> Any:
+    if _is_fixed(leaf):
+        return leaf
+    array = readable(leaf)
+    return namespace(array).asarray(array, copy=True)

@@ -1,0 +1,367 @@
+"""Pipelines carried out: the gradients of one process, bit for bit; memory, time and failures as the plan says."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from worlds import must, thread_world
+
+import manyhands_parallel as mp
+from manyhands.errors import (
+    AbortedError,
+    InvalidWorldSizeError,
+    PeerLostError,
+    SizeMismatchError,
+    UsageError,
+)
+from manyhands_simulated import Kill, explore, run
+
+PLANS = {
+    "gpipe": mp.schedule("gpipe", 4, 8),
+    "1f1b": mp.schedule("1f1b", 4, 8),
+    "interleaved_1f1b": mp.schedule("interleaved_1f1b", 2, 8, 2),
+    "zb_h1": mp.schedule("zb_h1", 4, 8),
+}
+BATCH, WIDTH = 24, 3
+RNG = np.random.default_rng(16)
+X, Y = RNG.standard_normal((2, BATCH, WIDTH)).astype(np.float32)
+WEIGHTS = RNG.standard_normal((4, WIDTH, WIDTH)).astype(np.float32)
+
+
+class Saved:
+    """What a forward pass saves; it can be counted."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+
+def layer(number, saved=None):
+    """Return the functions of a layer: tanh(x @ w)."""
+    w = WEIGHTS[number]
+
+    def forward(x):
+        y = np.tanh(x @ w)
+        kept = Saved(x, y)
+        if saved is not None:
+            saved.add(kept)
+        return y, kept
+
+    def backward_input(kept, dy):
+        x, y = kept.parts
+        before = dy * (1 - y * y)
+        return before @ w.T, Saved(x, before)
+
+    def backward_weight(kept):
+        x, before = kept.parts
+        return {"w": x.T @ before}
+
+    return forward, backward_input, backward_weight
+
+
+def mean_square(output, target):
+    difference = output - target
+    return (difference**2).mean(), 2 * difference / difference.size
+
+
+def alone(microbatches):
+    """Return what one process computes from one microbatch after the other."""
+    layers = [layer(number) for number in range(len(WEIGHTS))]
+    total, sums = 0.0, [np.zeros_like(w) for w in WEIGHTS]
+    for x, y in zip(np.split(X, microbatches), np.split(Y, microbatches), strict=True):
+        kept = []
+        for forward, *_ in layers:
+            x, saved = forward(x)
+            kept.append(saved)
+        value, dy = mean_square(x, y)
+        total += float(value)
+        for number in reversed(range(len(layers))):
+            dy, rest = layers[number][1](kept[number], dy)
+            sums[number] += layers[number][2](rest)["w"]
+    return total / microbatches, [each / microbatches for each in sums]
+
+
+def train(group, plan, steps=1):
+    stages = [mp.Stage(*layer(number)) for number in plan.stages_of(group.rank)]
+    pipeline = mp.Pipeline(group, stages, plan)
+    first, last = group.rank == plan.placement[0], group.rank == plan.placement[-1]
+    for _ in range(steps):
+        loss, gradients = pipeline.step(X if first else None, Y if last else None, loss=mean_square if last else None)
+    return loss, {number: each["w"] for number, each in zip(plan.stages_of(group.rank), gradients, strict=True)}
+
+
+def check_as_alone(results, microbatches):
+    loss, gradients = alone(microbatches)
+    assert [each for each, _ in results] == [loss] * len(results)
+    found = {number: w for _, each in results for number, w in each.items()}
+    assert len(found) == len(gradients)
+    for number, expected in enumerate(gradients):
+        assert found[number].dtype == expected.dtype
+        assert found[number].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("backend", ["simulated", "tcp"])
+def test_loss_and_gradients_are_those_of_one_process_bit_for_bit(plan, backend):
+    check_as_alone(must(thread_world(lambda group: train(group, plan, steps=2), plan.stages, backend)), plan.microbatches)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_no_order_of_events_changes_anything(plan):
+    explore(lambda group: train(group, plan), plan.stages, seeds=range(12), alike=True).raise_failure()
+
+
+@pytest.mark.parametrize("plan", [*PLANS.values(), mp.schedule("1f1b", 4, 2)], ids=[*PLANS, "short"])
+def test_a_step_takes_the_time_of_the_timeline(plan):
+    forward, inputs, weight = 0.5, 0.75, 0.25  # exact as floats
+
+    def body(group):
+        def computing(number):
+            first, second, third = layer(number)
+
+            def timed(function, seconds):
+                def call(*arguments):
+                    group.compute(seconds)
+                    return function(*arguments)
+
+                return call
+
+            return mp.Stage(timed(first, forward), timed(second, inputs), timed(third, weight))
+
+        pipeline = mp.Pipeline(group, [computing(number) for number in plan.stages_of(group.rank)], plan)
+        pipeline.step(X, Y, loss=mean_square)
+
+    duration = run(body, plan.stages).duration_s
+    assert Fraction(duration) == plan.timeline(forward, inputs + weight, weight).makespan
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_saved_activations_are_freed_when_the_plan_says_so(plan):
+    def body(group):
+        alive, most = weakref.WeakSet(), 0
+
+        def watched(number):
+            first, second, third = layer(number, alive)
+
+            def forward(x):
+                nonlocal most
+                result = first(x)
+                most = max(most, len(alive))
+                return result
+
+            def backward(kept, dy):
+                dx, rest = second(kept, dy)
+                alive.add(rest)  # it counts until the weights' gradient is made
+                return dx, rest
+
+            return mp.Stage(forward, backward, third)
+
+        pipeline = mp.Pipeline(group, [watched(number) for number in plan.stages_of(group.rank)], plan)
+        pipeline.step(X, Y, loss=mean_square)
+        return most, pipeline.most_held, pipeline.held, len(alive)
+
+    gc.disable()  # what is freed is freed at once
+    try:
+        results = must(thread_world(body, plan.stages, "simulated"))
+    finally:
+        gc.enable()
+    assert results == [(peak, peak, 0, 0) for peak in plan.peak()]
+
+
+def test_shapes_dtypes_and_tuples_come_with_the_message():
+    plan = mp.schedule("1f1b", 3, 4)
+
+    def body(group):
+        seen = []
+
+        def first(x):
+            # A different number of rows each time, and a mask that has no gradient.
+            x = x[: int(x[0, 0]) + 1]
+            return (x.astype(np.float64) * 2, x > 1), x
+
+        def middle(both):
+            seen.append((both[0].shape, both[0].dtype, both[1].dtype))
+            return (both[0] + 1, both[1]), None
+
+        def first_back(x, dy):
+            assert dy[1] is None
+            seen.append((dy[0].shape, float(dy[0].sum())))
+            return None, {"n": np.ones(())}
+
+        def last(both):
+            return both[0][both[1]], both
+
+        def last_back(both, dy):
+            dx = np.zeros_like(both[0])
+            dx[both[1]] = dy
+            return (dx, None), {}
+
+        stage = [mp.Stage(first, first_back), mp.Stage(middle, lambda _, dy: (dy, None)), mp.Stage(last, last_back)][group.rank]
+        batch = np.repeat(np.arange(4, dtype=np.float32), 5)[:, None] * np.ones(
+            2, np.float32
+        )  # five rows of the microbatch's number
+        loss, grads = mp.Pipeline(group, [stage], plan, reduction="sum").step(
+            batch, loss=lambda out, _: (out.sum(), np.ones_like(out))
+        )
+        return loss, grads, seen
+
+    results = must(thread_world(body, 3, "simulated"))
+    assert [loss for loss, *_ in results] == [3 * 2 * 5 + 4 * 2 * 7] * 3
+    assert [shape for shape, *_ in results[1][2]] == [(1, 2), (2, 2), (3, 2), (4, 2)]
+    assert {(kind, mask) for _, kind, mask in results[1][2]} == {(np.dtype("f8"), np.dtype("?"))}
+    assert results[0][2] == [((1, 2), 0), ((2, 2), 0), ((3, 2), 6), ((4, 2), 8)]
+    assert results[0][1] == [{"n": 4.0}]
+    assert results[1][1] == [None]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "loss", "own", "error", "said"),
+    [
+        (X[:20], Y, mean_square, 0, SizeMismatchError, r"x has the shape \(20, 3\), and is divided .* into 8 microbatches"),
+        (X, {"a": Y, "b": Y[:3]}, mean_square, 3, SizeMismatchError, r"y \(b\) has the shape \(3, 3\)"),
+        (None, Y, mean_square, 0, UsageError, "needs the batch"),
+        (X, Y, None, 3, UsageError, "needs a loss"),
+        (1.5, Y, mean_square, 0, SizeMismatchError, "shape"),
+    ],
+)
+def test_an_impossible_step_is_refused_on_every_rank_and_the_next_one_works(x, y, loss, own, error, said):
+    plan = PLANS["1f1b"]
+
+    def body(group):
+        pipeline = mp.Pipeline(group, [mp.Stage(*layer(group.rank))], plan)
+        with pytest.raises(error if group.rank == own else UsageError, match=said) as caught:
+            pipeline.step(x, y, loss=loss)
+        assert (group.rank == own) != str(caught.value).startswith(f"rank {own}: ")
+        return pipeline.step(X, Y, loss=mean_square)[0]
+
+    assert must(thread_world(body, 4, "simulated")) == [alone(8)[0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (
+            lambda rank: (mp.schedule("1f1b" if rank < 2 else "gpipe", 4, 8), 1),
+            UsageError,
+            "rank 0 has 1f1b: .*, and rank 2 has gpipe: ",
+        ),
+        (lambda rank: (mp.schedule("1f1b", 4, 8 + rank // 3), 1), UsageError, "rank 3 has 1f1b: 4 stages, 9 microbatches"),
+        (lambda rank: (PLANS["1f1b"], 1 + (rank == 1)), UsageError, r"rank 1 of 1f1b.* has 1 stages, \[1\], and a list of 2"),
+        (lambda rank: (mp.schedule("1f1b", 3, 8), 1), InvalidWorldSizeError, "one of 3 ranks"),
+        (lambda rank: (mp.Plan("odd", 8, [[]] * 4), 1), mp.MissingActionError, "rank 0 never does the forward"),
+        (lambda rank: ("1f1b", 1), UsageError, "this is a str"),
+    ],
+)
+def test_ranks_whose_plans_or_stages_do_not_fit_learn_it_before_anything_moves(make, error, said):
+    def body(group):
+        plan, count = make(group.rank)
+        with pytest.raises(error, match=said):
+            mp.Pipeline(group, [mp.Stage(*layer(0))] * count, plan)
+        return int(group.all_reduce(1))
+
+    assert must(thread_world(body, 4, "simulated")) == [4] * 4
+
+
+def test_a_divided_plan_needs_stages_that_can_be_divided():
+    def body(group):
+        forward, backward, weight = layer(0)
+        stage = mp.Stage(forward, backward, weight if group.rank else None)
+        with pytest.raises(UsageError, match="stage 0 has no backward_weight"):
+            mp.Pipeline(group, [stage], mp.schedule("zb_h1", 2, 2))
+
+    must(thread_world(body, 2, "simulated"))
+
+
+def test_an_error_in_a_stage_says_where_and_the_others_learn_who():
+    def body(group):
+        forward, *back = layer(group.rank)
+        calls = []
+
+        def breaks(x):
+            calls.append(x)
+            if group.rank == 2 and len(calls) == 3:
+                raise ZeroDivisionError("no")
+            return forward(x)
+
+        mp.Pipeline(group, [mp.Stage(breaks, *back)], PLANS["1f1b"]).step(X, Y, loss=mean_square)
+
+    outcomes = thread_world(body, 4, "simulated")
+    assert isinstance(outcomes[2], ZeroDivisionError)
+    assert "raised in the forward of microbatch 2 in stage 2, on rank 2" in outcomes[2].__notes__
+    for rank in (0, 1, 3):
+        assert isinstance(outcomes[rank], AbortedError)
+        assert outcomes[rank].peer == 2
+
+
+@pytest.mark.parametrize("at_s", [0.5, 3.5, 7.25])
+def test_a_rank_that_dies_in_the_middle_is_named(at_s):
+    def body(group):
+        forward, *back = layer(group.rank)
+
+        def slow(x):
+            group.compute(1)
+            return forward(x)
+
+        mp.Pipeline(group, [mp.Stage(slow, *back)], PLANS["1f1b"]).step(X, Y, loss=mean_square)
+
+    done = run(body, 4, faults=Kill(rank=1, at_s=at_s), check=False)
+    assert {rank: (type(error), error.peer) for rank, error in done.errors.items()} == dict.fromkeys(
+        (0, 2, 3), (PeerLostError, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "error", "said"),
+    [
+        (lambda f, b, w: (lambda x: f(x)[0], b, w), UsageError, r"forward returned a ndarray, and a tuple \(y, saved\)"),
+        (lambda f, b, w: (f, lambda s, dy: dy, w), UsageError, r"backward returned a ndarray"),
+        (
+            lambda f, b, w: (f, lambda s, dy: ((dy, dy), b(s, dy)[1]), w),
+            UsageError,
+            "returned a gradient of 2 arrays, and its forward got 1",
+        ),
+    ],
+)
+def test_functions_that_return_something_else_are_told_what_is_expected(stage, error, said):
+    def body(group):
+        mp.Pipeline(group, [mp.Stage(*stage(*layer(group.rank)))], mp.schedule("1f1b", 2, 8)).step(X, Y, loss=mean_square)
+
+    outcomes = thread_world(body, 2, "simulated")
+    with pytest.raises(error, match=said):
+        must(outcomes)
+
+
+def test_a_stage_whose_activations_or_gradients_change_their_kind_is_refused():
+    def body(group, change):
+        calls = []
+
+        def forward(x):
+            calls.append(x)
+            return ((x,) if change == "tuple" and len(calls) == 2 and group.rank == 0 else x), None
+
+        def backward(saved, dy):
+            grads = {
+                "w": np.ones(
+                    2 if change == "shape" and len(calls) == 2 else 1, "f8" if change == "dtype" and len(calls) == 2 else "f4"
+                )
+            }
+            return dy, {"v" if change == "name" and len(calls) == 2 else "w": grads["w"]}
+
+        mp.Pipeline(group, [mp.Stage(forward, backward)], mp.schedule("1f1b", 2, 8)).step(X, Y, loss=mean_square)
+
+    for change, said in {
+        "tuple": "a tuple of 1 arrays",
+        "shape": r"has the shape \(",
+        "dtype": "is of float",
+        "name": "'v', 'w' is not in",
+    }.items():
+        with pytest.raises(UsageError, match=said):
+            must(thread_world(lambda group, change=change: body(group, change), 2, "simulated"))
+
+
+def test_a_stage_is_made_of_functions():
+    with pytest.raises(UsageError, match="backward is a function of a stage, and 3 cannot be called"):
+        mp.Stage(lambda x: x, 3)
