@@ -73,10 +73,11 @@ def alone(microbatches):
     total, sums = 0.0, [np.zeros_like(w) for w in WEIGHTS]
     for x, y in zip(np.split(X, microbatches), np.split(Y, microbatches), strict=True):
         kept = []
+        output = x
         for forward, *_ in layers:
-            x, saved = forward(x)
+            output, saved = forward(output)
             kept.append(saved)
-        value, dy = mean_square(x, y)
+        value, dy = mean_square(output, y)
         total += float(value)
         for number in reversed(range(len(layers))):
             dy, rest = layers[number][1](kept[number], dy)

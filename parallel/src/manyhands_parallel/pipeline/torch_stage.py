@@ -23,7 +23,8 @@ class TorchStage(Stage):
     Parameters
     ----------
     module
-        ``module(x)`` gets a tensor, or the tensors of a tuple as one tuple, and returns a tensor or a tuple of tensors.
+        ``module(x)`` gets a tensor, or the tensors of a tuple as one tuple, and returns a tensor or a tuple of tensors. What a stage of
+        NumPy sends becomes tensors.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -73,10 +74,11 @@ class TorchStage(Stage):
 
 def _leaves(x: Any) -> tuple[Any, list[Any]]:
     """Return tensors whose graph begins here, and those of them that can have a gradient."""
-    parts = [
-        part.detach().requires_grad_(part.is_floating_point() or part.is_complex())
-        for part in (x if isinstance(x, tuple) else (x,))
-    ]
+    import torch
+
+    parts = [torch.as_tensor(part).detach() for part in (x if isinstance(x, tuple) else (x,))]
+    for part in parts:
+        part.requires_grad_(part.is_floating_point() or part.is_complex())
     return tuple(parts) if isinstance(x, tuple) else parts[0], [part for part in parts if part.requires_grad]
 
 

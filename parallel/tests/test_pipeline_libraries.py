@@ -1,0 +1,151 @@
+"""Stages of torch and JAX: their gradients are those of one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from worlds import must, thread_world
+
+import manyhands_parallel as mp
+
+pytestmark = pytest.mark.peers
+
+NAMES = ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1"]
+
+
+def plan_of(name):
+    """Return a plan of four stages in all."""
+    return mp.schedule(name, 2, 4) if name == "interleaved_1f1b" else mp.schedule(name, 4, 4)
+
+
+def train(group, plan, stages, x, y, loss):
+    numbers = plan.stages_of(group.rank)
+    pipeline = mp.Pipeline(group, [stages[number] for number in numbers], plan)
+    value, gradients = pipeline.step(x, y, loss=loss)
+    assert pipeline.most_held == plan.peak()[group.rank]
+    return value, dict(zip(numbers, gradients, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_modules_of_torch(name, dtype):
+    import torch
+
+    torch.set_num_threads(1)
+
+    class Embed(torch.nn.Module):
+        """Numbers to vectors; with a parameter that is not used, and one that needs no gradient."""
+
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(10, 6)
+            self.unused = torch.nn.Parameter(torch.ones(2))
+            self.frozen = torch.nn.Parameter(torch.ones(6), requires_grad=False)
+
+        def forward(self, tokens):
+            return self.table(tokens) * self.frozen, tokens > 3
+
+    class Masked(torch.nn.Module):
+        """A layer of which the mask chooses the rows that change."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(6, 6)
+
+        def forward(self, both):
+            x, mask = both
+            return torch.where(mask[:, None], torch.tanh(self.linear(x)), x), mask
+
+    class Head(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(6, 1)
+
+        def forward(self, both):
+            return self.linear(both[0])[:, 0]
+
+    torch.manual_seed(0)
+    modules = [each.to(getattr(torch, dtype)) for each in (Embed(), Masked(), Masked(), Head())]
+    x, y = torch.arange(12) % 10, torch.linspace(-1, 1, 12).to(getattr(torch, dtype))
+    loss = torch.nn.functional.mse_loss
+    plan = plan_of(name)
+    stages = [mp.TorchStage(module) for module in modules]
+    results = must(thread_world(lambda group: train(group, plan, stages, x, y, loss), plan.stages, "simulated"))
+
+    whole = torch.nn.Sequential(*modules)
+    sums, total = {}, 0.0
+    for inputs, targets in zip(x.chunk(4), y.chunk(4), strict=True):
+        value = loss(whole(inputs), targets)
+        total += value.item()
+        wanted = {key: each for key, each in whole.named_parameters() if each.requires_grad}
+        gradients = torch.autograd.grad(value, list(wanted.values()), allow_unused=True, materialize_grads=True)
+        for key, each in zip(wanted, gradients, strict=True):
+            sums[key] = sums[key] + each if key in sums else each
+    assert [value for value, _ in results] == [total / 4] * plan.stages
+    found = {f"{number}.{key}": each for _, some in results for number, tree in some.items() for key, each in tree.items()}
+    assert found.keys() == sums.keys()
+    for key, each in found.items():
+        assert torch.equal(each, sums[key] / 4), key
+        assert each.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_of_jax(name):
+    import jax
+    import jax.numpy as jnp
+
+    def embed(params, tokens):
+        return params["table"][tokens], tokens > 3
+
+    def middle(params, both):
+        x, mask = both
+        return jnp.where(mask[:, None], jnp.tanh(x @ params["w"] + params["b"]), x), mask
+
+    def head(params, both):
+        return (both[0] @ params["w"])[:, 0]
+
+    rng = np.random.default_rng(1)
+
+    def normal(*shape):
+        return jnp.asarray(rng.integers(-3, 4, shape), jnp.float32) / 4
+
+    functions = [embed, middle, middle, head]
+    params = [{"table": normal(10, 6)}, *({"w": normal(6, 6), "b": normal(6)} for _ in range(2)), {"w": normal(6, 1)}]
+    x, y = jnp.arange(12) % 10, jnp.linspace(-1, 1, 12)
+
+    def loss(output, target):
+        return ((output - target) ** 2).mean()
+
+    plan = plan_of(name)
+    stages = [mp.JaxStage(function, each) for function, each in zip(functions, params, strict=True)]
+    results = must(thread_world(lambda group: train(group, plan, stages, x, y, loss), plan.stages, "simulated"))
+
+    def whole(params, inputs, targets):
+        for function, each in zip(functions, params, strict=True):
+            inputs = function(each, inputs)
+        return loss(inputs, targets)
+
+    parts = list(zip(jnp.split(x, 4), jnp.split(y, 4), strict=True))
+    total = sum(float(whole(params, *part)) for part in parts) / 4
+    expected = jax.tree.map(lambda *each: sum(each) / 4, *(jax.grad(whole)(params, *part) for part in parts))
+    assert [value for value, _ in results] == [total] * plan.stages
+    found = {number: tree for _, some in results for number, tree in some.items()}
+    for number, tree in enumerate(expected):
+        for key, each in tree.items():
+            assert isinstance(found[number][key], jax.Array)
+            np.testing.assert_allclose(found[number][key], each, rtol=1e-5, atol=1e-6)
+
+
+def test_stages_of_different_libraries_meet():
+    import torch
+
+    w = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    first = mp.Stage(lambda x: (x @ w, x), lambda x, dy: (None, {"w": x.T @ dy}))
+    second = mp.TorchStage(torch.nn.Linear(3, 1))
+    x = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+    plan = mp.schedule("1f1b", 2, 2)
+    results = must(thread_world(lambda g: train(g, plan, [first, second], x, None, lambda out, _: out.sum()), 2, "simulated"))
+    weight = second.module.weight.detach().numpy()
+    np.testing.assert_allclose(results[0][1][0]["w"], x.T @ np.repeat(weight, 4, 0) / 2)
+    assert isinstance(results[0][1][0]["w"], np.ndarray)
+    assert isinstance(results[1][1][1]["weight"], torch.Tensor)
