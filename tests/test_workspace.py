@@ -105,9 +105,12 @@ def test_each_plugin_is_found_by_its_entry_point(repository):
     }
 
 
-def test_the_commands_of_the_lab_are_found_by_entry_points(repository):
+def test_the_commands_of_the_lab_and_of_the_training_layers_are_found_by_entry_points(repository):
     assert table(repository / "lab")["entry-points"] == {
         "manyhands.commands": {name: f"manyhands_lab.commands.{name}:{name}" for name in ("bench", "show", "simulate")}
+    }
+    assert table(repository / "parallel")["entry-points"] == {
+        "manyhands.commands": {"show.pipeline": "manyhands_parallel.commands.show_pipeline:show_pipeline"}
     }
 
 

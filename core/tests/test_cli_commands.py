@@ -76,6 +76,20 @@ def test_a_function_and_an_app_are_commands(plugins: PluginFactory, call: Callab
     assert "Loudly" not in listed
 
 
+def test_a_dot_in_the_name_of_an_entry_point_makes_a_command_of_two_words(
+    plugins: PluginFactory, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    greet = plugins("greet", GREET, group=COMMAND_GROUP, thing="greet")
+    plugins("greet.all", GREET.replace("hello", "good day,"), group=COMMAND_GROUP, thing="greet")
+
+    assert call("greet", "all", "Ada") == (0, "good day, Ada\n", "")
+    assert greet not in sys.modules
+    assert call("greet", "Ada") == (0, "hello Ada\n", "")
+    assert "See also: manyhands greet all --help" in call("greet", "--help")[1]
+    assert "Usage: manyhands greet all " in call("greet", "all", "--help")[1]
+    assert "  greet all " in call("--help")[1]
+
+
 def test_only_the_command_that_is_asked_for_is_imported(
     plugins: PluginFactory, call: Callable[..., tuple[int, str, str]]
 ) -> None:

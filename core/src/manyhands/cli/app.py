@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+import typer.core
 import typer.main
 
 from manyhands._version import __version__
@@ -44,6 +45,7 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        cls=_Commands,
         # Plain text: rich would take the brackets of [backends.tcp] for markup, and break paragraphs where the source does.
         rich_markup_mode=None,
     )
@@ -52,9 +54,12 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
     app.command("doctor", short_help="List the backends: can they run here, and what to type.")(doctor)
     app.add_typer(config_app, name="config")
     epilog = None
-    asked = next((word for word in words if not word.startswith("-")), None)
+    place = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
+    asked = None if place is None else words[place]
     if asked not in _OWN:
-        found = {name: list(each) for name, each in groupby(find_installed(COMMAND_GROUP), lambda plugin: plugin.name)}
+        found = {_words(name): list(each) for name, each in groupby(find_installed(COMMAND_GROUP), lambda plugin: plugin.name)}
+        if place is not None and (longer := " ".join(words[place : place + 2])) in found:
+            asked = longer
         missing = [name for name in _LAB if name not in found]
         if asked in missing:
             raise UsageError(f"manyhands {asked} comes with manyhands-lab, which is not installed; try: {_install_lab()}")
@@ -63,7 +68,7 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
             epilog = f"More commands come with manyhands-lab: {', '.join(missing)}. Try:\n\n\b\n  {_install_lab()}"
         for name in [asked] if asked is not None and asked in found else sorted(found.keys() - _OWN):
             try:
-                _add(app, name, _command_of(name, found[name]))
+                _add(app, name, _command_of(name, found[name]), [longer for longer in found if longer.startswith(f"{name} ")])
             except PluginError as error:
                 if name == asked:
                     raise
@@ -72,15 +77,30 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
     return app
 
 
+class _Commands(typer.core.TyperGroup):
+    """Commands whose names are one word or two."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the first words name: two of them, if there is such a command."""
+        longer = " ".join(args[:2])
+        return super().resolve_command(ctx, [longer, *args[2:]] if longer in self.commands else args)
+
+
+def _words(name: str) -> str:
+    """Return what is typed for an entry point's name: ``show pipeline`` for ``show.pipeline``."""
+    return name.replace(".", " ")
+
+
 def _install_lab() -> str:
     return install_command("pip install 'manyhands[lab]'")
 
 
-def _add(app: typer.Typer, name: str, command: typer.Typer | Callable[..., object]) -> None:
+def _add(app: typer.Typer, name: str, command: typer.Typer | Callable[..., object], longer: Sequence[str] = ()) -> None:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name)
-    else:
-        app.command(name, short_help=(inspect.getdoc(command) or "").partition("\n")[0])(command)
+        return
+    epilog = f"See also: {', '.join(f'manyhands {each} --help' for each in longer)}" if longer else None
+    app.command(name, short_help=(inspect.getdoc(command) or "").partition("\n")[0], epilog=epilog)(command)
 
 
 def _command_of(name: str, plugins: Sequence[InstalledPlugin]) -> typer.Typer | Callable[..., object]:
