@@ -50,7 +50,7 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
         "compress pipeline sharded_arrays torch_batch_norm tensor_parallel",
         "clip gradients sharded checkpoint vocab_parallel dtensor",
         "torch_tensor_parallel",
-        "torch jax",
+        "commands torch jax",
     )
 )
 PARALLEL_MAY_IMPORT = ("manyhands", "manyhands.errors")
@@ -63,7 +63,7 @@ NARROW: dict[str, frozenset[str]] = {
 
 # Packages that only some rooms may import, and packages that no module may import at its top.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "typer": ("manyhands.cli", "manyhands_lab.commands"),
+    "typer": ("manyhands.cli", "manyhands_lab.commands", "manyhands_parallel.commands"),
     "rich": ("manyhands_lab.commands", "manyhands_parallel.checkpoint"),
     "matplotlib": ("manyhands_lab.commands",),
 }

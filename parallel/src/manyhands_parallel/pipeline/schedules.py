@@ -25,7 +25,10 @@ Maker = Callable[..., Plan]
 
 
 def gpipe(stages: int, microbatches: int, virtual: int = 1) -> Plan:
-    """All forward passes, then all backward passes: ``(p-1)/(m+p-1)`` idle, m activations (Huang et al., 2019)."""
+    """All forward passes, then all backward passes.
+
+    ``(p-1)/(m+p-1)`` of the time is idle, and a rank holds m activations (Huang et al., 2019).
+    """
     _check_alone("gpipe", virtual)
     actions = [
         [Action("forward", microbatch, rank) for microbatch in range(microbatches)]
@@ -36,7 +39,10 @@ def gpipe(stages: int, microbatches: int, virtual: int = 1) -> Plan:
 
 
 def one_f_one_b(stages: int, microbatches: int, virtual: int = 1) -> Plan:
-    """One forward, one backward: as idle as gpipe, and ``min(m, p-r)`` activations on rank r (Narayanan et al., 2019)."""
+    """One forward, one backward: as idle as gpipe, with fewer activations.
+
+    Rank r holds ``min(m, p-r)`` (Narayanan et al., PipeDream, 2019).
+    """
     _check_alone("1f1b", virtual)
     actions = []
     for rank in range(stages):
@@ -47,7 +53,10 @@ def one_f_one_b(stages: int, microbatches: int, virtual: int = 1) -> Plan:
 
 
 def interleaved_1f1b(stages: int, microbatches: int, virtual: int = 2) -> Plan:
-    """1F1B with v stages on each rank: ``(p-1)/(vm+p-1)`` idle for more messages; m divides by p (Narayanan et al., 2021)."""
+    """1F1B with several stages on each rank: less idle.
+
+    ``(p-1)/(vm+p-1)`` of the time is idle, for v times the messages; m must divide by p (Narayanan et al., Megatron-LM, 2021).
+    """
     if microbatches % stages:
         raise UsageError(
             f"interleaved_1f1b needs a number of microbatches that divides by that of the stages: {microbatches} does not divide by {stages}"
@@ -72,7 +81,10 @@ def interleaved_1f1b(stages: int, microbatches: int, virtual: int = 2) -> Plan:
 
 
 def zb_h1(stages: int, microbatches: int, virtual: int = 1) -> Plan:
-    """1F1B whose backward pass is divided, the weights' half fills the bubble: ``(p-1)(F+B-W)`` idle, p activations (Qi et al., 2023)."""
+    """1F1B whose gradients of weights come later, and fill gaps.
+
+    ``(p-1)(F+B-W)`` is idle, and each rank holds ``min(m, p)`` activations (Qi et al., Zero Bubble, 2023).
+    """
     _check_alone("zb_h1", virtual)
     actions = []
     for rank in range(stages):
