@@ -119,6 +119,17 @@ def test_a_plan_of_which_ranks_run_far_ahead_is_right_too():
     assert proof.ahead > 2
 
 
+def test_messages_do_not_overtake_each_other():
+    # The second rank wants the last activation first: it must issue all receives for it, and the sends before it then end.
+    microbatches = 6
+    order = [microbatches - 1, *range(microbatches - 1)]
+    actions = [
+        [(F, m, 0) for m in range(microbatches)] + [(B, m, 0) for m in order],
+        [(kind, m, 1) for m in order for kind in (F, B)],
+    ]
+    assert mp.prove(mp.Plan("last first", microbatches, actions)).ahead == 0
+
+
 @pytest.mark.parametrize(
     ("rank", "change", "error", "said"),
     [

@@ -39,7 +39,7 @@ def gpipe(stages: int, microbatches: int, virtual: int = 1) -> Plan:
 
 
 def one_f_one_b(stages: int, microbatches: int, virtual: int = 1) -> Plan:
-    """One forward, one backward: as idle as gpipe, with fewer activations.
+    """One forward, one backward: gpipe with fewer activations.
 
     Rank r holds ``min(m, p-r)`` (Narayanan et al., PipeDream, 2019).
     """
