@@ -273,13 +273,14 @@ def test_an_impossible_step_is_refused_on_every_rank_and_the_next_one_works(x, y
         (lambda rank: (mp.schedule("1f1b", 3, 8), 1), InvalidWorldSizeError, "one of 3 ranks"),
         (lambda rank: (mp.Plan("odd", 8, [[]] * 4), 1), mp.MissingActionError, "rank 0 never does the forward"),
         (lambda rank: ("1f1b", 1), UsageError, "this is a str"),
+        (lambda rank: (PLANS["1f1b"], None), UsageError, "this is a Stage"),
     ],
 )
 def test_ranks_whose_plans_or_stages_do_not_fit_learn_it_before_anything_moves(make, error, said):
     def body(group):
         plan, count = make(group.rank)
         with pytest.raises(error, match=said):
-            mp.Pipeline(group, [mp.Stage(*layer(0))] * count, plan)
+            mp.Pipeline(group, mp.Stage(*layer(0)) if count is None else [mp.Stage(*layer(0))] * count, plan)
         return int(group.all_reduce(1))
 
     assert must(thread_world(body, 4, "simulated")) == [4] * 4

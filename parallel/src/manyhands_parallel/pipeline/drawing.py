@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -123,9 +124,10 @@ def text_of(timeline: Timeline, heading: Heading, width: int, *, colour: bool = 
     letters = max((len(heading.name(span.action)) for span in shown), default=1) + 2
     columns = round(timeline.makespan / unit)
     margin = len(f"rank {len(timeline.spans) - 1}") + 2
-    per_line = max((width - margin) // letters, 1)
+    width = max(width, margin + letters)
+    per_line = (width - margin) // letters
     rows = [_row(spans, unit, letters, columns, heading, colour=colour) for spans in timeline.spans]
-    lines = [heading.title, heading.cost]
+    lines = [heading.title, *textwrap.wrap(heading.cost, width)]
     for first in range(0, columns, per_line):
         lines.append("")
         for rank, row in enumerate(rows):
@@ -135,7 +137,7 @@ def text_of(timeline: Timeline, heading: Heading, width: int, *, colour: bool = 
     notes = [f"{_LETTER[kind]} {_WORDS[kind]}" for kind in used] + [". idle"]
     if any(heading.chunks.values()):
         notes.append(_CHUNKS)
-    return "\n".join([*lines, "", "; ".join(notes)]) + "\n"
+    return "\n".join([*lines, "", *textwrap.wrap("; ".join(notes), width)]) + "\n"
 
 
 def _unit(shown: Sequence[Span]) -> Fraction:

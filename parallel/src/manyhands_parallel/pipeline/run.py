@@ -168,6 +168,8 @@ class Pipeline:
                 f"the plan is one of {plan.stages} ranks ({plan}), and the group has {group.world_size}"
             )
         numbers = plan.stages_of(group.rank)
+        if not isinstance(stages, Sequence):
+            raise UsageError(f"a list of the stages of this rank was expected, and this is a {type(stages).__name__}")
         if len(stages) != len(numbers):
             raise UsageError(
                 f"rank {group.rank} of {plan} has {len(numbers)} stages, {list(numbers)}, and a list of {len(stages)} was given"
