@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import manyhands_parallel as mp
-from manyhands.errors import UsageError
+from manyhands.errors import PluginError, UsageError
 from manyhands_parallel.pipeline import schedules
 
 SIZES = [(stages, microbatches) for stages in range(1, 9) for microbatches in (1, 2, 3, 5, 8, 16)]
@@ -153,6 +153,13 @@ def test_a_wrong_plan_is_refused_with_a_counterexample(rank, change, error, said
         mp.prove(replaced(plan, rank, change))
 
 
+def test_a_wrong_plan_has_no_timeline():
+    with pytest.raises(mp.PlanDeadlockError, match=r"mp\.prove tells why"):
+        mp.Plan("backwards", 1, [[(B, 0, 0), (F, 0, 0)]]).bubble()
+    with pytest.raises(mp.MalformedPlanError, match=r"mp\.prove tells why"):
+        mp.Plan("nowhere", 1, [[(F, 0, 0)], [(F, 0, 1)]], [0]).svg()
+
+
 def test_ranks_that_wait_for_each_other_are_named():
     # Rank 0 wants the first gradient before it sends the second activation, rank 1 both activations before any gradient.
     actions = [[(F, 0, 0), (B, 0, 0), (F, 1, 0), (B, 1, 0)], [(F, 0, 1), (F, 1, 1), (B, 0, 1), (B, 1, 1)]]
@@ -201,9 +208,10 @@ def test_plans_are_plain_data():
     [
         (("1f2b", 4, 8), "there is no schedule '1f2b'; did you mean '1f1b'"),
         (("1f1b", 0, 8), "stages=0"),
+        ((["1f1b"], 4, 8), "a schedule is named"),
         (("1f1b", 4, 2.0), "microbatches=2.0"),
         (("1f1b", 4, 8, 2), "1f1b has one stage on each rank, and virtual=2 was given"),
-        (("interleaved_1f1b", 4, 6), "6 does not divide by 4"),
+        (("interleaved_1f1b", 4, 6), "6 is no multiple of 4"),
     ],
 )
 def test_sizes_that_a_schedule_does_not_have_are_refused(arguments, said):
@@ -246,6 +254,7 @@ def test_a_schedule_of_somebody_else_is_proved_before_it_is_known():
         (lambda p, m: serial(p, m + 1), UsageError),
         (lambda p, m: None, UsageError),
         (lambda p, m: mp.schedule("nothing", p, m), UsageError),
+        (lambda p: None, PluginError),
     ],
 )  # fmt: skip
 def test_a_wrong_schedule_is_not_registered(function, error):

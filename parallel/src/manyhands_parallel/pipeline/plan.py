@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from manyhands_parallel.pipeline.actions import Action, Actions, Message, Placement, incoming, outgoing
 from manyhands_parallel.pipeline.drawing import Heading, svg_of, text_of
-from manyhands_parallel.pipeline.errors import MalformedPlanError
+from manyhands_parallel.pipeline.errors import MalformedPlanError, PlanDeadlockError
 from manyhands_parallel.pipeline.timeline import Number, Timeline, timeline_of
 
 __all__ = ["Plan"]
@@ -129,8 +129,16 @@ class Plan:
         ------
         UsageError
             A duration is negative or not finite, or ``weight`` is more than ``backward``.
+        PlanError
+            The plan is wrong, so that not all of its actions can begin; `prove` tells why.
         """
-        return timeline_of(self.actions, self.placement, forward, backward, weight, message)
+        try:
+            timeline = timeline_of(self.actions, self.placement, forward, backward, weight, message)
+        except (LookupError, TypeError) as error:
+            raise MalformedPlanError(f"{self} cannot be carried out; mp.prove tells why") from error
+        if any(len(spans) < len(actions) for spans, actions in zip(timeline.spans, self.actions, strict=True)):
+            raise PlanDeadlockError(f"{self}: some of its actions can never begin; mp.prove tells why")
+        return timeline
 
     def bubble(self, forward: Number = 1, backward: Number = 2, weight: Number | None = None) -> Fraction:
         """Return the share of the time in which a rank has nothing to do, in the mean over the ranks; see `timeline`."""

@@ -55,11 +55,11 @@ def one_f_one_b(stages: int, microbatches: int, virtual: int = 1) -> Plan:
 def interleaved_1f1b(stages: int, microbatches: int, virtual: int = 2) -> Plan:
     """1F1B with several stages on each rank: less idle.
 
-    ``(p-1)/(vm+p-1)`` of the time is idle, for v times the messages; m must divide by p (Narayanan et al., Megatron-LM, 2021).
+    ``(p-1)/(vm+p-1)`` of the time is idle, for v times the messages; m must be a multiple of p (Narayanan et al., Megatron-LM, 2021).
     """
     if microbatches % stages:
         raise UsageError(
-            f"interleaved_1f1b needs a number of microbatches that divides by that of the stages: {microbatches} does not divide by {stages}"
+            f"interleaved_1f1b needs as many microbatches as stages, or a multiple: {microbatches} is no multiple of {stages}"
         )
     passes = microbatches * virtual
     actions, peak = [], []
@@ -165,19 +165,18 @@ def schedule(name: str, stages: int, microbatches: int, virtual: int | None = No
     PlanError
         The function of somebody else made a plan that is wrong for these sizes; see `prove`.
     PluginError
-        The schedule of another distribution cannot be loaded.
+        The schedule of another distribution cannot be loaded, or its function failed.
     """
     for key, value in {"stages": stages, "microbatches": microbatches, "virtual": 1 if virtual is None else virtual}.items():
         if type(value) is not int or value < 1:
             raise UsageError(f"{key}={value!r}: an integer of at least 1 is expected")
+    if type(name) is not str:
+        raise UsageError(f"a schedule is named, such as '1f1b', and {name!r} was given")
     if name in _BUILTIN:
         return _made(_BUILTIN[name], stages, microbatches, virtual)
     if name not in _registered:
         _load(name)
-    plan = _made(_registered[name], stages, microbatches, virtual)
-    _check_sizes(name, plan, stages, microbatches)
-    prove(plan)
-    return plan
+    return _proved(name, _registered[name], stages, microbatches, virtual)
 
 
 def register_schedule(name: str, function: Callable[..., Plan]) -> None:
@@ -197,9 +196,12 @@ def register_schedule(name: str, function: Callable[..., Plan]) -> None:
     Raises
     ------
     UsageError
-        The name is taken, or the function has a plan for none of 40 sizes.
+        The name is taken, or the function has a plan for none of 40 sizes, or one of other sizes. In these cases, as in the next, nothing is
+        registered.
     PlanError
-        It made a plan that is wrong; nothing is registered.
+        It made a plan that is wrong.
+    PluginError
+        It raised something else.
     """
     if type(name) is not str or not callable(function):
         raise UsageError(f"a schedule has a name and a function, and {name!r} and {function!r} were given")
@@ -211,13 +213,11 @@ def register_schedule(name: str, function: Callable[..., Plan]) -> None:
     proved = 0
     for stages, microbatches in _TRIED:
         try:
-            plan = _made(function, stages, microbatches, None)
-        except UsageError as error:
+            _proved(name, function, stages, microbatches, None)
+        except _NoSuchSize as error:
             last = error
-            continue
-        _check_sizes(name, plan, stages, microbatches)
-        prove(plan)
-        proved += 1
+        else:
+            proved += 1
     if not proved:
         raise UsageError(f"the schedule {name!r} has no plan for 1 to 5 stages and up to 12 microbatches: {last}") from last
     _registered[name] = function
@@ -233,7 +233,20 @@ def _made(function: Maker, stages: int, microbatches: int, virtual: int | None) 
     return function(stages, microbatches)
 
 
-def _check_sizes(name: str, plan: object, stages: int, microbatches: int) -> None:
+class _NoSuchSize(UsageError):
+    """What a schedule of somebody else says of sizes that it does not have."""
+
+
+def _proved(name: str, function: Maker, stages: int, microbatches: int, virtual: int | None) -> Plan:
+    """Return the plan that the function of somebody else makes, if it is right."""
+    try:
+        plan: object = _made(function, stages, microbatches, virtual)
+    except UsageError as error:
+        raise _NoSuchSize(str(error)) from error
+    except Exception as error:
+        raise PluginError(
+            f"the schedule {name!r} failed for {stages} stages and {microbatches} microbatches: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(plan, Plan):
         raise UsageError(f"the schedule {name!r} returned a {type(plan).__name__}, and a Plan is expected")
     if (plan.stages, plan.microbatches) != (stages, microbatches):
@@ -241,6 +254,8 @@ def _check_sizes(name: str, plan: object, stages: int, microbatches: int) -> Non
             f"the schedule {name!r} returned a plan of {plan.stages} stages and {plan.microbatches} microbatches, and "
             f"{stages} and {microbatches} were asked for"
         )
+    prove(plan)
+    return plan
 
 
 def _load(name: str) -> None:
