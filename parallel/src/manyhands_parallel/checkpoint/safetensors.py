@@ -73,12 +73,12 @@ def prefix(identity: str) -> bytes:
 
 def header(tensors: Iterable[Tensor], identity: str) -> bytes:
     """Return the length and the header of a file: what stands before the data."""
-    text = prefix(identity)
+    entries = [prefix(identity)]
     for tensor in tensors:
         code, axes = (_CODES[tensor.dtype], ()) if tensor.dtype in _CODES else _IN_DISGUISE[tensor.dtype]
         entry = {"dtype": code, "shape": (*tensor.shape, *axes), "data_offsets": (tensor.start, tensor.stop)}
-        text += b"," + msgspec.json.encode(tensor.name) + b":" + msgspec.json.encode(entry)
-    text += b"}"
+        entries.append(msgspec.json.encode(tensor.name) + b":" + msgspec.json.encode(entry))
+    text = b",".join(entries) + b"}"
     text += b" " * (-len(text) % _ALIGNMENT)
     return struct.pack("<Q", len(text)) + text
 
