@@ -335,7 +335,19 @@ def main() -> int:
             same = ["--rounds", str(options.rounds), "--backends", backend, "--mebibytes", str(options.mebibytes)]
             if options.folder:
                 same += ["--folder", options.folder]
-            command = [sys.executable, "-P", "-m", "manyhands", "run", "--no-prefix", "-n", str(RANKS), "--backend", backend, __file__]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "manyhands",
+                "run",
+                "--no-prefix",
+                "-n",
+                str(RANKS),
+                "--backend",
+                backend,
+                __file__,
+            ]
             environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             done = subprocess.run([*command, *same, "--found", str(found)], env=environ, timeout=LIMIT_S, check=False)
             if done.returncode:
