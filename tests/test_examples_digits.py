@@ -55,3 +55,19 @@ def test_the_digits_example_gives_the_same_on_several_ranks_of_each_backend(repo
 def test_the_line_to_change_in_the_examples_config_is_there(repository):
     settings = tomllib.loads((repository / "examples" / "manyhands.toml").read_text(encoding="utf-8"))
     assert settings == {"backend": "tcp"}
+
+
+@pytest.mark.peers
+def test_the_digits_example_in_torch_learns_the_same_on_one_rank_and_on_several(repository, run_python):
+    script = repository / "examples" / "train_digits_torch.py"
+    for command in ([script], ["-m", "manyhands", "run", "-n", "3", "--no-prefix", "--backend", "tcp", script]):
+        answer = run_python(*command)
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        accuracy = re.search(r"test accuracy (\d\.\d+)", answer.stdout)
+        assert accuracy is not None
+        assert float(accuracy[1]) >= 0.95
+
+
+def test_the_lines_that_make_the_example_in_torch_parallel_are_ten(repository):
+    text = (repository / "examples" / "train_digits_torch.py").read_text(encoding="utf-8")
+    assert len(re.findall(r"# <-", text)) == 10
