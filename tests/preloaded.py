@@ -2,16 +2,19 @@
 
 What costs most about a short Python is what it imports. Run as a script, this file is the parent: it has one thread, no state but
 its modules, and answers requests. What it forks becomes what was asked for, a script, a module or lines of a program, at the top level
-of a ``__main__`` of its own, and ends as any Python ends: tracebacks, exit codes, signals and atexit included.
+of a ``__main__`` of its own, and ends as any Python ends: tracebacks, exit codes, signals and atexit included. The ranks that such a
+process starts, if it is `manyhands run` or `manyhands bench`, are forked in the same way, and are its children all the same.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
+import inspect
 import io
 import json
 import os
@@ -23,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,16 +70,12 @@ class Preloaded:
         self, words: Sequence[str], *, files: Sequence[int], environ: Mapping[str, str], cwd: str | os.PathLike[str]
     ) -> int:
         """Start ``python words...``, a script, ``-m`` or ``-c``, with standard input, output and error; return its process id."""
-        request = json.dumps({"words": list(words), "environ": dict(environ), "cwd": os.fspath(cwd)}).encode()
-        # The length and the files go first, in one piece.
-        socket.send_fds(self._socket, [len(request).to_bytes(8)], files)
-        self._socket.sendall(request)
+        _send(self._socket, {"words": list(words), "environ": dict(environ), "cwd": os.fspath(cwd)}, files)
         return int(self._answers.readline())
 
     def reap(self, pid: int) -> int:
         """Wait for a process; return its exit code, negative for a signal."""
-        request = json.dumps({"reap": pid}).encode()
-        self._socket.sendall(len(request).to_bytes(8) + request)
+        _send(self._socket, {"reap": pid})
         return int(self._answers.readline())
 
     def _close(self) -> None:
@@ -146,27 +145,31 @@ def _text(file: IO[bytes]) -> str:
     return io.TextIOWrapper(io.BytesIO(file.read()), errors="backslashreplace").read()
 
 
+def _send(link: socket.socket, request: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+    data = json.dumps(request).encode()
+    # The length and the files go first, in one piece.
+    socket.send_fds(link, [len(data).to_bytes(8)], files)
+    link.sendall(data)
+
+
 # The parent
 
 
 def _requests(link: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
     while True:
-        length, files, _, _ = socket.recv_fds(link, 8, 3)
+        length, files, _, _ = socket.recv_fds(link, 8, 8)
         if not length:
             return
         yield json.loads(link.recv(int.from_bytes(length), socket.MSG_WAITALL)), files
 
 
-def _serve(link: socket.socket) -> Sequence[str]:
+def _serve(link: socket.socket, fork: Callable[[], int] = os.fork) -> list[str]:
     """Answer requests until there will be no more; in a forked process, return the words that say what it is to run."""
-    # What is there now stays out of the collections of what is forked, which would copy the memory of all of it.
-    gc.collect()
-    gc.freeze()
     for request, files in _requests(link):
         if "reap" in request:
             answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
         else:
-            answer = os.fork()
+            answer = fork()
             if not answer:
                 link.close()
                 _become(request, files)
@@ -178,22 +181,28 @@ def _serve(link: socket.socket) -> Sequence[str]:
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
-    """Make a forked process another one: its variables, its files, its folder, its process group."""
-    os.setpgid(0, 0)
+    """Make a forked process another one: its variables, its files, its folder, its session and process group."""
+    os.setsid()
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["cwd"])
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-        os.close(file)
+    for number, file in zip([0, 1, 2, *request.get("pass_fds", ())], files, strict=True):
+        if number != file:
+            os.dup2(file, number)
+            os.close(file)
     random.seed()
 
 
-def _code(words: Sequence[str]) -> Any:
+def _code(words: list[str]) -> Any:
     """Prepare ``sys`` for a program; return its code."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if words[0] == "-u":
+        del words[0]
+        for name, file in (("stdout", 1), ("stderr", 2)):
+            raw = io.FileIO(file, "w", closefd=False)
+            setattr(sys, name, io.TextIOWrapper(raw, errors=getattr(sys, name).errors, write_through=True))
     if words[0] == "-c":
         sys.argv, sys.path[0] = ["-c", *words[2:]], ""
         return compile(words[1], "<string>", "exec")
@@ -218,6 +227,75 @@ class _Leaving:
                 os._exit(self.code)
 
 
+# A launcher, whose ranks are forked as well
+
+
+class _Popen(subprocess.Popen[Any]):
+    """Starts a rank by asking a parent of ranks for it; anything else, as always."""
+
+    ranks: socket.socket
+
+    def _execute_child(self, args: Any, *more: Any, **options: Any) -> None:
+        given = inspect.signature(super()._execute_child).bind(args, *more, **options).arguments
+        if args[:2] != [sys.executable, "-u"]:
+            super()._execute_child(args, *more, **options)
+            return
+        files = [max(given["p2cread"], 0), given["c2pwrite"], given["errwrite"], *given["pass_fds"]]
+        _adopting(True)
+        request = {"words": args[1:], "environ": given["env"], "cwd": str(Path.cwd()), "pass_fds": given["pass_fds"]}
+        _send(self.ranks, request, files)
+        with self.ranks.makefile() as answers:
+            self.pid = int(answers.readline())
+        _adopting(False)
+        self._child_created = True
+        pipes = "p2cread p2cwrite c2pread c2pwrite errread errwrite".split()
+        self._close_pipe_fds(*map(given.__getitem__, pipes))
+
+
+def _adopting(whether: bool) -> None:
+    """Make this process the parent of the descendants whose own one ends, or do so no more."""
+    ctypes.CDLL(None).prctl(36, int(whether), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def _fork_a_grandchild() -> int:
+    """Fork a process that has no parent among those of this file: who adopts it is its parent."""
+    told, telling = os.pipe()
+    adopted, adopting = os.pipe()
+    between = os.fork()
+    if not between:
+        pid = os.fork()
+        if pid:
+            os.write(telling, str(pid).encode())
+            os._exit(0)
+        os.close(adopting)
+        os.read(adopted, 1)  # nothing comes, but the end
+        for file in (told, telling, adopted):
+            os.close(file)
+        return 0
+    os.waitpid(between, 0)
+    pid = int(os.read(told, 20))
+    for file in (told, telling, adopted, adopting):
+        os.close(file)
+    return pid
+
+
+def _prepare_for_ranks(words: list[str]) -> list[str]:
+    """Fork a parent of ranks from one that is to be a launcher; in a rank, return the words that say what it is to run."""
+    ours, its = socket.socketpair()
+    if os.fork():
+        its.close()
+        _Popen.ranks = ours
+        subprocess.Popen = _Popen
+        return words
+    ours.close()
+    os.setsid()  # no signal to the launcher's group is for it
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)  # the launcher's files end with the launcher
+    os.close(nothing)
+    return _serve(its, _fork_a_grandchild)
+
+
 if __name__ == "__main__":
     leaving = _Leaving()
     atexit.register(leaving)  # before any module does so, which are called in turn from the last to the first
@@ -226,7 +304,12 @@ if __name__ == "__main__":
         imported = importlib.import_module(module)
         if name:
             getattr(imported, name)
+    # What is there now stays out of the collections of what is forked, which would copy the memory of all of it.
+    gc.collect()
+    gc.freeze()
     words = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if words[:3] in (["-m", "manyhands", "run"], ["-m", "manyhands", "bench"]):
+        words = _prepare_for_ranks(words)
     if words:
         try:
             exec(_code(words), vars(sys.modules["__main__"]))
@@ -235,3 +318,7 @@ if __name__ == "__main__":
             if end.code is None or isinstance(end.code, int):
                 leaving.code = (end.code or 0) & 0xFF
             raise
+        except Exception as error:
+            trace = error.__traceback__
+            sys.excepthook(type(error), error, trace and trace.tb_next)  # without this file's frame
+            leaving.code = 1

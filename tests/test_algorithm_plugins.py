@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import preloaded
 import pytest
 from worlds import must, on_threads, thread_world
 
@@ -74,8 +75,7 @@ def manyhands(site: Path, tmp_path: Path) -> Run:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
         environ["PYTHONPATH"] = str(site)
-        command = [sys.executable, "-m", "manyhands", *words]
-        return subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+        return preloaded.run(["-m", "manyhands", *words], environ=environ, cwd=tmp_path)
 
     return run
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import preloaded
 import pytest
 from worlds import must, on_threads
 
@@ -80,8 +80,7 @@ def bench(tmp_path: Path) -> Bench:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
         path = os.pathsep.join([str(tmp_path), *environ.get("PYTHONPATH", "").split(os.pathsep)])
         environ |= {"PYTHONPATH": path, "MANYHANDS_PLUGINS": "crooked", **variables}
-        command = [sys.executable, "-m", "manyhands", "bench", *words]
-        return subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+        return preloaded.run(["-m", "manyhands", "bench", *words], environ=environ, cwd=tmp_path)
 
     return run
 

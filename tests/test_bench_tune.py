@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import preloaded
 import pytest
 from worlds import must, on_threads
 
@@ -20,19 +20,6 @@ from manyhands_lab.tuning.measure import measure
 from manyhands_lab.tuning.plan import Plan, Point
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-BENCH = """
-import sys, typer
-from manyhands_lab.commands.bench import bench
-from manyhands.errors import ManyHandsError
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command("bench")(bench)
-app.callback()(lambda: None)
-try:
-    app(["bench", *sys.argv[1:]])
-except ManyHandsError as error:
-    sys.exit(f"error: {error}")
-"""
 
 PROGRAM = """
 import numpy as np
@@ -70,14 +57,12 @@ def manyhands_collective(request):
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Run:
-    """Run Python in an empty folder that is on its path, without variables of manyhands but those given."""
-    (tmp_path / "bench.py").write_text(BENCH)
+    """Run the command line in an empty folder that is on its path, without variables of manyhands but those given."""
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
         environ |= {"PYTHONPATH": str(tmp_path), **variables}
-        command = [sys.executable, *words]
-        return subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+        return preloaded.run(["-m", "manyhands", *words], environ=environ, cwd=tmp_path)
 
     return run
 
@@ -124,7 +109,7 @@ def test_a_table_is_measured_over_tcp_and_used_by_the_next_job(shell: Run, tmp_p
     # Neither the config nor a variable may decide what is to be measured.
     (tmp_path / "watch.py").write_text(WATCH)
     variables = {"MANYHANDS_ALGORITHMS__ALL_REDUCE": "ring", "MANYHANDS_PLUGINS": "watch"}
-    answer = shell("bench.py", "all_reduce", "-n", "3", "--tune", "--sizes", "8,1KiB", "--budget", "2", **variables)
+    answer = shell("bench", "all_reduce", "-n", "3", "--tune", "--sizes", "8,1KiB", "--budget", "2", **variables)
     assert answer.returncode == 0, answer.stderr
     used = set((tmp_path / "used.txt").read_text().splitlines())
     assert {"all_reduce ring", "all_reduce recursive_doubling", "all_reduce rabenseifner"} <= used
@@ -132,7 +117,7 @@ def test_a_table_is_measured_over_tcp_and_used_by_the_next_job(shell: Run, tmp_p
     assert 'selection = "tuned.toml"' in answer.stdout
     (tmp_path / "manyhands.toml").write_text('backend = "tcp"\nselection = "tuned.toml"\n')
     (tmp_path / "program.py").write_text(PROGRAM)
-    answer = shell("-m", "manyhands", "run", "--no-prefix", "-n", "3", "program.py")
+    answer = shell("run", "--no-prefix", "-n", "3", "program.py")
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.startswith("measured here at ")
 
@@ -140,8 +125,8 @@ def test_a_table_is_measured_over_tcp_and_used_by_the_next_job(shell: Run, tmp_p
 def test_a_wrong_result_ends_the_measurement_and_names_the_rank(shell: Run, tmp_path: Path) -> None:
     (tmp_path / "wrong_native.py").write_text(WRONG)
     words = ("all_reduce", "-n", "2", "--algorithms", "--backend", "tcp", "--sizes", "8")
-    answer = shell("bench.py", *words, MANYHANDS_PLUGINS="wrong_native")
-    assert answer.returncode == 1
+    answer = shell("bench", *words, MANYHANDS_PLUGINS="wrong_native")
+    assert answer.returncode == 2
     assert "InternalError" in answer.stderr
     assert "all_reduce of 8 bytes by ring gave a wrong result: element 0 is 7.0, and " in answer.stderr
     assert " is right; 2 of 2 elements are wrong" in answer.stderr
@@ -151,7 +136,7 @@ def test_a_wrong_result_ends_the_measurement_and_names_the_rank(shell: Run, tmp_
 
 def test_the_worker_writes_what_rank_0_was_told(shell: Run, tmp_path: Path) -> None:
     plan = Plan({"barrier": ["dissemination"]}, [], 20.0, "tcp", str(tmp_path / "points.json"), rounds=3)
-    answer = shell("-m", "manyhands", "run", "-n", "2", "-m", "manyhands_lab.tuning.measure", plan.dump())
+    answer = shell("run", "-n", "2", "-m", "manyhands_lab.tuning.measure", plan.dump())
     assert answer.returncode == 0, answer.stderr
     [point] = [Point(**each) for each in json.loads((tmp_path / "points.json").read_text())]
     assert (point.collective, point.nbytes, list(point.times)) == ("barrier", 0, ["dissemination"])
@@ -164,6 +149,6 @@ def test_measuring_leaves_no_group_behind() -> None:
 
 
 def test_a_backend_whose_time_is_virtual_is_refused(shell: Run) -> None:
-    answer = shell("bench.py", "all_reduce", "-n", "2", "--algorithms", "--backend", "simulated", "--sizes", "8")
-    assert answer.returncode == 1
+    answer = shell("bench", "all_reduce", "-n", "2", "--algorithms", "--backend", "simulated", "--sizes", "8")
+    assert answer.returncode == 2
     assert "the backend 'simulated' lives on a clock of its own, and cannot be measured" in answer.stderr

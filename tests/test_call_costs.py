@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 
 PROGRAM = """
@@ -84,8 +83,7 @@ MOST = {
 @pytest.mark.parametrize("backend", ["tcp", "shm"])
 def test_what_a_call_costs_in_python(tmp_path: Path, backend: str) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "manyhands", "run", "-n", "2", "--no-prefix", "--backend", backend, "program.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    done = preloaded.run(["-m", "manyhands", "run", "-n", "2", "--no-prefix", "--backend", backend, "program.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     most = MOST | {

@@ -6,13 +6,12 @@ import os
 import re
 import select
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from preloaded import OF_COMMANDS, ended, preloaded
 
 PREAMBLE = """
 import os, signal, sys, time
@@ -42,16 +41,18 @@ class Launch:
             for name, value in os.environ.items()
             if not name.startswith(("MANYHANDS_", "SLURM_", "PMI")) or name == "MANYHANDS_TRACEBACK"
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "manyhands", "run", "-n", str(ranks), "--backend", "tcp", *options, str(script)],
-            cwd=directory,
-            env=clean | {"ALIVE": str(alive), "COLUMNS": "200", "NO_COLOR": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            process_group=0,
-        )
+        words = ["-m", "manyhands", "run", "-n", str(ranks), "--backend", "tcp", *options, str(script)]
+        environ = clean | {"ALIVE": str(alive), "COLUMNS": "200", "NO_COLOR": "1"}
+        err, written = os.pipe()
+        self._out = directory / "output"
+        self._parent = preloaded(*OF_COMMANDS)
+        with Path(os.devnull).open() as nothing, self._out.open("wb") as out:
+            self.pid = self._parent.start(
+                words, files=[nothing.fileno(), out.fileno(), written], environ=environ, cwd=directory
+            )
+        os.close(written)
+        self._err = os.fdopen(err, encoding="utf-8")
+        self.code: int | None = None
 
     def until_ready(self, ranks: int) -> list[int]:
         """Wait until that many ranks are ready; return their process ids."""
@@ -63,8 +64,7 @@ class Launch:
 
     def await_error(self, words: str) -> str:
         """Wait for a line with some words on the standard error; return it."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self._err:
             self._seen += line
             if words in line:
                 return line
@@ -72,17 +72,19 @@ class Launch:
 
     def finish(self) -> tuple[int, str, str]:
         """Wait for the end; check that nothing of the job lives; return the exit code and both outputs."""
-        out, err = self.process.communicate(timeout=25)
-        err = self._seen + err
+        assert ended(self.pid, 25), "the launcher does not end"
+        self.code = self._parent.reap(self.pid)
+        err = self._seen + self._err.read()
         while data := (os.read(self._alive, 4096) if select.select([self._alive], [], [], 5)[0] else b"somebody lives"):
             assert data != b"somebody lives", "a process of the job is still there"
-        return self.process.returncode, out, err
+        return self.code, self._out.read_text(), err
 
     def close(self) -> None:
         """End what is left."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
+        if self.code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._parent.reap(self.pid)
+        self._err.close()
         os.close(self._alive)
 
 
@@ -162,9 +164,9 @@ def test_a_signal_ends_all(start: Start, number: signal.Signals, whom: str) -> N
     """)
     launch.until_ready(3)
     if whom == "group":
-        os.killpg(launch.process.pid, number)
+        os.killpg(launch.pid, number)
     else:
-        launch.process.send_signal(number)
+        os.kill(launch.pid, number)
     code, _, err = launch.finish()
     assert code == 128 + number
     if number == signal.SIGINT:

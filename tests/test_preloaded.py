@@ -71,3 +71,16 @@ def test_processes_are_one_anothers_strangers(tmp_path: Path) -> None:
     look = "import numpy, os, signal; print(numpy.array([1]), os.environ.get('X'), signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     assert preloaded.run(["-c", look], cwd=tmp_path, environ=dict(os.environ)).stdout == "[1] None True\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ranks_are_forked_as_well_and_are_children_of_their_launcher(tmp_path: Path) -> None:
+    program = "import os, sys; print('numpy' in sys.modules, os.getppid(), os.getsid(0) == os.getpid(), sys.argv); os._exit(0)"
+    (tmp_path / "program.py").write_text(program)
+    words = ["-m", "manyhands", "run", "--no-prefix", "-n", "2", "--backend", "tcp", "program.py", "a b"]
+    parent = preloaded.preloaded(*preloaded.OF_COMMANDS)
+    with (tmp_path / "output").open("wb") as output, Path(os.devnull).open() as nothing:
+        files = [nothing.fileno(), output.fileno(), output.fileno()]
+        pid = parent.start(words, files=files, environ=os.environ, cwd=tmp_path)
+    assert parent.reap(pid) == 0
+    # They write at once, and so lose nothing by their end.
+    assert (tmp_path / "output").read_text() == f"True {pid} True ['program.py', 'a b']\n" * 2
