@@ -19,6 +19,7 @@ import io
 import json
 import os
 import random
+import re
 import select
 import signal
 import socket
@@ -32,8 +33,15 @@ from typing import IO, Any
 
 __all__ = ["OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "ended", "preloaded", "run"]
 
-OF_RANKS = ("numpy", "manyhands:init", "manyhands_hybrid.backend", "manyhands_shm.backend", "manyhands_tcp.backend")
-"""What every rank imports; what manyhands imports late, it does for the name behind the colon."""
+OF_RANKS = (
+    *("numpy", "manyhands:init", "manyhands_hybrid.backend", "manyhands_shm.backend", "manyhands_tcp.backend"),
+    *("encodings.idna", "email.parser", "manyhands.config.select.table:default_rules()"),
+    *(
+        "manyhands.config.plugins.manager:installed(BACKEND_GROUP)",
+        "manyhands.config.plugins.manager:installed(EXTENSION_GROUP)",
+    ),
+)
+"""What every rank imports. Behind a colon stands what manyhands imports late, or finds once and keeps."""
 
 OF_COMMANDS = (*OF_RANKS, "manyhands.cli.app", "manyhands_simulated.script.launcher", "manyhands_simulated.running")
 """What the command line imports, and a simulated world."""
@@ -47,7 +55,7 @@ class Preloaded:
     Parameters
     ----------
     modules
-        The modules; what a module imports for one of its names alone is had by ``module:name``.
+        The modules; what a module imports for one of its names alone, or finds once and keeps, is had by ``module:expression``.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
@@ -299,11 +307,12 @@ def _prepare_for_ranks(words: list[str]) -> list[str]:
 if __name__ == "__main__":
     leaving = _Leaving()
     atexit.register(leaving)  # before any module does so, which are called in turn from the last to the first
+    sys.path[0] = ""  # as most of those will have it, so that they find what was kept for it
     for each in sys.argv[2:]:
-        module, _, name = each.partition(":")
+        module, _, expression = each.partition(":")
         imported = importlib.import_module(module)
-        if name:
-            getattr(imported, name)
+        if expression:
+            eval(expression, {name: getattr(imported, name) for name in re.findall(r"\w+", expression)})
     # What is there now stays out of the collections of what is forked, which would copy the memory of all of it.
     gc.collect()
     gc.freeze()
@@ -319,6 +328,9 @@ if __name__ == "__main__":
                 leaving.code = (end.code or 0) & 0xFF
             raise
         except Exception as error:
-            trace = error.__traceback__
-            sys.excepthook(type(error), error, trace and trace.tb_next)  # without this file's frame
+            # As Python does it, but without this file's frame.
+            trace = error.__traceback__ and error.__traceback__.tb_next
+            sys.last_exc, sys.last_type, sys.last_value, sys.last_traceback = error, type(error), error, trace
+            sys.excepthook(type(error), error, trace)
             leaving.code = 1
+            sys.exit(1)
