@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -42,6 +43,12 @@ _STDERR = pytest.StashKey[int]()
 def pytest_configure(config: pytest.Config) -> None:
     """Keep standard error, before output is captured."""
     config.stash[_STDERR] = os.dup((sys.__stderr__ or sys.stderr).fileno())
+
+
+def pytest_collection_finish() -> None:
+    """Spare what was imported and collected from all collections of garbage to come: they took a tenth of the time of the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
