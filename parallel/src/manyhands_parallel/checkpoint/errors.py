@@ -55,4 +55,4 @@ class CheckpointFormatError(CheckpointError):
 
 
 class CheckpointWriteError(CheckpointError, OSError):
-    """A rank could not write; there is no new checkpoint, and the one that was there before is whole."""
+    """A rank could not write. The checkpoint that was there before is whole; or the new one is, if the error came after the rename."""

@@ -80,7 +80,8 @@ def save(
     DTypeError
         A dtype cannot be stored: big-endian, structured, long double, text, objects.
     CheckpointWriteError
-        A rank could not write; the text names it, and the file. There is no new checkpoint.
+        A rank could not write; the text names it, and the file. The path holds the checkpoint from before; or the new one, whole, if what
+        failed is the very last fsync, which follows the rename.
     CheckpointFormatError
         The folder holds a ``metadata.json`` that is not ours, or is newer. Nothing was written.
     CommError
