@@ -198,7 +198,15 @@ class Memory:
         return buffer
 
     def adopt(self, purpose: str, array: Array) -> None:
-        """Count an array that something else has made, as long as it is reachable."""
+        """Count an array that something else has made, as long as it is reachable.
+
+        Parameters
+        ----------
+        purpose
+            What it is counted under.
+        array
+            An array of NumPy, CuPy or torch.
+        """
         owner = _root(array) if isinstance(array, np.ndarray) else array
         self._count(purpose, array.nbytes)
         weakref.finalize(owner, self._count, purpose, -array.nbytes).atexit = False

@@ -65,7 +65,15 @@ class SGD:
             raise UsageError("nesterov=True needs a momentum, such as momentum=0.9")
 
     def prepare(self, param: Array, state: dict[str, Any]) -> None:
-        """Make the state that a first call would make."""
+        """Make the state that a first call would make.
+
+        Parameters
+        ----------
+        param
+            The parameter; it is not changed.
+        state
+            An empty dict, which is filled.
+        """
         if self.momentum:
             state["momentum_buffer"] = namespace(param).zeros_like(param)
 
@@ -123,7 +131,15 @@ class Adam:
             raise UsageError(f"betas must be two numbers from 0 to below 1, such as (0.9, 0.999), and {self.betas!r} was given")
 
     def prepare(self, param: Array, state: dict[str, Any]) -> None:
-        """Make the state that a first call would make."""
+        """Make the state that a first call would make.
+
+        Parameters
+        ----------
+        param
+            The parameter; it is not changed.
+        state
+            An empty dict, which is filled.
+        """
         zeros_like = namespace(param).zeros_like
         state["step"] = np.zeros((), np.int64)
         state["exp_avg"], state["exp_avg_sq"] = zeros_like(param), zeros_like(param)
@@ -157,7 +173,12 @@ class Adam:
 class AdamW(Adam):
     """Adam with decoupled weight decay: the parameter shrinks by ``lr * weight_decay`` of itself, and its gradient knows nothing of it.
 
-    Parameters and errors are those of `Adam`.
+    The other parameters, and the errors, are those of `Adam`.
+
+    Parameters
+    ----------
+    weight_decay
+        The share of itself that the parameter loses in a step with a learning rate of 1.
 
     Notes
     -----

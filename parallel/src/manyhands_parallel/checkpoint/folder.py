@@ -41,7 +41,15 @@ class Saved(NamedTuple):
 
 
 class ArrayInfo(NamedTuple):
-    """An array of a checkpoint: its dtype, by name, and its shape."""
+    """An array of a checkpoint.
+
+    Attributes
+    ----------
+    dtype
+        Its dtype, by name.
+    shape
+        Its shape; that of the whole array, if it is divided.
+    """
 
     dtype: str
     shape: tuple[int, ...]

@@ -87,16 +87,12 @@ class DTensor:
 
         The steps are those that `explain` lists. They send, of an array of N bytes on p ranks, from each rank:
 
-        ====================  ==================================================  ================
-        from, to              by                                                  bytes
-        ====================  ==================================================  ================
-        Shard -> Replicate    all_gather                                          (p - 1) / p N
-        Partial -> Replicate  all_reduce, as reduce_scatter and all_gather        2 (p - 1) / p N
-        Partial -> Shard      reduce_scatter                                      (p - 1) / p N
-        Shard(i) -> Shard(j)  all_to_all                                          (p - 1) / p**2 N
-        Replicate -> Shard    a slice                                             0
-        any -> Partial        elsewhere zeros, or what the op does not notice     0
-        ====================  ==================================================  ================
+        - ``Shard -> Replicate``, by all_gather: ``(p - 1) / p * N`` bytes.
+        - ``Partial -> Replicate``, by all_reduce, as reduce_scatter and all_gather: ``2 * (p - 1) / p * N``.
+        - ``Partial -> Shard``, by reduce_scatter: ``(p - 1) / p * N``.
+        - ``Shard(i) -> Shard(j)``, by all_to_all: ``(p - 1) / p**2 * N``.
+        - ``Replicate -> Shard``, a slice: 0.
+        - Any to ``Partial``, which is elsewhere zeros, or what the op does not notice: 0.
 
         If an all_to_all has parts of several sizes, the sizes travel as well: 8 bytes for each other rank. Of small arrays on more than
         four ranks it may send more bytes in fewer messages, unless the config says ``algorithms.all_to_all = "pairwise"``.

@@ -67,8 +67,10 @@ class Message(NamedTuple):
         Whose it is.
     stage
         The stage that takes it.
-    source, dest
-        The rank that sends it, and the one that receives it.
+    source
+        The rank that sends it.
+    dest
+        The rank that receives it.
     """
 
     what: Literal["activation", "gradient"]

@@ -85,11 +85,23 @@ class Plan:
         return len(self.placement)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Return the numbers of the stages that a rank has."""
+        """Return the numbers of the stages that a rank has.
+
+        Parameters
+        ----------
+        rank
+            The rank, from 0 on.
+        """
         return tuple(stage for stage, place in enumerate(self.placement) if place == rank)
 
     def steps(self, rank: int) -> tuple[Action | Message, ...]:
-        """Return the actions of a rank with the messages that follow from them: each `Message` is one that it receives, or sends."""
+        """Return the actions of a rank with the messages that follow from them: each `Message` is one that it receives, or sends.
+
+        Parameters
+        ----------
+        rank
+            The rank, from 0 on.
+        """
         steps: list[Action | Message] = []
         for action in self.actions[rank]:
             around = (incoming(action, self.placement), action, outgoing(action, self.placement))
@@ -141,11 +153,22 @@ class Plan:
         return timeline
 
     def bubble(self, forward: Number = 1, backward: Number = 2, weight: Number | None = None) -> Fraction:
-        """Return the share of the time in which a rank has nothing to do, in the mean over the ranks; see `timeline`."""
+        """Return the share of the time in which a rank has nothing to do, in the mean over the ranks.
+
+        Parameters
+        ----------
+        forward, backward, weight
+            As for `timeline`.
+        """
         return self.timeline(forward, backward, weight).bubble
 
     def svg(self, forward: Number = 1, backward: Number = 2, weight: Number | None = None) -> str:
         """Draw the timeline, with ranks as rows and time across; the same bytes for the same plan.
+
+        Parameters
+        ----------
+        forward, backward, weight
+            As for `timeline`.
 
         Returns
         -------

@@ -45,6 +45,11 @@ def prove(plan: Plan) -> Proof:
     3. Each action comes after what it needs, and no ranks wait for each other, although no message is stored on its way.
     4. No rank holds more activations than ``promised_peak``.
 
+    Parameters
+    ----------
+    plan
+        The plan; it need not be one that `schedule` gives.
+
     Returns
     -------
     Proof

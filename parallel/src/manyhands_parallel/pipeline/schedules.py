@@ -129,15 +129,11 @@ def schedules() -> dict[str, str]:
 def schedule(name: str, stages: int, microbatches: int, virtual: int | None = None) -> Plan:
     """Make a plan for a pipeline.
 
-    =====================  ==========================  ==========================  ===================================================
-    name                   idle share                  activations on rank r       by
-    =====================  ==========================  ==========================  ===================================================
-    ``gpipe``              ``(p-1) / (m+p-1)``         ``m``                       Huang et al., GPipe (2019)
-    ``1f1b``               ``(p-1) / (m+p-1)``         ``min(m, p-r)``             Narayanan et al., PipeDream (2019)
-    ``interleaved_1f1b``   ``(p-1) / (v m+p-1)``       ``v p+p-1`` on rank 0, of   Narayanan et al., Megatron-LM (2021)
-                                                       ``1/v`` of a rank's layers
-    ``zb_h1``              idle ``(p-1)(F+B-W)``       ``min(m, p)``               Qi et al., Zero Bubble (2023)
-    =====================  ==========================  ==========================  ===================================================
+    - ``"gpipe"``: ``(p-1) / (m+p-1)`` of the time is idle, and rank r holds m activations (Huang et al., GPipe, 2019).
+    - ``"1f1b"``: ``(p-1) / (m+p-1)`` idle, ``min(m, p-r)`` activations (Narayanan et al., PipeDream, 2019).
+    - ``"interleaved_1f1b"``: ``(p-1) / (v*m+p-1)`` idle, ``v*p+p-1`` activations on rank 0, each of ``1/v`` of a rank's layers (Narayanan et
+      al., Megatron-LM, 2021).
+    - ``"zb_h1"``: an idle time of ``(p-1) * (F+B-W)``, ``min(m, p)`` activations (Qi et al., Zero Bubble, 2023).
 
     There p is ``stages``, m ``microbatches``, v ``virtual``; F is the time of a forward pass, B and W those of the two halves of a backward
     pass. The figure of ``zb_h1`` holds for F = B = W and m >= p; `Plan.timeline` tells those of all other times.

@@ -218,7 +218,13 @@ class ShardedOptimizer(Store):
         super().update(optimizer or self._update_with)
 
     def state(self, optimizer: Update | None = None) -> dict[str, Any]:
-        """Return what a checkpoint holds; see `Sharded.state`. The state of this optimizer is there from the beginning, if it can be prepared."""
+        """Return what a checkpoint holds; see `Sharded.state`. The state of this optimizer is there from the beginning, if it can be prepared.
+
+        Parameters
+        ----------
+        optimizer
+            None for the update that this was made with.
+        """
         own = self._update_with if hasattr(self._update_with, "prepare") else None
         return super().state(optimizer or own)
 
