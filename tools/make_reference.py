@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ PARALLEL = Reference(
     """\
 # Reference of the training layers
 
-Every public name of `manyhands_parallel`, made as [that of manyhands](reference.md) is, where the groups and the errors stand.
+Every public name of `manyhands_parallel`, with its arguments and its errors: functions, classes, errors, and then what the modules
+`mp.compress`, `mp.jax` and `mp.torch` have. [parallel.md](parallel.md) shows how all of it is used. Groups, meshes and their errors are in the
+[reference of manyhands](reference.md). This page is made from the docstrings, as that one is.
 """,
     "`import manyhands_parallel as mp`",
 )
@@ -88,7 +91,7 @@ class Page:
             given = match.group(1)
             return f"[`{given}`]({where})" if (where := self.place_of(given, owner)) else f"`{given}`"
 
-        text = re.sub(r"((?:^(?:>>>|\.\.\.).*\n?)+)", r"```python\n\1\n```\n", text, flags=re.MULTILINE).replace(
+        text = re.sub(r"(^>>>.*\n?(?:^\S.*\n?)*)", r"```python\n\1\n```\n", text, flags=re.MULTILINE).replace(
             "\n\n```\n", "\n```\n"
         )
         parts = re.split(r"(?<!`)``([^`]+?)``(?!`)", text)
@@ -164,13 +167,13 @@ def write_words(page: Page, thing: Any, name: str, owner: str) -> None:
             page.add("\n\n".join(examples))
         elif kind in TITLES:
             page.add(f"**{TITLES[kind]}**")
-            for entry in section.value:
+            for description, entries in groupby(section.value, lambda entry: entry.description):
                 if kind in {"returns", "yields", "raises"}:
-                    label = page.linked(str(entry.annotation or "").strip("()"))
+                    labels = [page.linked(str(entry.annotation or "").strip("()")) for entry in entries]
                 else:
-                    label = f"`{entry.name}`"
-                words = " ".join(page.words(entry.description, owner).split())
-                page.lines.append(f"- {label}: {words}")
+                    labels = [f"`{entry.name}`" for entry in entries]
+                words = " ".join(page.words(description, owner).split())
+                page.lines.append(f"- {', '.join(labels)}: {words}")
             page.lines.append("")
         elif kind == "admonition":  # Notes, See Also
             page.add(f"**{section.title}**")
@@ -210,7 +213,7 @@ def write_class(page: Page, owner: Any, owner_name: str) -> None:
     """Write a class: how it is made, its attributes, its methods."""
     page.add(f"### {owner_name}")
     if owner.bases:
-        page.add(f"`class {owner.name}({', '.join(str(base).rpartition('.')[2] for base in owner.bases)})`")
+        page.add(f"`class {owner_name}({', '.join(str(base).rpartition('.')[2] for base in owner.bases)})`")
     write_words(page, owner, owner_name, owner_name)
     members = list(public(owner))
     told = {
@@ -299,12 +302,14 @@ def names_of(sections: list[Section], file: str = "") -> dict[str, str]:
 def write_section(page: Page, section: Section) -> None:
     """Write a section: a list of its names, functions, classes, errors."""
     page.add(f"## {section.heading}")
-    page.add(page.words(section.words, ""))
+    page.add(page.words(section.words, section.prefix.removesuffix(".")))
     errors = [thing for thing in section.things if thing.is_class and thing.name.endswith(("Error", "Warning"))]
-    others = [thing for thing in section.things if thing not in errors]
+    others = sorted(
+        (thing for thing in section.things if thing not in errors), key=lambda thing: (bool(thing.is_class), thing.name.lower())
+    )
     links = [f"[`{section.prefix}{thing.name}`](#{anchor(section.prefix + thing.name)})" for thing in others]
     page.add(" · ".join(links + ["[errors](#errors)"] * bool(errors)))
-    for thing in sorted(others, key=lambda thing: bool(thing.is_class)):
+    for thing in others:
         if thing.is_function:
             write_function(page, thing, section.prefix + thing.name, "###")
         else:
@@ -325,7 +330,9 @@ def page_of(reference: Reference) -> str:
     core, package = (loader.load(name) for name in (CORE.package, reference.package))
     loader.resolve_aliases()
     sections = sections_of_page(package, reference.usage)
-    page = Page(names_of(sections_of_page(core, ""), CORE.file.name) | names_of(sections))
+    own = names_of(sections)
+    full = {f"{package.name}.{name}": place for name, place in own.items()}
+    page = Page(names_of(sections_of_page(core, ""), CORE.file.name) | own | full)
     page.add(reference.introduction)
     for section in sections:
         write_section(page, section)
