@@ -330,8 +330,9 @@ def test_what_the_transport_sees_counts_ranks_of_the_world():
             deadline.at = 0.0
             raise TimeoutError
 
+    waiter = Waiter(Deadline(0.05), lambda peers: None)
     with pytest.raises(Overdue) as caught:
-        run(Silent(order=random.Random(0)), made, (0, 1), np.zeros(1), np.zeros(1), reduction, ranks=ranks)
+        run(Silent(order=random.Random(0)), made, (0, 1), np.zeros(1), np.zeros(1), reduction, ranks=ranks, waiter=waiter)
     assert caught.value.peers == [5]
 
 
