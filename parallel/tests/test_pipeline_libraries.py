@@ -69,7 +69,7 @@ def test_modules_of_torch(name, dtype):
     x, y = torch.arange(12) % 10, torch.linspace(-1, 1, 12).to(getattr(torch, dtype))
     loss = torch.nn.functional.mse_loss
     plan = plan_of(name)
-    stages = [mp.TorchStage(module) for module in modules]
+    stages = [mp.torch.Stage(module) for module in modules]
     results = must(thread_world(lambda group: train(group, plan, stages, x, y, loss), plan.stages, "simulated"))
 
     whole = torch.nn.Sequential(*modules)
@@ -117,7 +117,7 @@ def test_functions_of_jax(name):
         return ((output - target) ** 2).mean()
 
     plan = plan_of(name)
-    stages = [mp.JaxStage(function, each) for function, each in zip(functions, params, strict=True)]
+    stages = [mp.jax.Stage(function, each) for function, each in zip(functions, params, strict=True)]
     results = must(thread_world(lambda group: train(group, plan, stages, x, y, loss), plan.stages, "simulated"))
 
     def whole(params, inputs, targets):
@@ -141,7 +141,7 @@ def test_stages_of_different_libraries_meet():
 
     w = np.arange(6.0, dtype=np.float32).reshape(2, 3)
     first = mp.Stage(lambda x: (x @ w, x), lambda x, dy: (None, {"w": x.T @ dy}))
-    second = mp.TorchStage(torch.nn.Linear(3, 1))
+    second = mp.torch.Stage(torch.nn.Linear(3, 1))
     x = np.arange(8.0, dtype=np.float32).reshape(4, 2)
     plan = mp.schedule("1f1b", 2, 2)
     results = must(thread_world(lambda g: train(g, plan, [first, second], x, None, lambda out, _: out.sum()), 2, "simulated"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import manyhands_parallel as mp
-from manyhands_parallel import torch_tensor_parallel as tp
+from manyhands_parallel import torch as tp
 from manyhands_simulated import run
 
 pytestmark = pytest.mark.peers

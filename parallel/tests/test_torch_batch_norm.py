@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 
+import manyhands_parallel as mp
 from manyhands.errors import UsageError
 from manyhands_simulated import run
 
@@ -30,8 +31,6 @@ def model_of(torch, bias=True):
 def test_a_model_learns_what_one_process_learns_from_unequal_batches():
     import torch
 
-    from manyhands_parallel.torch_batch_norm import SyncBatchNorm, convert_sync_batchnorm
-
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(sum(ROWS), 4)))
     alone = model_of(torch)
     for _ in range(2):
@@ -41,11 +40,11 @@ def test_a_model_learns_what_one_process_learns_from_unequal_batches():
     def program(group):
         model = model_of(torch)
         parameters = list(model.parameters())
-        model = convert_sync_batchnorm(model, group)
+        model = mp.torch.convert_sync_batchnorm(model, group)
         assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
         mine = x.split(ROWS)[group.rank]
         for module in model.modules():
-            if isinstance(module, SyncBatchNorm):
+            if isinstance(module, mp.torch.SyncBatchNorm):
                 module.loss_weight = len(mine)
         for _ in range(2):
             losses = (model(mine) ** 3).sum(1)
@@ -73,10 +72,8 @@ def test_a_model_learns_what_one_process_learns_from_unequal_batches():
 def test_a_copy_of_a_module_shares_its_group_and_nothing_else():
     import torch
 
-    from manyhands_parallel.torch_batch_norm import SyncBatchNorm
-
     def program(group):
-        module = SyncBatchNorm(3, group)
+        module = mp.torch.SyncBatchNorm(3, group)
         other = copy.deepcopy(torch.nn.Sequential(module))[0]
         other(torch.ones(2, 3))
         assert other.group is group
@@ -88,13 +85,11 @@ def test_a_copy_of_a_module_shares_its_group_and_nothing_else():
 def test_what_was_written_to_since_the_forward_pass_is_an_error():
     import torch
 
-    from manyhands_parallel.torch_batch_norm import SyncBatchNorm
-
     def program(group):
         x = torch.ones(2, 3).requires_grad_() * 2
-        y = SyncBatchNorm(3, group)(x)
+        y = mp.torch.SyncBatchNorm(3, group)(x)
         with pytest.raises(UsageError, match=r"shape \(n, channels, ...\), and this one has shape \(2,\)"):
-            SyncBatchNorm(2, group)(torch.ones(2))
+            mp.torch.SyncBatchNorm(2, group)(torch.ones(2))
         x.zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()

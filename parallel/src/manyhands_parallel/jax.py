@@ -1,4 +1,4 @@
-"""Gradients of JAX, averaged outside and inside of ``jax.jit``.
+"""For JAX: gradients, averaged outside and inside of ``jax.jit``, and functions as stages of a pipeline.
 
 >>> params, sync = mp.jax.data_parallel(params, group)
 >>> @jax.jit
@@ -17,12 +17,13 @@ from manyhands.errors import UnsupportedError
 from manyhands_parallel.compress import Compression
 from manyhands_parallel.gradients.replicas import broadcast
 from manyhands_parallel.gradients.sync import GradientSync
+from manyhands_parallel.pipeline.jax_stage import Stage
 from manyhands_parallel.trees import flatten, rebuild
 
 if TYPE_CHECKING:
     from manyhands import Group
 
-__all__ = ["TracedSync", "data_parallel"]
+__all__ = ["Stage", "TracedSync", "data_parallel"]
 
 
 def data_parallel(

@@ -1,4 +1,4 @@
-"""Modules of torch whose gradients are averaged in the backward pass.
+"""For torch: modules whose gradients are averaged in the backward pass, layers on several ranks, and stages of a pipeline.
 
 >>> sync = mp.torch.data_parallel(module, group)
 >>> for x, y in batches:
@@ -6,12 +6,21 @@
 ...     with sync.step(weight=len(x)):
 ...         loss_of(module(x), y).backward()
 ...     optimizer.step()
+
+Normalisation over all ranks: `convert_sync_batchnorm`. The tensor parallel functions do what those of `manyhands_parallel` do, but return the
+result alone: autograd calls their ``vjp``. So every rank runs the same backward pass. They refuse a second derivative.
+
+>>> hidden = torch.relu(mp.torch.column_linear(x, w1, b1, group))
+>>> loss = mp.torch.row_linear(hidden, w2, b2, group).square().mean()
+>>> loss.backward()
 """
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import UnsupportedError, UsageError
@@ -19,12 +28,57 @@ from manyhands_parallel.compress import Compression
 from manyhands_parallel.gradients.buckets import Bucket
 from manyhands_parallel.gradients.replicas import broadcast, give
 from manyhands_parallel.gradients.sync import GradientSync, Step
+from manyhands_parallel.pipeline.torch_stage import Stage
 from manyhands_parallel.scaling import copy_divided
+from manyhands_parallel.torch_tensor_parallel import (
+    column_linear,
+    copy_to,
+    gather_from,
+    gather_sequence,
+    reduce_from,
+    reduce_scatter_sequence,
+    row_linear,
+    scatter_to,
+    vocab_parallel_cross_entropy,
+    vocab_parallel_embedding,
+)
 
 if TYPE_CHECKING:
     from manyhands import Group
+    from manyhands_parallel.torch_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
-__all__ = ["ModuleSync", "data_parallel"]
+__all__ = [
+    "ModuleSync",
+    "Stage",
+    "SyncBatchNorm",
+    "column_linear",
+    "convert_sync_batchnorm",
+    "copy_to",
+    "data_parallel",
+    "gather_from",
+    "gather_sequence",
+    "reduce_from",
+    "reduce_scatter_sequence",
+    "row_linear",
+    "scatter_to",
+    "vocab_parallel_cross_entropy",
+    "vocab_parallel_embedding",
+]
+
+_BATCH_NORM = "manyhands_parallel.torch_batch_norm"
+"""The home of `SyncBatchNorm` and `convert_sync_batchnorm`. It imports torch, so that it is loaded when one of them is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("SyncBatchNorm", "convert_sync_batchnorm"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    value = getattr(import_module(_BATCH_NORM), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def data_parallel(

@@ -36,56 +36,116 @@ __all__ = [
 
 
 def copy_to(x: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
-    """Do as `manyhands_parallel.copy_to`, for autograd."""
+    """Return the result of `manyhands_parallel.copy_to`; autograd calls its ``vjp``.
+
+    Parameters
+    ----------
+    x, group, **options
+        As there.
+    """
     return _apply(lambda t: tensor_parallel.copy_to(t, group, **options), x)
 
 
 def reduce_from(x: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
-    """Do as `manyhands_parallel.reduce_from`, for autograd."""
+    """Return the result of `manyhands_parallel.reduce_from`; autograd calls its ``vjp``.
+
+    Parameters
+    ----------
+    x, group, **options
+        As there.
+    """
     return _apply(lambda t: tensor_parallel.reduce_from(t, group, **options), x)
 
 
 def gather_from(x: torch.Tensor, group: Group, axis: int = -1, **options: Any) -> torch.Tensor:
-    """Do as `manyhands_parallel.gather_from`, for autograd."""
+    """Return the result of `manyhands_parallel.gather_from`; autograd calls its ``vjp``.
+
+    Parameters
+    ----------
+    x, group, axis, **options
+        As there.
+    """
     return _apply(lambda t: tensor_parallel.gather_from(t, group, axis, **options), x)
 
 
 def scatter_to(x: torch.Tensor, group: Group, axis: int = -1, **options: Any) -> torch.Tensor:
-    """Do as `manyhands_parallel.scatter_to`, for autograd."""
+    """Return the result of `manyhands_parallel.scatter_to`; autograd calls its ``vjp``.
+
+    Parameters
+    ----------
+    x, group, axis, **options
+        As there.
+    """
     return _apply(lambda t: tensor_parallel.scatter_to(t, group, axis, **options), x)
 
 
 def gather_sequence(x: torch.Tensor, group: Group, axis: int = 0, **options: Any) -> torch.Tensor:
-    """Do as `manyhands_parallel.gather_sequence`, for autograd."""
+    """Return the result of `manyhands_parallel.gather_sequence`; autograd calls its ``vjp``.
+
+    Parameters
+    ----------
+    x, group, axis, **options
+        As there.
+    """
     return _apply(lambda t: tensor_parallel.gather_sequence(t, group, axis, **options), x)
 
 
 def reduce_scatter_sequence(x: torch.Tensor, group: Group, axis: int = 0, **options: Any) -> torch.Tensor:
-    """Do as `manyhands_parallel.reduce_scatter_sequence`, for autograd."""
+    """Return the result of `manyhands_parallel.reduce_scatter_sequence`; autograd calls its ``vjp``.
+
+    Parameters
+    ----------
+    x, group, axis, **options
+        As there.
+    """
     return _apply(lambda t: tensor_parallel.reduce_scatter_sequence(t, group, axis, **options), x)
 
 
 def column_linear(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, group: Group, gather_output: bool = False, **options: Any
 ) -> torch.Tensor:
-    """Do as `manyhands_parallel.column_linear`, for autograd."""
+    """Return the result of `manyhands_parallel.column_linear`; autograd calls its ``vjp``.
+
+    Parameters
+    ----------
+    x, w, b, group, gather_output, **options
+        As there.
+    """
     return _apply(lambda *t: tensor_parallel.column_linear(t[0], t[1], t[2], group, gather_output, **options), x, w, b)
 
 
 def row_linear(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, group: Group, input_is_sharded: bool = True, **options: Any
 ) -> torch.Tensor:
-    """Do as `manyhands_parallel.row_linear`, for autograd."""
+    """Return the result of `manyhands_parallel.row_linear`; autograd calls its ``vjp``.
+
+    Parameters
+    ----------
+    x, w, b, group, input_is_sharded, **options
+        As there.
+    """
     return _apply(lambda *t: tensor_parallel.row_linear(t[0], t[1], t[2], group, input_is_sharded, **options), x, w, b)
 
 
 def vocab_parallel_embedding(ids: torch.Tensor, table: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
-    """Do as `manyhands_parallel.vocab_parallel_embedding`, for autograd."""
+    """Return the result of `manyhands_parallel.vocab_parallel_embedding`; autograd calls its ``vjp``.
+
+    Parameters
+    ----------
+    ids, table, group, **options
+        As there.
+    """
     return _apply(lambda rows: vocab_parallel.vocab_parallel_embedding(ids, rows, group, **options), table)
 
 
 def vocab_parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
-    """Do as `manyhands_parallel.vocab_parallel_cross_entropy`, for autograd."""
+    """Return the result of `manyhands_parallel.vocab_parallel_cross_entropy`; autograd calls its ``vjp``.
+
+    Parameters
+    ----------
+    logits, targets, group, **options
+        As there.
+    """
     return _apply(lambda z: vocab_parallel.vocab_parallel_cross_entropy(z, targets, group, **options), logits)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from manyhands_parallel.pipeline.stages import Stage
+from manyhands_parallel.pipeline import stages
 
-__all__ = ["JaxStage"]
+__all__ = ["Stage"]
 
 
-class JaxStage(Stage):
+class Stage(stages.Stage):
     """A function as a stage. Its gradients are a tree like its parameters.
 
     The loss of a pipeline whose last stage is one is a function of JAX: ``loss(output, target)`` returns an array of one element.
@@ -36,13 +36,13 @@ class JaxStage(Stage):
         self.function = function
         self.params = params
 
-    def whole_backward(self, saved: Any, dy: Any) -> tuple[Any, Any]:
+    def _whole_backward(self, saved: Any, dy: Any) -> tuple[Any, Any]:
         """Return the gradients of input and parameters."""
         x_is_tuple, kinds, pull = saved
         gradients, dx = pull(_cotangents(dy, kinds))
         return _without_integers(dx, x_is_tuple), gradients
 
-    def loss_of(self, loss: Callable[[Any, Any], Any], output: Any, target: Any) -> tuple[Any, Any]:
+    def _loss_of(self, loss: Callable[[Any, Any], Any], output: Any, target: Any) -> tuple[Any, Any]:
         """Return the loss and its gradient, by ``jax.value_and_grad``."""
         import jax
 

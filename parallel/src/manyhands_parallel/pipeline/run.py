@@ -276,7 +276,7 @@ class _Step:
         else:
             dy = self._take(action)
             if kind == "backward":
-                dx, gradients = pair(stage.whole_backward(saved, dy), "backward")
+                dx, gradients = pair(stage._whole_backward(saved, dy), "backward")
                 self._sums[number].add(gradients)
             else:
                 dx, self._saved[microbatch, number] = pair(stage.backward(saved, dy), "backward")
@@ -291,7 +291,7 @@ class _Step:
             self._give(action, output)
             return
         assert self._loss is not None
-        value, gradient = stage.loss_of(self._loss, output, self._targets[microbatch])
+        value, gradient = stage._loss_of(self._loss, output, self._targets[microbatch])
         self._losses[microbatch] = float(value)
         self._here["gradient", microbatch, number] = gradient
 

@@ -68,12 +68,12 @@ class Stage:
         self.backward = backward
         self.backward_weight = backward_weight
 
-    def whole_backward(self, saved: Any, dy: Activation) -> tuple[Activation, Any]:
+    def _whole_backward(self, saved: Any, dy: Activation) -> tuple[Activation, Any]:
         """Return the gradient for the stage before, and those of the weights, for a schedule that does not divide the backward pass."""
         dx, rest = pair(self.backward(saved, dy), "backward")
         return dx, rest if self.backward_weight is None else self.backward_weight(rest)
 
-    def loss_of(self, loss: Callable[[Any, Any], Any], output: Activation, target: Any) -> tuple[Any, Activation]:
+    def _loss_of(self, loss: Callable[[Any, Any], Any], output: Activation, target: Any) -> tuple[Any, Activation]:
         """Return the loss of a microbatch, and its gradient with respect to the output of this stage, the last one."""
         value, gradient = pair(loss(output, target), "loss")
         return value, gradient

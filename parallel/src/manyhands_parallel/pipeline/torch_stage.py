@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from manyhands_parallel.pipeline.stages import Stage
+from manyhands_parallel.pipeline import stages
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TorchStage"]
+__all__ = ["Stage"]
 
 
-class TorchStage(Stage):
+class Stage(stages.Stage):
     """A module as a stage. Its gradients are a dict by the names of its parameters, those that do not require one left out.
 
     The loss of a pipeline whose last stage is one is a function of torch: ``loss(output, target)`` returns a tensor of one element.
@@ -31,14 +31,14 @@ class TorchStage(Stage):
         super().__init__(self._run_forward, self._run_backward, self._run_backward_weight)
         self.module = module
 
-    def whole_backward(self, saved: Any, dy: Any) -> tuple[Any, Any]:
+    def _whole_backward(self, saved: Any, dy: Any) -> tuple[Any, Any]:
         """Return the gradients of inputs and parameters, by one walk through the graph."""
         names, parameters = self._parameters()
         x, inputs, outputs = saved
         found = _gradients(outputs, [*inputs, *parameters], dy)
         return _like(x, inputs, found[: len(inputs)]), dict(zip(names, found[len(inputs) :], strict=True))
 
-    def loss_of(self, loss: Callable[[Any, Any], Any], output: Any, target: Any) -> tuple[Any, Any]:
+    def _loss_of(self, loss: Callable[[Any, Any], Any], output: Any, target: Any) -> tuple[Any, Any]:
         """Return the loss and its gradient, by autograd."""
         import torch
 
