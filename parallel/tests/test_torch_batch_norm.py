@@ -69,6 +69,41 @@ def test_a_model_learns_what_one_process_learns_from_unequal_batches():
     assert len(operations) == 9 + len(list(alone.parameters()))
 
 
+@pytest.mark.parametrize("rows", [[3, 4, 1], [5, 0, 2]])
+def test_data_parallel_weighs_the_normalised_batches_as_the_gradients(rows):
+    import torch
+
+    x = torch.from_numpy(np.random.default_rng(1).normal(size=(3, sum(rows), 4)))
+    alone, found = model_of(torch), []
+    for batch in x:
+        alone.zero_grad()
+        (alone(batch) ** 3).sum(1).mean().backward()
+        found.append([parameter.grad.clone() for parameter in alone.parameters()])
+
+    def program(group):
+        model = mp.torch.convert_sync_batchnorm(model_of(torch), group)
+        sync = mp.torch.data_parallel(model, group)
+        layers = [module for module in model.modules() if isinstance(module, mp.torch.SyncBatchNorm)]
+        count = rows[group.rank]
+        for batch, expected in zip(x, found, strict=True):
+            model.zero_grad()
+            with sync.step(weight=count):
+                assert [layer.loss_weight for layer in layers] == [count] * 3
+                losses = (model(batch.split(rows)[group.rank]) ** 3).sum(1)
+                (losses.mean() if count else losses.sum()).backward()
+            assert [layer.loss_weight for layer in layers] == [1.0] * 3
+            for parameter, grad in zip(model.parameters(), expected, strict=True):
+                torch.testing.assert_close(parameter.grad, grad, rtol=1e-9, atol=1e-12)
+        with pytest.raises(ZeroDivisionError), sync.step(weight=count):
+            raise ZeroDivisionError
+        assert [layer.loss_weight for layer in layers] == [1.0] * 3
+        return {name: value.numpy() for name, value in model.state_dict().items()}
+
+    for state in run(program, 3).results:
+        for name, value in alone.state_dict().items():
+            np.testing.assert_allclose(state[name], value, rtol=1e-12, atol=1e-14)
+
+
 def test_a_copy_of_a_module_shares_its_group_and_nothing_else():
     import torch
 

@@ -136,6 +136,8 @@ class ModuleSync(GradientSync):
     - ``with sync.step(weight=len(x)): loss.backward()`` averages with weights. A rank without data takes part: ``with sync.step(weight=0): pass``.
     - A ``loss.backward()`` outside of such a block is a step with weight 1. (Where parts of the module are recomputed by checkpoints with
       ``use_reentrant=True``, use the block.)
+    - A step sets `SyncBatchNorm.loss_weight` of the module's layers to its weight, as long as it lasts. Where there are such layers, a rank without
+      data calls module and ``backward()`` as well, with an empty batch: ``with sync.step(weight=0): module(x).sum().backward()``.
     - ``with sync.paused():`` around either adds up. The gradients of a paused pass are in the buckets and no longer in ``.grad``; weights add
       up as well, so that the loss of a batch is not divided by the number of batches.
 
@@ -159,6 +161,7 @@ class ModuleSync(GradientSync):
         self.module: Any = module
         self._parameters = OrderedDict((name, each) for name, each in module.named_parameters() if each.requires_grad)
         self._own: Step | None = None  # the step of a backward pass outside of a block
+        self._weighted: list[tuple[Any, float]] = []  # batch normalisations, and their weights outside of the step
         super().__init__(group, self._parameters, **options)
         everything = OrderedDict([*module.named_parameters(), *module.named_buffers()])
         broadcast(everything, group, timeout_s=self._timeout_s)
@@ -183,6 +186,21 @@ class ModuleSync(GradientSync):
                 self._own = None
                 self._abandon(error)
             raise
+
+    def _begin(self, step: Step, weight: float) -> None:
+        super()._begin(step, weight)
+        layers: Any = sys.modules.get(_BATCH_NORM)
+        if layers is not None:
+            norms = [each for each in self.module.modules() if isinstance(each, layers.SyncBatchNorm)]
+            self._weighted = [(each, each.loss_weight) for each in norms]
+            for each in norms:
+                each.loss_weight = weight
+
+    def _restore(self) -> None:
+        """Give the batch normalisations back the weights that they had before the step."""
+        for each, before in self._weighted:
+            each.loss_weight = before
+        self._weighted = []
 
     def _take(self, name: str, parameter: Any) -> None:
         step = self._step
@@ -242,12 +260,14 @@ class ModuleSync(GradientSync):
                     step._means[name] = parameter.grad
 
     def _end(self, step: Step) -> None:
+        self._restore()
         super()._end(step)
         if self._gives_buffers and not step.is_paused:
             give(dict(self.module.named_buffers()), self.group, 0, timeout_s=self._timeout_s)
 
     def _abandon(self, error: BaseException) -> None:
         super()._abandon(error)
+        self._restore()
         for name, parameter in self._parameters.items():
             if parameter.grad is self._home[name].views[name]:
                 parameter.grad = None

@@ -47,8 +47,8 @@ class SyncBatchNorm(_BatchNorm):
     group
         The ranks.
     loss_weight
-        What this rank's loss counts in the next backward passes, as the weight of `batch_norm_backward`; 1 at first. If the ranks have
-        unequal batches, set it to the weight that the gradients are given.
+        What this rank's loss counts in the next backward passes, as the weight of `batch_norm_backward`; 1 at first. `ModuleSync.step` sets it.
+        If other means average the gradients of unequal batches, set it to the weight that these are given.
 
     Raises
     ------
