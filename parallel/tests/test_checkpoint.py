@@ -221,13 +221,13 @@ def refused(path, tree_of):
     [
         (
             lambda rank: {"w": np.zeros(3 if rank else 2)},
-            r"leaf 'w' is an array of float64, shape \(2,\) on rank 0; an array of float64, shape \(3,\) on ranks 1, 2",
+            r"leaf 'w': an array of float64, shape \(2,\) on rank 0; an array of float64, shape \(3,\) on ranks 1, 2",
         ),
         (lambda rank: {"w": np.zeros(3, "f4" if rank == 1 else "f8")}, r"shape \(3,\) on ranks 0, 2; an array of float32"),
-        (lambda rank: {"w": 1} | ({"v": 2} if rank == 2 else {}), r"leaf 'v' is missing on ranks 0, 1; the value 2 on rank 2"),
+        (lambda rank: {"w": 1} | ({"v": 2} if rank == 2 else {}), r"leaf 'v': missing on ranks 0, 1; the value 2 on rank 2"),
         (
             lambda rank: {"w": rank / 2},
-            r"leaf 'w' is the value 0.0 on rank 0; the value 0.5 on rank 1; the value 1.0 on rank 2",
+            r"leaf 'w': the value 0.0 on rank 0; the value 0.5 on rank 1; the value 1.0 on rank 2",
         ),
         (lambda rank: {"w": np.array(["x"])}, "rank 0: leaf 'w': a checkpoint cannot hold dtype <U1"),
         (lambda rank: {"w": np.zeros(3, ">f4") if rank == 1 else 1}, "rank 1: leaf 'w': .* >f4; convert it with x.astype"),
@@ -251,9 +251,9 @@ def test_trees_that_cannot_be_saved_are_refused_on_every_rank(tmp_path, tree_of,
 
 def test_the_path_and_the_step_must_be_the_same_on_all_ranks(tmp_path):
     def program(group):
-        with pytest.raises(UsageError, match=r"the path is .*/0 on rank 0; .*/1 on rank 1") as one:
+        with pytest.raises(UsageError, match=r"the path: .*/0 on rank 0; .*/1 on rank 1") as one:
             mp.save({}, tmp_path / str(group.rank), group)
-        with pytest.raises(UsageError, match="the step is 0 on rank 0; 1 on rank 1") as two:
+        with pytest.raises(UsageError, match="the step: 0 on rank 0; 1 on rank 1") as two:
             mp.save({}, tmp_path, group, step=group.rank)
         with pytest.raises(UsageError, match="step must be an integer from 0 on, and -1 was given") as three:
             mp.save({}, tmp_path, group, step=-1)

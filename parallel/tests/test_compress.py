@@ -211,7 +211,7 @@ def test_impossible_compressions_are_refused():
 
 def test_a_compression_that_differs_is_found(world):
     def program(group):
-        with pytest.raises(UsageError, match=r"\(compress\): PowerSGD\(rank=1, .* on rank 0, PowerSGD\(rank=2"):
+        with pytest.raises(UsageError, match=r"\(compress\): PowerSGD\(rank=1, .* on rank 0; PowerSGD\(rank=2"):
             mp.GradientSync(group, LIKE, compress=mp.compress.PowerSGD(1 + group.rank))
 
     world(2).run(program)

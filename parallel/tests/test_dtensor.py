@@ -291,7 +291,7 @@ def test_what_cannot_be_is_refused_on_every_rank_and_the_group_goes_on(case):
         (lambda r: np.ones(1 + r), S(0, [2, 1]), None, "do not have the counts"),
         (lambda r: np.ones(2, [float, int][r]), S(0), None, "int64 on rank 1"),
         (lambda r: [np.ones(2), "text"][r], S(0), None, "str on rank 1"),
-        (lambda r: np.ones((2,) * (1 + r)), S(0), None, "axes: 1 on rank 0, 2 on rank 1"),
+        (lambda r: np.ones((2,) * (1 + r)), S(0), None, "axes: 1 on rank 0; 2 on rank 1"),
         (lambda r: np.ones(1 + r), R(), None, "axis 0 of the array is not sharded"),
     ],
 )

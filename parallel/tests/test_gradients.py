@@ -322,14 +322,14 @@ def test_other_trees_and_options_are_refused_on_all_ranks_with_what_differs(worl
     def swapped(group):
         import collections
 
-        with pytest.raises(UsageError, match=r"number 0 in the order: x on rank 0, y on rank 1"):
+        with pytest.raises(UsageError, match=r"number 0 in the order: x on rank 0; y on rank 1"):
             mp.broadcast(collections.OrderedDict((name, 1.0) for name in ("xy", "yx")[group.rank]), group)
 
     told = world(3).run(program).results
     assert told[0] == told[1] == told[2]
-    assert "w: float64[2, 3] on ranks 0, 1, float64[2, 4] on rank 2" in told[0][0]
-    assert "b: missing on rank 0, float64[1] on ranks 1, 2" in told[0][0]
-    assert "(bucket_bytes): 100 on ranks 0, 1, 101 on rank 2" in told[0][0]
+    assert "w: float64[2, 3] on ranks 0, 1; float64[2, 4] on rank 2" in told[0][0]
+    assert "b: missing on rank 0; float64[1] on ranks 1, 2" in told[0][0]
+    assert "(bucket_bytes): 100 on ranks 0, 1; 101 on rank 2" in told[0][0]
     assert "same" not in told[0][0].replace("the same", "")
     assert "w: float64[2, 3] on ranks 0, 1" in told[0][1]
     world(2).run(swapped)

@@ -277,7 +277,7 @@ def test_wrong_use_is_refused(world):
             step.ready("first.weight", torch.zeros(5, 6))
         with pytest.raises(UsageError, match=r"first\.weight: float32") as told:
             mp.torch.data_parallel(torch.nn.ModuleDict({"first": torch.nn.Linear(6, 5 + group.rank)}), group)
-        assert "float32[5, 6] on rank 0, float32[6, 6] on rank 1" in str(told.value)
+        assert "float32[5, 6] on rank 0; float32[6, 6] on rank 1" in str(told.value)
         table = torch.nn.Embedding(5, 2, sparse=True)
         sync = mp.torch.data_parallel(table, group)
         with pytest.raises(UnsupportedError, match="give the layer sparse=False"):

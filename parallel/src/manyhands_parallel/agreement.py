@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from manyhands_parallel.arrays import dtype_of, shape_of
 if TYPE_CHECKING:
     from manyhands import Group
 
-__all__ = ["same_on_all", "stories"]
+__all__ = ["difference", "same_on_all", "stories"]
 
 _TOLD = 5
 """How many differences a message tells one by one."""
+_LONGEST_STORY = 200
 
 
 def stories(leaves: Mapping[str, Any]) -> dict[str, str]:
@@ -55,14 +56,19 @@ def same_on_all(group: Group, what: str, mine: Mapping[str, str], *, timeout_s: 
     if (found == digest).all():
         return
     everyone = group.all_gather_object(list(mine.items()), type=list[tuple[str, str]], timeout_s=timeout_s)
-    told = _differences(group.ranks, [dict(each) for each in everyone])
+    raise UsageError(difference(what, group.ranks, [dict(each) for each in everyone]), rank=group.rank)
+
+
+def difference(what: str, ranks: Sequence[int], given: Sequence[Mapping[str, str]]) -> str:
+    """Return the message of `same_on_all` about what each of some ranks has said."""
+    told = _differences(ranks, given)
     if len(told) > _TOLD:
         told[_TOLD:] = [f"and {len(told) - _TOLD} more"]
     lines = "".join(f"\n  {line}" for line in told)
-    raise UsageError(f"{what} needs the same on every rank, and the ranks differ:{lines}", rank=group.rank)
+    return f"{what} needs the same on every rank, and the ranks differ:{lines}"
 
 
-def _differences(ranks: tuple[int, ...], given: list[dict[str, str]]) -> list[str]:
+def _differences(ranks: Sequence[int], given: Sequence[Mapping[str, str]]) -> list[str]:
     told = []
     names = list(dict.fromkeys(name for each in given for name in each))
     for name in names:
@@ -70,15 +76,21 @@ def _differences(ranks: tuple[int, ...], given: list[dict[str, str]]) -> list[st
         for rank, each in zip(ranks, given, strict=True):
             said.setdefault(each.get(name, "missing"), []).append(rank)
         if len(said) > 1:
-            told.append(f"{name or 'the only leaf'}: " + ", ".join(f"{story} {_on(who)}" for story, who in said.items()))
+            told.append(
+                f"{name or 'the only leaf'}: " + "; ".join(f"{_short(story)} {_on(who)}" for story, who in said.items())
+            )
     if not told:
         for place, _ in enumerate(names):
             said = {}
             for rank, each in zip(ranks, given, strict=True):
                 said.setdefault(list(each)[place], []).append(rank)
             if len(said) > 1:
-                told.append(f"number {place} in the order: " + ", ".join(f"{name} {_on(who)}" for name, who in said.items()))
+                told.append(f"number {place} in the order: " + "; ".join(f"{name} {_on(who)}" for name, who in said.items()))
     return told
+
+
+def _short(story: str) -> str:
+    return story if len(story) <= _LONGEST_STORY else story[: _LONGEST_STORY - 3] + "..."
 
 
 def _on(ranks: list[int]) -> str:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from manyhands.errors import UsageError
+from manyhands_parallel.agreement import difference
 from manyhands_parallel.arrays import Array, dtype_of, itemsize, shape_of
 from manyhands_parallel.boxes import Box, boxes_of_range, whole
 from manyhands_parallel.checkpoint import storage
@@ -28,8 +29,6 @@ from manyhands_parallel.sharded_arrays import Distributed, ShardedArray
 from manyhands_parallel.trees import flatten
 
 __all__ = ["Leaf", "Part", "Plan", "is_value", "make_plan"]
-
-_LONGEST_TEXT = 80
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def make_plan(tree: Any, path: str | os.PathLike[str], ranks: Ranks, step: int |
     )
     ranks.raise_first([offer["failure"] for offer in offers], mine)
     if len({offer["digest"] for offer in offers}) > 1:
-        raise UsageError(_difference(ranks.all_gather(same)), rank=ranks.rank)
+        raise UsageError(difference("save", range(ranks.count), ranks.all_gather(same)), rank=ranks.rank)
     held = [
         {number: [Box(tuple(offset), tuple(shape)) for offset, shape in boxes] for number, boxes in offer["pieces"].items()}
         for offer in offers
@@ -201,25 +200,6 @@ def _prepare(folder: Path) -> None:
             f"{error}. It is not replaced: choose another folder, or remove it", file=error.file
         ) from error
     storage.remove_others(folder, kept)
-
-
-def _difference(given: list[dict[str, str]]) -> str:
-    """Say what the ranks do not agree on."""
-    for what in {key: None for same in given for key in same}:
-        stories: dict[str | None, list[int]] = {}
-        for rank, same in enumerate(given):
-            stories.setdefault(same.get(what), []).append(rank)
-        if len(stories) > 1:
-            told = [
-                f"{_short(story) if story is not None else 'missing'} on rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}"
-                for story, who in stories.items()
-            ]
-            return f"the ranks do not save the same: {what} is {'; '.join(told)}. Give the same path, step, extra and tree on all ranks"
-    raise AssertionError("the digests differ, and what they are made of does not")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
 
 
 def _divide(leaves: list[Leaf], held: list[dict[int, list[Box]]], rank: int) -> list[list[tuple[int, Box]]]:
