@@ -121,7 +121,7 @@ def test_a_block_that_is_read_in_several_runs_is_checked(tmp_path):
         (
             lambda file, other: file.write_bytes(other.read_bytes()),
             mp.CheckpointFormatError,
-            "is not the file of this checkpoint",
+            "is damaged, or the file of another save",
         ),
     ],
     ids=["truncated", "missing", "of another save"],

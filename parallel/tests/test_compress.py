@@ -134,9 +134,9 @@ def test_powersgd_sends_little_and_only_of_matrices_that_are_worth_it_and_begins
         return found
 
     trace = world(2).run(program, 0).trace
-    assert [call.nbytes // 8 for call in trace.calls_of(0, "all_reduce")] == [1, 100 + 6 + 50 + 3, 100] * 2
+    assert [call.nbytes // 8 for call in trace.calls_of(0, "all_reduce")] == [3, 100 + 6 + 50 + 3, 100] * 2
     trace = world(2).run(program, 1).trace
-    assert [call.nbytes // 8 for call in trace.calls_of(0, "all_reduce")] == [1, 10_059, 1, 159, 100]
+    assert [call.nbytes // 8 for call in trace.calls_of(0, "all_reduce")] == [3, 10_059, 3, 159, 100]
 
 
 @pytest.mark.parametrize(

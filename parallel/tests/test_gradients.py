@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import must, thread_world
 
+import manyhands as mh
 import manyhands_parallel as mp
 from manyhands.errors import AbortedError, CommError, DTypeError, LayoutError, PeerLostError, SizeMismatchError, UsageError
 from manyhands_simulated import Kill, random_faults
@@ -221,8 +222,8 @@ def test_buckets_leave_in_the_order_of_the_first_step_on_rank_0(world):
                     group.compute(1.0)
 
     calls = world(2).run(program).trace.calls_of(0, "all_reduce")
-    # The weight, then [d], [c, b] and [a], from the second step on [b], [d, a] and [c]; each number with 8 bytes, and so each mark.
-    assert [call.nbytes for call in calls] == [8, 40, 80, 40, *[8, 40, 80, 40] * 2]
+    # The weight with the number of the sync, then [d], [c, b] and [a], from the second step on [b], [d, a] and [c]; each number with 8 bytes, and so each mark.
+    assert [call.nbytes for call in calls] == [24, 40, 80, 40, *[24, 40, 80, 40] * 2]
     assert [call.start_s for call in calls] == [0, 1, 3, 3, 4, 4, 6, 7, 8, 8, 10, 11]
 
 
@@ -234,7 +235,7 @@ def test_a_bucket_has_one_dtype_and_comes_behind_another_if_its_last_gradient_do
 
     # The weight; d, which is too large for any other; b; then a and c, although c was expected before b.
     calls = world(2).run(program).trace.calls_of(0, "all_reduce")
-    assert [call.nbytes for call in calls] == [8, 404, 40, 44]
+    assert [call.nbytes for call in calls] == [24, 404, 40, 44]
 
 
 @pytest.mark.parametrize("reproducible", [True, False])
@@ -429,7 +430,7 @@ def test_a_step_that_is_left_by_an_error_ends_the_sync_and_the_others_learn_it(w
                     raise KeyError("no such sample")
         except KeyError:
             with pytest.raises(UsageError, match=r"a step was left by an error .KeyError: 'no such sample'.; make a new one"):
-                sync(None)
+                sync(None, weight=0)
             raise
 
     run = world(3).run(program, check=False)
@@ -450,3 +451,29 @@ def test_memory_is_counted_and_old_buckets_are_given_back(world):
         return dict(sync.memory.held), sync.memory.peak
 
     assert world(2).run(program).results == [({"gradients": 2424}, 2424)] * 2
+
+
+def test_steps_of_two_syncs_in_another_order_on_one_rank_are_found_on_all(world):
+    def program(group):
+        first, second = (mp.GradientSync(group, {"w": np.zeros(3)}) for _ in range(2))
+        gradient = {"w": np.ones(3)}
+        with pytest.raises(
+            UsageError, match=r"a step of sync number \d of its group, and other ranks are in a step of another one"
+        ):
+            (second if group.rank == 1 else first)(gradient)
+        return gradient["w"].tolist()
+
+    assert world(3).run(program).results == [[1.0] * 3] * 3
+
+
+def test_a_step_without_with_is_told():
+    with mh.init() as group, pytest.warns(RuntimeWarning, match="a step was made and never begun: write `with"):
+        mp.GradientSync(group, {"w": np.zeros(3)}).step(weight=2)
+
+
+def test_no_gradients_have_no_weight_and_what_is_no_group_is_told():
+    with mh.init() as group, pytest.raises(UsageError, match="there are no gradients, so that their weight is 0; weight=3 was"):
+        mp.GradientSync(group, {"w": np.zeros(3)})(None, weight=3)
+    for wrong in (None, {"w": np.zeros(3)}):
+        with pytest.raises(UsageError, match=r"a Group was expected, such as mh.init\(\) returns, and this is a"):
+            mp.GradientSync(wrong, {"w": np.zeros(3)})

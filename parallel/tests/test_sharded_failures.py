@@ -48,8 +48,10 @@ OUTSIDE = [
     (lambda s: enter(s, "a"), UsageError, "outside of a step"),
     (lambda s: s.update(mp.SGD()), UsageError, "found no gradients: no step has ended"),
     (lambda s: s.shards(), UsageError, "found no gradients"),
-    (lambda s: s.step(weight=-1).__enter__(), UsageError, "a weight is a number, 0 or more"),
-    (lambda s: s.step(weight=float("nan")).__enter__(), UsageError, "and nan was given"),
+    (lambda s: s.step(weight=-1).__enter__(), UsageError, "a weight is a finite number that is not negative"),
+    (lambda s: s.step(weight=None).__enter__(), UsageError, "a weight is a finite number .* None was given"),
+    (lambda s: s.step(weight="4").__enter__(), UsageError, "a weight is a finite number .* '4' was given"),
+    (lambda s: s.step(weight=float("nan")).__enter__(), UsageError, "samples; nan was given"),
     (lambda s: s.state(lambda p, g, state: None), UsageError, r"method prepare\(param, state\)"),
 ]
 

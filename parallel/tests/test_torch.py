@@ -401,3 +401,17 @@ def test_powersgd_converges_as_torchs_does(tmp_path):
     done = run_ranks(tmp_path, "tcp", POWER, 2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("all is well") == 2
+
+
+def test_a_parameter_that_is_unfrozen_later_is_refused(world):
+    def program(group):
+        from torch import nn, ones
+
+        module = nn.Linear(2, 1)
+        module.bias.requires_grad_(False)
+        mp.torch.data_parallel(module, group)
+        module.bias.requires_grad_(True)
+        with pytest.raises(UsageError, match="bias had no gradients when data_parallel was called, and have now"):
+            module(ones(3, 2)).sum().backward()
+
+    world(2).run(program)

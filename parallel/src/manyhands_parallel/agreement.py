@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from manyhands import Group
 from manyhands.errors import UsageError
 from manyhands_parallel.arrays import dtype_of, shape_of
 
-if TYPE_CHECKING:
-    from manyhands import Group
-
-__all__ = ["difference", "same_on_all", "stories"]
+__all__ = ["checked_weight", "difference", "need_group", "same_on_all", "stories"]
 
 _TOLD = 5
 """How many differences a message tells one by one."""
@@ -48,6 +47,7 @@ def same_on_all(group: Group, what: str, mine: Mapping[str, str], *, timeout_s: 
     UsageError
         The ranks differ, and the message says in what. Every rank raises it, and the group stays usable.
     """
+    need_group(group)
     if group.world_size == 1:
         return
     text = "\n".join(f"{name}\0{story}" for name, story in mine.items())
@@ -66,6 +66,31 @@ def difference(what: str, ranks: Sequence[int], given: Sequence[Mapping[str, str
         told[_TOLD:] = [f"and {len(told) - _TOLD} more"]
     lines = "".join(f"\n  {line}" for line in told)
     return f"{what} needs the same on every rank, and the ranks differ:{lines}"
+
+
+def need_group(group: Any) -> None:
+    """Refuse what is no group, before anything asks it for a rank."""
+    if not isinstance(group, Group):
+        raise UsageError(
+            f"a Group was expected, such as mh.init() returns, and this is a {type(group).__name__}: {group!r:.80}"
+        )
+
+
+def checked_weight(weight: Any) -> float:
+    """Return the weight of a rank's gradients.
+
+    Raises
+    ------
+    UsageError
+        It is no number, or not finite, or negative.
+    """
+    try:
+        number = math.nan if isinstance(weight, str | bytes) else float(weight)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise UsageError(f"a weight is a finite number that is not negative, such as a number of samples; {weight!r} was given")
+    return number
 
 
 def _differences(ranks: Sequence[int], given: Sequence[Mapping[str, str]]) -> list[str]:

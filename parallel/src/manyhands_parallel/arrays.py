@@ -86,7 +86,9 @@ def readable(array: Array) -> Array:
         return cupy.from_dlpack(array)
     if isinstance(array, bool | int | float | complex | np.generic):
         return np.asarray(array)
-    raise DTypeError(f"an array of NumPy, CuPy, torch or JAX was expected, and this is a {type(array).__qualname__}")
+    raise DTypeError(
+        f"an array of NumPy, CuPy, torch or JAX was expected, and this is {type(array).__qualname__}: {array!r:.80}"
+    )
 
 
 def like(buffer: Array, template: Array) -> Array:

@@ -160,6 +160,7 @@ class ModuleSync(GradientSync):
     def __init__(self, module: Any, group: Group, *, broadcast_buffers: bool = True, **options: Any) -> None:
         self.module: Any = module
         self._parameters = OrderedDict((name, each) for name, each in module.named_parameters() if each.requires_grad)
+        self._frozen = OrderedDict((name, each) for name, each in module.named_parameters() if not each.requires_grad)
         self._own: Step | None = None  # the step of a backward pass outside of a block
         self._weighted: list[tuple[Any, float]] = []  # batch normalisations, and their weights outside of the step
         super().__init__(group, self._parameters, **options)
@@ -188,6 +189,12 @@ class ModuleSync(GradientSync):
             raise
 
     def _begin(self, step: Step, weight: float) -> None:
+        thawed = [name for name, each in self._frozen.items() if each.requires_grad]
+        if thawed:
+            raise UsageError(
+                f"{', '.join(thawed[:5])} had no gradients when data_parallel was called, and have now: they would stay on each rank. "
+                "Take this one out and begin anew: sync.remove(); sync = mp.torch.data_parallel(module, group)"
+            )
         super()._begin(step, weight)
         layers: Any = sys.modules.get(_BATCH_NORM)
         if layers is not None:

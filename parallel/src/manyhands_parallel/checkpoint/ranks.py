@@ -9,6 +9,7 @@ import msgspec
 import manyhands.errors
 from manyhands import Group
 from manyhands.errors import ManyHandsError
+from manyhands_parallel.agreement import need_group
 from manyhands_parallel.checkpoint import errors
 from manyhands_parallel.checkpoint.errors import CheckpointError
 
@@ -30,6 +31,8 @@ class Ranks:
     """
 
     def __init__(self, group: Group | None, timeout_s: float | None) -> None:
+        if group is not None:
+            need_group(group)
         self.group = group
         self.rank: int = 0 if group is None else group.rank
         self.count: int = 1 if group is None else group.world_size

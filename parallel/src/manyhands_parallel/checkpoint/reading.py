@@ -137,9 +137,7 @@ class File:
             if save is not None:
                 first = prefix(save)
                 if os.pread(self._descriptor, len(first), 8) != first:
-                    raise CheckpointFormatError(
-                        f"{path} is not the file of this checkpoint, but of another save", file=self._path
-                    )
+                    raise CheckpointFormatError(f"{path} is damaged, or the file of another save", file=self._path)
         except BaseException:
             self.close()
             raise

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import warnings
+import weakref
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -12,7 +15,7 @@ import array_api_compat
 import numpy as np
 
 from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UsageError
-from manyhands_parallel.agreement import same_on_all, stories
+from manyhands_parallel.agreement import checked_weight, need_group, same_on_all, stories
 from manyhands_parallel.arrays import (
     Array,
     Memory,
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
     from manyhands import Group, Work
 
 __all__ = ["GradientSync", "Step"]
+
+_numbers: weakref.WeakKeyDictionary[Group, itertools.count[int]] = weakref.WeakKeyDictionary()
+"""The numbers of the syncs of each group, in the order in which they are made, which is the same on all ranks."""
 
 
 class GradientSync:
@@ -105,6 +111,7 @@ class GradientSync:
         compress: Compression | None = None,
         timeout_s: float | None = None,
     ) -> None:
+        need_group(group)
         leaves, self._spec = flatten(like)
         self.group: Group = group
         self.memory: Memory = Memory(group)
@@ -127,6 +134,7 @@ class GradientSync:
         self._compressor: Compressor | None = None if compress is None else compress.begin(self.memory)
         self._buckets: list[Bucket] = []
         self._home: dict[str, Bucket] = {}
+        self._number = next(_numbers.setdefault(group, itertools.count(1)))
         self._is_ordered = False
         self._make_buckets(list(reversed(self._leaves)))
         self._pauses = 0
@@ -157,7 +165,7 @@ class GradientSync:
         UsageError
             The weight is none.
         """
-        return Step(self, _checked_weight(weight))
+        return Step(self, checked_weight(weight))
 
     def __call__(self, gradients: Any, weight: float = 1.0) -> Any:
         """Return the weighted mean of a whole tree; the tree is not changed.
@@ -181,6 +189,8 @@ class GradientSync:
             As `Step.ready`, before anything is sent; and as the end of a `step`.
         """
         leaves = flatten(gradients)[0]
+        if not leaves and checked_weight(weight) and self._leaves:
+            raise UsageError(f"there are no gradients, so that their weight is 0; weight={weight!r} was given")
         for name, gradient in leaves.items():
             self._check(name, gradient)
         means = self._all_at_once({name: readable(gradient) for name, gradient in leaves.items()}, weight).gradients
@@ -272,7 +282,7 @@ class GradientSync:
                 bucket.missing = len(bucket.views)
             self._total = math.nan
             # By now, so that it has come when it is needed.
-            self._total_work = self._all_reduce(np.array([self._weight]))
+            self._total_work = self._all_reduce(np.array([self._weight, self._number, self._number**2]))
 
     def _check(self, name: str, gradient: Any) -> None:
         """Refuse what is no gradient of that name."""
@@ -344,10 +354,17 @@ class GradientSync:
         return self.group.all_reduce_async(buffer, out=buffer, reproducible=self._reproducible, timeout_s=self._timeout_s)
 
     def _total_weight(self) -> float:
-        """Return the weight of all ranks; waits for it."""
+        """Return the weight of all ranks; waits for it. What came with it tells whether all ranks are in a step of the same sync."""
         if self._total_work is not None:
-            self._total = float(self._total_work.wait()[0])
+            total, numbers, squares = map(float, self._total_work.wait())
             self._total_work = None
+            if numbers**2 != squares * self.group.world_size:  # equal where, and only where, all numbers are
+                raise UsageError(
+                    f"this is a step of sync number {self._number} of its group, and other ranks are in a step of another one: every "
+                    "rank must use its syncs in the same order",
+                    rank=self.group.rank,
+                )
+            self._total = total
         return self._total
 
     def _end(self, step: Step) -> None:
@@ -462,8 +479,14 @@ class Step:
         self._means: dict[str, Array] = {}
         self.is_paused: bool = False
         self._sync = sync
+        self._has_begun = False
+
+    def __del__(self) -> None:
+        if not self._has_begun:
+            warnings.warn("a step was made and never begun: write `with sync.step(...):`", RuntimeWarning, stacklevel=2)
 
     def __enter__(self) -> Self:
+        self._has_begun = True
         self.is_paused = self._sync._pauses > 0
         self._targets, self._means = {}, {}
         try:
@@ -529,16 +552,6 @@ class Step:
         self._sync._arrive(name, readable(gradient))
         if writable(gradient):
             self._targets[name] = gradient
-
-
-def _checked_weight(weight: Any) -> float:
-    try:
-        number = float(weight)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not (math.isfinite(number) and number >= 0):
-        raise UsageError(f"a weight is a finite number that is not negative, such as a number of samples; {weight!r} was given")
-    return number
 
 
 def _leaf(name: str, leaf: Any, reduce_dtype: str | None) -> Leaf:

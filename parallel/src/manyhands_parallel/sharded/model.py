@@ -10,6 +10,7 @@ import numpy as np
 
 from manyhands import DeviceMesh, Group
 from manyhands.errors import UsageError
+from manyhands_parallel.agreement import checked_weight
 from manyhands_parallel.arrays import Array, itemsize, like
 from manyhands_parallel.sharded.order import Order
 from manyhands_parallel.sharded.ranks import Strategy
@@ -127,7 +128,7 @@ class Sharded(Store):
             Another step is under way, or the weight is none. At the end: the ranks entered or reduced different units, or all weights are 0;
             on every rank. The gradients are dropped, nothing else has changed, and the group stays usable.
         """
-        with self._ordered("step", weight):
+        with self._ordered("step", checked_weight(weight)):
             self._reduced = set()
             yield self
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from manyhands import Group
 from manyhands.errors import UsageError
 from manyhands_parallel import trees
+from manyhands_parallel.agreement import checked_weight
 from manyhands_parallel.arrays import Array, like, readable
 from manyhands_parallel.optimizers import Update
 from manyhands_parallel.sharded.store import Store
@@ -156,7 +157,7 @@ class ShardedOptimizer(Store):
             0; on every rank. The gradients are dropped, and the parameters are unchanged.
         """
         self._given = set()
-        with self._step("backward", weight):
+        with self._step("backward", checked_weight(weight)):
             yield self
             for unit, part in self._pairs():
                 if part in self._flat and (self._stage == 2 or not self._is_paused):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import struct
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,9 +148,7 @@ class Store:
         """Run a step: with a weight, one that sums gradients."""
         self._outside(f"{what}()")
         if weight is not None:
-            if not 0 <= weight < math.inf:
-                raise UsageError(f"a weight is a number, 0 or more, such as the number of samples, and {weight!r} was given")
-            self._weight = float(weight)
+            self._weight = weight
             if self._is_mean or not self._carries:
                 self._drop_gradients()
         self._log.append(f"began {what}(){' in paused()' if self._is_paused else ''}")
