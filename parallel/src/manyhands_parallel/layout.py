@@ -31,6 +31,10 @@ class Slot:
         """The element behind the last one."""
         return self.start + self.size
 
+    def view(self, flat: Array) -> Array:
+        """Return the array as a view of a flat buffer."""
+        return flat[self.start : self.stop].reshape(self.shape)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -80,7 +84,7 @@ class Layout:
 
     def views(self, flat: Array) -> dict[str, Array]:
         """Return each array as a view of a flat buffer."""
-        return {slot.name: flat[slot.start : slot.stop].reshape(slot.shape) for slot in self.slots}
+        return {slot.name: slot.view(flat) for slot in self.slots}
 
     def pack(self, leaves: Mapping[str, Array], flat: Array) -> None:
         """Copy arrays into a flat buffer; the padding becomes zeros."""

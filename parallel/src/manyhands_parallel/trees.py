@@ -42,15 +42,18 @@ def rebuild(spec: Spec, leaves: Mapping[str, Any]) -> Any:
     return optree.tree_unflatten(spec, leaves.values())
 
 
-def below(spec: Spec, name: str) -> Spec | None:
-    """Return the spec of the subtree whose path, joined by dots, is ``name``; None where there is none."""
-    for path in spec.paths():
-        depth = next((depth for depth in range(len(path) + 1) if ".".join(map(str, path[:depth])) == name), None)
-        if depth is not None:
-            for step in path[:depth]:
-                spec = spec.children()[spec.entries().index(step)]
-            return spec
-    return None
+def below(spec: Spec, names: Iterable[str]) -> dict[str, Spec]:
+    """Return the specs of the subtrees whose paths, joined by dots, are ``names``; nothing for a name that no subtree with leaves has."""
+    wanted = set(names)
+    found: dict[str, Spec] = {}
+    left = [("", spec)]
+    while left:
+        name, node = left.pop()
+        if name in wanted and node.num_leaves:
+            found.setdefault(name, node)
+        prefix = name + "." if node is not spec else ""
+        left += reversed([(f"{prefix}{entry}", child) for entry, child in zip(node.entries(), node.children(), strict=True)])
+    return found
 
 
 def named(tree: Any) -> dict[str, Any]:

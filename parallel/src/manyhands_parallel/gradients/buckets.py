@@ -71,7 +71,8 @@ def plan(leaves: Mapping[str, Leaf], order: Sequence[str], first_bytes: int, oth
             done.append((last, names))
             started.add(kind)
             held, names = 0, []
-        filling[kind] = (place, held + nbytes, [*names, name])
+        names.append(name)
+        filling[kind] = (place, held + nbytes, names)
     done += [(last, names) for last, _, names in filling.values()]
     return [names for _, names in sorted(done)]
 

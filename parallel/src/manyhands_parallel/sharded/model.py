@@ -102,6 +102,7 @@ class Sharded(Store):
         self._compute_dtype = compute_dtype
         self._orders = {"step": Order(prefetch), "evaluation": Order(prefetch)}
         self._reduced: set[str] = set()
+        self._present: dict[str, Unit] = {}  # the units that are there, or on their way
         options = {"prefetch": prefetch, "compute_dtype": compute_dtype}
         super().__init__(params, group, strategy, units, root, reduce_dtype, reproducible, options)
 
@@ -237,7 +238,7 @@ class Sharded(Store):
             self._log.append(f"entered the unit {unit.name!r}")
         self._trim(window)
         for name in window:
-            each = self._units[name]
+            each = self._present[name] = self._units[name]
             if each.leaves is None:
                 for part in each.parts:
                     self._gather(part)
@@ -275,8 +276,9 @@ class Sharded(Store):
 
     def _trim(self, window: Sequence[str]) -> None:
         """Give up what is there or on its way, and neither in use nor wanted."""
-        for unit in self._units.values():
+        for unit in list(self._present.values()):
             if unit.users == 0 and unit.name not in window:
+                del self._present[unit.name]
                 unit.leaves = None
                 for part in unit.parts:
                     part.gathered = None

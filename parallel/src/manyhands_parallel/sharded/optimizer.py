@@ -79,9 +79,10 @@ class ShardedOptimizer(Store):
         self._stage = stage
         self._flat: dict[Part, Array] = {}
         self._given: set[str] = set()
+        self._missing: dict[Part, int] = {}  # of how many gradients a backward pass has not made ready yet
         self._filled: set[str] = set()
         super().__init__(params, group, "grad", units, root, None, reproducible, {"stage": stage})
-        self._homes = {name: (unit, part) for unit, part in self._pairs() for name in (slot.name for slot in part.layout.slots)}
+        self._homes = {slot.name: (unit, part, slot) for unit, part in self._pairs() for slot in part.layout.slots}
 
     def _pairs(self) -> Iterator[tuple[Unit, Part]]:
         for unit in self._units.values():
@@ -156,8 +157,9 @@ class ShardedOptimizer(Store):
             Another backward pass is under way, or the weight is none. At the end: the ranks made different gradients ready, or all weights are
             0; on every rank. The gradients are dropped, and the parameters are unchanged.
         """
-        self._given = set()
         with self._step("backward", checked_weight(weight)):
+            self._given = set()
+            self._missing = {part: len(part.layout.slots) for part in self._parts()}
             yield self
             for unit, part in self._pairs():
                 if part in self._flat and (self._stage == 2 or not self._is_paused):
@@ -183,8 +185,9 @@ class ShardedOptimizer(Store):
         self._check(name, gradient)
         if name in self._given:
             raise UsageError(f"the gradient of {name!r} was given already in this backward pass: add up its gradients first")
-        unit, part = self._homes[name]
+        unit, part, slot = self._homes[name]
         self._given.add(name)
+        self._missing[part] -= 1
         if part not in self._flat:
             if self._stage == 2:
                 self._settle()
@@ -192,7 +195,7 @@ class ShardedOptimizer(Store):
             self._flat[part][...] = 0
         self._log.append(f"made the gradient of {name!r} ready")
         if gradient is not None and self._weight != 0:
-            target = part.layout.views(self._flat[part])[name]
+            target = slot.view(self._flat[part])
             if name in self._filled:
                 target += readable(gradient) * self._weight
             else:
@@ -200,7 +203,7 @@ class ShardedOptimizer(Store):
                 if self._weight != 1:
                     target *= self._weight
                 self._filled.add(name)
-        if self._stage == 2 and all(slot.name in self._given for slot in part.layout.slots):
+        if self._stage == 2 and not self._missing[part]:
             self._begin(unit, part)
 
     def update(self, optimizer: Update | None = None) -> None:
@@ -246,6 +249,5 @@ class ShardedOptimizer(Store):
         if name not in self._homes:
             raise UsageError(f"there is no parameter {name!r}: the parameters are {sorted(self._homes)}")
         if gradient is not None:
-            _, part = self._homes[name]
-            shape = next(slot.shape for slot in part.layout.slots if slot.name == name)
-            check(name, gradient, shape, {part.layout.dtype})
+            _, part, slot = self._homes[name]
+            check(name, gradient, slot.shape, {part.layout.dtype})

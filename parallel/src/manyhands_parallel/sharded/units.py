@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,14 +122,17 @@ def divide(params: Any, units: Sequence[str] | None, parts: int) -> tuple[list[U
         raise UsageError(f"each unit is given once, and these are {prefixes}")
     members: dict[str, list[str]] = {prefix: [] for prefix in prefixes}
     for name in leaves:
-        fitting = [prefix for prefix in prefixes if _is_below(name, prefix)]
-        if not fitting:
+        prefix = next((prefix for prefix in _prefixes(name) if prefix in members), None)
+        if prefix is None:
             raise UsageError(f"the parameter {name!r} belongs to none of the units {prefixes}")
-        members[max(fitting, key=len)].append(name)
+        members[prefix].append(name)
     empty = [prefix for prefix, names in members.items() if not names]
     if empty:
         raise UsageError(f"the units {empty} have no parameters of their own; the parameters are {sorted(leaves)}")
-    return [_unit(prefix, {name: leaves[name] for name in names}, spec, parts) for prefix, names in members.items()], spec
+    subtrees = trees.below(spec, prefixes)
+    return [
+        _unit(prefix, {name: leaves[name] for name in names}, subtrees.get(prefix), parts) for prefix, names in members.items()
+    ], spec
 
 
 def find(units: Mapping[str, Unit], name: str) -> Unit:
@@ -152,9 +155,8 @@ def is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
-def _unit(prefix: str, leaves: Mapping[str, Array], spec: trees.Spec, parts: int) -> Unit:
+def _unit(prefix: str, leaves: Mapping[str, Array], subtree: trees.Spec | None, parts: int) -> Unit:
     relative = {name: name[len(prefix) :].removeprefix(".") for name in leaves}
-    subtree = trees.below(spec, prefix)
     if subtree is not None and subtree.num_leaves != len(leaves):
         subtree = None
     found = []
@@ -170,8 +172,12 @@ def _unit(prefix: str, leaves: Mapping[str, Array], spec: trees.Spec, parts: int
     return Unit(prefix, relative, subtree, found)
 
 
-def _is_below(name: str, prefix: str) -> bool:
-    return not prefix or name == prefix or name.startswith(prefix + ".")
+def _prefixes(name: str) -> Iterator[str]:
+    """Yield the prefixes of whole components that a name has, the longest first."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
 
 
 def _check_leaves(leaves: Mapping[str, Any]) -> None:
