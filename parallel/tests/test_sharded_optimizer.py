@@ -59,6 +59,19 @@ def test_the_bits_are_those_of_data_parallel_training(world_size, stage):
 
 
 @pytest.mark.parametrize("stage", [1, 2])
+def test_parameters_that_a_program_holds_are_new_when_a_step_returns(stage):
+    def program(group):
+        opt = mp.ShardedOptimizer(mp.SGD(1.0), {"a": np.zeros(5), "b": np.zeros(2)}, group, stage)
+        params, seen = opt.params, []
+        for _ in range(2):
+            opt.step({"a": np.ones(5), "b": params["b"] + 1})
+            seen += [params["a"].tolist(), params["b"].tolist()]
+        return seen
+
+    assert run(program, 3).results == [[[-1.0] * 5, [-1.0] * 2, [-2.0] * 5, [-1.0] * 2]] * 3
+
+
+@pytest.mark.parametrize("stage", [1, 2])
 def test_paused_steps_are_one_step_over_all_micro_batches(stage):
     def program(group):
         opt = mp.ShardedOptimizer(mp.SGD(1.0), {"a": np.zeros(3), "b": np.zeros(2)}, group, stage)

@@ -93,7 +93,9 @@ class ShardedOptimizer(Store):
     def params(self) -> Any:
         """The parameters, as a tree like the given one: views of what is updated in place.
 
-        JAX arrays are copies, so ask anew after a step. Where a checkpoint has been written into `state`, every rank must ask for them next.
+        Views from before have the new values when `step` returns, and after `update` when the parameters are asked for again. JAX arrays are
+        copies, so ask anew after either. After `state`, into which a checkpoint may have been written, they are gathered once more: then every
+        rank must ask for them.
         """
         self._refresh()
         leaves: dict[str, Array] = {}
@@ -133,6 +135,8 @@ class ShardedOptimizer(Store):
                     self.ready(name, given[name])
         if not self._is_paused:
             self.update()
+            for part in self._parts():
+                self._arrive(part)  # whoever holds `params` looks at them next
 
     @contextmanager
     def backward(self, weight: float = 1.0) -> Iterator[Self]:
@@ -207,7 +211,7 @@ class ShardedOptimizer(Store):
             self._begin(unit, part)
 
     def update(self, optimizer: Update | None = None) -> None:
-        """Update this rank's part of the parameters, and begin to gather them; see `Sharded.update`. `step` calls it.
+        """Update this rank's part of the parameters, and begin to gather them; see `Sharded.update`. Whoever asks for `params` waits for them.
 
         Parameters
         ----------
