@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 
@@ -301,6 +302,19 @@ def test_shards_may_be_changed_by_hand(strategy):
             return w.tolist()
 
     assert run(program, 2).results == [[-4.0] * 3] * 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_weighted_sums_that_the_dtype_of_the_parameters_cannot_hold_fit_into_reduce_dtype(strategy):
+    def program(group):
+        store = mp.Sharded({"w": np.ones(3, np.float16)}, group, strategy, reduce_dtype="float32")
+        for pauses in (store.paused(), contextlib.nullcontext()):
+            with pauses, store.step(weight=40_000):
+                store.reduce("w", np.full(3, 2 + group.rank, np.float16))
+        store.update(mp.SGD(1.0))
+        return store.full()["w"].tolist()
+
+    assert run(program, 2).results == [[-1.5] * 3] * 2
 
 
 def test_mixed_precision_gathers_and_reduces_in_its_own_dtypes():

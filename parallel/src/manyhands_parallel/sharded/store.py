@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 from manyhands import DeviceMesh, Group, Work
 from manyhands.errors import ManyHandsError, UsageError
 from manyhands_parallel import trees
-from manyhands_parallel.arrays import Array, Memory, dtype_of, like, readable, shape_of
+from manyhands_parallel.arrays import Array, Memory, dtype_of, itemsize, like, readable, shape_of
 from manyhands_parallel.optimizers import Update
+from manyhands_parallel.scaling import copy_divided
 from manyhands_parallel.sharded.ranks import Ranks, Strategy
 from manyhands_parallel.sharded.units import Part, Unit, divide
 from manyhands_parallel.sharded_arrays import ShardedArray
@@ -249,8 +250,8 @@ class Store:
     def _add(self, part: Part, total: Array) -> None:
         if part.gradient is not None:
             part.gradient += total
-        elif dtype_of(total) == part.layout.dtype:
-            part.gradient = total
+        elif itemsize(dtype_of(total)) >= itemsize(part.layout.dtype):
+            part.gradient = total  # where the parameters are shorter, only the mean is sure to fit
         else:
             part.gradient = self._empty(part, "gradients", part.layout.shard_size)
             part.gradient[...] = total
@@ -335,7 +336,10 @@ class Store:
             raise UsageError(f"{call} found no gradients: no unit was reduced in the last step")
         if not self._is_mean:
             for part in ready:
-                part.gradient /= self._total
+                total = part.gradient
+                if dtype_of(total) != part.layout.dtype:
+                    part.gradient = self._empty(part, "gradients", part.layout.shard_size)
+                copy_divided(part.gradient, total, self._total)
         self._is_mean = self._is_stale = True
         return ready
 
