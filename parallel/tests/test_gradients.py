@@ -195,6 +195,18 @@ def test_complex_gradients_are_averaged(world):
         assert same_bits(found, np.array([8 + 16j, 24j], "c8") / 6)
 
 
+def test_an_array_that_is_used_again_for_another_gradient_keeps_the_means_apart(world):
+    def program(group):
+        sync, scratch = mp.GradientSync(group, {"a": np.zeros(2), "b": np.zeros(2)}), np.zeros(2)
+        with sync.step() as step:
+            for number, name in enumerate("ab"):
+                scratch[...] = 10 * number + group.rank
+                step.ready(name, scratch)
+        return scratch.tolist(), {name: mean.tolist() for name, mean in step.gradients.items()}
+
+    assert world(2).run(program).results == [([0.5] * 2, {"a": [0.5] * 2, "b": [10.5] * 2})] * 2
+
+
 def test_gradients_that_are_not_contiguous_are_written_in_place(world):
     def program(group):
         whole = np.arange(12.0).reshape(3, 4) * group.rank

@@ -477,6 +477,7 @@ class Step:
         self.weight: float = weight
         self._targets: dict[str, Array] = {}
         self._means: dict[str, Array] = {}
+        self._written: set[int] = set()  # which arrays the targets are
         self.is_paused: bool = False
         self._sync = sync
         self._has_begun = False
@@ -488,7 +489,7 @@ class Step:
     def __enter__(self) -> Self:
         self._has_begun = True
         self.is_paused = self._sync._pauses > 0
-        self._targets, self._means = {}, {}
+        self._targets, self._means, self._written = {}, {}, set()
         try:
             self._sync._begin(self, self.weight)
         except BaseException as failure:
@@ -521,7 +522,8 @@ class Step:
         """Say that a gradient is there. It is copied, and may be written to at once; at the end of the block it holds the mean.
 
         Each gradient is ready at most once in a step. What never is counts as not used by this rank: it contributes zeros, and if
-        no rank uses it, it stays as it was.
+        no rank uses it, it stays as it was. An array that becomes ready under several names, such as one that is used again and again, holds the
+        mean of the first one; `gradients` has those of all. Different arrays must not overlap.
 
         Parameters
         ----------
@@ -550,7 +552,8 @@ class Step:
                 f"the gradient of {name!r} is read-only, and its mean is written there: give a copy, or the whole tree: sync(tree)"
             )
         self._sync._arrive(name, readable(gradient))
-        if writable(gradient):
+        if writable(gradient) and id(gradient) not in self._written:
+            self._written.add(id(gradient))
             self._targets[name] = gradient
 
 
