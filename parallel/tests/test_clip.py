@@ -149,6 +149,16 @@ def test_an_array_at_two_places_counts_once_and_is_scaled_once():
     assert clipped["out"] is tied
 
 
+def test_an_array_that_is_a_piece_of_several_leaves_is_counted_and_scaled_once():
+    def clip(group):
+        array = np.array([3.0, 4.0])
+        one, other = (mp.ShardedArray((2,), [((0,), array)]) for _ in range(2))
+        _, norm = mp.clip_by_global_norm([one, other], 2.5, group)
+        return norm, array.tolist()
+
+    assert run(clip, 1).results == [(5.0, [1.5, 2.0])]
+
+
 def test_what_cannot_be_written_comes_back_as_a_new_array():
     fixed = np.array([3.0, 4.0])
     fixed.flags.writeable = False

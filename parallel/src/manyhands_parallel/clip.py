@@ -104,10 +104,7 @@ def clip_by_global_norm(
         return grads, norm
     scaled: dict[int, Any] = {}
     with np.errstate(invalid="ignore"):  # 0 times infinity
-        for leaf in leaves.values():
-            if id(leaf) not in scaled:
-                scaled[id(leaf)] = _scaled(leaf, max_norm / norm)
-    return rebuild(spec, {name: scaled[id(leaf)] for name, leaf in leaves.items()}), norm
+        return rebuild(spec, {name: _scaled(leaf, max_norm / norm, scaled) for name, leaf in leaves.items()}), norm
 
 
 def _divided(
@@ -214,11 +211,17 @@ def _magnitudes(array: Array) -> Iterator[Array]:
         yield xp.abs(xp.astype(flat[start : start + _CHUNK], wide))
 
 
-def _scaled(leaf: Any, factor: float) -> Any:
-    """Return a leaf multiplied by a factor: itself, if its memory can be written."""
+def _scaled(leaf: Any, factor: float, done: dict[int, Any]) -> Any:
+    """Return a leaf multiplied by a factor: itself, if its memory can be written. ``done`` has what became of each array so far."""
     if isinstance(leaf, ShardedArray):
-        pieces = [(box.offset, _scaled(array, factor)) for box, array in leaf.pieces]
+        pieces = [(box.offset, _scaled(array, factor, done)) for box, array in leaf.pieces]
         return leaf if all(map(writable, _arrays(leaf))) else ShardedArray(leaf.shape, pieces, leaf.dtype)
+    if id(leaf) not in done:
+        done[id(leaf)] = _product(leaf, factor)
+    return done[id(leaf)]
+
+
+def _product(leaf: Array, factor: float) -> Array:
     buffer = readable(leaf)
     xp = namespace(buffer)
     # The factor itself would be rounded too much, or become zero, in a dtype of 16 bits.
