@@ -45,7 +45,7 @@ PARALLEL = "manyhands_parallel"
 PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "arrays trees sampling",
+        "arrays trees sampling rpc",
         "layout boxes optimizers normalization agreement scaling axes",
         "compress pipeline sharded_arrays torch_batch_norm tensor_parallel",
         "clip gradients sharded checkpoint vocab_parallel dtensor",

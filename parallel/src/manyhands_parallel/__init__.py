@@ -45,12 +45,15 @@ if TYPE_CHECKING:
         PlanPeakError,
         RepeatedActionError,
     )
+    from manyhands_parallel.pipeline.jax_stage import JaxStage
     from manyhands_parallel.pipeline.plan import Plan
     from manyhands_parallel.pipeline.proof import Proof, prove
     from manyhands_parallel.pipeline.run import Pipeline
     from manyhands_parallel.pipeline.schedules import register_schedule, schedule, schedules
     from manyhands_parallel.pipeline.stages import Stage
     from manyhands_parallel.pipeline.timeline import Timeline
+    from manyhands_parallel.pipeline.torch_stage import TorchStage
+    from manyhands_parallel.rpc import Ref, RemoteError, Reply, Service
     from manyhands_parallel.sampling import Sampler, shard_indices
     from manyhands_parallel.sharded.model import Sharded
     from manyhands_parallel.sharded.optimizer import ShardedOptimizer
@@ -85,6 +88,7 @@ __all__ = [
     "DTensor",
     "GradientSync",
     "Hybrid",
+    "JaxStage",
     "LoadReport",
     "MalformedPlanError",
     "Memory",
@@ -98,12 +102,16 @@ __all__ = [
     "PlanError",
     "PlanPeakError",
     "Proof",
+    "Ref",
+    "RemoteError",
     "RepeatedActionError",
     "Replicate",
+    "Reply",
     "RunningStats",
     "Sampler",
     "SaveWork",
     "Saved",
+    "Service",
     "Shard",
     "Sharded",
     "ShardedArray",
@@ -111,6 +119,7 @@ __all__ = [
     "Stage",
     "Step",
     "Timeline",
+    "TorchStage",
     "__version__",
     "batch_norm",
     "batch_norm_backward",
@@ -159,6 +168,7 @@ _HOMES = {
     "DTensor": "dtensor",
     "GradientSync": "gradients",
     "Hybrid": "sharded.ranks",
+    "JaxStage": "pipeline.jax_stage",
     "LoadReport": "checkpoint.load",
     "MalformedPlanError": "pipeline.errors",
     "Memory": "arrays",
@@ -172,13 +182,17 @@ _HOMES = {
     "PlanError": "pipeline.errors",
     "PlanPeakError": "pipeline.errors",
     "Proof": "pipeline.proof",
+    "Ref": "rpc",
+    "RemoteError": "rpc",
     "RepeatedActionError": "pipeline.errors",
     "Replicate": "dtensor",
+    "Reply": "rpc",
     "RunningStats": "normalization",
     "SGD": "optimizers",
     "Sampler": "sampling",
     "SaveWork": "checkpoint.saver",
     "Saved": "checkpoint.folder",
+    "Service": "rpc",
     "Shard": "dtensor",
     "Sharded": "sharded.model",
     "ShardedArray": "sharded_arrays",
@@ -186,6 +200,7 @@ _HOMES = {
     "Stage": "pipeline.stages",
     "Step": "gradients",
     "Timeline": "pipeline.timeline",
+    "TorchStage": "pipeline.torch_stage",
     "batch_norm": "normalization",
     "batch_norm_backward": "normalization",
     "broadcast": "gradients",

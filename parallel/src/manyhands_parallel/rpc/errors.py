@@ -1,0 +1,31 @@
+"""The error of a function that another rank called."""
+
+from __future__ import annotations
+
+from manyhands.errors import ManyHandsError
+
+__all__ = ["RemoteError"]
+
+
+class RemoteError(ManyHandsError):
+    """A function that was called on a rank raised an exception there. The service goes on.
+
+    Parameters
+    ----------
+    message
+        Which function, on which rank, and what it raised; the remote traceback follows.
+    peer
+        The rank where the function ran.
+    function
+        Its name.
+    kind
+        The name of the exception's class, such as ``"ValueError"``.
+    traceback
+        The traceback on that rank, as text.
+    """
+
+    def __init__(self, message: str, *, peer: int, function: str, kind: str, traceback: str) -> None:
+        super().__init__(message, rank=peer, peer=peer, operation=function)
+        self.function: str = function
+        self.kind: str = kind
+        self.traceback: str = traceback
