@@ -6,15 +6,23 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
-if TYPE_CHECKING:
-    from manyhands_parallel.rpc.replies import Reply
-    from manyhands_parallel.rpc.service import Service
+from manyhands_parallel.rpc.replies import Reply
 
 __all__ = ["Objects", "Ref", "Sweeper"]
 
 T = TypeVar("T")
+
+
+class _Home(Protocol):
+    """The service of a reference."""
+
+    def _get(self, ref: Ref, kind: Any, timeout_s: float | None) -> Any: ...
+
+    def _call_method(
+        self, ref: Ref, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, timeout_s: float | None
+    ) -> Reply[Any]: ...
 
 
 class Ref:
@@ -30,7 +38,7 @@ class Ref:
         The rank that has the object.
     """
 
-    def __init__(self, service: Service, sweeper: Sweeper, owner: int, number: int) -> None:
+    def __init__(self, service: _Home, sweeper: Sweeper, owner: int, number: int) -> None:
         self._service = service
         self._number = number
         self.owner: int = owner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -35,12 +36,12 @@ class Reply(Generic[T]):
         self._answer: Any = None
         self._error: BaseException | None = None
         self._is_done = False
-        self._is_answered = False
-        self._is_local = exchange.is_own(peer)
         self._callbacks: list[Callable[[Reply[T]], object]] = []
-        self._there = threading.Lock()
-        """Held until the answer is there; only calls of a rank on itself wait for it."""
-        self._there.acquire()
+        # Held until the call has ended, and until its answer is there. No conditions: these are made of locks, and cost ten times as much.
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._answered = threading.Lock()
+        self._answered.acquire()
 
     def __repr__(self) -> str:
         state = "running" if not self._is_done else "done" if self._error is None else f"failed: {type(self._error).__name__}"
@@ -85,10 +86,8 @@ class Reply(Generic[T]):
 
     def done(self) -> bool:
         """Tell whether the call has ended, successfully or not. Never blocks."""
-        if not self._is_done:
-            self._exchange.glance(self._peer)
-            if not self._is_done and time.monotonic() >= self._until:
-                self._expire()
+        if not self._is_done and time.monotonic() >= self._until:
+            self._expire()
         return self._is_done
 
     def exception(self) -> BaseException | None:
@@ -114,35 +113,24 @@ class Reply(Generic[T]):
         return self._awaited().__await__()
 
     async def _awaited(self) -> T:
-        while True:
-            with self._exchange.lock:
-                work = None if self._is_done else self._exchange.receive_of(self._peer)
-                is_done = self._is_done
-            if is_done:
-                return self._finish()
-            if work is None:  # a call of this rank on itself
-                return await asyncio.get_running_loop().run_in_executor(None, self.wait)
-            works: list[Any] = [work]  # asyncio takes works for futures of its own
-            ended, _ = await asyncio.wait(works, timeout=max(0.0, self._until - time.monotonic()))
-            if ended:
-                self._exchange.take_from(self._peer, work)
-            else:
-                self._expire()
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-    def _wait_until(self, until: float, *, answered: bool = False) -> bool:
-        """Wait until the call has ended, or until it is answered, which may be later; tell whether it has by then."""
+        def wake(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(ended.set)
 
-        def is_over() -> bool:
-            return self._is_answered if answered else self._is_done
+        self.add_done_callback(wake)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(ended.wait(), max(0.0, self._until - time.monotonic()))
+        return self.wait()
 
-        while not is_over():
-            if self._is_local:
-                if not self._there.acquire(timeout=max(0.0, until - time.monotonic())):
-                    return is_over()
-                self._there.release()
-            elif not self._exchange.step(self._peer, is_over, until):
-                return is_over()
-        return True
+    def _wait_until(self, until: float) -> bool:
+        """Wait; tell whether the call has ended by then."""
+        return self._is_done or _wait_for(self._ended, until) or self._is_done
+
+    def _wait_for_answer(self, until: float) -> bool:
+        """Wait for the answer, be the call late or not; tell whether it is there by then."""
+        return _wait_for(self._answered, until)
 
     def _finish(self) -> T:
         if self._error is not None:
@@ -155,12 +143,10 @@ class Reply(Generic[T]):
         with self._exchange.lock:
             if not self._is_done:
                 self._end(None, DeadlineError(text, peer=self._peer, operation=self._what))
-        self._exchange.nudge()
 
     def _answered_by(self, answer: Any, error: BaseException | None) -> None:
         """Take the answer; called under the lock of the exchange."""
-        self._is_answered = True
-        self._there.release()
+        self._answered.release()
         self._end(answer, error)
 
     def _end(self, answer: Any, error: BaseException | None) -> None:
@@ -168,9 +154,19 @@ class Reply(Generic[T]):
         if self._is_done:
             return
         self._answer, self._error, self._is_done = answer, error, True
+        self._ended.release()
         for callback in self._callbacks:
             self._exchange.submit(partial(_call, callback, self))
         self._callbacks = []
+
+
+def _wait_for(lock: Any, until: float) -> bool:
+    """Wait until a lock is free; tell whether it is."""
+    seconds = min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
+    if lock.acquire(timeout=seconds):
+        lock.release()
+        return True
+    return False
 
 
 def _call(callback: Callable[[Reply[Any]], object], reply: Reply[Any]) -> None:

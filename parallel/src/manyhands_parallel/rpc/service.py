@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
-from numbers import Real
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -37,8 +36,8 @@ __all__ = ["Service"]
 
 T = TypeVar("T")
 
-_LAST, _CALL, _KEEP, _RESULT, _REF, _ERROR, _RELEASE, _COUNT = range(8)
-"""The kinds of frames: a rank's last one; a call whose result is wanted, or a reference to it; what came of it; references that are gone, and
+_CALL, _KEEP, _RESULT, _REF, _ERROR, _RELEASE, _COUNT = range(1, 8)
+"""The kinds of frames: a call whose result is wanted, or a reference to it; what came of it; references that are gone, and
 one that is about to be."""
 _GET, _METHOD = ".get", ".call"
 """What `Ref` calls; a function of the program may not be called so."""
@@ -290,10 +289,7 @@ class Service:
                     before = total
                 self._is_closed = True
                 self._sweeper.stop()
-                for peer in range(self._group.world_size):
-                    if peer != self.rank:
-                        self._exchange.send(peer, frame_of(_LAST, 0, b""), may_wait=False)
-                self._exchange.finish()
+                self._exchange.close()
             except DeadlineError:
                 if self._exchange.failure is not None:
                     self._end()
@@ -321,7 +317,7 @@ class Service:
                 reply = next(iter(self._pending.values()), None)
                 if reply is None:
                     return self._issued
-            if not reply._wait_until(until, answered=True):
+            if not reply._wait_for_answer(until):
                 raise DeadlineError(f"{reply._what} was not answered within {timeout_s:g} s of close()", peer=reply._peer)
 
     # What this rank asks for
@@ -338,7 +334,7 @@ class Service:
             )
 
     def _check_rank(self, rank: int) -> None:
-        if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or not 0 <= rank < len(self.functions):
+        if not _is_integer(rank) or not 0 <= rank < len(self.functions):
             raise InvalidRankError(f"a rank from 0 to {len(self.functions) - 1} was expected, and {rank!r} was given")
 
     def _get(self, ref: Ref, kind: Any, timeout_s: float | None) -> Any:
@@ -352,7 +348,7 @@ class Service:
         self, ref: Ref, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, timeout_s: float | None
     ) -> Reply[Any]:
         self._check_own(ref)
-        if not isinstance(method, str) or method.startswith("_"):
+        if not method.isidentifier() or method.startswith("_"):
             raise UsageError(f"a method's name that does not begin with an underscore was expected, and {method!r} was given")
         return self._request(_CALL, ref.owner, _METHOD, (ref, method, *args), kwargs, kind, timeout_s)
 
@@ -376,7 +372,9 @@ class Service:
         seconds = self._timeout_s if timeout_s is None else _seconds(timeout_s)
         what = f"the call of {function!r} on rank {rank}"
         decode = decoder(expected)
-        refs = [(place, value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, Ref)]
+        refs: list[tuple[int | str, Ref]] = [
+            (place, value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, Ref)
+        ]
         for _, ref in refs:
             self._check_own(ref)
         request = _Request(
@@ -570,7 +568,11 @@ def _words(error: BaseException) -> str:
         return "(its words cannot be shown)"
 
 
-def _problem(functions: object, max_bytes: object, threads: object, timeout_s: object) -> str | None:
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _problem(functions: Any, max_bytes: Any, threads: Any, timeout_s: Any) -> str | None:
     """Say what is wrong with the arguments of a service."""
     if not isinstance(functions, Mapping):
         return f"functions must be a dict of names and functions, and {functions!r} was given"
@@ -580,7 +582,7 @@ def _problem(functions: object, max_bytes: object, threads: object, timeout_s: o
         if not callable(function):
             return f"{name!r} cannot be called: {function!r}"
     for what, value in (("max_bytes", max_bytes), ("threads", threads)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not _is_integer(value) or value < 1:
             return f"{what} must be a positive integer, and {value!r} was given"
     try:
         _seconds(timeout_s)
@@ -590,7 +592,7 @@ def _problem(functions: object, max_bytes: object, threads: object, timeout_s: o
 
 
 def _seconds(timeout_s: Any) -> float:
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not 0 < timeout_s < math.inf:
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float | np.number) or not 0 < timeout_s < math.inf:
         raise UsageError(f"timeout_s must be a positive, finite number of seconds, and {timeout_s!r} was given")
     return float(timeout_s)
 
