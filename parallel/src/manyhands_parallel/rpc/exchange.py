@@ -140,8 +140,12 @@ class Exchange:
                 return
             if _HEAD.unpack_from(frame.data)[0] == 0:
                 return
-            with self.lock:
-                left = self._took(peer, frame)
+            try:
+                with self.lock:
+                    left = self._took(peer, frame)
+            except Exception as error:
+                self._group.__exit__(type(error), error, error.__traceback__)  # a bug: the job ends, and nobody waits in vain
+                raise
             del left, frame
 
     def _took(self, peer: int, frame: Frame) -> object:

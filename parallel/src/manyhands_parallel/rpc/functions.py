@@ -32,7 +32,7 @@ class Function:
     """
 
     def __init__(self, name: str, function: Callable[..., Any], own: type) -> None:
-        self._name = name
+        self.name: str = name
         self._function = function
         try:
             self._signature: inspect.Signature | None = inspect.signature(function)
@@ -78,14 +78,14 @@ class Function:
             try:
                 self._signature.bind(*given, **named)
             except TypeError as error:
-                raise UsageError(f"{self._name!r} takes {self._signature}, and cannot be called so: {error}") from None
+                raise UsageError(f"{self.name!r} takes {self._signature}, and cannot be called so: {error}") from None
         return partial(self._function, *given, **named)
 
     def _read(self, parameter: str | None, value: Any, name: str = "") -> Any:
         if not isinstance(value, msgspec.Raw):
             return value
         decode = self._decoders.get(parameter or "") or decoder(None)
-        return unpack(decode, value, f"the argument {name or parameter or ''!r} of {self._name!r}")
+        return unpack(decode, value, f"the argument {name or parameter or ''!r} of {self.name!r}")
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

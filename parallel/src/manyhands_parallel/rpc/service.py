@@ -6,7 +6,6 @@ import contextlib
 import math
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
@@ -25,9 +24,25 @@ from manyhands.errors import (
     SizeMismatchError,
     UsageError,
 )
-from manyhands_parallel.rpc.errors import RemoteError
 from manyhands_parallel.rpc.exchange import FOREVER_S, Exchange, frame_of
 from manyhands_parallel.rpc.functions import Function
+from manyhands_parallel.rpc.messages import (
+    CALL,
+    COUNT,
+    ERROR,
+    KEEP,
+    REF,
+    RELEASE,
+    RESULT,
+    Fault,
+    Faulty,
+    Packed,
+    Request,
+    error_of,
+    faults,
+    pairs,
+    requests,
+)
 from manyhands_parallel.rpc.packing import decoder, pack, unpack
 from manyhands_parallel.rpc.references import Objects, Ref, Sweeper
 from manyhands_parallel.rpc.replies import Reply
@@ -36,44 +51,10 @@ __all__ = ["Service"]
 
 T = TypeVar("T")
 
-_CALL, _KEEP, _RESULT, _REF, _ERROR, _RELEASE, _COUNT = range(1, 8)
-"""The kinds of frames: a call whose result is wanted, or a reference to it; what came of it; references that are gone, and
-one that is about to be."""
 _GET, _METHOD = ".get", ".call"
 """What `Ref` calls; a function of the program may not be called so."""
-_TRACEBACK_CHARACTERS = 16_384
 _TOLD = 20
 """How many functions an error names."""
-
-
-class _Request(msgspec.Struct, array_like=True):
-    """A call. ``refs`` are the arguments that are references: index or name, owner, number; None stands in their places."""
-
-    function: str
-    args: list[Any]
-    kwargs: dict[str, Any]
-    refs: list[tuple[int | str, int, int]]
-
-
-class _Packed(_Request):
-    """A call as it arrives, with arguments that wait to be decoded as what they must be."""
-
-    args: list[msgspec.Raw]
-    kwargs: dict[str, msgspec.Raw]
-
-
-class _Fault(msgspec.Struct, array_like=True):
-    """What went wrong: ``kind`` says which error the caller gets."""
-
-    kind: str
-    text: str
-    cls: str
-    trace: str
-
-
-_requests = msgspec.msgpack.Decoder(_Packed)
-_faults = msgspec.msgpack.Decoder(_Fault)
-_pairs = msgspec.msgpack.Decoder(tuple[int, int])
 
 
 class Service:
@@ -227,7 +208,7 @@ class Service:
             The group has failed.
         """
         self._check_function(rank, function)
-        return self._request(_CALL, rank, function, args, kwargs, type, timeout_s)
+        return self._request(CALL, rank, function, args, kwargs, type, timeout_s)
 
     def remote(self, rank: int, function: str, /, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Ref:
         """Call a function of a rank, leave its result there, and return a reference to it. The result may be any object.
@@ -254,7 +235,7 @@ class Service:
     ) -> Reply[Ref]:
         """Begin a `remote`; ``wait()`` of the reply returns the reference."""
         self._check_function(rank, function)
-        return self._request(_KEEP, rank, function, args, kwargs, None, timeout_s)
+        return self._request(KEEP, rank, function, args, kwargs, None, timeout_s)
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Wait until all calls of all ranks are answered, and end the service. Every rank calls it. Calling it twice is fine.
@@ -342,7 +323,7 @@ class Service:
         if ref.owner == self.rank:
             with self._exchange.lock:
                 return self._objects.get(ref._number)
-        return self._request(_CALL, ref.owner, _GET, (ref,), {}, kind, timeout_s).wait()
+        return self._request(CALL, ref.owner, _GET, (ref,), {}, kind, timeout_s).wait()
 
     def _call_method(
         self, ref: Ref, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, timeout_s: float | None
@@ -350,7 +331,7 @@ class Service:
         self._check_own(ref)
         if not method.isidentifier() or method.startswith("_"):
             raise UsageError(f"a method's name that does not begin with an underscore was expected, and {method!r} was given")
-        return self._request(_CALL, ref.owner, _METHOD, (ref, method, *args), kwargs, kind, timeout_s)
+        return self._request(CALL, ref.owner, _METHOD, (ref, method, *args), kwargs, kind, timeout_s)
 
     def _check_own(self, ref: Ref) -> None:
         if ref._service is not self:
@@ -377,7 +358,7 @@ class Service:
         ]
         for _, ref in refs:
             self._check_own(ref)
-        request = _Request(
+        request = Request(
             function,
             [None if isinstance(value, Ref) else value for value in args],
             {name: None if isinstance(value, Ref) else value for name, value in kwargs.items()},
@@ -419,7 +400,7 @@ class Service:
                 self._objects.add(number)
         else:
             body = msgspec.msgpack.encode((number, 1))
-            self._ask(_COUNT, owner, body, f"a reference to an object of rank {owner}", self._timeout_s, _ignore).wait()
+            self._ask(COUNT, owner, body, f"a reference to an object of rank {owner}", self._timeout_s, _ignore).wait()
 
     def _read(self, decode: msgspec.msgpack.Decoder[Any], what: str, answer: Any) -> Any:
         return (
@@ -430,8 +411,8 @@ class Service:
 
     def _take(self, peer: int, kind: int, number: int, body: memoryview) -> object:
         """Take a frame; called under the lock of the exchange."""
-        if kind in (_CALL, _KEEP):
-            request = _requests.decode(body)
+        if kind in (CALL, KEEP):
+            request = requests.decode(body)
             args: list[Any] = list(request.args)
             kwargs: dict[str, Any] = dict(request.kwargs)
             for place, owner, count in request.refs:
@@ -442,20 +423,20 @@ class Service:
                 else:
                     kwargs[place] = value
             self._exchange.submit(partial(self._serve, peer, kind, number, request.function, args, kwargs))
-        elif kind == _COUNT:
-            self._objects.add(_pairs.decode(body)[0])
-            self._exchange.send(peer, frame_of(_RESULT, number, b"\xc0"), may_wait=False)
-        elif kind == _RELEASE:
-            return self._objects.release(*_pairs.decode(body))
+        elif kind == COUNT:
+            self._objects.add(pairs.decode(body)[0])
+            self._exchange.send(peer, frame_of(RESULT, number, b"\xc0"), may_wait=False)
+        elif kind == RELEASE:
+            return self._objects.release(*pairs.decode(body))
         else:
             reply = self._pending.pop(number)
             self._unanswered[peer] -= 1
-            if kind == _RESULT:
+            if kind == RESULT:
                 reply._answered_by(body, None)
-            elif kind == _REF:
-                reply._answered_by(self._ref(*_pairs.decode(body)), None)
+            elif kind == REF:
+                reply._answered_by(self._ref(*pairs.decode(body)), None)
             else:
-                reply._answered_by(None, _error(_faults.decode(body), peer, reply._what))
+                reply._answered_by(None, error_of(faults.decode(body), peer))
         return None
 
     def _ref(self, owner: int, number: int) -> Ref:
@@ -467,8 +448,8 @@ class Service:
         what = f"{function!r} on rank {self.rank}"
         try:
             answer, body = self._result(kind, what, self._called(what, function, args, kwargs))
-        except _Faulty as faulty:
-            answer, body = _ERROR, msgspec.msgpack.encode(faulty.fault)
+        except Faulty as faulty:
+            answer, body = ERROR, msgspec.msgpack.encode(faulty.fault)
         # The group may have failed, as the caller learns itself.
         with contextlib.suppress(CommError):
             self._exchange.send(peer, frame_of(answer, number, body), may_wait=True)
@@ -480,13 +461,11 @@ class Service:
             known, first = self._find(function, args)
             run = known.prepare(first, args, kwargs)
         except UsageError as error:
-            raise _Faulty("usage", str(error)) from None
+            raise Faulty(Fault("usage", str(error))) from None
         try:
             return run()
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - it belongs to the caller
-            trace = "".join(traceback.format_exception(error.with_traceback(_below(error.__traceback__))))
-            text = f"{what} raised {type(error).__name__}: {_words(error)}"
-            raise _Faulty("raised", text, type(error).__name__, trace[-_TRACEBACK_CHARACTERS:]) from None
+            raise Faulty.raised(error, known.name, self.rank) from None
 
     def _find(self, function: str, args: list[Any]) -> tuple[Function, list[Any]]:
         """Return a function, and its arguments that have not travelled, which are taken out of ``args``."""
@@ -510,17 +489,17 @@ class Service:
             if isinstance(value, Ref):
                 self._check_own(value)
                 self._count(value.owner, value._number)
-                return _REF, msgspec.msgpack.encode((value.owner, value._number))
-            if kind == _KEEP:
+                return REF, msgspec.msgpack.encode((value.owner, value._number))
+            if kind == KEEP:
                 with self._exchange.lock:
-                    return _REF, msgspec.msgpack.encode((self.rank, self._objects.keep(value)))
+                    return REF, msgspec.msgpack.encode((self.rank, self._objects.keep(value)))
             body = pack(value, f"the result of {what}")
             self._check_size(body, f"the result of {what}")
         except SizeMismatchError as error:
-            raise _Faulty("size", str(error)) from None
+            raise Faulty(Fault("size", str(error))) from None
         except ManyHandsError as error:
-            raise _Faulty("usage", str(error)) from None
-        return _RESULT, body
+            raise Faulty(Fault("usage", str(error))) from None
+        return RESULT, body
 
     def _release(self, owner: int, number: int, count: int) -> None:
         """Tell the owner that references are gone."""
@@ -530,42 +509,13 @@ class Service:
             del left
             return
         with contextlib.suppress(CommError):  # all objects are let go then
-            self._exchange.send(owner, frame_of(_RELEASE, 0, msgspec.msgpack.encode((number, count))), may_wait=False)
+            self._exchange.send(owner, frame_of(RELEASE, 0, msgspec.msgpack.encode((number, count))), may_wait=False)
 
     def _fail(self, error: BaseException) -> None:
         """End all calls, since the group has failed; called under the lock of the exchange."""
         pending, self._pending = self._pending, {}
         for reply in pending.values():
             reply._answered_by(None, error)
-
-
-class _Faulty(Exception):
-    """A call went wrong."""
-
-    def __init__(self, kind: str, text: str, cls: str = "", trace: str = "") -> None:
-        self.fault = _Fault(kind, text, cls, trace)
-
-
-def _error(fault: _Fault, peer: int, function: str) -> ManyHandsError:
-    """Return the error that a caller gets."""
-    if fault.kind == "size":
-        return SizeMismatchError(fault.text, peer=peer)
-    if fault.kind == "usage":
-        return UsageError(fault.text, peer=peer)
-    text = f"{fault.text}\n--- the traceback on rank {peer} ---\n{fault.trace}"
-    return RemoteError(text, peer=peer, function=function, kind=fault.cls, traceback=fault.trace)
-
-
-def _below(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback that is the function's own."""
-    return None if trace is None else trace.tb_next
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - the class says enough
-        return "(its words cannot be shown)"
 
 
 def _is_integer(value: object) -> bool:

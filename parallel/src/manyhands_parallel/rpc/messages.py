@@ -1,0 +1,106 @@
+"""What the ranks of a service say to each other, and what a caller gets where a call went wrong."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import msgspec
+
+from manyhands.errors import ManyHandsError, SizeMismatchError, UsageError
+from manyhands_parallel.rpc.errors import RemoteError
+
+__all__ = [
+    "CALL",
+    "COUNT",
+    "ERROR",
+    "KEEP",
+    "REF",
+    "RELEASE",
+    "RESULT",
+    "Fault",
+    "Faulty",
+    "Packed",
+    "Request",
+    "error_of",
+    "faults",
+    "pairs",
+    "requests",
+]
+
+_CHARACTERS = 16_384
+
+CALL, KEEP, RESULT, REF, ERROR, RELEASE, COUNT = range(1, 8)
+"""The kinds of frames: a call whose result is wanted, or a reference to it; what came of it; references that are gone, and
+one that is about to be."""
+
+
+class Request(msgspec.Struct, array_like=True):
+    """A call. ``refs`` are the arguments that are references: index or name, owner, number; None stands in their places."""
+
+    function: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    refs: list[tuple[int | str, int, int]]
+
+
+class Packed(Request):
+    """A call as it arrives, with arguments that wait to be decoded as what they must be."""
+
+    args: list[msgspec.Raw]
+    kwargs: dict[str, msgspec.Raw]
+
+
+class Fault(msgspec.Struct, array_like=True):
+    """What went wrong. ``kind`` is the class of error that the caller gets: "usage", "size" or "raised"; the rest is of the exception."""
+
+    kind: str
+    text: str
+    function: str = ""
+    cls: str = ""
+    trace: str = ""
+
+
+requests = msgspec.msgpack.Decoder(Packed)
+faults = msgspec.msgpack.Decoder(Fault)
+pairs = msgspec.msgpack.Decoder(tuple[int, int])
+
+
+class Faulty(Exception):
+    """A call went wrong, as ``fault`` says."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.text)
+        self.fault: Fault = fault
+
+    @classmethod
+    def raised(cls, error: BaseException, function: str, rank: int) -> Faulty:
+        """Return what a caller is told of an exception that a function raised; the traceback begins in the function."""
+        trace = error.__traceback__
+        lines = traceback.format_exception(error.with_traceback(trace.tb_next if trace is not None else None))
+        text = f"{function!r} on rank {rank} raised {type(error).__name__}: {_words(error)}"
+        return cls(
+            Fault("raised", _sound(text[:_CHARACTERS]), function, type(error).__name__, _sound("".join(lines)[-_CHARACTERS:]))
+        )
+
+
+def error_of(fault: Fault, peer: int) -> ManyHandsError:
+    """Return the error that a caller gets."""
+    if fault.kind == "size":
+        return SizeMismatchError(fault.text, peer=peer)
+    if fault.kind == "usage":
+        return UsageError(fault.text, peer=peer)
+    text = f"{fault.text}\n--- the traceback on rank {peer} ---\n{fault.trace}"
+    return RemoteError(text, peer=peer, function=fault.function, kind=fault.cls, traceback=fault.trace)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the class says enough
+        return "(its words cannot be shown)"
+
+
+def _sound(text: str) -> str:
+    """Return a text that can be encoded."""
+    return text.encode("utf-8", "replace").decode()
