@@ -20,7 +20,6 @@ __all__ = [
     "RESULT",
     "Fault",
     "Faulty",
-    "Packed",
     "Request",
     "error_of",
     "faults",

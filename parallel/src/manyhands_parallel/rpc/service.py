@@ -36,7 +36,6 @@ from manyhands_parallel.rpc.messages import (
     RESULT,
     Fault,
     Faulty,
-    Packed,
     Request,
     error_of,
     faults,
@@ -353,9 +352,8 @@ class Service:
         seconds = self._timeout_s if timeout_s is None else _seconds(timeout_s)
         what = f"the call of {function!r} on rank {rank}"
         decode = decoder(expected)
-        refs: list[tuple[int | str, Ref]] = [
-            (place, value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, Ref)
-        ]
+        given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        refs = [(place, value) for place, value in given if isinstance(value, Ref)]
         for _, ref in refs:
             self._check_own(ref)
         request = Request(

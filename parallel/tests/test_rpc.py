@@ -1,0 +1,356 @@
+"""Functions that other ranks call: results, errors, limits, order, and the end of a service."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import must, thread_world
+
+import manyhands as mh
+import manyhands_parallel as mp
+from manyhands.api import Group
+from manyhands_simulated import Kill
+from manyhands_simulated.running import Simulation
+
+_SOON_S = 20.0
+"""More than anything here takes, so that only a hang ends by it."""
+
+
+def serve(program: Callable[[mp.Service], Any], world_size: int = 2, backend: str = "shm", /, **options: Any) -> list[Any]:
+    """Run ``program`` on rank 0, while the others serve; every rank has the functions below."""
+
+    def body(group: Group) -> Any:
+        with mp.Service(group, FUNCTIONS, **options) as svc:
+            return program(svc) if group.rank == 0 else None
+
+    return must(thread_world(body, world_size, backend))
+
+
+@dataclass
+class Point:
+    x: int
+    y: float
+
+
+def add(a: Any, b: Any = 10) -> Any:
+    return a + b
+
+
+def moved(point: Point, by: int) -> Point:
+    return Point(point.x + by, point.y)
+
+
+def fail(text: str) -> None:
+    raise LookupError(text)
+
+
+def ping(svc: mp.Service, rank: int, times: int) -> int:
+    return 0 if times == 0 else 1 + svc.call(rank, "ping", svc.rank, times - 1, type=int).wait()
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": add,
+    "moved": moved,
+    "fail": fail,
+    "ping": ping,
+    "zeros": np.zeros,
+    "an_object": object,
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["itself", "another rank"])
+def test_results_have_their_types(rank: int) -> None:
+    def program(svc: mp.Service) -> None:
+        assert svc.call(rank, "add", 1, b=2).wait() == 3
+        assert svc.call(rank, "add", {"no": 1}["no"]).wait() == 11
+        assert svc.call(rank, "moved", Point(1, 0.5), 2, type=Point).wait() == Point(3, 0.5)
+        total = svc.call(rank, "add", np.arange(6, dtype=np.float32).reshape(2, 3), 1, type=np.ndarray).wait()
+        assert total.dtype == np.float32
+        np.testing.assert_array_equal(total, [[1, 2, 3], [4, 5, 6]])
+        assert svc.call(rank, "zeros", 100_000, type=np.ndarray).wait().shape == (100_000,)
+
+    serve(program)
+
+
+_leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
+
+
+def test_what_can_travel_comes_back_as_it_was() -> None:
+    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"same": lambda x: x}) as svc:
+
+        @settings(max_examples=50, deadline=None)
+        @given(st.recursive(_leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8))
+        def check(value: Any) -> None:
+            assert svc.call(0, "same", value).wait() == value
+
+        check()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", ">i4", "complex128", "bfloat16"])
+def test_arrays_keep_their_dtype(dtype: str) -> None:
+    array = np.zeros((2, 0, 3), dtype) if dtype != "bfloat16" else np.ones(3, pytest.importorskip("ml_dtypes").bfloat16)
+    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"same": lambda x: x}) as svc:
+        came = svc.call(0, "same", array).wait()
+    assert (came.dtype, came.shape) == (array.dtype, array.shape)
+
+
+def test_wrong_calls_are_refused_and_the_service_goes_on() -> None:
+    def program(svc: mp.Service) -> None:
+        with pytest.raises(mh.UsageError, match="rank 1 has no function 'sub'; it has 'add', 'an_object', 'fail'"):
+            svc.call(1, "sub")
+        with pytest.raises(mh.InvalidRankError, match=r"from 0 to 1 .* 2 was given"):
+            svc.call(2, "add")
+        with pytest.raises(mh.UsageError, match=r"'add' takes \(a: .*b: .*=.*10\).*unexpected keyword argument 'c'"):
+            svc.call(1, "add", 1, c=2).wait()
+        with pytest.raises(mh.UsageError, match="the argument 'point' of 'moved' does not fit"):
+            svc.call(1, "moved", [1], 2).wait()
+        with pytest.raises(mh.UsageError, match=r"the result of 'add' on rank 1 does not fit .*`str`"):
+            svc.call(1, "add", 1, 2, type=str).wait()
+        with pytest.raises(mh.UsageError, match=r"an argument of the call of 'add' on rank 1 cannot travel: a object"):
+            svc.call(1, "add", object())
+        with pytest.raises(mh.UsageError, match="the result of 'an_object' on rank 1 cannot travel"):
+            svc.call(1, "an_object").wait()
+        assert svc.call(1, "add", 1).wait() == 11
+
+    serve(program)
+
+
+def test_an_exception_comes_with_its_traceback() -> None:
+    def program(svc: mp.Service) -> None:
+        with pytest.raises(mp.RemoteError, match="'fail' on rank 1 raised LookupError: no such key") as caught:
+            svc.call(1, "fail", "no such key \N{SNOWMAN}").wait()
+        error = caught.value
+        assert (error.rank, error.function, error.kind) == (1, "fail", "LookupError")
+        assert "raise LookupError(text)" in error.traceback
+        assert error.traceback.count("File ") == 1  # nothing of the service
+
+    serve(program)
+
+
+def test_nothing_larger_than_max_bytes_travels() -> None:
+    def program(svc: mp.Service) -> None:
+        before = svc.objects
+        with pytest.raises(mh.SizeMismatchError, match=r"the call of 'add' on rank 1 has .* bytes, and at most 1000"):
+            svc.call(1, "add", bytes(1000))
+        with pytest.raises(mh.SizeMismatchError, match=r"the result of 'zeros' on rank 1 has .* bytes"):
+            svc.call(1, "zeros", 125).wait()
+        assert svc.call(1, "zeros", 100, type=np.ndarray).wait().nbytes == 800
+        assert svc.objects == before
+
+    serve(program, max_bytes=1000)
+
+
+def test_the_ranks_agree_on_max_bytes() -> None:
+    def body(group: Group) -> str:
+        with pytest.raises(mh.UsageError) as caught:
+            mp.Service(group, {}, max_bytes=100 + group.rank)
+        assert group.all_reduce(1) == 2
+        return str(caught.value)
+
+    assert must(thread_world(body, 2, "tcp")) == ["all ranks must give the same max_bytes, and they gave [100, 101]"] * 2
+
+
+def test_what_is_wrong_on_one_rank_is_told_on_all() -> None:
+    def body(group: Group) -> str:
+        functions: Any = {"": add} if group.rank == 1 else FUNCTIONS
+        with pytest.raises(mh.UsageError) as caught:
+            mp.Service(group, functions)
+        return str(caught.value)
+
+    assert (
+        must(thread_world(body, 2, "tcp"))
+        == ["rank 1: a function's name is a text that does not begin with a dot, and '' was given"] * 2
+    )
+
+
+def test_a_late_reply_is_an_error_of_its_caller_alone() -> None:
+    may_end = threading.Event()
+
+    def body(group: Group) -> None:
+        with mp.Service(group, {"wait": lambda: may_end.wait(_SOON_S), "add": add}) as svc:
+            if group.rank == 0:
+                late = svc.call(1, "wait", timeout_s=0.02)
+                other = svc.call(1, "wait")
+                with pytest.raises(mh.DeadlineError, match=r"the call of 'wait' on rank 1 had no reply within 0.02 s"):
+                    late.wait()
+                with pytest.raises(mh.DeadlineError, match="it goes on"):
+                    other.wait(timeout_s=0.01)
+                assert svc.call(1, "add", 1).wait() == 11
+                may_end.set()
+                assert other.wait() is True
+                with pytest.raises(mh.DeadlineError):  # it stays so, although the reply has come meanwhile
+                    late.wait()
+
+    must(thread_world(body, 2, "tcp"))
+
+
+def test_calls_are_answered_out_of_order() -> None:
+    second_came = threading.Event()
+
+    def body(group: Group) -> None:
+        with mp.Service(group, {"first": lambda: second_came.wait(_SOON_S), "second": second_came.set}) as svc:
+            if group.rank == 0:
+                first = svc.call(1, "first")
+                svc.call(1, "second").wait()
+                assert first.wait() is True
+
+    must(thread_world(body, 2, "shm"))
+
+
+def test_many_threads_call_at_once() -> None:
+    def program(svc: mp.Service) -> None:
+        found: dict[int, list[int]] = {}
+
+        def caller(number: int) -> None:
+            found[number] = [svc.call(1 + number % 2, "add", number, i).wait() for i in range(20)]
+
+        threads = [threading.Thread(target=caller, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {number: [number + i for i in range(20)] for number in range(8)}
+
+    serve(program, 3)
+
+
+def test_no_more_functions_run_than_there_are_threads() -> None:
+    # Each needs exactly one other one: with a third, the peak would be higher; alone, they would break the barrier.
+    pair, running, peak, counting = threading.Barrier(2, timeout=_SOON_S), 0, 0, threading.Lock()
+
+    def meet() -> None:
+        nonlocal running, peak
+        with counting:
+            running += 1
+            peak = max(peak, running)
+        pair.wait()
+        with counting:
+            running -= 1
+
+    def body(group: Group) -> None:
+        with mp.Service(group, {"meet": meet}, threads=2) as svc:
+            if group.rank == 0:
+                for reply in [svc.call(1, "meet") for _ in range(20)]:
+                    reply.wait()
+
+    must(thread_world(body, 2, "shm"))
+    assert peak == 2
+
+
+def test_functions_call_back() -> None:
+    serve(lambda svc: [svc.call(1, "ping", 0, 9).wait(), svc.call(1, "ping", 2, 4).wait()], 3)
+
+
+def test_close_waits_for_calls_that_nobody_waits_for() -> None:
+    done: list[int] = []
+
+    def pass_on(svc: mp.Service, left: int) -> None:
+        if left:
+            svc.call((svc.rank + 1) % 3, "pass_on", left - 1)
+        done.append(svc.rank)
+
+    def body(group: Group) -> int:
+        with mp.Service(group, {"pass_on": pass_on}) as svc:
+            if group.rank == 0:
+                svc.call(1, "pass_on", 20)
+        return len(done)
+
+    assert must(thread_world(body, 3, "tcp")) == [21] * 3
+
+
+def test_callbacks_and_coroutines() -> None:
+    def program(svc: mp.Service) -> None:
+        called, came = [], threading.Event()
+
+        def note(reply: mp.Reply[Any]) -> None:
+            called.append(reply.wait() + svc.call(1, "add", 1).wait())  # a callback may call again
+            came.set()
+
+        reply = svc.call(1, "add", 1)
+        reply.add_done_callback(note)
+        assert came.wait(_SOON_S)
+        assert called == [22]
+        assert reply.done()
+        assert reply.exception() is None
+
+        async def both() -> list[Any]:
+            return await asyncio.gather(svc.call(1, "add", 1), svc.call(0, "add", 2))
+
+        assert asyncio.run(both()) == [11, 12]
+
+    serve(program)
+
+
+def test_a_closed_service_says_so() -> None:
+    def body(group: Group) -> None:
+        with mp.Service(group, FUNCTIONS) as svc:
+            pass
+        svc.close()
+        with pytest.raises(mh.ClosedError, match="the service was closed"):
+            svc.call(0, "add", 1)
+
+    must(thread_world(body, 2, "tcp"))
+
+
+def test_a_service_does_not_disturb_the_calls_of_the_program() -> None:
+    def body(group: Group) -> list[float]:
+        with mp.Service(group, FUNCTIONS) as svc:
+            replies = [svc.call(1 - group.rank, "add", i) for i in range(5)]
+            total = group.all_reduce(1.0)
+            came = group.sendrecv(group.rank, 1 - group.rank, 1 - group.rank)
+            return [float(total), float(came), *(reply.wait() for reply in replies)]
+
+    assert must(thread_world(body, 2, "shm")) == [[2.0, 1 - rank, 10, 11, 12, 13, 14] for rank in range(2)]
+
+
+def test_a_service_may_be_idle_for_longer_than_a_call_may_last() -> None:
+    def body(group: Group) -> Any:
+        with mp.Service(group, FUNCTIONS) as svc:
+            if group.rank == 1:
+                return None
+            mh.sleep(3600)  # the config's timeout_s is 20 s here, and rank 1 waits in close()
+            return svc.call(1, "add", 1).wait()
+
+    assert must(thread_world(body, 2, "simulated")) == [11, None]
+
+
+def test_a_dead_rank_is_named_on_every_call() -> None:
+    found: dict[int, str] = {}
+
+    def hang(svc: mp.Service) -> None:
+        mh.sleep(100)
+
+    def body(group: Group) -> None:
+        with mp.Service(group, {"hang": hang}) as svc:
+            if group.rank == 0:
+                replies = [svc.call(1, "hang"), svc.call(2, "hang")]
+                for number, reply in enumerate(replies):
+                    try:
+                        reply.wait()
+                    except mh.PeerLostError as error:
+                        found[number] = str(error)
+            svc.close()
+
+    run = Simulation(3, faults=[Kill(rank=1, at_s=5)]).execute(lambda _: body(mh.init()))
+    assert found.keys() == {0, 1}
+    assert all("rank 1 was lost" in text for text in found.values())
+    assert isinstance(run.errors[2], mh.PeerLostError)
+
+
+def test_an_exception_in_the_block_ends_the_job() -> None:
+    def body(group: Group) -> None:
+        with mp.Service(group, FUNCTIONS):
+            if group.rank == 0:
+                raise KeyError("here")
+
+    outcomes = thread_world(body, 2, "tcp")
+    assert isinstance(outcomes[0], KeyError)
+    assert isinstance(outcomes[1], mh.AbortedError)
