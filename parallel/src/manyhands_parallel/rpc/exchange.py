@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from manyhands import Group
 from manyhands.errors import CommError
+from manyhands_parallel.rpc.packing import ROOM_BYTES
 
 __all__ = ["FOREVER_S", "Exchange", "Frame", "frame_of"]
 
@@ -31,13 +32,11 @@ Frame = npt.NDArray[np.uint8]
 Job = Callable[[], object]
 
 
-def frame_of(kind: int, number: int, body: bytes) -> Frame:
-    """Return a frame: its kind, the number of the call it belongs to, and its content."""
-    length = _HEAD.size + len(body)
-    frame = np.empty(length, np.uint8) if length > _SMALL_BYTES else np.zeros(_SMALL_BYTES, np.uint8)
-    _HEAD.pack_into(frame.data, 0, kind, number, len(body))
-    frame.data[_HEAD.size : length] = body
-    return frame
+def frame_of(kind: int, number: int, packed: bytearray) -> Frame:
+    """Return a frame: its kind, the number of the call it belongs to, and its content, which was packed with room in front."""
+    _HEAD.pack_into(packed, 0, kind, number, len(packed) - ROOM_BYTES)
+    packed.extend(bytes(max(0, _SMALL_BYTES - len(packed))))
+    return np.frombuffer(packed, np.uint8)
 
 
 class Exchange:
@@ -116,7 +115,7 @@ class Exchange:
         if self.failure is None:
             for peer in range(self._group.world_size):
                 if peer != self._group.rank:
-                    self._group.send_async(frame_of(0, 0, b""), peer, timeout_s=FOREVER_S)
+                    self._group.send_async(frame_of(0, 0, bytearray(ROOM_BYTES)), peer, timeout_s=FOREVER_S)
         for receiver in self._receivers:
             receiver.join()
         with self.lock:
@@ -150,7 +149,7 @@ class Exchange:
 
     def _took(self, peer: int, frame: Frame) -> object:
         kind, number, nbytes = _HEAD.unpack_from(frame.data)
-        return self._take(peer, kind, number, frame.data[_HEAD.size : _HEAD.size + nbytes])
+        return self._take(peer, kind, number, frame.data[ROOM_BYTES : ROOM_BYTES + nbytes])
 
     def _work(self) -> None:
         """Be a worker."""

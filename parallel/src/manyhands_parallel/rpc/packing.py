@@ -12,7 +12,10 @@ import numpy as np
 
 from manyhands.errors import UsageError
 
-__all__ = ["decoder", "pack", "unpack"]
+__all__ = ["ROOM_BYTES", "decoder", "pack", "unpack"]
+
+ROOM_BYTES = 24
+"""How much room for something else packed bytes have in front."""
 
 _ARRAY = 77
 """The code of the extension: the length of a description in two bytes, the description ``[dtype, shape]``, and the array in C order."""
@@ -20,8 +23,8 @@ _CANNOT = (TypeError, ValueError, OverflowError, RecursionError)
 """What msgspec raises for an object that it cannot encode."""
 
 
-def pack(value: object, what: str) -> bytes:
-    """Return an object as bytes.
+def pack(value: object, what: str) -> bytearray:
+    """Return an object as bytes, which begin after `ROOM_BYTES`.
 
     Parameters
     ----------
@@ -35,13 +38,15 @@ def pack(value: object, what: str) -> bytes:
     UsageError
         Something in it cannot travel.
     """
+    data = bytearray(ROOM_BYTES)
     try:
-        return _encoder.encode(value)
+        _encoder.encode_into(value, data, ROOM_BYTES)
     except _CANNOT as error:
         raise UsageError(
             f"{what} cannot travel: {error}. Give None, bool, int of 64 bits, float, str, bytes, lists, dicts, dataclasses, "
             "msgspec.Struct, times and NumPy arrays; for anything else keep it where it is, with Service.remote"
         ) from None
+    return data
 
 
 def unpack(decode: msgspec.msgpack.Decoder[Any], data: Any, what: str) -> Any:

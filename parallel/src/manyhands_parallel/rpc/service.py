@@ -42,7 +42,7 @@ from manyhands_parallel.rpc.messages import (
     pairs,
     requests,
 )
-from manyhands_parallel.rpc.packing import decoder, pack, unpack
+from manyhands_parallel.rpc.packing import ROOM_BYTES, decoder, pack, unpack
 from manyhands_parallel.rpc.references import Objects, Ref, Sweeper
 from manyhands_parallel.rpc.replies import Reply
 
@@ -369,13 +369,14 @@ class Service:
                 self._count(ref.owner, ref._number)
         return self._ask(kind, rank, body, what, seconds, partial(self._read, decode, what))
 
-    def _check_size(self, body: bytes, what: str) -> None:
-        if len(body) > self._max_bytes:
+    def _check_size(self, body: bytearray, what: str) -> None:
+        nbytes = len(body) - ROOM_BYTES
+        if nbytes > self._max_bytes:
             raise SizeMismatchError(
-                f"{what} has {len(body)} bytes, and at most {self._max_bytes} may travel: give a larger max_bytes to the service, or less data"
+                f"{what} has {nbytes} bytes, and at most {self._max_bytes} may travel: give a larger max_bytes to the service, or less data"
             )
 
-    def _ask(self, kind: int, rank: int, body: bytes, what: str, seconds: float, read: Callable[[Any], Any]) -> Reply[Any]:
+    def _ask(self, kind: int, rank: int, body: bytearray, what: str, seconds: float, read: Callable[[Any], Any]) -> Reply[Any]:
         """Send a frame that will be answered."""
         reply: Reply[Any] = Reply(self._exchange, rank, what, seconds, read)
         with self._exchange.lock:
@@ -397,7 +398,7 @@ class Service:
             with self._exchange.lock:
                 self._objects.add(number)
         else:
-            body = msgspec.msgpack.encode((number, 1))
+            body = pack((number, 1), "a reference")
             self._ask(COUNT, owner, body, f"a reference to an object of rank {owner}", self._timeout_s, _ignore).wait()
 
     def _read(self, decode: msgspec.msgpack.Decoder[Any], what: str, answer: Any) -> Any:
@@ -423,7 +424,7 @@ class Service:
             self._exchange.submit(partial(self._serve, peer, kind, number, request.function, args, kwargs))
         elif kind == COUNT:
             self._objects.add(pairs.decode(body)[0])
-            self._exchange.send(peer, frame_of(RESULT, number, b"\xc0"), may_wait=False)
+            self._exchange.send(peer, frame_of(RESULT, number, pack(None, "an answer")), may_wait=False)
         elif kind == RELEASE:
             return self._objects.release(*pairs.decode(body))
         else:
@@ -447,7 +448,7 @@ class Service:
         try:
             answer, body = self._result(kind, what, self._called(what, function, args, kwargs))
         except Faulty as faulty:
-            answer, body = ERROR, msgspec.msgpack.encode(faulty.fault)
+            answer, body = ERROR, pack(faulty.fault, "an error")
         # The group may have failed, as the caller learns itself.
         with contextlib.suppress(CommError):
             self._exchange.send(peer, frame_of(answer, number, body), may_wait=True)
@@ -481,16 +482,16 @@ class Service:
             self._methods[key] = Function(name, getattr(*key), Service)
         return self._methods[key], [subject]
 
-    def _result(self, kind: int, what: str, value: Any) -> tuple[int, bytes]:
+    def _result(self, kind: int, what: str, value: Any) -> tuple[int, bytearray]:
         """Return the kind and the content of the frame that brings a result."""
         try:
             if isinstance(value, Ref):
                 self._check_own(value)
                 self._count(value.owner, value._number)
-                return REF, msgspec.msgpack.encode((value.owner, value._number))
+                return REF, pack((value.owner, value._number), "a reference")
             if kind == KEEP:
                 with self._exchange.lock:
-                    return REF, msgspec.msgpack.encode((self.rank, self._objects.keep(value)))
+                    return REF, pack((self.rank, self._objects.keep(value)), "a reference")
             body = pack(value, f"the result of {what}")
             self._check_size(body, f"the result of {what}")
         except SizeMismatchError as error:
@@ -507,7 +508,7 @@ class Service:
             del left
             return
         with contextlib.suppress(CommError):  # all objects are let go then
-            self._exchange.send(owner, frame_of(RELEASE, 0, msgspec.msgpack.encode((number, count))), may_wait=False)
+            self._exchange.send(owner, frame_of(RELEASE, 0, pack((number, count), "references")), may_wait=False)
 
     def _fail(self, error: BaseException) -> None:
         """End all calls, since the group has failed; called under the lock of the exchange."""
