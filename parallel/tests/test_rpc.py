@@ -222,27 +222,22 @@ def test_many_threads_call_at_once() -> None:
     serve(program, 3)
 
 
-def test_no_more_functions_run_than_there_are_threads() -> None:
-    # Each needs exactly one other one: with a third, the peak would be higher; alone, they would break the barrier.
-    pair, running, peak, counting = threading.Barrier(2, timeout=_SOON_S), 0, 0, threading.Lock()
+@pytest.mark.parametrize("threads", [2, 3])
+def test_no_more_functions_run_than_there_are_threads(threads: int) -> None:
+    three = threading.Barrier(3, timeout=0.3 if threads < 3 else _SOON_S)
 
-    def meet() -> None:
-        nonlocal running, peak
-        with counting:
-            running += 1
-            peak = max(peak, running)
-        pair.wait()
-        with counting:
-            running -= 1
+    def meet() -> bool:
+        try:
+            return three.wait() >= 0
+        except threading.BrokenBarrierError:
+            return False
 
     def body(group: Group) -> None:
-        with mp.Service(group, {"meet": meet}, threads=2) as svc:
+        with mp.Service(group, {"meet": meet}, threads=threads) as svc:
             if group.rank == 0:
-                for reply in [svc.call(1, "meet") for _ in range(20)]:
-                    reply.wait()
+                assert [reply.wait() for reply in [svc.call(1, "meet") for _ in range(3)]] == [threads == 3] * 3
 
     must(thread_world(body, 2, "shm"))
-    assert peak == 2
 
 
 def test_functions_call_back() -> None:

@@ -366,7 +366,7 @@ class Service:
         self._check_size(body, what)
         for _, ref in refs:
             if ref.owner != rank:
-                self._count(ref.owner, ref._number)
+                self._count(ref.owner, ref._number, seconds)
         return self._ask(kind, rank, body, what, seconds, partial(self._read, decode, what))
 
     def _check_size(self, body: bytearray, what: str) -> None:
@@ -392,14 +392,14 @@ class Service:
         self._exchange.send(rank, frame_of(kind, number, body), may_wait=is_alone)
         return reply
 
-    def _count(self, owner: int, number: int) -> None:
+    def _count(self, owner: int, number: int, seconds: float) -> None:
         """Let an owner count one reference more, for one that is about to travel."""
         if owner == self.rank:
             with self._exchange.lock:
                 self._objects.add(number)
         else:
             body = pack((number, 1), "a reference")
-            self._ask(COUNT, owner, body, f"a reference to an object of rank {owner}", self._timeout_s, _ignore).wait()
+            self._ask(COUNT, owner, body, f"a reference to an object of rank {owner}", seconds, _ignore).wait()
 
     def _read(self, decode: msgspec.msgpack.Decoder[Any], what: str, answer: Any) -> Any:
         return (
@@ -487,7 +487,7 @@ class Service:
         try:
             if isinstance(value, Ref):
                 self._check_own(value)
-                self._count(value.owner, value._number)
+                self._count(value.owner, value._number, self._timeout_s)
                 return REF, pack((value.owner, value._number), "a reference")
             if kind == KEEP:
                 with self._exchange.lock:
