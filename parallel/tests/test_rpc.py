@@ -114,7 +114,9 @@ def test_wrong_calls_are_refused_and_the_service_goes_on() -> None:
             svc.call(1, "moved", [1], 2).wait()
         with pytest.raises(mh.UsageError, match=r"the result of 'add' on rank 1 does not fit .*`str`"):
             svc.call(1, "add", 1, 2, type=str).wait()
-        with pytest.raises(mh.UsageError, match=r"an argument of the call of 'add' on rank 1 cannot travel: a object"):
+        with pytest.raises(
+            mh.UsageError, match=r"an argument of the call of 'add' on rank 1 cannot travel: it holds an object of type object"
+        ):
             svc.call(1, "add", object())
         with pytest.raises(mh.UsageError, match="the result of 'an_object' on rank 1 cannot travel"):
             svc.call(1, "an_object").wait()

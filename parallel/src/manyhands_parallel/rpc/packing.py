@@ -96,14 +96,14 @@ def _plain(value: object) -> object:
         array: np.ndarray[Any, Any] = np.asarray(value)
         name = array.dtype.name if array.dtype.kind == "V" and array.dtype.names is None else array.dtype.str
         if array.dtype.kind not in "biufc" and name.startswith(("|", "<", ">", "void")):
-            raise TypeError(f"an array of {array.dtype}")
+            raise TypeError(f"it holds an array of {array.dtype}")
         about = msgspec.msgpack.encode([name, array.shape])
         data = bytearray(len(about).to_bytes(2, "little") + about)
         data += np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         return msgspec.msgpack.Ext(_ARRAY, data)
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.itemsize <= 8:
         return value.item()
-    raise TypeError(f"a {type(value).__qualname__}")
+    raise TypeError(f"it holds an object of type {type(value).__qualname__}")
 
 
 def _rebuilt(code: int, data: memoryview) -> object:

@@ -143,7 +143,7 @@ class Service:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             return
         self._is_closed = True
@@ -381,7 +381,7 @@ class Service:
         reply: Reply[Any] = Reply(self._exchange, rank, what, seconds, read)
         with self._exchange.lock:
             if self._exchange.failure is not None:
-                raise self._exchange.failure
+                raise self._exchange.failure.with_traceback(None)
             if self._is_closed:
                 raise ClosedError("the service was closed; make another one", rank=self.rank)
             self._issued = number = self._issued + 1
@@ -389,7 +389,13 @@ class Service:
             # A rank that is stopped takes nothing, and its callers must not wait for it longer than they want to.
             is_alone = not self._unanswered[rank]
             self._unanswered[rank] += 1
-        self._exchange.send(rank, frame_of(kind, number, body), may_wait=is_alone)
+        try:
+            self._exchange.send(rank, frame_of(kind, number, body), may_wait=is_alone)
+        except BaseException:  # the group has failed, there is no memory, or a signal came
+            with self._exchange.lock:
+                if self._pending.pop(number, None) is not None:
+                    self._unanswered[rank] -= 1
+            raise
         return reply
 
     def _count(self, owner: int, number: int, seconds: float) -> None:
@@ -428,7 +434,9 @@ class Service:
         elif kind == RELEASE:
             return self._objects.release(*pairs.decode(body))
         else:
-            reply = self._pending.pop(number)
+            reply = self._pending.pop(number, None)
+            if reply is None:
+                return None  # a signal came to who asked
             self._unanswered[peer] -= 1
             if kind == RESULT:
                 reply._answered_by(body, None)
@@ -446,14 +454,16 @@ class Service:
         """Run a function for a rank, and send what came of it."""
         what = f"{function!r} on rank {self.rank}"
         try:
-            answer, body = self._result(kind, what, self._called(what, function, args, kwargs))
+            answer, body = self._result(kind, what, self._called(function, args, kwargs))
         except Faulty as faulty:
             answer, body = ERROR, pack(faulty.fault, "an error")
+        except Exception as error:  # noqa: BLE001 - such as a lack of memory, and what the classes of arguments raise
+            answer, body = ERROR, pack(Faulty.raised(error, function, self.rank).fault, "an error")
         # The group may have failed, as the caller learns itself.
         with contextlib.suppress(CommError):
             self._exchange.send(peer, frame_of(answer, number, body), may_wait=True)
 
-    def _called(self, what: str, function: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _called(self, function: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         try:
             if function == _GET:
                 return args[0]
