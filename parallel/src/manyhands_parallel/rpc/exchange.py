@@ -69,7 +69,7 @@ class Exchange:
         take: Callable[[int, int, int, memoryview], object],
         fail: Callable[[CommError], None],
     ) -> None:
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self.failure: CommError | None = None
         self._group = group
         self._most = threads

@@ -60,9 +60,9 @@ class Fault(msgspec.Struct, array_like=True):
     trace: str = ""
 
 
-requests = msgspec.msgpack.Decoder(Packed)
-faults = msgspec.msgpack.Decoder(Fault)
-pairs = msgspec.msgpack.Decoder(tuple[int, int])
+requests: msgspec.msgpack.Decoder[Packed] = msgspec.msgpack.Decoder(Packed)
+faults: msgspec.msgpack.Decoder[Fault] = msgspec.msgpack.Decoder(Fault)
+pairs: msgspec.msgpack.Decoder[tuple[int, int]] = msgspec.msgpack.Decoder(tuple[int, int])
 
 
 class Faulty(Exception):
