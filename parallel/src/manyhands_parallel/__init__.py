@@ -45,14 +45,12 @@ if TYPE_CHECKING:
         PlanPeakError,
         RepeatedActionError,
     )
-    from manyhands_parallel.pipeline.jax_stage import JaxStage
     from manyhands_parallel.pipeline.plan import Plan
     from manyhands_parallel.pipeline.proof import Proof, prove
     from manyhands_parallel.pipeline.run import Pipeline
     from manyhands_parallel.pipeline.schedules import register_schedule, schedule, schedules
     from manyhands_parallel.pipeline.stages import Stage
     from manyhands_parallel.pipeline.timeline import Timeline
-    from manyhands_parallel.pipeline.torch_stage import TorchStage
     from manyhands_parallel.rpc import Ref, RemoteError, Reply, Service
     from manyhands_parallel.sampling import Sampler, shard_indices
     from manyhands_parallel.sharded.model import Sharded
@@ -88,7 +86,6 @@ __all__ = [
     "DTensor",
     "GradientSync",
     "Hybrid",
-    "JaxStage",
     "LoadReport",
     "MalformedPlanError",
     "Memory",
@@ -119,7 +116,6 @@ __all__ = [
     "Stage",
     "Step",
     "Timeline",
-    "TorchStage",
     "__version__",
     "batch_norm",
     "batch_norm_backward",
@@ -168,7 +164,6 @@ _HOMES = {
     "DTensor": "dtensor",
     "GradientSync": "gradients",
     "Hybrid": "sharded.ranks",
-    "JaxStage": "pipeline.jax_stage",
     "LoadReport": "checkpoint.load",
     "MalformedPlanError": "pipeline.errors",
     "Memory": "arrays",
@@ -200,7 +195,6 @@ _HOMES = {
     "Stage": "pipeline.stages",
     "Step": "gradients",
     "Timeline": "pipeline.timeline",
-    "TorchStage": "pipeline.torch_stage",
     "batch_norm": "normalization",
     "batch_norm_backward": "normalization",
     "broadcast": "gradients",
