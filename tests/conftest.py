@@ -67,10 +67,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the largest worlds over backends that move bytes for `make test-all`: they take long, and algorithms differ by size alone."""
+    """Leave for `make test-all` what takes long, and what others have gone through.
+
+    These are worlds of more than three ranks over backends that move bytes, as algorithms differ by size alone, and the hybrid of the
+    two that have their turn each alone, the simulated one and the other hybrid.
+    """
     for item in items:
         given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if given.get("size") == 8 and given.get("world", "simulated") != "simulated":
+        backend = given.get("world", given.get("backend", "simulated"))
+        if backend == "hybrid-simulated" or (backend != "simulated" and given.get("size") in range(4, 9)):
             item.add_marker(pytest.mark.long)
 
 

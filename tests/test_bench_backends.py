@@ -171,7 +171,12 @@ def test_a_result_that_is_wrong_only_after_many_calls_is_found_as_well(bench: Be
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("failing", "enough is enough"), ("dying", "its ranks ended"), ("stuck", "its ranks ended")]
+    ("kind", "said"),
+    [
+        ("failing", "enough is enough"),
+        ("dying", "its ranks ended"),
+        pytest.param("stuck", "its ranks ended", marks=pytest.mark.long),
+    ],
 )
 def test_a_backend_that_fails_is_left_out_and_the_others_go_on(bench: Bench, tmp_path: Path, kind: str, said: str) -> None:
     words = ("--sizes", "8,1KiB,2KiB", "--iterations", "2", "--timeout", "1", "--json", "f")

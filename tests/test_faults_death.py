@@ -139,7 +139,7 @@ _STOPS_RANK_0 = """
         "group.recv(source=rank - 1, timeout_s=2 - 0.5 * rank)",
     ],
 )
-@pytest.mark.parametrize("backend", ["tcp", "shm"])
+@pytest.mark.parametrize("backend", ["tcp", pytest.param("shm", marks=pytest.mark.long)])
 def test_where_rank_0_stands_still_every_survivor_says_that_and_names_nobody_else(
     nursery: Nursery, calls: str, backend: str
 ) -> None:

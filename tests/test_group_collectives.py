@@ -287,7 +287,10 @@ def test_a_number_is_an_array_without_dimensions(world, name):
         check(results[0], np.array(1 if name == "broadcast" else 6, np.float32))
 
 
-@pytest.mark.parametrize("op", ["sum", "product", "min", "max", "mean", np.hypot, np.logaddexp, np.fmax], ids=str)
+OPS_THAT_ROUND = ["sum", "product", "min", "max", "mean", np.hypot, np.logaddexp, np.fmax]
+
+
+@pytest.mark.parametrize("op", OPS_THAT_ROUND, ids=str)
 def test_every_rank_gets_the_same_bits(world, op):
     """Rough numbers, zeros of both signs, infinities and NaNs; some ranks work in place and some do not."""
     dtypes = [np.float16, np.float32, np.float64]
@@ -297,7 +300,8 @@ def test_every_rank_gets_the_same_bits(world, op):
     def program(group: Group) -> list[bytes]:
         bits = []
         rng = np.random.default_rng(group.rank)
-        for dtype in dtypes:
+        # Each with each over one backend; over the others, which move bytes, each has its turn.
+        for dtype in dtypes if world.backend == "simulated" else [dtypes[OPS_THAT_ROUND.index(op) % len(dtypes)]]:
             for count in (1, 2, 3, 17, 40_001 if group.world_size == 3 else 300):
                 for in_place in (False, group.rank % 2 == 1):
                     array = rng.standard_normal(count) * 10.0 ** rng.integers(-4, 5, count)
@@ -363,7 +367,7 @@ def test_any_program_of_collectives_and_messages(seed, size):
     manyhands_simulated.run(lambda group: random_program(group, seed, 60), size, timeout_s=20)
 
 
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("size", [3, 5])
 def test_a_long_random_program(world, size):
     world(lambda group: random_program(group, 7, 300), size)
 

@@ -372,7 +372,7 @@ def test_structured_arrays_travel(backend: str, name: str) -> None:
 
     def program(group: Group) -> None:
         rank = group.rank
-        for count in (0, 4, 60_000):
+        for count in (0, 4, 20_000):
             parts = [structured(dtype, other, count) for other in range(size)]
             whole, mine = np.concatenate(parts), parts[rank]
 

@@ -214,7 +214,10 @@ def run_program(seed: int, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["simulated", "tcp"])
-@pytest.mark.parametrize("first", range(0, PROGRAMS, BATCH))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=[pytest.mark.long] if first >= 2 * BATCH else []) for first in range(0, PROGRAMS, BATCH)],
+)
 def test_programs_get_what_numpy_says(backend: str, first: int) -> None:
     for seed in range(first, min(first + BATCH, PROGRAMS)):
         run_program(seed, backend)

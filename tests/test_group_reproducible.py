@@ -58,7 +58,7 @@ def test_every_algorithm_gives_the_same_bits(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
-@pytest.mark.parametrize("size", [3, 6, 8])
+@pytest.mark.parametrize("size", [3, 6, pytest.param(8, marks=pytest.mark.long)])
 def test_neither_the_size_nor_the_collective_nor_the_hosts_change_the_bits(dtype: str, size: int) -> None:
     count = 96 * 1024
     parts = [cancelling(rank, count, dtype) for rank in range(size)]

@@ -89,6 +89,7 @@ def test_without_a_secret_ranks_of_two_hosts_do_not_start(hosts: tuple[str, str]
     assert "it ran" not in output
 
 
+@pytest.mark.long
 def test_hosts_that_are_cut_apart_learn_that_they_are(hosts: tuple[str, str], tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(

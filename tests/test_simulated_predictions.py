@@ -29,14 +29,14 @@ def durations(name: str, size: int, nbytes: int, network: str, eager_bytes: int 
 
 
 @pytest.mark.parametrize("nbytes", [1 << 8, 1 << 14, 1 << 20])
-@pytest.mark.parametrize("size", [2, 4, 8, 16])
+@pytest.mark.parametrize("size", [2, 4, 8, pytest.param(16, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["ring", "recursive_doubling", "rabenseifner", "circulant", "tree"])
 def test_on_the_textbooks_wires_a_collective_takes_what_its_simulation_says(name, size, nbytes):
     here, there = durations(name, size, nbytes, "textbook")
     assert here == pytest.approx(there, rel=1e-9)
 
 
-@pytest.mark.parametrize("nbytes", [1 << 8, 1 << 14, 1 << 20])
+@pytest.mark.parametrize("nbytes", [1 << 8, pytest.param(1 << 14, marks=pytest.mark.long), 1 << 20])
 @pytest.mark.parametrize("network", ["fat-tree", "torus", "laptop"])
 @pytest.mark.parametrize("name", ["ring", "recursive_doubling", "rabenseifner", "circulant", "tree"])
 def test_where_messages_meet_a_collective_takes_nearly_that(name, network, nbytes):
@@ -45,7 +45,7 @@ def test_where_messages_meet_a_collective_takes_nearly_that(name, network, nbyte
     assert 0.93 * there < here < 1.07 * there
 
 
-@pytest.mark.parametrize("nbytes", [1 << 8, 1 << 14, 1 << 20])
+@pytest.mark.parametrize("nbytes", [1 << 8, pytest.param(1 << 14, marks=pytest.mark.long), 1 << 20])
 @pytest.mark.parametrize("network", ["fat-tree", "torus", "laptop"])
 @pytest.mark.parametrize("name", ["ring", "recursive_doubling", "rabenseifner", "circulant", "tree"])
 def test_messages_that_wait_for_their_receiver_make_that_longer_by_half_at_most(name, network, nbytes):

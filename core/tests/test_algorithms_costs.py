@@ -199,9 +199,10 @@ def test_a_formula_is_the_time_of_the_slowest_root(algorithm: Algorithm, sizes: 
 
 @each_algorithm
 @pytest.mark.parametrize("segments", [1, 3])
-def test_a_formula_is_what_a_proof_counts(algorithm: Algorithm, segments: int) -> None:
+@pytest.mark.parametrize("sizes", [range(1, 9), pytest.param(range(9, 14), marks=pytest.mark.long)], ids=str)
+def test_a_formula_is_what_a_proof_counts(algorithm: Algorithm, sizes: range, segments: int) -> None:
     assert algorithm.cost is not None
-    for size in range(1, 14):
+    for size in sizes:
         nbytes = 60.0 * size
         for ranks_per_host in hosts_of(algorithm, size):
             cost = algorithm.cost(size, nbytes, segments, ranks_per_host)
@@ -298,7 +299,7 @@ def test_the_fewest_bytes_in_any_world(size: int) -> None:
     assert both.steps <= 2 * ceil(log2(size)) + 1
 
 
-WORLDS = range(2, 18)
+WORLDS = [*range(2, 10), *(pytest.param(size, marks=pytest.mark.long) for size in range(10, 18))]
 
 worlds = pytest.mark.parametrize("size", WORLDS)
 segmented = pytest.mark.parametrize("k", [1, 3])

@@ -59,16 +59,19 @@ def test_an_algorithm_is_right_in_every_world(algorithm: Algorithm, sizes: range
 
 
 @each_algorithm
-@pytest.mark.parametrize("segments", [2, 3])
-def test_an_algorithm_is_right_with_segments(algorithm: Algorithm, segments: int) -> None:
-    for size in range(1, 34 if algorithm.name not in QUADRATIC and not algorithm.by_host else 14):
+@pytest.mark.parametrize("sizes", [range(1, 10), pytest.param(range(10, 34), marks=pytest.mark.long)], ids=str)
+def test_an_algorithm_is_right_with_segments(algorithm: Algorithm, sizes: range) -> None:
+    for size in sizes if algorithm.name not in QUADRATIC and not algorithm.by_host else range(sizes.start, min(sizes.stop, 14)):
         for ranks_per_host in hosts_of(algorithm, size):
             for root in {0, size // 2, size - 1} if has_root(algorithm) else {0}:
-                made = schedules(algorithm, size, root, segments, ranks_per_host)
-                if made != schedules(algorithm, size, root, 1, ranks_per_host):
-                    proved(algorithm, made)
+                alone = schedules(algorithm, size, root, 1, ranks_per_host)
+                for segments in (2, 3):
+                    made = schedules(algorithm, size, root, segments, ranks_per_host)
+                    if made != alone:
+                        proved(algorithm, made)
 
 
+@pytest.mark.long
 @each_algorithm
 @settings(max_examples=settings().max_examples // 20)
 @given(data=st.data())

@@ -269,9 +269,10 @@ def test_work_that_runs_may_come_to_the_rescue_and_work_that_has_ended_cannot() 
     until(lambda: nobody_else(HOME))
 
 
-def test_to_look_at_all_threads_stops_nothing_while_others_begin_and_end_and_the_collector_runs():
+@pytest.mark.parametrize("seconds", [0.5, pytest.param(3, marks=pytest.mark.long)])
+def test_to_look_at_all_threads_stops_nothing_while_others_begin_and_end_and_the_collector_runs(seconds):
     """Found as a hang of the whole interpreter (python/cpython#106883), which no signal handler and no Python thread could have ended."""
-    program = """
+    program = f"""
         import faulthandler, gc, threading, time
         from manyhands.control.bystanders import current_frames
 
@@ -290,7 +291,7 @@ def test_to_look_at_all_threads_stops_nothing_while_others_begin_and_end_and_the
         other.start()
         gc.callbacks.append(lambda phase, info: time.sleep(0))
         gc.set_threshold(1)
-        until = time.monotonic() + 3
+        until = time.monotonic() + {seconds}
         while time.monotonic() < until:
             assert threading.get_ident() in current_frames()
             assert gc.isenabled()

@@ -96,9 +96,10 @@ def takes(ufunc: np.ufunc, left: np.ndarray, right: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("ufunc", UFUNCS.values(), ids=UFUNCS)
 @pytest.mark.parametrize("name", HALVES)
-def test_every_number_with_special_and_with_random_numbers(name, ufunc):
+@pytest.mark.parametrize("count", [5, pytest.param(30, marks=pytest.mark.long)])
+def test_every_number_with_special_and_with_random_numbers(name, ufunc, count):
     everything = np.arange(1 << 16, dtype=np.uint16)
-    one_sign = np.array([*SPECIAL[name], *np.random.default_rng(1).integers(0, LARGEST[name], 30)], np.uint16)
+    one_sign = np.array([*SPECIAL[name], *np.random.default_rng(1).integers(0, LARGEST[name], count)], np.uint16)
     finite = everything[(everything & 0x7FFF) <= LARGEST[name]]
     for other, numbers in itertools.product((*one_sign, *(one_sign | 0x8000)), (everything, finite)):
         left, right = numbers.view(dtype_of(name)), np.full_like(numbers, other).view(dtype_of(name))

@@ -21,8 +21,11 @@ ROOTED = [
 
 
 @pytest.mark.parametrize("algorithm", ROOTED, ids=lambda algorithm: f"{algorithm.collective.value}-{algorithm.name}")
-def test_a_barrier_beside_a_rooted_collective_holds_every_rank_until_all_have_entered(algorithm: Algorithm) -> None:
-    for size in range(1, 10):
+@pytest.mark.parametrize("sizes", [range(1, 7), pytest.param(range(7, 10), marks=pytest.mark.long)], ids=str)
+def test_a_barrier_beside_a_rooted_collective_holds_every_rank_until_all_have_entered(
+    algorithm: Algorithm, sizes: range
+) -> None:
+    for size in sizes:
         for root in range(size):
             alone = [algorithm.build(rank, size, root, 2) for rank in range(size)]
             both = [in_parallel(one, doubling.barrier(rank, size)) for rank, one in enumerate(alone)]

@@ -77,7 +77,7 @@ def scrambled(data: st.DataObject, thing: Any) -> Any:
     return GARBAGE[data.draw(st.integers(0, len(GARBAGE) - 1))]
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings().max_examples)
 @given(data=st.data())
 def test_whatever_is_given_the_verifier_finds_words(data: st.DataObject) -> None:
     made: Any = data.draw(

@@ -469,7 +469,7 @@ def made_by(algorithm: Algorithm, draw: random.Random) -> list[Schedule]:
 
 
 @pytest.mark.parametrize("algorithm", BUILTIN, ids=[f"{one.collective.value}-{one.name}" for one in BUILTIN])
-@settings(max_examples=30)
+@settings(max_examples=settings().max_examples // 3)
 @given(seed=st.integers(0, 2**63), changes=st.sampled_from([0, 1, 1, 1, 1, 2, 3]))
 def test_what_the_verifier_lets_pass_is_right_in_every_run_and_what_it_calls_wrong_goes_wrong(
     algorithm: Algorithm, seed: int, changes: int
@@ -555,7 +555,6 @@ TINY: dict[str, list[Schedule]] = {
 
 
 @pytest.mark.parametrize("name", list(TINY))
-@settings(max_examples=100)
 @given(seed=st.integers(0, 2**63), changes=st.integers(0, 5))
 def test_tiny_schedules_with_much_changed_are_judged_as_their_runs_show(name: str, seed: int, changes: int) -> None:
     draw = random.Random(seed)

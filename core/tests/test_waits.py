@@ -450,7 +450,7 @@ def programs(draw: st.DrawFn) -> Program:
     return Program(threads)
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(programs(), st.data())
 def test_who_is_accused_can_never_go_on_and_who_never_can_is_accused(program: Program, data: st.DataObject) -> None:
     """Threads go on, and report their calls, in any order; at last nothing moves, and each call is reported once more."""

@@ -77,7 +77,7 @@ def test_each_chunk_has_a_colour_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("algorithm", BUILTIN, ids=lambda each: f"{each.name}_{each.collective.value}")
-@pytest.mark.parametrize("size", [1, 2, 6, 16])
+@pytest.mark.parametrize("size", [1, 2, 6, pytest.param(16, marks=pytest.mark.long)])
 def test_arrows_connect_the_rows_that_they_name_and_run_through_no_label(algorithm: Algorithm, size: int) -> None:
     per_host = size // 2 if algorithm.by_host and size > 1 else 1
     drawn = timeline_of([algorithm.schedule(rank, size, 0, 2 if algorithm.pipelined else 1, per_host) for rank in range(size)])

@@ -76,7 +76,7 @@ def test_a_barrier_has_messages_and_nothing_in_them() -> None:
 
 
 @pytest.mark.parametrize("algorithm", BUILTIN, ids=lambda each: f"{each.name}_{each.collective.value}")
-@pytest.mark.parametrize("size", [1, 2, 7, 16])
+@pytest.mark.parametrize("size", [1, 2, 7, pytest.param(16, marks=pytest.mark.long)])
 def test_every_message_begins_and_ends_once(algorithm: Algorithm, size: int) -> None:
     timeline = timeline_of([algorithm.schedule(rank, size, 0, 1, size) for rank in range(size)])
     drawing = [line for line in text_of(timeline) if line and line[0][0].startswith("rank")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -31,9 +32,10 @@ def name_of(algorithm: Algorithm) -> str:
 
 
 @pytest.mark.parametrize("algorithm", BUILTIN, ids=name_of)
-def test_ranks_that_look_alike_in_a_sample_are_alike(algorithm: Algorithm) -> None:
+@pytest.mark.parametrize("sizes", [range(1, 17), pytest.param((*range(17, 26), 32, 36, 48), marks=pytest.mark.long)], ids=str)
+def test_ranks_that_look_alike_in_a_sample_are_alike(algorithm: Algorithm, sizes: Sequence[int]) -> None:
     # Beyond some number of steps only a sample of ranks is compared. Here it is a small one, and all ranks decide.
-    for size in (*range(1, 26), 32, 36, 48):
+    for size in sizes:
         for per_host in (1, 2, 4):
             if algorithm.by_host and size % per_host:
                 continue
@@ -85,8 +87,11 @@ def test_recursive_doubling_of_4096_ranks_with_contention() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [each for each in BUILTIN if each.cost], ids=name_of)
-def test_the_formula_is_what_events_give_without_contention(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
-    for size in (1, 2, 3, 6, 16, 25, 36):
+@pytest.mark.parametrize("sizes", [(1, 2, 3, 6, 16), pytest.param((25, 36), marks=pytest.mark.long)], ids=str)
+def test_the_formula_is_what_events_give_without_contention(
+    algorithm: Algorithm, sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size in sizes:
         for per_host in (1, 2):
             network = TEXTBOOK.with_ranks_per_host(per_host)
             if not fits(algorithm, size, network):

@@ -90,9 +90,12 @@ def counted(collective: str, name: str) -> Algorithm:
 
 
 @pytest.mark.parametrize(("collective", "name", "worlds", "formula", "where"), TABLE, ids=lambda each: str(each)[:20])
-def test_time_is_the_formula(collective: str, name: str, worlds: tuple[int, ...], formula: Formula, where: str) -> None:
+@pytest.mark.parametrize("sizes", [range(1, 25), pytest.param(range(25, 101), marks=pytest.mark.long)], ids=str)
+def test_time_is_the_formula(
+    collective: str, name: str, worlds: tuple[int, ...], formula: Formula, where: str, sizes: range
+) -> None:
     algorithm = find(collective, name)
-    for size in worlds:
+    for size in sorted({*worlds}.intersection(sizes)):
         for nbytes in (0, 1, 1000, 1 << 20, 10**9 + 7):
             outcome = simulate(algorithm, size, nbytes, NETWORK)
             expected = formula(size, 0 if collective == "barrier" else nbytes)

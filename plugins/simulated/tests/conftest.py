@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import manyhands as mh
 import manyhands_simulated as simulated
@@ -19,7 +20,6 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"network": "fat-tree"},
 )
 """Every message waits for its receive; short ones do not; messages take time."""
-SEEDS = range(4)
 MARK = re.compile(r"# @(\w+)$", re.MULTILINE)
 
 
@@ -102,7 +102,7 @@ def report_on(request: pytest.FixtureRequest) -> Callable[..., Report]:
         reports: list[Report] = []
         for way in ways:
             texts = set()
-            for seed in SEEDS:
+            for seed in range(1 + settings().max_examples // 30):
                 done = simulated.run(program, world_size, seed, check=False, **way)
                 assert sorted(done.errors) == list(range(world_size)), done.errors
                 assert {(type(error), str(error)) for error in done.errors.values()} == {(kind, str(done.cause))}

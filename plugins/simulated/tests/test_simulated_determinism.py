@@ -104,7 +104,7 @@ def test_a_seed_gives_the_same_run_again_on_every_network(network):
 
 
 @pytest.mark.parametrize("faults", FAULTS_TRIED)
-@pytest.mark.parametrize("network", ["none", "jitter"])
+@pytest.mark.parametrize("network", ["jitter", pytest.param("none", marks=pytest.mark.long)])
 def test_a_seed_gives_the_same_run_again_whatever_goes_wrong(network, faults):
     first = whole(3, NETWORKS_TRIED[network], FAULTS_TRIED[faults])
     assert bool(first["errors"]) == (faults in {"kill", "drop", "corrupt"})
@@ -205,9 +205,7 @@ def told(script: Path | str, cwd: Path, hash_seed: int = 0) -> Any:
 
 def test_another_process_another_hash_seed_and_another_directory_change_nothing(script):
     first = told(script, script.parent, hash_seed=1)
-    assert told(script, script.parent.parent / "elsewhere", hash_seed=2) == first
-    assert told("here/script.py", script.parent.parent, hash_seed=3) == first
-    assert told("../here/script.py", script.parent.parent / "elsewhere", hash_seed=4) == first
+    assert told("../here/script.py", script.parent.parent / "elsewhere", hash_seed=2) == first
 
 
 @pytest.mark.long

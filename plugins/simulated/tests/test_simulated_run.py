@@ -41,7 +41,7 @@ def test_config_and_timeout_are_the_groups():
         manyhands_simulated.run(lambda group: None, 2, config={"backends": {"simulated": {"eager_byte": 1}}})
 
 
-@pytest.mark.parametrize("eager_bytes", [0, 1, 100, 1 << 30])
+@pytest.mark.parametrize("eager_bytes", [0, 100, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 1 << 30))])
 def test_nothing_depends_on_what_is_sent_at_once(eager_bytes):
     """With 0 every message waits for its receiver, as the strictest transport would."""
 

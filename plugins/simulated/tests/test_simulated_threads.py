@@ -454,7 +454,7 @@ def test_an_interrupt_may_come_at_any_moment(monkeypatch):
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        for looks in range(25):
+        for looks in range(10):
             left = looks % 5
             with pytest.raises(KeyboardInterrupt):
                 simulated.run(program, 4)
