@@ -56,7 +56,7 @@ with mh.init() as group:
         for _ in range(5):
             call()
         counts = []
-        for _ in range(15):
+        for _ in range(40):
             group.barrier()
             counts.append(len(traced(call)))
         found[name] = min(counts)

@@ -121,7 +121,7 @@ def test_a_rank_that_takes_no_data_for_long_is_late_and_not_lost(nursery: Nurser
             x = np.ones(8 << 20)
             group.barrier()
             if rank == 1:
-                time.sleep(4)
+                time.sleep(2.5)
             tell("got", value={LATE[operation]})
     """
     with nursery.ranks(program, 2) as ranks:

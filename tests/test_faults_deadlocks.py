@@ -98,7 +98,7 @@ RESCUES = {
     "a thread that sends for the first time": """
         if group.rank == 0:
             def work():
-                time.sleep(1.5)
+                time.sleep(1.0)
                 group.send(np.arange(4), 1)
             thread = threading.Thread(target=work)
             thread.start()
@@ -110,7 +110,7 @@ RESCUES = {
     """,
     "a timer that sends": """
         if group.rank == 0:
-            threading.Timer(1.5, lambda: group.send(np.ones(1), 1)).start()
+            threading.Timer(1.0, lambda: group.send(np.ones(1), 1)).start()
             assert group.recv(1).tolist() == [2]
         else:
             assert group.recv(0).tolist() == [1]
@@ -122,7 +122,7 @@ RESCUES = {
             def work():
                 group.send(np.ones(1), 1)
                 first.set()
-                time.sleep(1.5)
+                time.sleep(1.0)
                 group.send(np.ones(1), 1)
             thread = threading.Thread(target=work)
             thread.start()
@@ -137,7 +137,7 @@ RESCUES = {
     "a rank that thinks while its work waits": """
         if group.rank == 0:
             work = group.recv_async(1)
-            time.sleep(1.5)
+            time.sleep(1.0)
             group.send(np.ones(1), 1)
             assert work.wait().tolist() == [2]
         else:
@@ -147,7 +147,7 @@ RESCUES = {
     "a callback": """
         work = group.barrier_async()
         if group.rank == 0:
-            work.add_done_callback(lambda _: (time.sleep(1.5), group.send(np.ones(1), 1)))
+            work.add_done_callback(lambda _: (time.sleep(1.0), group.send(np.ones(1), 1)))
             group.recv(1)
         else:
             group.recv(0)
@@ -156,11 +156,11 @@ RESCUES = {
     "a work that another one lets go on": """
         if group.rank == 0:
             first = group.recv_async(1)
-            time.sleep(0.7)
+            time.sleep(0.5)
             second = group.send_async(np.ones(1), 1)
             first.wait()
         else:
-            time.sleep(1.5)
+            time.sleep(1.0)
             group.recv(0)
             group.send(np.ones(1), 0)
     """,
@@ -168,7 +168,7 @@ RESCUES = {
         if group.rank == 0:
             work = group.recv_async(1)
             try:
-                work.wait(timeout_s=1.5)
+                work.wait(timeout_s=1.0)
             except mh.DeadlineError:
                 group.send(np.ones(1), 1)
             work.wait()
@@ -180,7 +180,7 @@ RESCUES = {
         if group.rank == 0:
             work = group.recv_async(1)
             try:
-                group.recv(1, timeout_s=1.5)
+                group.recv(1, timeout_s=1.0)
             except mh.DeadlineError:
                 group.send(np.ones(1), 1)
             work.wait()
@@ -191,7 +191,9 @@ RESCUES = {
     "a thread that threading does not know": """
         import _thread
         if group.rank == 0:
-            _thread.start_new_thread(lambda: (time.sleep(1.5), group.send(np.ones(1), 1)), ())
+            begun = threading.Event()  # before, nothing tells that it is there
+            _thread.start_new_thread(lambda: (begun.set(), time.sleep(1.0), group.send(np.ones(1), 1)), ())
+            begun.wait()
             group.recv(1)
         else:
             group.recv(0)
@@ -201,7 +203,7 @@ RESCUES = {
         from concurrent.futures import ThreadPoolExecutor
         with ThreadPoolExecutor(2) as pool:
             def late():
-                time.sleep(1.5)
+                time.sleep(1.0)
                 group.send(np.ones(1), 1 - group.rank)
             sent = pool.submit(late)
             group.recv(1 - group.rank)
