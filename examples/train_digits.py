@@ -30,9 +30,8 @@ LEARNING_RATE, MOMENTUM = 0.1, 0.9
 WANTED_ACCURACY = 0.95
 
 
-def start() -> dict[str, Floats]:
+def start(rng: np.random.Generator) -> dict[str, Floats]:
     """Return the first weights: two layers."""
-    rng = np.random.default_rng()  # each rank draws its own, and all take those of rank 0
     return {
         "w1": rng.normal(0.0, np.sqrt(2.0 / PIXELS), (PIXELS, HIDDEN)).astype(np.float32),
         "b1": np.zeros(HIDDEN, np.float32),
@@ -76,7 +75,7 @@ def load() -> tuple[Floats, Labels, Floats, Labels]:
 
 def train(group: mh.Group, images: Floats, labels: Labels) -> dict[str, Floats]:
     """Return weights trained by gradient descent with momentum; they are the same on all ranks."""
-    weights = mp.broadcast(start(), group)
+    weights = mp.broadcast(start(np.random.default_rng(group.rank)), group)  # rank 0's, on all ranks
     sync = mp.GradientSync(group, like=weights)
     sampler = mp.Sampler(len(images), group, max(1, BATCH // group.world_size), seed=1)
     optimizer = mp.SGD(LEARNING_RATE, MOMENTUM)
@@ -115,6 +114,12 @@ def accuracy(group: mh.Group, weights: dict[str, Floats], images: Floats, labels
     return float(group.all_reduce(int(right.sum())) / len(labels))
 
 
+def same_everywhere(group: mh.Group, weights: dict[str, Floats]) -> bool:
+    """Tell whether all ranks hold the very same bits."""
+    digest = hashlib.sha256(b"".join(weights[name].tobytes() for name in sorted(weights))).hexdigest()
+    return len(set(group.all_gather_object(digest))) == 1
+
+
 def main() -> int:
     """Train, test, report on rank 0; return the exit code, the same on every rank."""
     started = time.perf_counter()
@@ -124,8 +129,7 @@ def main() -> int:
             print(f"{len(train_images)} images to train on, {len(test_images)} to test with, {group.world_size} rank(s)")
         weights = train(group, train_images, train_labels)
         reached = accuracy(group, weights, test_images, test_labels)
-        digest = hashlib.sha256(b"".join(weights[name].tobytes() for name in sorted(weights))).hexdigest()
-        same = len(set(group.all_gather_object(digest))) == 1
+        same = same_everywhere(group, weights)
         if group.rank == 0:
             print(f"test accuracy {reached:.4f} (wanted: at least {WANTED_ACCURACY}), {time.perf_counter() - started:.1f} s")
             print(f"weights on all {group.world_size} rank(s): {'bit-identical' if same else 'DIFFERENT'}")
