@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
-	@echo "make test           run the tests, but those that take long by nature: about five minutes on two cores"
+	@echo "make test           run the tests, but those that take long by nature: less than five minutes on two cores"
 	@echo "make test-all       run all tests"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH) and torch, in environments of their own"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
