@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import numpy as np
 import pytest
 
@@ -22,6 +25,11 @@ def test_memory_is_shared_where_it_can_be():
     subclass = np.zeros(3).view(np.recarray)
     assert type(to_array(subclass)) is np.ndarray
     assert np.shares_memory(to_array(subclass), subclass)
+
+
+def test_a_module_of_masked_arrays_that_another_thread_is_loading_is_of_no_concern(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy.ma", ModuleType("numpy.ma"))
+    assert to_array([1.0, 2.0]).tolist() == [1.0, 2.0]
 
 
 def test_contiguous_copies_only_what_is_not():

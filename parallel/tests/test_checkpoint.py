@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 import struct
+import sys
 from collections import OrderedDict
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -247,6 +249,15 @@ def refused(path, tree_of):
 def test_trees_that_cannot_be_saved_are_refused_on_every_rank(tmp_path, tree_of, said):
     text = refused(tmp_path, tree_of)
     assert re.search(said, text), text
+
+
+def test_a_module_of_masked_arrays_that_another_thread_is_loading_is_of_no_concern(tmp_path, monkeypatch):
+    half = ModuleType("numpy.ma")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "numpy.ma", half)
+        patch.setattr(np, "ma", half)
+        mp.save({"w": np.ones(2)}, tmp_path)
+    assert mp.load(tmp_path)["w"].tolist() == [1.0, 1.0]
 
 
 def test_the_path_and_the_step_must_be_the_same_on_all_ranks(tmp_path):

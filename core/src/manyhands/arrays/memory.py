@@ -84,9 +84,8 @@ def _foreign_array(value: Any) -> Array:
 
 
 def _is_masked(value: Any) -> bool:
-    # NumPy loads numpy.ma when it is first named; where it was not, there are no masked arrays.
-    masked = sys.modules.get("numpy.ma")
-    return masked is not None and isinstance(value, masked.MaskedArray)
+    # NumPy loads numpy.ma when it is first named; where it was not, or another thread is about to, there are no masked arrays.
+    return isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
 
 
 def new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

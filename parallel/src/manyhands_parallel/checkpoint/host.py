@@ -29,7 +29,8 @@ def source(leaf: Any) -> Array:
     UsageError
         It has more than its elements, such as a mask.
     """
-    if isinstance(leaf, np.ma.MaskedArray):
+    # Not np.ma, which loads that module: where another thread is about to, it is there in part.
+    if isinstance(leaf, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
         raise UsageError("a checkpoint cannot hold a masked array; save x.data and x.mask")
     array = readable(leaf)
     if is_torch(array):
