@@ -60,7 +60,7 @@ def save(
         - bool, int, float, complex, str and bytes, equal on all ranks. None is no leaf.
     path
         A folder that all ranks see, the same on all. It is made if need be; of what is there, only the files of an earlier checkpoint are
-        replaced.
+        replaced. Nobody else may save into it at the same time: the files of saves that are not complete are removed.
     group
         The ranks that save; None for one process that is no rank.
     step

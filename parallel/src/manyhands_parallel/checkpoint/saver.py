@@ -89,7 +89,8 @@ class AsyncSaver:
     Parameters
     ----------
     path
-        The folder of the checkpoints, the same on all ranks. It is made if need be.
+        The folder of the checkpoints, the same on all ranks. It is made if need be. It is for one saver at a time: numbered folders without a
+        complete checkpoint are removed. A relative path is that of the working directory, which must stay while a save goes on.
     group
         The ranks that save.
     keep
