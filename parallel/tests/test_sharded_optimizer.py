@@ -182,6 +182,20 @@ def load(state, ranks):
     visit("", state)
 
 
+def test_what_is_written_into_the_state_right_after_an_update_stays():
+    def program(group):
+        opt = mp.ShardedOptimizer(mp.SGD(1.0), {"a": np.zeros(4)}, group)
+        with opt.backward():
+            opt.ready("a", np.ones(4))
+        opt.update()
+        for _, piece in opt.state()["params"]["a"].pieces:
+            piece[...] = 7
+        group.barrier()
+        return opt.params["a"].tolist()
+
+    assert run(program, 2).results == [[7.0] * 4] * 2
+
+
 @pytest.mark.parametrize("strategy", ["full", "grad", "none", "optimizer"])
 def test_the_state_can_be_loaded_by_another_number_of_ranks_with_other_units(strategy):
     adam = mp.Adam(0.1)

@@ -394,8 +394,8 @@ class Store:
     def state(self, optimizer: Update | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds, as a tree of `ShardedArray` leaves that are views: write into them to load one.
 
-        A checkpoint of it can be loaded by another number of ranks, with other units and another strategy. It does not communicate, and every
-        rank must call it.
+        A checkpoint of it can be loaded by another number of ranks, with other units and another strategy. It sends nothing, but waits for the
+        parameters of the last `update`. Every rank must call it.
 
         Parameters
         ----------
@@ -419,6 +419,7 @@ class Store:
         params: dict[str, ShardedArray] = {}
         states: dict[str, dict[str, ShardedArray]] = {}
         for part in self._parts():
+            self._arrive(part)  # or it would overwrite what a checkpoint brings
             shard = self._real(part, part.shard)
             if optimizer is not None and not part.state:
                 prepare = getattr(optimizer, "prepare", None)
