@@ -235,3 +235,38 @@ def test_the_state_can_be_loaded_by_another_number_of_ranks_with_other_units(str
     for again, found in run(go_on, 2).results:
         assert found == expected
         assert set(again) == set(saved[0])
+
+
+def test_counters_of_units_that_were_updated_unequally_often_are_refused_in_one_unit():
+    def program(group):
+        params = {"a": np.ones(3), "b": np.ones(2)}
+        adam = mp.Adam()
+
+        def trained(units, steps):
+            store = mp.Sharded(params, group, units=units)
+            for names in steps:
+                with store.step():
+                    for name in names:
+                        store.reduce(name, params if name == "" else np.ones(params[name].shape))
+                store.update(adam)
+            return store
+
+        found = trained(["a", "b"], ["ab", "a"])
+        held = found.state(adam)
+        counts = {name: int(entry["step"].pieces[0][1]) for name, entry in held["state"].items()}
+        with found.step():
+            found.reduce("b", np.ones(2))
+        found.update(adam)  # what is held follows
+        counts["b later"] = int(held["state"]["b"]["step"].pieces[0][1])
+        other = trained([""], [])
+        state = other.state(adam)["state"]
+        for name, count in (("a", 2), ("b", 1)):
+            state[name]["step"].pieces[0][1][...] = count
+        with other.step():
+            other.reduce("", params)
+        before = other.full()["a"].tolist()
+        with pytest.raises(UsageError, match="'step' of the optimizer as 2 for 'a', 1 for 'b', and they are one unit here"):
+            other.update(adam)
+        return counts, before == other.full()["a"].tolist() == [1.0] * 3
+
+    assert run(program, 2).results == [({"a": 2, "b": 1, "b later": 2}, True)] * 2

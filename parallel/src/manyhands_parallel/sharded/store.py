@@ -14,7 +14,7 @@ from manyhands.errors import ManyHandsError, UsageError
 from manyhands_parallel import trees
 from manyhands_parallel.arrays import Array, Memory, dtype_of, itemsize, like, readable, shape_of
 from manyhands_parallel.optimizers import Update
-from manyhands_parallel.scaling import copy_divided
+from manyhands_parallel.scaling import copy_divided, copy_to
 from manyhands_parallel.sharded.ranks import Ranks, Strategy
 from manyhands_parallel.sharded.units import Part, Unit, divide
 from manyhands_parallel.sharded_arrays import ShardedArray
@@ -312,13 +312,18 @@ class Store:
         Raises
         ------
         UsageError
-            There are no gradients: no step has ended since the last update. Nothing has changed.
+            There are no gradients: no step has ended since the last update. Or a checkpoint has brought counters of units that were updated
+            unequally often, and that are one unit here. Nothing has changed.
         Exception
             What ``optimizer`` raised; the units before have been updated then.
         """
-        for part in self._ready("update()"):
+        ready = self._ready("update()")
+        for part in ready:
+            self._take_counters(part)
+        for part in ready:
             optimizer(self._real(part, part.shard), self._real(part, part.gradient), part.state)
             self._count(part)
+            self._give_counters(part)
             part.gradient = None
         self._drop_gradients()
         self._log.append("updated")
@@ -435,7 +440,9 @@ class Store:
                 if shape == shape_of(shard):
                     entries = self._split(part, value)
                 elif shape == ():
-                    entries = {slot.name: ShardedArray((), [((), value)]) for slot in part.layout.slots}
+                    if key not in part.counters:
+                        part.counters[key] = {slot.name: copy_to(value, value) for slot in part.layout.slots}
+                    entries = {name: ShardedArray((), [((), counter)]) for name, counter in part.counters[key].items()}
                 else:
                     found = f"shape {shape}" if shape is not None else f"type {type(value).__name__}"
                     raise UsageError(
@@ -445,6 +452,23 @@ class Store:
                 for name, entry in entries.items():
                     states.setdefault(name, {})[key] = entry
         return {"params": trees.rebuild(self._spec, {name: params[name] for name in self._order()}), "state": states}
+
+    def _take_counters(self, part: Part) -> None:
+        """Let the optimizer go on from the counters that a checkpoint may have brought."""
+        for key, counters in part.counters.items():
+            found = {name: counter.item() for name, counter in counters.items()}
+            if len(set(found.values())) > 1:
+                told = ", ".join(f"{value} for {name!r}" for name, value in list(found.items())[:5])
+                raise UsageError(
+                    f"a checkpoint has brought {key!r} of the optimizer as {told}, and they are one unit here: it is from other units, which "
+                    "were updated unequally often; make this with the same units"
+                )
+            part.state[key][...] = next(iter(found.values()))
+
+    def _give_counters(self, part: Part) -> None:
+        for key, counters in part.counters.items():
+            for counter in counters.values():
+                counter[...] = part.state[key]
 
     def _split(self, part: Part, shard: Array) -> dict[str, ShardedArray]:
         """Return a shard as pieces of the parameters that it holds elements of, by name."""

@@ -36,6 +36,8 @@ class Part:
     pending: Work[Array] | None = None
     state: dict[str, Any] = field(default_factory=dict)
     counted: dict[str, Any] = field(default_factory=dict)
+    counters: dict[str, dict[str, Array]] = field(default_factory=dict)
+    """What the optimizer counts, an array of shape () for each parameter: a checkpoint may bring them from other units."""
 
 
 @dataclass(eq=False)
