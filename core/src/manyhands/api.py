@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from manyhands.common.installing import install_command
+from manyhands.common.lines import program_frame
 from manyhands.contract.backend import (
     API_VERSION,
     HEADER_BYTES,
@@ -137,6 +138,7 @@ __all__ = [
     "hookimpl",
     "init",
     "install_command",
+    "program_frame",
     "read_cards",
     "screens",
     "write_card",

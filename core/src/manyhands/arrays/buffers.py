@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,10 @@ import numpy as np
 from manyhands.arrays.dtypes import check_dtype
 from manyhands.arrays.libraries import WAYS_OUT, DeviceArray, library_of
 from manyhands.arrays.memory import Array, new_array, to_array
+from manyhands.common.lines import program_frame
 from manyhands.errors import GpuFallbackWarning, LayoutError, UnsupportedError
 
 __all__ = ["Give", "Memory", "Taken", "Taking", "fill"]
-
-_OURS = str(Path(__file__).parents[1]) + os.sep
 
 Memory = Array | DeviceArray
 
@@ -153,7 +150,8 @@ class Taking:
 def _level() -> int:
     """Return how many calls above the caller the program's own line is."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    found = program_frame(frame)
+    while frame is not found and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     return level
 

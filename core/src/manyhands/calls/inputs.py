@@ -11,6 +11,7 @@ import numpy as np
 
 from manyhands.arrays.memory import Array, bytes_of, to_array
 from manyhands.calls.turns import Turns
+from manyhands.common.lines import program_frame
 from manyhands.contract.deadline import Deadline
 from manyhands.control.protocol import Report
 from manyhands.errors import UnsupportedError
@@ -20,8 +21,6 @@ from manyhands.job.job import Job
 __all__ = ["Inputs"]
 
 T = TypeVar("T")
-
-_OURS = str(Path(__file__).parents[1])
 
 
 class Inputs:
@@ -126,7 +125,5 @@ def _digest(array: Array) -> int:
 
 def _line() -> str:
     """Return the line of the program that makes the call."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
+    frame = program_frame(sys._getframe(1)) or sys._getframe(1)
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

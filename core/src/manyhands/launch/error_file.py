@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyhands.common.checks import UNREADABLE, safe_str
+from manyhands.common.lines import OURS, STANDARD, kind_of
 from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsError
 
 if TYPE_CHECKING:
@@ -154,14 +155,14 @@ def _leave_users_part(story: traceback.TracebackException) -> bool:
 
 def _place(stack: traceback.StackSummary) -> str:
     """Say where the program was."""
-    last, call = None, ""
-    for frame, is_inside in _inside(stack):
-        if not is_inside:
-            last, call = frame, ""
-        elif not call:
-            call = "importing manyhands " if frame.name == "__getattr__" else f"in {frame.name} "
-    if last is None:
+    frames = list(_inside(stack))
+    kinds = [OURS if is_inside else kind_of(frame.filename) for frame, is_inside in frames]
+    kind = min(kinds, default=OURS)
+    if kind == OURS:
         return ""
+    at = len(kinds) - 1 - kinds[::-1].index(kind)
+    last, inner = frames[at][0], [frame.name for frame, is_inside in frames[at + 1 :] if is_inside]
+    call = "" if not inner else "importing manyhands " if inner[0] == "__getattr__" else f"in {inner[0]} "
     return f"{call}at {shown_path(last.filename)}:{last.lineno}"
 
 
@@ -174,12 +175,10 @@ def shown_path(path: str) -> str:
 
 def _inside(stack: traceback.StackSummary) -> Iterator[tuple[traceback.FrameSummary, bool]]:
     """Yield each frame, and whether it is manyhands' own, or one of the standard library or NumPy that manyhands called."""
-    ours = _folders("manyhands", *(name for name in list(sys.modules) if name.startswith("manyhands_") and "." not in name))
-    standard = (*_folders("os"), "<")  # "<string>": the methods of dataclasses
     is_inside = False
     for frame in stack:
-        is_standard = frame.filename.startswith(standard) and "-packages" not in frame.filename
-        is_inside = frame.filename.startswith(ours) or (is_inside and (is_standard or _is_of_helper(frame.filename)))
+        kind = kind_of(frame.filename)
+        is_inside = kind == OURS or (is_inside and (kind == STANDARD or _is_of_helper(frame.filename)))
         yield frame, is_inside
 
 
@@ -187,12 +186,6 @@ def _is_of_helper(path: str) -> bool:
     """Tell by its name alone whether a file is of a package that manyhands calls: one whose import was interrupted is in no `sys.modules`."""
     _, found, rest = path.rpartition(f"-packages{os.sep}")
     return bool(found) and rest.partition(os.sep)[0].removesuffix(".py") in _HELPERS
-
-
-def _folders(*names: str) -> tuple[str, ...]:
-    """Return the folders of those modules that have been imported."""
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
-    return tuple(f"{Path(file).parent}{os.sep}" for file in files if file)
 
 
 def _write(path: Path, record: ErrorRecord) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from manyhands.api import Network, Record, ThreadWorld, current_frames
+from manyhands.api import Network, Record, ThreadWorld, current_frames, program_frame
 from manyhands_simulated.faults import FaultPlan, Links
 from manyhands_simulated.flight import Flights
-from manyhands_simulated.outside import OURS
 from manyhands_simulated.scheduler import Scheduler
 from manyhands_simulated.task import Task
 from manyhands_simulated.trace import Trace
@@ -20,10 +18,6 @@ from manyhands_simulated.trace import Trace
 __all__ = ["State", "line_of"]
 
 _PASSING = frozenset({"compute", "sleep"})
-_LIBRARY = str(Path(os.__file__).parent) + os.sep
-_SKIPPED = (*OURS, _LIBRARY, "<frozen ")
-_INSTALLED = _LIBRARY + "site-packages" + os.sep
-"""Where packages lie that do not belong to the standard library."""
 
 
 class State:
@@ -124,13 +118,9 @@ class State:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """Return the innermost line of a stack that is neither ours nor of the standard library, such as ``"train.py:31"``."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_SKIPPED) or file.startswith(_INSTALLED):
-            return f"{_shown(file, str(frame.f_globals.get('__name__')))}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    """Return the line of the program that a stack is at, such as ``"train.py:31"``; nothing where there is none."""
+    found = program_frame(frame)
+    return f"{_shown(found.f_code.co_filename, str(found.f_globals.get('__name__')))}:{found.f_lineno}" if found else ""
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,72 @@
+"""Which line of the program a call comes from: not one of manyhands, nor of a library that lies in between.
+
+Each file is of one of four kinds, in this order of what is shown: the program's own; a package that was installed, which may be the program
+where nothing else is; the standard library; manyhands and its own packages.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+__all__ = ["INSTALLED", "OURS", "PROGRAM", "STANDARD", "kind_of", "program_frame"]
+
+PROGRAM: Final = 0
+INSTALLED: Final = 1
+STANDARD: Final = 2
+OURS: Final = 3
+
+_CORE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARY = str(Path(os.__file__).parent) + os.sep
+_SCRIPTS = str(Path(sys.executable).parent) + os.sep  # what starts an installed program, and is one line
+_SITES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+def program_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of the program, from ``frame`` outwards.
+
+    Where all of the program was installed, that is the innermost frame of an installed package; None where there is none of that either.
+    """
+    installed = None
+    while frame is not None:
+        kind = kind_of(frame.f_code.co_filename)
+        if kind == PROGRAM:
+            return frame
+        if kind == INSTALLED and installed is None:
+            installed = frame
+        frame = frame.f_back
+    return installed
+
+
+def kind_of(file: str) -> int:
+    """Return what the code of a file belongs to: PROGRAM, INSTALLED, STANDARD or OURS."""
+    if file == "<string>":  # a method of a dataclass, or the program of `python -c`, whose main module has no file
+        return PROGRAM if getattr(sys.modules.get("__main__"), "__file__", None) is None else STANDARD
+    return _kind_of(file)
+
+
+@lru_cache(maxsize=4096)
+def _kind_of(file: str) -> int:
+    if file.startswith("<"):
+        return STANDARD if file.startswith("<frozen ") else PROGRAM
+    if file.startswith(_CORE) or _is_of_layer(file):
+        return OURS
+    if any(site in file for site in _SITES) or file.startswith(_SCRIPTS):
+        return INSTALLED
+    return STANDARD if file.startswith(_LIBRARY) else PROGRAM
+
+
+def _is_of_layer(file: str) -> bool:
+    """Tell whether a file is of a package called manyhands or manyhands_..., and is not what was started."""
+    if "manyhands" not in file or file == getattr(sys.modules.get("__main__"), "__file__", None):
+        return False
+    top = ""
+    for folder in Path(file).parents:
+        if not (folder / "__init__.py").exists():
+            break
+        top = folder.name
+    return top == "manyhands" or top.startswith("manyhands_")
