@@ -195,7 +195,7 @@ def test_a_backend_that_cannot_run_here_is_an_error_with_the_remedy_before_anyth
     answer = bench("all_reduce", "--backends", "tcp,absent", "-n", "2")
     assert answer.returncode == 2
     assert answer.stdout == ""
-    assert "the backend 'absent' cannot run here: it is not here; try: pip install it" in answer.stderr
+    assert "the backend 'absent' of this process cannot run here: it is not here; try: pip install it" in answer.stderr
 
 
 def test_the_configured_backend_is_measured_where_none_is_named(bench: Bench, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_what_a_transport_gives_is_believed_by_no_message(fault: str) -> None:
 
 
 BACKENDS = {
-    "factory": r"^the factory 'crooked_for_tests:create' of the backend 'crooked' returned None, and not a manyhands.api.Backend$",
+    "factory": r"^the factory 'crooked_for_tests:create' of the backend 'crooked' of this process returned None, and not a manyhands.api.Backend$",
     "open_transport": r"^open_transport\(\) of the backend 'crooked' returned None, and not a manyhands.api.Transport$",
     "open_barrier": r"^open_barrier\(\) of the backend 'crooked' returned 'barrier', and not a manyhands.api.Transport$",
     "allocate": r"^allocate\(80\) of the backend 'crooked' returned b'bytes', and neither a writable memoryview of so many bytes nor None$",

@@ -99,8 +99,22 @@ def test_another_api_version_is_refused_with_what_to_upgrade(
 ) -> None:
     plugins.backend("alpha", f"factory='os:getcwd', api_version={version}")
 
-    with pytest.raises(ApiVersionError, match=f"version {version} .* has version {API_VERSION}; .*--upgrade {upgrade}$"):
+    with pytest.raises(ApiVersionError, match=f"version {version} of .* takes version {API_VERSION}; .*--upgrade {upgrade}$"):
         manager.describe("alpha")
+
+
+def test_a_core_takes_plugins_of_its_version_and_of_the_one_before(
+    plugins: PluginFactory, manager: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyhands.config.plugins.specs.API_VERSION", 3)
+    plugins.backend("silent")  # what states no version was built for the first one
+    for version in (1, 2, 3, 4):
+        plugins.backend(f"of{version}", f"factory='os:getcwd', api_version={version}")
+
+    assert [manager.describe(f"of{version}").api_version for version in (2, 3)] == [2, 3]
+    for name, upgrade in [("silent", "dist-silent"), ("of1", "dist-of1"), ("of4", "manyhands-core")]:
+        with pytest.raises(ApiVersionError, match=rf"this manyhands-core takes versions 2 and 3; try: .*--upgrade {upgrade}$"):
+            manager.describe(name)
 
 
 def test_the_spec_must_bear_the_name_of_the_entry_point(plugins: PluginFactory, manager: PluginManager) -> None:
@@ -207,7 +221,7 @@ def test_creating_imports_the_factory_and_names_the_command_that_helps(plugins: 
 
     assert manager.load_factory(manager.describe("alpha")) is os.getcwd
     with pytest.raises(
-        BackendUnavailableError, match=r"'beta' cannot be loaded: ModuleNotFoundError.*; try: pip install it"
+        BackendUnavailableError, match=r"'beta' of dist-beta 1\.0 cannot be loaded: ModuleNotFoundError.*; try: pip install it"
     ) as e:
         manager.load_factory(manager.describe("beta"))
     assert isinstance(e.value, ImportError)

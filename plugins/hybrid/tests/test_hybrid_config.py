@@ -77,7 +77,7 @@ def test_before_any_rank_starts_a_part_is_looked_for_and_who_names_it_is_told(
     with pytest.raises(BackendUnavailableError) as caught:
         load(file, environ={}).runnable("hybrid")
     assert str(caught.value) == (
-        f"{file}: backends.hybrid.routes.cuda = {broken!r}: the backend {broken!r} cannot run here: there is no GPU; "
+        f"{file}: backends.hybrid.routes.cuda = {broken!r}: the backend {broken!r} of this process cannot run here: there is no GPU; "
         "try: pip install manyhands[star]"
     )
     with pytest.raises(mh.UnknownBackendError) as unknown:
@@ -104,7 +104,10 @@ def test_a_part_that_cannot_run_is_named_with_its_command(register: Callable[...
     broken = register(never, devices=("cuda",), probe=lambda: "there is no GPU", install="pip install manyhands[star]")
     outcomes = thread_world(never, world_size, "hybrid", config=config(cpu="tcp", cuda=broken))
     assert {type(outcome) for outcome in outcomes} == {BackendUnavailableError}
-    assert str(outcomes[0]) == f"the backend {broken!r} cannot run here: there is no GPU; try: pip install manyhands[star]"
+    assert (
+        str(outcomes[0])
+        == f"the backend {broken!r} of this process cannot run here: there is no GPU; try: pip install manyhands[star]"
+    )
 
 
 def test_a_part_s_own_table_is_checked() -> None:

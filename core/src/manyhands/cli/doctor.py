@@ -15,17 +15,21 @@ import typer
 
 from manyhands._version import __version__
 from manyhands.cli.console import print_command, print_json, print_table, print_text
+from manyhands.common.bounded import bounded
 from manyhands.common.installing import install_command
 from manyhands.config import load
 from manyhands.config.plugins import PluginManager, get_plugin_manager
 from manyhands.config.plugins.installed import install_hint
-from manyhands.config.plugins.loading import load as load_function
 from manyhands.config.plugins.loading import named
 from manyhands.config.selection import make_selector
 from manyhands.config.sources import find_file
 from manyhands.errors import ConfigError, PluginError
 
 __all__ = ["doctor"]
+
+
+_DIAGNOSIS_S = 60.0
+"""Seconds that a backend's diagnosis may last: it may import what the backend needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +185,8 @@ def _diagnose(manager: PluginManager) -> dict[str, list[tuple[str, str]]]:
         if spec is None or spec.diagnose is None:
             continue
         try:
-            found = load_function(spec, spec.diagnose, "diagnosis")()
-            diagnoses[spec.name] = [(str(what), str(value)) for what, value in found]
+            facts = bounded(manager.load_diagnosis(spec), _DIAGNOSIS_S, "its diagnosis")
+            diagnoses[spec.name] = [(str(what), str(value)) for what, value in facts]
         except Exception as error:  # noqa: BLE001 - it asks libraries that may raise anything
             diagnoses[spec.name] = [("diagnosis", f"failed: {named(error)}")]
     return diagnoses

@@ -123,7 +123,7 @@ class Resolved:
         reason = self._manager.available(name)
         if reason is not None:
             what_to_do = f"try: {install_command(spec.install)}" if spec.install else "see: manyhands doctor"
-            raise BackendUnavailableError(f"the backend {name!r} cannot run here: {reason}; {what_to_do}")
+            raise BackendUnavailableError(f"{self._manager.whose(spec)} cannot run here: {reason}; {what_to_do}")
         config = self.backend_config(name)
         for key, part in _parts(spec, config).items():
             path = ("backends", name, *key.split("."))

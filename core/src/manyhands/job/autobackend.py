@@ -18,7 +18,7 @@ from manyhands.config.plugins import PluginManager
 from manyhands.contract.backend import BackendSpec
 from manyhands.contract.deadline import Deadline
 from manyhands.control.cards import write_card
-from manyhands.errors import BackendUnavailableError
+from manyhands.errors import BackendUnavailableError, PluginError
 from manyhands.job.job import Job
 
 __all__ = ["start_best"]
@@ -106,14 +106,16 @@ def _try(job: Job, spec: BackendSpec, resolved: Resolved, plugins: PluginManager
     problem = ""
     try:
         plugins.load_factory(spec)
-    except BackendUnavailableError as error:
+    except PluginError as error:
         problem = str(error)
     problem = _first_problem(job, f"backend {spec.name}: load", problem, deadline)
     if problem:
         return problem
     try:
         job.start_backend(spec, resolved, plugins, None, deadline)
-    except BackendUnavailableError as error:
+    except PluginError as error:  # it cannot run here, or its factory makes no backend
+        if deadline.passed():
+            raise
         problem = str(error)
     problem = _first_problem(job, f"backend {spec.name}: start", problem, deadline)
     if problem and job.backend is not None:

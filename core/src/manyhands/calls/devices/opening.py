@@ -34,7 +34,9 @@ def open_channel(job: Job, members: Members, deadline: Deadline) -> DeviceChanne
     ranks = list(members.ranks)
     try:
         meeting = DeviceMeeting(members.ranks, members.rank, exchange, deadline)
-        channel = checked_kind(backend.open_device(members.channel, meeting), DeviceChannel, "open_device()", job.backend_name)
+        channel = checked_kind(
+            backend.open_device(members.channel, meeting), DeviceChannel, f"open_device() of the backend {job.backend_name!r}"
+        )
     except DeviceFailure as failure:
         kind, peer = ("lost", None) if failure.is_remote else ("aborted", job.rank)
         text = f"rank {job.rank} cannot open the GPUs of group {members.number}: {failure.reason}"

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.abc
+import importlib.util
 import sys
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from manyhands.common.bounded import Stuck, bounded
 from manyhands.common.installing import install_command
 from manyhands.config.plugins.installed import InstalledPlugin, find_installed, install_hint
-from manyhands.contract.backend import API_VERSION, BackendConfig, BackendSpec
-from manyhands.errors import ApiVersionError, BackendUnavailableError, PluginError
+from manyhands.contract.backend import BackendSpec
+from manyhands.errors import BackendUnavailableError, PluginError
 
 __all__ = [
     "IN_PROCESS",
+    "PROBE_S",
     "Description",
-    "check_spec",
+    "absent",
     "checked_kind",
     "import_plugin",
     "installed",
@@ -24,13 +28,17 @@ __all__ = [
     "logger",
     "named",
     "owner",
-    "with_the_others",
+    "probed",
+    "whose",
 ]
 
 T = TypeVar("T")
 
 IN_PROCESS: Final[str] = "(this process)"
 """The distribution of a plugin that has none."""
+
+PROBE_S: Final[float] = 10.0
+"""Seconds that a probe may last. A good one takes a moment; one that asks a driver may have to wait for it to come up."""
 
 
 @functools.cache
@@ -76,43 +84,63 @@ def import_plugin(plugin: InstalledPlugin) -> object:
     return loaded
 
 
-def check_spec(spec: BackendSpec, plugin: InstalledPlugin) -> None:
-    """Raise `ApiVersionError` or `PluginError` when a spec cannot be used."""
-    version: object = spec.api_version
-    if spec.api_version != API_VERSION:
-        newer = isinstance(version, int) and version > API_VERSION
-        upgrade = "manyhands-core" if newer else plugin.distribution
-        raise ApiVersionError(
-            f"{owner(plugin)} is built for version {spec.api_version!r} of the plugin contract, and this manyhands-core has "
-            f"version {API_VERSION}; try: pip install --upgrade {upgrade}"
-        )
-    if not spec.name or spec.name == "auto":
-        raise PluginError(f"{owner(plugin)} registers a backend named {spec.name!r}; that name is not allowed")
-    config: object = spec.config
-    if not (isinstance(config, type) and issubclass(config, BackendConfig)):
-        raise PluginError(f"{owner(plugin)} has the config {config!r}, which is no subclass of manyhands.api.BackendConfig")
+def whose(name: str, plugin: InstalledPlugin) -> str:
+    """Name a backend with who brings it."""
+    by = "this process" if plugin.distribution == IN_PROCESS else f"{plugin.distribution} {plugin.version}"
+    return f"the backend {name!r} of {by}"
 
 
-def load(spec: BackendSpec, target: str, what: str) -> Any:
-    """Import ``"module:function"``."""
+def absent(target: str) -> str | None:
+    """Say what is missing of ``"module:function"``, as far as it can be seen while nothing is imported; None where it seems to be there."""
+    module, _, function = target.partition(":")
+    package = module.rpartition(".")[0]
+    if module in sys.modules or (package and package not in sys.modules):
+        return None
+    found = importlib.util.find_spec(module)
+    if found is None:
+        return f"there is no module {module!r}"
+    code = found.loader.get_code(module) if isinstance(found.loader, importlib.abc.InspectLoader) else None
+    names = (function, "__getattr__")  # a module may make its names when they are asked for
+    if code is None or ("*",) in code.co_consts or any(name in code.co_names for name in names):
+        return None
+    return f"there is no {function!r} in {module}"
+
+
+def probed(spec: BackendSpec) -> str | None:
+    """Return why a backend cannot run here, None where it can; raises `Stuck` where its probe does not come back."""
+    missing = absent(spec.factory)
+    if missing:
+        return f"its factory is {spec.factory!r}, and {missing}"
+    try:
+        reason: object = bounded(spec.probe, PROBE_S, f"manyhands-probe-{spec.name}")
+    except Stuck:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's probe may raise anything, and that too is a reason
+        return f"its probe raised {named(error)}"
+    if reason is None or isinstance(reason, str):
+        return reason
+    return f"its probe returned {reason!r} instead of None or a reason"
+
+
+def load(spec: BackendSpec, what: str, plugin: InstalledPlugin) -> Any:
+    """Import ``"module:function"``, which the spec of a plugin names as its ``what``."""
+    name, target = whose(spec.name, plugin), getattr(spec, what)
     module_name, _, attribute = target.partition(":")
-    if not module_name or not attribute:
-        raise PluginError(f"the backend {spec.name!r} names its {what} {target!r}; it must have the form 'module:function'")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         help_text = install_command(spec.install) or install_hint(spec.name)
         raise BackendUnavailableError(
-            f"the backend {spec.name!r} cannot be loaded: {named(error)}" + (f"; try: {help_text}" if help_text else "")
+            f"{name} cannot be loaded: {named(error)}" + (f"; try: {help_text}" if help_text else "")
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise PluginError(f"the backend {spec.name!r} names its {what} {target!r}, and there is no such function")
+        raise PluginError(f"{name} names its {what} {target!r}, and there is no such function")
     return function
 
 
-def checked_kind(given: T, kind: type[Any], source: str, backend: str) -> T:
-    """Return what a backend gave, where it is of the kind that it must be of.
+def checked_kind(given: T, kind: type[Any], source: str) -> T:
+    """Return what a backend's ``source`` gave, where it is of the kind that it must be of.
 
     Raises
     ------
@@ -120,14 +148,8 @@ def checked_kind(given: T, kind: type[Any], source: str, backend: str) -> T:
         It is not.
     """
     if not isinstance(given, kind):
-        raise PluginError(f"{source} of the backend {backend!r} returned {given!r}, and not a manyhands.api.{kind.__name__}")
+        raise PluginError(f"{source} returned {given!r}, and not a manyhands.api.{kind.__name__}")
     return given
-
-
-def with_the_others(specs: list[BackendSpec], passed_over: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return what was passed over, with all but the first of the candidates."""
-    others = [(spec.name, f"it can run, and {specs[0].name} comes before it") for spec in specs[1:]]
-    return sorted([*passed_over, *others])
 
 
 def logger() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -11,30 +12,34 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
 
+from manyhands.common.bounded import Stuck, bounded
+from manyhands.config.plugins.choice import Choice
 from manyhands.config.plugins.installed import (
     BACKEND_GROUP,
     EXTENSION_GROUP,
     InstalledPlugin,
     Switches,
-    install_hint,
     nearest,
     unknown_backend_text,
 )
 from manyhands.config.plugins.loading import (
     IN_PROCESS,
+    PROBE_S,
     Description,
-    check_spec,
+    checked_kind,
     import_plugin,
     installed,
     load,
     logger,
     named,
     owner,
-    with_the_others,
+    probed,
+    whose,
 )
+from manyhands.config.plugins.specs import check_spec
 from manyhands.contract import hookspecs
 from manyhands.contract.backend import Backend, BackendSpec, Bootstrap, LaunchRequest
-from manyhands.errors import BackendUnavailableError, DuplicatePluginError, PluginError, UnknownBackendError
+from manyhands.errors import DuplicatePluginError, ManyHandsError, PluginError, UnknownBackendError
 
 if TYPE_CHECKING:
     from manyhands.contract.backend import CollectiveRequest, NativeCollective
@@ -43,14 +48,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Description", "PluginManager", "get_plugin_manager"]
 
-Lacking = Callable[[str], str | None]
-"""Says of a backend what it cannot do without, and has not; None where nothing is missing."""
-
 _STARTED: Final[str] = "manyhands_collective_started"
 _FINISHED: Final[str] = "manyhands_collective_finished"
 
 
-class PluginManager:
+class PluginManager(Choice):
     """Finds plugins, imports no more of them than it must, and calls their hooks.
 
     Safe to use from several threads.
@@ -80,6 +82,7 @@ class PluginManager:
             self._pluggy.enable_tracing()
         self._registered: dict[str, tuple[InstalledPlugin, BackendSpec]] = {}
         self._described: dict[str, BackendSpec] = {}
+        self._stuck: dict[str, str] = {}
         self._extras: set[str] = set()
         self._extensions_loaded = False
         self._extension_errors: dict[str, PluginError] = {}
@@ -207,85 +210,12 @@ class PluginManager:
             raise
         except PluginError as error:
             return str(error)
-        try:
-            reason: object = spec.probe()
-        except Exception as error:  # noqa: BLE001 - a probe may raise anything, and that too is a reason
-            return f"its probe raised {named(error)}"
-        if reason is None or isinstance(reason, str):
-            return reason
-        return f"its probe returned {reason!r} instead of None or a reason"
-
-    def auto(self, lacking: Lacking | None = None) -> tuple[str, list[tuple[str, str]]]:
-        """Return the backend that ``"auto"`` takes for ranks of one host, and each other one with the reason why it was passed over.
-
-        The highest `BackendSpec.auto_priority` wins among the backends that can run; names decide between equals.
-
-        Parameters
-        ----------
-        lacking
-            As for `candidates`.
-
-        Raises
-        ------
-        BackendUnavailableError
-            No backend can be chosen; the message says why for each.
-        """
-        specs, passed_over = self.candidates(lacking)
-        return specs[0].name, with_the_others(specs, passed_over)
-
-    def candidates(self, lacking: Lacking | None = None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
-        """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not.
-
-        Parameters
-        ----------
-        lacking
-            Says of a backend what its configuration lacks, None where nothing: `Resolved.lacking`.
-
-        Raises
-        ------
-        BackendUnavailableError
-            There is none; the message says why for each.
-        """
-        specs, passed_over = self._candidates(lacking)
-        if not specs:
-            reasons = "".join(f"\n  {name}: {reason}" for name, reason in passed_over) or " none is installed"
-            raise BackendUnavailableError(
-                f"'auto' finds no backend that can run here:{reasons}\n"
-                f"name one of them as the backend, or install one, for example with: {install_hint('tcp')}"
-            )
-        return specs, passed_over
-
-    def weigh(self, lacking: Lacking | None = None, *, one_host: bool = True) -> tuple[str | None, list[tuple[str, str]]]:
-        """Return what `auto` returns, with None in place of a backend when none can be chosen.
-
-        Parameters
-        ----------
-        lacking
-            As for `candidates`.
-        one_host
-            Whether all ranks are on one host; ``False`` passes over the backends that need it.
-        """
-        specs, passed_over = self._candidates(lacking)
-        if not one_host:
-            passed_over += [(spec.name, "it is for ranks of one host") for spec in specs if spec.one_host]
-            specs = [spec for spec in specs if not spec.one_host]
-        return (specs[0].name if specs else None), with_the_others(specs, passed_over)
-
-    def _candidates(self, lacking: Lacking | None) -> tuple[list[BackendSpec], list[tuple[str, str]]]:
-        """Return the backends that ``"auto"`` may take, the best first, and each other one with the reason why it may not."""
-        candidates: list[BackendSpec] = []
-        passed_over: list[tuple[str, str]] = []
-        for description in self.describe_all():
-            name, spec = description.plugin.name, description.spec
-            if spec is None:
-                passed_over.append((name, str(description.error)))
-            elif spec.auto_priority is None:
-                passed_over.append((name, "it is used only when it is asked for by name"))
-            elif (reason := self.available(name)) is not None or (lacking and (reason := lacking(name))):
-                passed_over.append((name, reason))
-            else:
-                candidates.append(spec)
-        return sorted(candidates, key=lambda spec: (-(spec.auto_priority or 0), spec.name)), sorted(passed_over)
+        if name not in self._stuck:
+            try:
+                return probed(spec)
+            except Stuck:  # who was stuck once is not waited for again
+                self._stuck[name] = f"its probe did not return within {PROBE_S:g} s"
+        return self._stuck[name]
 
     def register(self, plugin: object, name: str) -> None:
         """Register a plugin of this process, without an entry point; its backends count as installed ones do.
@@ -298,9 +228,10 @@ class PluginManager:
             It implements a hook wrongly, or does not register what it should; nothing is registered then.
         """
         with self._lock:
-            self._add(plugin, name)
+            entry = InstalledPlugin(name, IN_PROCESS, "", name)
+            self._add(plugin, entry)
             try:
-                self._adopt(plugin, InstalledPlugin(name, IN_PROCESS, "", name))
+                self._adopt(plugin, entry)
             except BaseException:
                 self._remove(plugin)
                 raise
@@ -317,8 +248,35 @@ class PluginManager:
         PluginError
             ``spec.factory`` names nothing that can be called.
         """
-        factory: Callable[[Bootstrap], Backend] = load(spec, spec.factory, "factory")
+        factory: Callable[[Bootstrap], Backend] = load(spec, "factory", self._plugin_of(spec))
         return factory
+
+    def create(self, spec: BackendSpec, bootstrap: Bootstrap, grace_s: float) -> Backend:
+        """Make a backend, in a thread that can be left behind; ``grace_s`` is how long after its deadline it is given up.
+
+        Raises
+        ------
+        PluginError
+            The factory cannot be called, does not return, or returns no `Backend`. Its own errors pass through.
+        """
+        factory = self.load_factory(spec)
+        name = f"the factory {spec.factory!r} of {self.whose(spec)}"
+        try:
+            if bootstrap.runtime.is_simulated or "calling thread" in spec.capabilities:
+                backend = factory(bootstrap)
+            else:
+                seconds = bootstrap.deadline.remaining() + grace_s
+                backend = bounded(lambda: factory(bootstrap), seconds, f"manyhands-{spec.name}-factory", _discard)
+        except Stuck:
+            raise PluginError(
+                f"{name} did not return within {bootstrap.deadline.timeout_s:g} s, the time in which the ranks must be ready; "
+                f"choose another backend, or leave this one out by plugins = ['no:{spec.name}']"
+            ) from None
+        except Exception as error:
+            if not isinstance(error, ManyHandsError):
+                error.add_note(f"raised by {name}")
+            raise
+        return checked_kind(backend, Backend, name)
 
     def load_launcher(self, spec: BackendSpec) -> Callable[[LaunchRequest], int] | None:
         """Import the launcher of a backend; None when ranks are processes started by ``manyhands run``.
@@ -327,8 +285,22 @@ class PluginManager:
         """
         if spec.launcher is None:
             return None
-        launcher: Callable[[LaunchRequest], int] = load(spec, spec.launcher, "launcher")
+        launcher: Callable[[LaunchRequest], int] = load(spec, "launcher", self._plugin_of(spec))
         return launcher
+
+    def load_diagnosis(self, spec: BackendSpec) -> Callable[[], Iterable[tuple[object, object]]]:
+        """Import what tells ``manyhands doctor`` of a backend that says it can. Raises as `load_factory` does."""
+        diagnosis: Callable[[], Iterable[tuple[object, object]]] = load(spec, "diagnose", self._plugin_of(spec))
+        return diagnosis
+
+    def whose(self, spec: BackendSpec) -> str:
+        """Name a backend with who brings it, for messages."""
+        return whose(spec.name, self._plugin_of(spec))
+
+    def _plugin_of(self, spec: BackendSpec) -> InstalledPlugin:
+        registered = self._registered.get(spec.name)
+        found = [plugin for plugin in installed(BACKEND_GROUP) if plugin.name == spec.name]
+        return registered[0] if registered else next(iter(found), InstalledPlugin(spec.name, IN_PROCESS, "", spec.name))
 
     # ------------------------------------------------------------- hooks beyond backends
 
@@ -443,7 +415,7 @@ class PluginManager:
         module = import_plugin(plugin)
         if self._pluggy.is_registered(module):
             return
-        self._add(module, plugin.name)
+        self._add(module, plugin)
         try:
             self._adopt(module, plugin)
         except BaseException:
@@ -453,11 +425,11 @@ class PluginManager:
     def _describe_installed(self, plugin: InstalledPlugin) -> BackendSpec:
         module = import_plugin(plugin)
         if not self._pluggy.is_registered(module):
-            self._add(module, plugin.name)
+            self._add(module, plugin)
         specs = self._specs_of(module, plugin)
         for spec in specs:
             if spec.name == plugin.name:
-                check_spec(spec, plugin)
+                check_spec(spec, plugin, owner(plugin))
                 return spec
         listed = ", ".join(repr(spec.name) for spec in specs) or "no backend"
         raise PluginError(
@@ -470,7 +442,7 @@ class PluginManager:
         taken.update({other: entry for other, (entry, _) in self._registered.items()})
         specs = self._specs_of(module, plugin, required=False)
         for spec in specs:
-            check_spec(spec, plugin)
+            check_spec(spec, plugin, owner(plugin))
             if spec.name in taken:
                 raise DuplicatePluginError(
                     f"{owner(plugin)} registers the backend {spec.name!r}, which {owner(taken[spec.name])} provides "
@@ -499,23 +471,23 @@ class PluginManager:
                 specs.append(spec)
         return specs
 
-    def _add(self, plugin: object, name: str) -> None:
+    def _add(self, plugin: object, entry: InstalledPlugin) -> None:
         """Register the hooks of a plugin with pluggy; leave no trace when one of them is wrong."""
-        unique = name
+        unique = entry.name
         while self._pluggy.has_plugin(unique):  # a backend and an extension may share their name
             unique += "'"
         try:
             self._pluggy.register(plugin, unique)
         except (pluggy.PluginValidationError, ValueError) as error:
             self._remove(plugin)
-            raise PluginError(f"the plugin {name!r} implements a hook wrongly: {error}") from error
+            raise PluginError(f"{owner(entry)} implements a hook wrongly: {error}") from error
         for caller in self._pluggy.get_hookcallers(plugin) or []:
             if not caller.has_spec():
                 self._remove(plugin)
                 known = [hook for hook in hookspecs.__all__ if hook.startswith("manyhands_")]
                 suggestion = nearest(caller.name, known)
                 raise PluginError(
-                    f"the plugin {name!r} implements {caller.name!r}, which is no hook of manyhands; "
+                    f"{owner(entry)} implements {caller.name!r}, which is no hook of manyhands; "
                     f"did it mean {suggestion!r}? The hooks are {', '.join(known)}"
                 )
         self._refresh_hooks()
@@ -581,6 +553,14 @@ class PluginManager:
             known = error if isinstance(error, PluginError) else PluginError(f"the extension {name!r} {what}: {named(error)}")
             self._extension_errors[name] = known
             logger().warning("the extension %r %s: %s", name, what, error)
+
+
+def _discard(backend: object) -> None:
+    """Give back what a factory made when nobody waited for it any more."""
+    if isinstance(backend, Backend):
+        with contextlib.suppress(Exception):
+            backend.abort()
+            backend.close()
 
 
 # One manager for the process, made by one thread even when the ranks are threads that all ask at once.

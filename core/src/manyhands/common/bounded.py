@@ -1,0 +1,74 @@
+"""Calls into code that nobody vouches for, which may not come back."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+__all__ = ["Stuck", "bounded"]
+
+T = TypeVar("T")
+
+
+class Stuck(Exception):
+    """An action did not end in time, and was left to itself."""
+
+
+def bounded(action: Callable[[], T], timeout_s: float, name: str, too_late: Callable[[T], object] = lambda _: None) -> T:
+    """Return what an action returns, or raise what it raises, after at most ``timeout_s`` seconds.
+
+    It runs in a daemon thread of its own, with the context variables of the calling thread.
+
+    Parameters
+    ----------
+    action
+        What to do.
+    timeout_s
+        Seconds that it may last.
+    name
+        The thread's name.
+    too_late
+        Takes what the action returns when nobody waits for it any more; it must not raise.
+
+    Raises
+    ------
+    Stuck
+        The action did not end in time, and is left to itself.
+    """
+    done: list[tuple[T | None, BaseException | None]] = []
+    turn = threading.Lock()
+    ended = threading.Event()
+    abandoned = False
+
+    def run() -> None:
+        value: T | None = None
+        error: BaseException | None = None
+        try:
+            value = action()
+        except BaseException as raised:  # noqa: BLE001 - it is raised where the action was asked for
+            error = raised
+        with turn:
+            done.append((value, error))
+            late = abandoned
+        ended.set()
+        if late and error is None:
+            too_late(cast("T", value))
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name=name, daemon=True)
+    thread.start()
+    try:
+        ended.wait(timeout_s)
+    finally:
+        with turn:
+            abandoned = not done
+    if not done:
+        raise Stuck(f"{name} did not end within {timeout_s:g} s")
+    value, error = done.pop()
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error  # it would keep itself alive by the frames that it has come through
+    return cast("T", value)
