@@ -1,10 +1,12 @@
-"""All that a plugin may import.
+"""All that a plugin may import: the one stable surface of manyhands.
 
-A backend, an algorithm or an observer that imports this module alone keeps working for as long as `API_VERSION` stays.
+A backend, an algorithm or an observer that imports this module alone works with every manyhands-core of its `API_VERSION`, and of the
+next one. What is to go is deprecated in one version, and gone in the next.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from manyhands.common.installing import install_command
@@ -178,7 +180,22 @@ _HOMES = {
 }
 
 
+_DEPRECATED: dict[str, tuple[str, int]] = {}
+"""The names that are to go: for each the one that replaces it, and the `API_VERSION` that deprecated it. They are gone in the next."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _DEPRECATED:
+        import warnings
+
+        replacement, version = _DEPRECATED[name]
+        warnings.warn(
+            f"manyhands.api.{name} is deprecated in version {version} of the plugin contract and gone in version {version + 1}: use "
+            f"manyhands.api.{replacement}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(sys.modules[__name__], replacement)
     if name not in _HOMES:
         raise AttributeError(f"module 'manyhands.api' has no attribute {name!r}")
     from importlib import import_module
