@@ -1,4 +1,5 @@
-"""Write docs/reference.md and docs/reference-parallel.md: every public name of `manyhands` and `manyhands_parallel`, from its docstring.
+"""Write docs/reference.md, docs/reference-parallel.md and docs/reference-api.md: every public name of `manyhands`, of `manyhands_parallel` and
+of `manyhands.api`, from its docstring.
 
 Usage: python tools/make_reference.py [--check]
 
@@ -58,7 +59,34 @@ Every public name of `manyhands_parallel`, with its arguments and its errors: fu
 """,
     "`import manyhands_parallel as mp`",
 )
-REFERENCES = (CORE, PARALLEL)
+API = Reference(
+    "manyhands.api",
+    ROOT / "docs" / "reference-api.md",
+    """\
+# Reference of the plugin API
+
+All that a plugin may import, with what it must do, what core promises, and what is raised. [plugins.md](plugins.md) shows how a plugin is
+written, and says what of this is promised for how long. This page is made from the docstrings by `tools/make_reference.py`.
+""",
+    "",
+)
+REFERENCES = (CORE, PARALLEL, API)
+
+# The sections of the page of the API: what stands where in core. The last one takes the rest.
+API_SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("A backend", ("contract.spec", "contract.backend", "contract.transport", "contract.deadline", "common"), ""),
+    ("Cards", ("control.cards",), "What ranks tell each other before they begin. See `Bootstrap.exchange`."),
+    ("Memory of GPUs", ("contract.device",), "See `Backend.open_device`."),
+    ("Hooks", ("contract.hookspecs", "contract.observe"), ""),
+    ("Algorithms", ("schedule.steps", "schedule.algorithms"), "See `manyhands_register_algorithms`."),
+    ("Launchers", ("launch",), "For a backend whose ranks are not started by `manyhands run`."),
+    (
+        "Worlds of threads, and simulated ones",
+        ("",),
+        "For a backend whose ranks are threads, or live in a world with a clock of its own. The plugin simulated uses it.",
+    ),
+)
+LONGEST_VALUE = 250
 TITLES = {"returns": "Returns", "yields": "Yields", "raises": "Raises", "parameters": "Parameters", "attributes": "Attributes"}
 
 
@@ -185,7 +213,8 @@ def write_words(page: Page, thing: Any, name: str, owner: str) -> None:
 def write_function(page: Page, function: Any, name: str, level: str) -> None:
     """Write a function or a method, all arguments included."""
     page.add(f"{level} {name}")
-    page.add("```python", signature_of(function, name.rpartition(".")[2]), "```")
+    is_abstract = any(str(decorator.value) == "abstractmethod" for decorator in function.decorators)
+    page.add("```python", *["@abstractmethod"] * is_abstract, signature_of(function, name.rpartition(".")[2]), "```")
     write_words(page, function, name, name.rpartition(".")[0])
     told = {
         entry.name.strip("*")
@@ -217,11 +246,16 @@ def write_class(page: Page, owner: Any, owner_name: str) -> None:
     write_words(page, owner, owner_name, owner_name)
     members = list(public(owner))
     told = {
-        entry.name
+        name
         for section in sections_of(owner)
         if section.kind.value in {"attributes", "parameters"}
         for entry in section.value
+        for name in entry.name.split(", ")
     }
+    if any(str(base) == "enum.Enum" for base in owner.bases):
+        page.add(" · ".join(f"`{member.name}`" for member in members if member.is_attribute))
+        members = [member for member in members if not member.is_attribute]
+    told.add("model_config")  # what pydantic is told
     properties = [member for member in members if member.is_attribute and not member.inherited and member.name not in told]
     if properties:
         page.add("**Properties**")
@@ -261,6 +295,15 @@ def write_errors(page: Page, errors: list[Any]) -> None:
             write_class(page, error, error.name)
 
 
+def write_constant(page: Page, constant: Any) -> None:
+    """Write a constant or the name of a type."""
+    page.add(f"### {constant.name}")
+    value = str(constant.value)
+    if len(value) < LONGEST_VALUE:
+        page.add("```python", f"{constant.name} = {value}", "```")
+    write_words(page, constant, constant.name, "")
+
+
 @dataclass(slots=True)
 class Section:
     """What stands under one heading: the things of a module, and what comes before their names."""
@@ -294,6 +337,23 @@ def sections_of_page(package: Any, usage: str) -> list[Section]:
     return sections
 
 
+def api_sections(package: Any) -> list[Section]:
+    """Return the sections of the page of the API; what is in `manyhands` as well has its place on the page of that."""
+    core = {str(name).strip("'\"") for name in package.exports}
+    hooks = package["contract.hookspecs"]
+    names = [str(name).strip("'\"") for name in package["api"].exports]
+    things = [package["api"][name] for name in names if name not in core]
+    things += [hooks[name] for name in hooks.members if name.startswith("manyhands_")]
+    sections = []
+    for heading, homes, words in API_SECTIONS:
+        taken = [thing for thing in things if thing.canonical_path.startswith(tuple(f"manyhands.{home}" for home in homes))]
+        things = [thing for thing in things if thing not in taken]
+        sections.append(Section(heading, words, taken))
+    both = " · ".join(f"`{name}`" for name in names if name in core)
+    sections.append(Section("In manyhands as well", f"These are on the [page of manyhands](reference.md): {both}.", []))
+    return sections
+
+
 def names_of(sections: list[Section], file: str = "") -> dict[str, str]:
     """Return where each name is, from a page whose sections these are, or from another one."""
     return {name: f"{file}#{anchor(name)}" for section in sections for name in section.names()}
@@ -312,8 +372,10 @@ def write_section(page: Page, section: Section) -> None:
     for thing in others:
         if thing.is_function:
             write_function(page, thing, section.prefix + thing.name, "###")
-        else:
+        elif thing.is_class:
             write_class(page, thing, section.prefix + thing.name)
+        else:
+            write_constant(page, thing)
     if errors:
         write_errors(page, errors)
 
@@ -327,9 +389,10 @@ def page_of(reference: Reference) -> str:
         Something public has no words.
     """
     loader = griffe.GriffeLoader(search_paths=SOURCES, docstring_parser="numpy", allow_inspection=False)
-    core, package = (loader.load(name) for name in (CORE.package, reference.package))
+    core = loader.load(CORE.package)
+    package = core["api"] if reference is API else loader.load(reference.package)
     loader.resolve_aliases()
-    sections = sections_of_page(package, reference.usage)
+    sections = api_sections(core) if reference is API else sections_of_page(package, reference.usage)
     own = names_of(sections)
     full = {f"{package.name}.{name}": place for name, place in own.items()}
     page = Page(names_of(sections_of_page(core, ""), CORE.file.name) | own | full)

@@ -25,6 +25,11 @@ class Deadline:
     now
         The clock; the computer's monotonic one by default.
 
+    Attributes
+    ----------
+    at
+        The point on the clock.
+
     Raises
     ------
     UsageError

@@ -92,7 +92,13 @@ class DeviceEvent(ABC):
 
     @abstractmethod
     def hold(self, stream: int) -> None:
-        """Let a stream wait, on the device, until this point is reached. Never blocks."""
+        """Let a stream wait, on the device, until this point is reached. Never blocks.
+
+        Parameters
+        ----------
+        stream
+            Its handle.
+        """
 
 
 class DeviceChannel(ABC):
@@ -114,7 +120,17 @@ class DeviceChannel(ABC):
 
     @abstractmethod
     def prepare(self, call: DeviceCall) -> Launch:
-        """Return what launches calls of a kind.
+        """Return what launches calls of a kind. Core asks once for each kind, and may launch what it got any number of times.
+
+        Parameters
+        ----------
+        call
+            The kind.
+
+        Returns
+        -------
+        Launch
+            The function that launches.
 
         Raises
         ------
@@ -124,11 +140,37 @@ class DeviceChannel(ABC):
 
     @abstractmethod
     def prepare_send(self, dtype: np.dtype[Any], elements: int, dest: int) -> Launch:
-        """Return what sends arrays of a kind to another rank of the group; its target is not used."""
+        """Return what sends arrays of a kind to another rank of the group; its target is not used.
+
+        Parameters
+        ----------
+        dtype, elements
+            The arrays: their dtype, and how many elements they have.
+        dest
+            The other rank's number in the group.
+
+        Returns
+        -------
+        Launch
+            The function that launches.
+        """
 
     @abstractmethod
     def prepare_recv(self, dtype: np.dtype[Any], elements: int, source: int) -> Launch:
-        """Return what receives arrays of a kind from another rank of the group; its source is not used."""
+        """Return what receives arrays of a kind from another rank of the group; its source is not used.
+
+        Parameters
+        ----------
+        dtype, elements
+            As for `prepare_send`.
+        source
+            The other rank's number in the group.
+
+        Returns
+        -------
+        Launch
+            The function that launches.
+        """
 
     @abstractmethod
     def together(self) -> AbstractContextManager[None]:
@@ -142,11 +184,28 @@ class DeviceChannel(ABC):
 
     @abstractmethod
     def record(self, stream: int) -> DeviceEvent:
-        """Return an event after everything that has been enqueued on a stream so far."""
+        """Return an event after everything that has been enqueued on a stream so far. Never blocks.
+
+        Parameters
+        ----------
+        stream
+            Its handle.
+
+        Returns
+        -------
+        DeviceEvent
+            The event.
+        """
 
     @abstractmethod
     def is_capturing(self, stream: int) -> bool:
-        """Tell whether calls that are enqueued on a stream now become part of a CUDA graph."""
+        """Tell whether calls that are enqueued on a stream now become part of a CUDA graph.
+
+        Parameters
+        ----------
+        stream
+            Its handle.
+        """
 
     @abstractmethod
     def failure(self) -> DeviceFailure | None:

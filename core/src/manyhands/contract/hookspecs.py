@@ -56,19 +56,21 @@ _SPEC: Any = None
 def manyhands_register_backends() -> BackendSpec | Sequence[BackendSpec]:
     """Describe the backends of this plugin.
 
-    Called once, when the plugin is described: before anything was imported that the backend needs. An implementation
-    must be quick, must not import CuPy, mpi4py or torch, and must not touch a device or a socket; `BackendSpec.probe` is
-    asked later whether the backend can run, and `BackendSpec.factory` is imported when it does.
+    Called at most once in a process, in any thread, when somebody asks for the backend or for a list of all; before anything was
+    imported that the backend needs, and whether or not it can run here. An implementation must be quick, must not import CuPy, mpi4py or
+    torch, and must not touch a device or a socket; `BackendSpec.probe` is asked later whether the backend can run, and
+    `BackendSpec.factory` is imported when it does.
 
     Returns
     -------
     BackendSpec or sequence of BackendSpec
-        One of them must bear the name of the entry point that led here.
+        One of them must bear the name of the entry point that led here. The others of an entry point's module do not count; those of an
+        extension all do.
 
     Notes
     -----
-    An exception raised here is reported as `PluginError` to whoever asks for the backend, and shown by
-    ``manyhands doctor``; other backends are not affected.
+    An exception here, a result that is something else, and a spec with a wrong field are a `PluginError` for whoever asks for the backend, and
+    a sentence in ``manyhands doctor``. Other backends are not affected, and ``auto`` passes over this one.
     """
     return _SPEC  # type: ignore[no-any-return]
 
@@ -77,11 +79,12 @@ def manyhands_register_backends() -> BackendSpec | Sequence[BackendSpec]:
 def manyhands_collective(request: CollectiveRequest) -> NativeCollective | None:  # noqa: ARG001 - plugins use it
     """Offer to perform a collective natively, instead of the engine running a schedule.
 
-    Asked once per kind of call; the group remembers the answer, also when it is None. Plugins are asked from the last
-    registered to the first, and the first that offers performs all later calls of that kind.
+    Called once per kind of call and group, in the thread that makes the call; the group remembers the answer, also when it is None. Plugins are
+    asked from the last registered to the first, whatever backend the group has, and the first that offers performs all later calls of that
+    kind. Look at ``request.backend`` first.
 
     Every rank asks for itself. An implementation must therefore decide by ``request`` alone, never by the rank, the time or
-    free memory, so that all ranks decide alike.
+    free memory, so that all ranks decide alike. It must not block: other ranks may be in the call already.
 
     Parameters
     ----------
@@ -95,7 +98,8 @@ def manyhands_collective(request: CollectiveRequest) -> NativeCollective | None:
 
     Notes
     -----
-    An exception raised here ends the call with `PluginError` on the rank where it was raised.
+    An exception here, or a result that cannot be called, ends the call with `PluginError` on the rank where it was raised, and the job on the
+    others: it cannot be passed over, since other ranks may have been promised the collective.
     """
     return _SPEC  # type: ignore[no-any-return]
 
@@ -104,8 +108,8 @@ def manyhands_collective(request: CollectiveRequest) -> NativeCollective | None:
 def manyhands_register_algorithms() -> Sequence[Algorithm]:
     """Add algorithms, which the config may then choose by name.
 
-    Called once, when a job begins. An algorithm must be pure: the same arguments give the same schedule on every rank. Each is
-    proved for some small worlds, together with its claims. A wrong one is refused, and choosing it raises an error with the
+    Called once in a process, in any thread, when a job begins. An algorithm must be pure: the same arguments give the same schedule on every
+    rank. Each is proved for some small worlds, together with its claims. A wrong one is refused, and choosing it raises an error with the
     counterexample. A call in another world proves it there first, and raises `PluginError` on every rank if it is wrong. If a
     world is too large for a proof, the log says so. All ranks of a job need the same plugins.
 
@@ -116,16 +120,18 @@ def manyhands_register_algorithms() -> Sequence[Algorithm]:
 
     Notes
     -----
-    An exception raised here is logged once, and the plugin's algorithms are missing; to choose one of them is then an error.
+    An exception here is logged once and shown by ``manyhands doctor``, and the plugin's algorithms are missing; to choose one of them is then
+    an error.
     """
     return _SPEC  # type: ignore[no-any-return]
 
 
 @hookspec
 def manyhands_collective_started(event: OperationEvent) -> None:
-    """See an operation start, on the thread that runs it.
+    """See a collective start, on the thread that runs it: that of the caller, or one of core's for a call in the background.
 
-    The operation waits for an observer: it must be quick, and it must not call the group.
+    Called once per collective of this rank, of all groups, never per message; at the same time in several threads where groups, or ranks that are
+    threads, work at once. The operation waits for the observer: it must be quick, and it must not call a group.
 
     Parameters
     ----------
@@ -134,13 +140,13 @@ def manyhands_collective_started(event: OperationEvent) -> None:
 
     Notes
     -----
-    An exception raised here is logged once per observer and hook, and never breaks the operation.
+    What it returns is not used. An exception here is logged once per observer and hook, and never breaks the operation or another observer.
     """
 
 
 @hookspec
 def manyhands_collective_finished(event: OperationEvent) -> None:
-    """See an operation end, well or badly, on the thread that ran it.
+    """See a collective end, well or badly, on the thread that ran it. Once for each `manyhands_collective_started`.
 
     Parameters
     ----------

@@ -18,7 +18,13 @@ class Place(Protocol):
     """Where one thread waits once, until another one wakes it."""
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait to be woken, for at most ``timeout_s`` seconds; tell whether it was."""
+        """Wait to be woken; tell whether it was.
+
+        Parameters
+        ----------
+        timeout_s
+            For at most so many seconds; None for any number.
+        """
         ...
 
     def wake(self) -> None:
@@ -36,7 +42,15 @@ class Condition(Protocol):
     ) -> object: ...
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until the predicate is true, for at most ``timeout`` seconds; return what it is."""
+        """Wait until something is true; return whether it is.
+
+        Parameters
+        ----------
+        predicate
+            Tells whether it is.
+        timeout
+            For at most so many seconds; None for any number.
+        """
         ...
 
     def notify_all(self) -> None:
@@ -62,15 +76,33 @@ class Runtime(ABC):
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Let the calling thread do nothing for a time."""
+        """Let the calling thread do nothing for a time.
+
+        Parameters
+        ----------
+        seconds
+            How long.
+        """
 
     @abstractmethod
     def compute(self, seconds: float) -> None:
-        """Let the time pass that a simulated program would need to compute; no time if it really computes."""
+        """Let the time pass that a simulated program would need to compute; no time if it really computes.
+
+        Parameters
+        ----------
+        seconds
+            How long.
+        """
 
     @abstractmethod
     def mark(self, label: str) -> None:
-        """Note for whoever reads a trace that the calling rank has come to a point of its program."""
+        """Note for whoever reads a trace that the calling rank has come to a point of its program.
+
+        Parameters
+        ----------
+        label
+            The point's name.
+        """
 
     @abstractmethod
     def place(self, *, for_good: bool) -> Place:
@@ -88,11 +120,30 @@ class Runtime(ABC):
 
     @abstractmethod
     def start(self, action: Callable[[], None]) -> None:
-        """Run an action, which must not raise, in a background thread; RuntimeError if no thread can be started."""
+        """Run an action in a background thread.
+
+        Parameters
+        ----------
+        action
+            What to do; it must not raise.
+
+        Raises
+        ------
+        RuntimeError
+            No thread can be started.
+        """
 
     @abstractmethod
     def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Run an action, which must not block, after a delay."""
+        """Run an action after a delay.
+
+        Parameters
+        ----------
+        delay_s
+            After how many seconds.
+        action
+            What to do; it must not block.
+        """
 
     @abstractmethod
     def glance(self) -> None:
@@ -100,7 +151,12 @@ class Runtime(ABC):
 
     @abstractmethod
     def enter(self, rank: int) -> None:
-        """Note that the calling thread makes a call on a group of this rank.
+        """Note that the calling thread makes a call on a group of a rank.
+
+        Parameters
+        ----------
+        rank
+            The rank.
 
         Raises
         ------
@@ -110,12 +166,32 @@ class Runtime(ABC):
 
     @abstractmethod
     def on_behalf(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Return the action, to be run in another thread for a call that the calling thread makes now."""
+        """Return an action that is to be run in another thread, for a call that the calling thread makes now.
+
+        Parameters
+        ----------
+        action
+            What to do.
+        """
 
     @abstractmethod
     def carry(self, source: int, dest: int, action: Callable[[], None]) -> None:
-        """Run an action that brings word from a rank to the store (-1) of a job whose ranks are threads, or back."""
+        """Run an action that brings word from one place of a job whose ranks are threads to another one.
+
+        Parameters
+        ----------
+        source, dest
+            Ranks; -1 is the job's store.
+        action
+            What to do there.
+        """
 
     @abstractmethod
     def identity(self, rank: int) -> tuple[str, int]:
-        """Return the name of the host, and the number of the process, of a rank that is a thread."""
+        """Return the name of the host, and the number of the process, of a rank that is a thread.
+
+        Parameters
+        ----------
+        rank
+            The rank.
+        """

@@ -16,7 +16,13 @@ T = TypeVar("T")
 
 
 def write_card(value: object) -> bytes:
-    """Return plain data or a dataclass as a card."""
+    """Return plain data as a card.
+
+    Parameters
+    ----------
+    value
+        A dataclass, numbers, texts, lists, dicts and the like, that `read_cards` can read on the other ranks.
+    """
     return msgspec.json.encode(value)
 
 

@@ -15,11 +15,26 @@ __all__ = ["FlightRecorder", "Record"]
 
 
 class Record:
-    """One call: where, what, and when it began and ended (`time.monotonic`, 0.0 while it runs).
+    """One call.
 
-    ``call`` is a signature, or an object whose text says what it is. ``wait`` says what it has waited for, once it has done so for a while.
-    ``where`` is the line of the program that made the call, where that is known, ``nbytes`` the size of its array, and ``members`` the
-    ranks that meet in it, where they do.
+    Attributes
+    ----------
+    channel, sequence
+        The channel of its group, and its number there.
+    call
+        A signature, or an object whose text says what it is.
+    started, finished
+        When it began and ended, on the recorder's clock; ``finished`` is 0.0 while it runs.
+    thread
+        The thread that made it.
+    wait
+        What it has waited for, once it has done so for a while.
+    where
+        The line of the program that made the call, where that is known.
+    nbytes
+        The size of its array.
+    members
+        The ranks that meet in it, where they do.
     """
 
     __slots__ = ("call", "channel", "finished", "members", "nbytes", "sequence", "started", "thread", "wait", "where")
@@ -108,7 +123,13 @@ class FlightRecorder:
         self.short: dict[int, tuple[CallSignature, int, float]] = {}
 
     def start(self, channel: int, sequence: int, call: CallSignature | object, nbytes: int = 0) -> Record:
-        """Note that a call begins, on ``nbytes`` bytes; `finish` must follow, from the same thread."""
+        """Note that a call begins; `finish` must follow, from the same thread.
+
+        Parameters
+        ----------
+        channel, sequence, call, nbytes
+            As for `Record`.
+        """
         record = Record(channel, sequence, call, self._now())
         record.nbytes = nbytes
         self.records.append(record)
@@ -116,19 +137,39 @@ class FlightRecorder:
         return record
 
     def note(self, channel: int, sequence: int, call: CallSignature | object, started: float) -> None:
-        """Note that a short call has ended."""
+        """Note that a short call has ended.
+
+        Parameters
+        ----------
+        channel, sequence, call, started
+            As for `Record`.
+        """
         self.records.append((channel, sequence, call, started, self._now()))
         self.short.pop(channel, None)
 
     def finish(self, record: Record) -> None:
-        """Note that a call has ended, well or badly."""
+        """Note that a call has ended, well or badly.
+
+        Parameters
+        ----------
+        record
+            What `start` returned.
+        """
         record.finished = self._now()
         self._running.discard(record)
         if record.wait is not None:
             released(record.thread)
 
     def stalled(self, record: Record, wait: Wait) -> None:
-        """Note what a call has waited for, and that its thread waits."""
+        """Note what a call has waited for, and that its thread waits.
+
+        Parameters
+        ----------
+        record
+            What `start` returned.
+        wait
+            What it has waited for.
+        """
         record.wait = wait
         blocked(record.thread)
 
@@ -139,7 +180,13 @@ class FlightRecorder:
         return waits, len(waits) == len(running)
 
     def testify(self, channel: int, sequence: int) -> tuple[bool, str]:
-        """Return whether this rank entered the call of this number, and in words that call or what the rank did last."""
+        """Return whether this rank entered a call, and in words that call or what the rank did last.
+
+        Parameters
+        ----------
+        channel, sequence
+            The channel of the call's group, and its number there.
+        """
         now = self._now()
         records = [record if isinstance(record, Record) else _record(*record) for record in list(self.records)]
         for begun_in, (call, number, started) in list(self.short.items()):

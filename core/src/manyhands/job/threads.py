@@ -73,6 +73,11 @@ class ThreadWorld:
         Groups that are still open then are closed; when the context ends by an exception, they are aborted with it, and every
         other rank that waits learns so.
 
+        Parameters
+        ----------
+        rank
+            The rank.
+
         Raises
         ------
         InvalidRankError
@@ -123,18 +128,38 @@ class ThreadWorld:
             self.hub(number).fail(Verdict(kind, text, rank))
 
     def lose(self, rank: int, reason: str) -> None:
-        """Let every group learn that a rank has died, for this reason."""
+        """Let every group learn that a rank has died.
+
+        Parameters
+        ----------
+        rank
+            The rank.
+        reason
+            Of what it died.
+        """
         self._lost[rank] = reason
         for number in range(len(self._hubs) or 1):
             self.hub(number).lost(rank, reason)
 
     def has_met(self, rank: int) -> bool:
-        """Tell whether all ranks have come to the group that a rank made last."""
+        """Tell whether all ranks have come to the group that a rank made last.
+
+        Parameters
+        ----------
+        rank
+            The rank.
+        """
         hub = self._last_hub(rank)
         return hub is not None and hub.is_complete()
 
     def has_left(self, rank: int) -> bool:
-        """Tell whether a rank has closed the group that it made last."""
+        """Tell whether a rank has closed the group that it made last.
+
+        Parameters
+        ----------
+        rank
+            The rank.
+        """
         hub = self._last_hub(rank)
         return hub is not None and hub.has_left(rank)
 

@@ -76,7 +76,13 @@ class Stream:
         """When the beginning of a line that is held back is due, on the monotonic clock."""
 
     def feed(self, data: bytes) -> None:
-        """Take bytes as they come from the rank."""
+        """Take bytes as they come from the rank.
+
+        Parameters
+        ----------
+        data
+            The bytes.
+        """
         self.tail += data[-_TAIL_BYTES:]
         del self.tail[:-_TAIL_BYTES]
         if self._returned and not self._held and data.startswith(b"\n"):
@@ -123,7 +129,13 @@ class Stream:
 
 
 def screens(stdout: int, stderr: int) -> tuple[Screen, Screen]:
-    """Return the screens of the two outputs: one and the same where both are one terminal or file."""
+    """Return the screens of the two outputs: one and the same where both are one terminal or file.
+
+    Parameters
+    ----------
+    stdout, stderr
+        Their file descriptors.
+    """
     first, second = os.fstat(stdout), os.fstat(stderr)
     screen = Screen()
     return screen, screen if (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino) else Screen()

@@ -74,7 +74,17 @@ class Buffer(enum.Enum):
 
 @as_dataclass
 class Ref(msgspec.Struct, frozen=True):
-    """``count`` neighbouring chunks of a buffer, beginning at ``chunk``."""
+    """Some neighbouring chunks of a buffer.
+
+    Attributes
+    ----------
+    buffer
+        The buffer.
+    chunk
+        The first chunk.
+    count
+        How many.
+    """
 
     buffer: Buffer
     chunk: int
@@ -83,7 +93,17 @@ class Ref(msgspec.Struct, frozen=True):
 
 @as_dataclass
 class Send(msgspec.Struct, frozen=True):
-    """Send the chunks of ``source`` to ``peer``; None sends an empty message."""
+    """Send chunks to another rank.
+
+    Attributes
+    ----------
+    peer
+        The other rank.
+    source
+        The chunks; None sends an empty message.
+    after
+        The indices of the earlier steps that this one waits for.
+    """
 
     peer: int
     source: Ref | None
@@ -92,7 +112,17 @@ class Send(msgspec.Struct, frozen=True):
 
 @as_dataclass
 class Recv(msgspec.Struct, frozen=True):
-    """Receive from ``peer`` into ``target``; None receives an empty message."""
+    """Receive chunks from another rank.
+
+    Attributes
+    ----------
+    peer
+        The other rank.
+    target
+        Where they go; None receives an empty message.
+    after
+        As for `Send`.
+    """
 
     peer: int
     target: Ref | None
@@ -101,9 +131,20 @@ class Recv(msgspec.Struct, frozen=True):
 
 @as_dataclass
 class RecvReduce(msgspec.Struct, frozen=True):
-    """Receive from ``peer`` and reduce: ``target = operand op incoming``.
+    """Receive chunks from another rank and reduce them: ``target = operand op incoming``.
 
-    With ``incoming_first`` the operands change places: ``target = incoming op operand``. ``target`` may be ``operand``.
+    Attributes
+    ----------
+    peer
+        The other rank.
+    target
+        Where the result goes; may be ``operand``.
+    operand
+        What this rank brings.
+    incoming_first
+        Whether the operands change places: ``target = incoming op operand``.
+    after
+        As for `Send`.
     """
 
     peer: int
@@ -115,7 +156,17 @@ class RecvReduce(msgspec.Struct, frozen=True):
 
 @as_dataclass
 class Reduce(msgspec.Struct, frozen=True):
-    """Reduce without a message: ``target = left op right``; ``target`` may be either of them."""
+    """Reduce without a message: ``target = left op right``.
+
+    Attributes
+    ----------
+    target
+        Where the result goes; may be either of the operands.
+    left, right
+        The operands.
+    after
+        As for `Send`.
+    """
 
     target: Ref
     left: Ref
@@ -125,7 +176,15 @@ class Reduce(msgspec.Struct, frozen=True):
 
 @as_dataclass
 class Copy(msgspec.Struct, frozen=True):
-    """Copy ``source`` to ``target``; nothing to do where both are the same memory."""
+    """Copy chunks; nothing to do where both are the same memory.
+
+    Attributes
+    ----------
+    target, source
+        Where to, and where from.
+    after
+        As for `Send`.
+    """
 
     target: Ref
     source: Ref

@@ -31,11 +31,23 @@ class Guard:
         self._pipe = pipe
 
     def add(self, group: int) -> None:
-        """Have a process group killed, should this process end before `remove`."""
+        """Have a process group killed, should this process end before `remove`.
+
+        Parameters
+        ----------
+        group
+            Its number.
+        """
         self._announce(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """Leave a process group alone from now on."""
+        """Leave a process group alone from now on.
+
+        Parameters
+        ----------
+        group
+            Its number.
+        """
         self._announce(f"-{group}\n")
 
     def _announce(self, line: str) -> None:

@@ -47,7 +47,13 @@ class Jitter(BaseModel):
     links: Literal["all", "between hosts"] = Field(default="all", description="Which messages are late.")
 
     def covers(self, path: Travelled) -> bool:
-        """Tell whether the messages of a path are late."""
+        """Tell whether the messages of a path are late.
+
+        Parameters
+        ----------
+        path
+            The path.
+        """
         return self.links == "all" or path.between_hosts
 
     def draws(self, seed: int) -> JitterSource:

@@ -147,6 +147,11 @@ class Network(_Model):
     def load(cls, path: str | os.PathLike[str]) -> Network:
         """Read a network from a TOML file.
 
+        Parameters
+        ----------
+        path
+            The file.
+
         Raises
         ------
         ConfigError
@@ -199,6 +204,11 @@ class Network(_Model):
     def with_ranks_per_host(self, ranks_per_host: int) -> Network:
         """Return this network with another number of ranks on each host.
 
+        Parameters
+        ----------
+        ranks_per_host
+            How many.
+
         Raises
         ------
         ConfigError
@@ -214,7 +224,13 @@ class Network(_Model):
         return self.model_copy(update={"ranks_per_host": ranks_per_host})
 
     def neighbours(self, size: int) -> int:
-        """Return how many ranks share a host in a world of ``size``; on a bus, that is all of them."""
+        """Return how many ranks share a host; on a bus, that is all of them.
+
+        Parameters
+        ----------
+        size
+            How many ranks there are.
+        """
         return size if self.topology == "bus" else self.ranks_per_host
 
 

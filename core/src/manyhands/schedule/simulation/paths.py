@@ -48,11 +48,23 @@ class Path:
     between_hosts: bool
 
     def busy_s(self, nbytes: float) -> tuple[float, ...]:
-        """Return for how long a message of ``nbytes`` keeps each queue busy."""
+        """Return for how long a message keeps each queue busy, in seconds.
+
+        Parameters
+        ----------
+        nbytes
+            Its size.
+        """
         return tuple([gap + nbytes / rate for gap, rate in zip(self.gaps_s, self.bandwidths_bytes_per_s, strict=True)])
 
     def flight_s(self, nbytes: float) -> float:
-        """Return the seconds from the moment the last queue begins to serve a message of ``nbytes`` to its end."""
+        """Return the seconds from the moment the last queue begins to serve a message to its end.
+
+        Parameters
+        ----------
+        nbytes
+            Its size.
+        """
         # A port is as fast as the slowest link of the way.
         return self.latency_s + nbytes / self.bandwidths_bytes_per_s[0]
 
@@ -101,7 +113,12 @@ class Paths:
         self._levels: dict[_Levels, _Levels] = {}
 
     def between(self, source: int, dest: int) -> Path:
-        """Return the way from rank ``source`` to rank ``dest``.
+        """Return the way from one rank to another.
+
+        Parameters
+        ----------
+        source, dest
+            The ranks.
 
         Raises
         ------

@@ -1,0 +1,163 @@
+"""How a plugin describes its backend, and what core asks of it besides messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from manyhands.schedule.steps import Collective
+
+__all__ = ["API_VERSION", "BackendConfig", "BackendSpec", "CollectiveRequest", "LaunchRequest"]
+
+API_VERSION: int = 1
+"""The version of the contract between core and plugins. Core takes plugins of this version and of the one before, and refuses others."""
+
+
+class BackendConfig(BaseModel):
+    """The base of a backend's config model, a pydantic model. Instances are frozen, and unknown keys are errors."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+    """What pydantic is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """The request of ``manyhands run``, for a backend that starts its ranks itself.
+
+    Attributes
+    ----------
+    target
+        A script's path, or a module's name.
+    is_module
+        Whether it is a module.
+    args
+        The arguments of the script.
+    ranks
+        How many ranks to start.
+    backend
+        The name of the backend.
+    environ
+        Variables to set for each rank: the chosen config, above all.
+    prefix
+        Whether each line of output begins with its rank.
+    config
+        The backend's own config.
+    """
+
+    target: str
+    is_module: bool
+    args: tuple[str, ...]
+    ranks: int
+    backend: str
+    environ: dict[str, str] = field(default_factory=dict)
+    prefix: bool = True
+    config: BackendConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    """The description of a backend; cheap to make, so that a plugin's module stays light.
+
+    A field that is not what it must be is a `PluginError` for whoever asks for the backend, and a sentence in ``manyhands doctor``.
+
+    Attributes
+    ----------
+    name
+        The name in the config, equal to that of the entry point.
+    summary
+        One line, for ``manyhands doctor``.
+    factory
+        ``"module:function"``; the function takes a `Bootstrap` and returns a `Backend`. It is imported when the backend is used, and called
+        in a thread of its own, which is left behind if it has not returned two seconds after the deadline of `init`.
+    config
+        The model of ``[backends.NAME]``.
+    devices
+        Where arrays may live: ``"cpu"``, ``"cuda"``, or both.
+    capabilities
+        Words that others may ask for: ``"transport"``; ``"native"`` where it offers native collectives; ``"virtual time"`` where
+        ranks do not live on the computer's clock; ``"calling thread"`` where the factory must run in the thread that calls `init`,
+        as that of MPI. A factory that hangs there hangs the program.
+    probe
+        Returns None when the backend can run here, else the reason in words. It must be quick and import nothing heavy; after
+        ten seconds it is left behind, and the backend counts as one that cannot run. Called in a thread of its own, any number of times.
+    install
+        The command that helps if it cannot.
+    auto_priority
+        With ``backend = "auto"``, the highest number wins among the backends that can run. A backend with None is never chosen.
+    one_host
+        Whether all ranks must be on one host. If they are not, ``auto`` passes it over.
+    selection
+        ``"package:file"``: a table of algorithms that fits this backend, in the package's folder. The config's ``selection`` is
+        read first, then this table, then the default table.
+    diagnose
+        ``"module:function"`` returning facts for ``manyhands doctor``, as (what, value) pairs: versions, devices, links. It may import what the
+        backend needs, and says in words what is missing. After a minute it is left behind.
+    parts
+        For a backend that is composed of others: a function that takes its config, and maps each key that names a backend to
+        that name, such as ``{"routes.cpu": "tcp"}``. Missing backends are reported before any rank starts.
+    launcher
+        ``"module:function"`` taking a `LaunchRequest` and returning an exit code, for a backend whose ranks are not
+        processes started by ``manyhands run``.
+    api_version
+        The version of the contract that the plugin was built for, written as a number: not `API_VERSION`, which is that of the
+        manyhands-core that happens to be installed.
+    """
+
+    name: str
+    summary: str
+    factory: str
+    config: type[BackendConfig] = BackendConfig
+    devices: tuple[str, ...] = ("cpu",)
+    capabilities: frozenset[str] = frozenset({"transport"})
+    probe: Callable[[], str | None] = lambda: None
+    install: str = ""
+    auto_priority: int | None = None
+    one_host: bool = False
+    selection: str | None = None
+    diagnose: str | None = None
+    parts: Callable[[Any], Mapping[str, str]] | None = None
+    launcher: str | None = None
+    api_version: int = 1  # not API_VERSION: what was built for an old contract must not seem to be of the present one
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRequest:
+    """A kind of call, put to ``manyhands_collective`` once and remembered.
+
+    Attributes
+    ----------
+    backend
+        The name of the backend.
+    collective
+        Which collective.
+    device
+        Where the arrays live, such as ``"cpu"``.
+    dtype
+        Their dtype, which may be structured; None for a barrier.
+    op
+        The name of the reduction, which may be ``"mean"``; ``"Op(...)"`` for a function of the user's. None if there is none.
+    nbytes
+        The size of this rank's array in bytes.
+    world_size
+        How many ranks take part.
+    even
+        Whether the blocks of all ranks are of one size.
+    digest
+        Eight bytes that differ between ranks that do not make the same call.
+    """
+
+    backend: str
+    collective: Collective
+    device: str
+    dtype: np.dtype[np.generic] | None
+    op: str | None
+    nbytes: int
+    world_size: int
+    even: bool = True
+    digest: bytes = b""
