@@ -300,7 +300,7 @@ def write_constant(page: Page, constant: Any) -> None:
     page.add(f"### {constant.name}")
     value = str(constant.value)
     if len(value) < LONGEST_VALUE:
-        page.add("```python", f"{constant.name} = {value}", "```")
+        page.add("```", f"{constant.name} = {value}", "```")  # not as Python, which a formatter would lay out anew
     write_words(page, constant, constant.name, "")
 
 

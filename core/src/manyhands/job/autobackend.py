@@ -119,6 +119,7 @@ def _try(job: Job, spec: BackendSpec, resolved: Resolved, plugins: PluginManager
         problem = str(error)
     problem = _first_problem(job, f"backend {spec.name}: start", problem, deadline)
     if problem and job.backend is not None:
+        job.backend.abort()
         job.backend.close()
         job.backend = None
     return problem

@@ -22,6 +22,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="gloo",
         summary="Gloo, as it comes with torch",
         factory="manyhands_gloo.backend:GlooBackend",
+        api_version=1,
         config=GlooConfig,
         capabilities=frozenset({"transport", "native"}),
         probe=_missing,

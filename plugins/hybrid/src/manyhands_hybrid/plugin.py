@@ -68,6 +68,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="hybrid",
         summary="several backends as one, by device, by operation, or by place",
         factory="manyhands_hybrid.backend:HybridBackend",
+        api_version=1,
         config=HybridConfig,
         devices=("cpu", "cuda"),
         parts=_parts,

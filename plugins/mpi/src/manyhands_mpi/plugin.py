@@ -31,6 +31,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="mpi",
         summary="Open MPI or MPICH, through mpi4py",
         factory="manyhands_mpi.backend:MpiBackend",
+        api_version=1,
         config=MpiConfig,
         # The thread that begins MPI is its main thread, which must also end it.
         capabilities=frozenset({"transport", "native", "calling thread"}),

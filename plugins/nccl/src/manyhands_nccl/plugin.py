@@ -81,6 +81,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="nccl",
         summary="NVIDIA's NCCL, between GPUs",
         factory="manyhands_nccl.backend:create",
+        api_version=1,
         config=NcclConfig,
         devices=("cuda",),
         capabilities=frozenset(),

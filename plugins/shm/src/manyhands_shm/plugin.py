@@ -64,6 +64,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="shm",
         summary="shared memory, between processes on one host",
         factory="manyhands_shm.backend:ShmBackend",
+        api_version=1,
         config=ShmConfig,
         probe=_probe,
         install="pip install 'manyhands[shm]'",

@@ -40,6 +40,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="simulated",
         summary="ranks of a simulated world in one process, for tests",
         factory="manyhands_simulated.backend:SimulatedBackend",
+        api_version=1,
         config=SimulatedConfig,
         capabilities=frozenset({"transport", "virtual time"}),
         install="pip install 'manyhands[simulated]'",

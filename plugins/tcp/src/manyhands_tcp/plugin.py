@@ -39,6 +39,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="tcp",
         summary="TCP sockets, between processes on one host or many",
         factory="manyhands_tcp.backend:TcpBackend",
+        api_version=1,
         config=TcpConfig,
         install="pip install 'manyhands[tcp]'",
         selection="manyhands_tcp:selection.toml",
