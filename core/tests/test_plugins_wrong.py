@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 from worlds import free_port, on_threads
 
 import manyhands as mh
+from manyhands.cli.doctor import _diagnose
 from manyhands.config.plugins import PluginManager, Switches
 from manyhands.errors import ApiVersionError, BackendUnavailableError, DuplicatePluginError, PluginError
 
@@ -167,6 +169,20 @@ def test_a_probe_that_hangs_is_waited_for_once(
     go.set()
 
 
+def test_a_diagnosis_that_hangs_is_left_behind(
+    plugins: PluginFactory, manager: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        SPEC.format(name="hangs", extra='"diagnose": __name__ + ":stuck"')
+        + "import threading\nGO = threading.Event()\nstuck = GO.wait"
+    )
+    module = plugins("hangs", source)
+    monkeypatch.setattr("manyhands.cli.doctor._DIAGNOSIS_S", 0.05)
+
+    assert _diagnose(manager) == {"hangs": [("diagnosis", "its diagnosis did not end within 0.05 s")]}
+    sys.modules[module].GO.set()
+
+
 WORLD = """
 import threading
 from manyhands.api import Backend, BackendSpec, hookimpl
@@ -240,7 +256,7 @@ def test_a_factory_that_raises_is_named_in_a_note(world: Callable[..., Any]) -> 
     outcomes, module = world("fails", "auto")
     errors = [each for each in outcomes if isinstance(each, KeyError)]
     assert errors
-    assert errors[0].__notes__ == [f"raised by the factory '{module.__name__}:fails' of the backend 'wrong' of dist-wrong 1.0"]
+    assert errors[0].__notes__ == [f"raised in the factory '{module.__name__}:fails' of the backend 'wrong' of dist-wrong 1.0"]
 
 
 @pytest.mark.parametrize("backend", ["wrong", "auto"])

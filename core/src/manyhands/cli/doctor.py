@@ -15,7 +15,7 @@ import typer
 
 from manyhands._version import __version__
 from manyhands.cli.console import print_command, print_json, print_table, print_text
-from manyhands.common.bounded import bounded
+from manyhands.common.bounded import Stuck, bounded
 from manyhands.common.installing import install_command
 from manyhands.config import load
 from manyhands.config.plugins import PluginManager, get_plugin_manager
@@ -187,6 +187,8 @@ def _diagnose(manager: PluginManager) -> dict[str, list[tuple[str, str]]]:
         try:
             facts = bounded(manager.load_diagnosis(spec), _DIAGNOSIS_S, "its diagnosis")
             diagnoses[spec.name] = [(str(what), str(value)) for what, value in facts]
+        except Stuck as error:
+            diagnoses[spec.name] = [("diagnosis", str(error))]
         except Exception as error:  # noqa: BLE001 - it asks libraries that may raise anything
             diagnoses[spec.name] = [("diagnosis", f"failed: {named(error)}")]
     return diagnoses

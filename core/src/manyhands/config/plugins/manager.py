@@ -39,7 +39,7 @@ from manyhands.config.plugins.loading import (
 from manyhands.config.plugins.specs import check_spec
 from manyhands.contract import hookspecs
 from manyhands.contract.backend import Backend, BackendSpec, Bootstrap, LaunchRequest
-from manyhands.errors import DuplicatePluginError, ManyHandsError, PluginError, UnknownBackendError
+from manyhands.errors import DeadlineError, DuplicatePluginError, ManyHandsError, PluginError, UnknownBackendError
 
 if TYPE_CHECKING:
     from manyhands.contract.backend import CollectiveRequest, NativeCollective
@@ -273,8 +273,9 @@ class PluginManager(Choice):
                 f"choose another backend, or leave this one out by plugins = ['no:{spec.name}']"
             ) from None
         except Exception as error:
-            if not isinstance(error, ManyHandsError):
-                error.add_note(f"raised by {name}")
+            # A rank that hangs in its factory is missed by those that wait for it in theirs.
+            if not isinstance(error, ManyHandsError) or isinstance(error, DeadlineError):
+                error.add_note(f"raised in {name}")
             raise
         return checked_kind(backend, Backend, name)
 
