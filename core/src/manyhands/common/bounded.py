@@ -63,7 +63,7 @@ def bounded(action: Callable[[], T], timeout_s: float, name: str, too_late: Call
     finally:
         with turn:
             abandoned = not done
-    if not done:
+    if abandoned:
         raise Stuck(f"{name} did not end within {timeout_s:g} s")
     value, error = done.pop()
     if error is not None:
