@@ -52,6 +52,7 @@ check: venv-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(PYRIGHT) --verifytypes manyhands --ignoreexternal
+	$(PYRIGHT) --verifytypes manyhands_conformance --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_gloo --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_hybrid --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_lab --ignoreexternal

@@ -15,6 +15,7 @@ import pytest
 MAX_LINES = 600
 PROJECTS = [
     "core",
+    "conformance",
     "lab",
     "parallel",
     "plugins/gloo",
@@ -72,7 +73,7 @@ def test_each_way_of_losing_step_is_found(repository, run_python, copy, file, ol
 
 
 def test_the_extras_that_the_readme_promises_exist(repository):
-    assert {"tcp", "simulated", "low-precision", "lab", "parallel", "plot", "all"} <= set(
+    assert {"tcp", "simulated", "low-precision", "conformance", "lab", "parallel", "plot", "all"} <= set(
         table(repository)["optional-dependencies"]
     )
     assert {"cli", "low-precision"} <= set(table(repository / "core")["optional-dependencies"])
@@ -109,6 +110,9 @@ def test_the_commands_of_the_lab_and_of_the_training_layers_are_found_by_entry_p
     assert table(repository / "lab")["entry-points"] == {
         "manyhands.commands": {name: f"manyhands_lab.commands.{name}:{name}" for name in ("bench", "show", "simulate")}
     }
+    assert table(repository / "conformance")["entry-points"] == {
+        "manyhands.commands": {"check": "manyhands_conformance.commands.check:check"}
+    }
     assert table(repository / "parallel")["entry-points"] == {
         "manyhands.commands": {"show.pipeline": "manyhands_parallel.commands.show_pipeline:show_pipeline"}
     }
@@ -121,7 +125,7 @@ def test_every_package_is_typed(repository):
 
 
 def test_no_source_file_is_over_600_lines(repository):
-    folders = ["core", "lab", "parallel", "plugins", "tools", "examples", "benchmarks", "tests"]
+    folders = ["core", "conformance", "lab", "parallel", "plugins", "tools", "examples", "benchmarks", "tests"]
     sources = [path for folder in folders for path in (repository / folder).rglob("*.py")]
     assert len(sources) > 20
     lengths = {str(path.relative_to(repository)): len(path.read_text(encoding="utf-8").splitlines()) for path in sources}

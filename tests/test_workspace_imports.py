@@ -96,7 +96,7 @@ def test_a_clean_tree_passes_with_imports_of_other_packages_for_types_and_inside
         (
             "lab/src/manyhands_lab/drawing/__init__.py",
             "import typer\n",
-            "typer is for manyhands.cli and manyhands_lab.commands and manyhands_parallel.commands alone",
+            "typer is for manyhands.cli and manyhands_conformance.commands and manyhands_lab.commands and manyhands_parallel.commands alone",
         ),
         ("lab/src/manyhands_lab/commands/__init__.py", "import rich\n", "rich must be imported inside the function"),
         (
@@ -114,12 +114,12 @@ def test_a_clean_tree_passes_with_imports_of_other_packages_for_types_and_inside
         (
             "core/src/manyhands/errors.py",
             "def f():\n    import rich.table\n",
-            "rich is for manyhands_lab.commands and manyhands_parallel.checkpoint alone",
+            "rich is for manyhands_conformance.commands and manyhands_lab.commands and manyhands_parallel.checkpoint alone",
         ),
         (
             "core/src/manyhands/__init__.py",
             "import typer\n",
-            "typer is for manyhands.cli and manyhands_lab.commands and manyhands_parallel.commands alone",
+            "typer is for manyhands.cli and manyhands_conformance.commands and manyhands_lab.commands and manyhands_parallel.commands alone",
         ),
         ("core/src/manyhands/group.py", "import torch\n", "torch must be imported inside the function"),
         (

@@ -53,7 +53,14 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
         "commands torch jax",
     )
 )
-PARALLEL_MAY_IMPORT = ("manyhands", "manyhands.errors")
+
+# Those of the conformance suite, which strangers run: it uses what every program and every plugin may use.
+CONFORMANCE = "manyhands_conformance"
+CONFORMANCE_ROWS: tuple[frozenset[str], ...] = tuple(
+    frozenset(row.split())
+    for row in ("ranks", "threads processes rank", "worlds", "registry", "chapters running", "reports", "commands pytest")
+)
+MAY_IMPORT = {CONFORMANCE: ("manyhands", "manyhands.api"), PARALLEL: ("manyhands", "manyhands.errors")}
 
 # Rooms that may import nothing of manyhands but these: schedules are data, and know no arrays and no sockets.
 NARROW: dict[str, frozenset[str]] = {
@@ -63,8 +70,8 @@ NARROW: dict[str, frozenset[str]] = {
 
 # Packages that only some rooms may import, and packages that no module may import at its top.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "typer": ("manyhands.cli", "manyhands_lab.commands", "manyhands_parallel.commands"),
-    "rich": ("manyhands_lab.commands", "manyhands_parallel.checkpoint"),
+    "typer": ("manyhands.cli", "manyhands_conformance.commands", "manyhands_lab.commands", "manyhands_parallel.commands"),
+    "rich": ("manyhands_conformance.commands", "manyhands_lab.commands", "manyhands_parallel.checkpoint"),
     "matplotlib": ("manyhands_lab.commands",),
 }
 # But those that derive from a class of such a package, and that others import inside functions.
@@ -161,7 +168,12 @@ def read(source: Path, elsewhere: frozenset[str] = frozenset()) -> list[Module]:
 def check_module(module: Module) -> Iterator[tuple[int, str]]:
     """Yield line and fault for each import of a module of core, or of the lab, that its room may not make."""
     own, room = module.name.split(".", maxsplit=1)[0], module.room
-    table, its_name = {LAB: (LAB_ROWS, "LAB_ROWS"), PARALLEL: (PARALLEL_ROWS, "PARALLEL_ROWS")}.get(own, (ROWS, "ROWS"))
+    tables = {
+        CONFORMANCE: (CONFORMANCE_ROWS, "CONFORMANCE_ROWS"),
+        LAB: (LAB_ROWS, "LAB_ROWS"),
+        PARALLEL: (PARALLEL_ROWS, "PARALLEL_ROWS"),
+    }
+    table, its_name = tables.get(own, (ROWS, "ROWS"))
     rows = {room: number for number, row in enumerate(table) for room in row}
     if room and room not in rows:
         yield 1, f"the room {room!r} has no place yet: put it into {its_name} in tools/check_imports.py"
@@ -175,9 +187,9 @@ def check_module(module: Module) -> Iterator[tuple[int, str]]:
             yield item.line, f"{package} must be imported inside the function that needs it: `import manyhands` stays light"
         elif package.startswith("manyhands_") and package != own:
             yield item.line, f"{own} imports {package}; reach it by name, through the plugin manager"
-        elif own == PARALLEL and package == "manyhands":
-            if item.target not in PARALLEL_MAY_IMPORT:
-                yield item.line, f"{own} imports {' and '.join(PARALLEL_MAY_IMPORT)} alone, and this one {item.target}"
+        elif own in MAY_IMPORT and package == "manyhands":
+            if item.target not in MAY_IMPORT[own]:
+                yield item.line, f"{own} imports {' and '.join(MAY_IMPORT[own])} alone, and this one {item.target}"
         elif package not in ("manyhands", own) or not room:
             continue  # what the package itself offers may come from anywhere
         elif not other:
@@ -227,10 +239,11 @@ def check(root: Path) -> list[str]:
     core = read(root / "core" / "src")
     names = frozenset(module.name for module in core)
     lab = read(root / "lab" / "src", names)
+    conformance = read(root / "conformance" / "src", names)
     parallel = read(root / "parallel" / "src", names)
-    trees = [core, lab, parallel, *(read(source, names) for source in sorted(root.glob("plugins/*/src")))]
+    trees = [core, conformance, lab, parallel, *(read(source, names) for source in sorted(root.glob("plugins/*/src")))]
     for tree in trees:
-        look = check_plugin if tree not in (core, lab, parallel) else check_module
+        look = check_plugin if tree not in (core, conformance, lab, parallel) else check_module
         faults += [f"{m.path.relative_to(root)}:{line}: {fault}" for m in tree for line, fault in look(m)]
         faults += find_circles(tree)
     return faults

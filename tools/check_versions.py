@@ -19,6 +19,7 @@ def projects(root: Path) -> dict[Path, dict[str, Any]]:
     folders = [
         root,
         root / "core",
+        root / "conformance",
         root / "lab",
         root / "parallel",
         *sorted(path.parent for path in root.glob("plugins/*/pyproject.toml")),

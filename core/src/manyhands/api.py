@@ -48,6 +48,7 @@ from manyhands.errors import (
 
 if TYPE_CHECKING:
     from manyhands.calls.work import Work
+    from manyhands.config.plugins import describe_backend
     from manyhands.contract.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
     from manyhands.contract.observe import OperationEvent
     from manyhands.contract.runtime import Condition, Place, Runtime
@@ -136,6 +137,7 @@ __all__ = [
     "Work",
     "current_frames",
     "current_rank",
+    "describe_backend",
     "guarded",
     "hookimpl",
     "init",
@@ -169,6 +171,7 @@ _HOMES = {
     "Work": "manyhands.calls.work",
     "current_frames": "manyhands.control.bystanders",
     "current_rank": "manyhands.job.threads",
+    "describe_backend": "manyhands.config.plugins",
     **dict.fromkeys(("Guard", "guarded"), "manyhands.launch.guard"),
     "OutputStream": "manyhands.launch.output:Stream",
     "screens": "manyhands.launch.output",

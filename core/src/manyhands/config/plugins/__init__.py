@@ -12,6 +12,7 @@ from __future__ import annotations
 from manyhands.config.plugins.installed import BACKEND_GROUP, EXTENSION_GROUP, InstalledPlugin, Switches
 from manyhands.config.plugins.loading import checked_kind
 from manyhands.config.plugins.manager import Description, PluginManager, get_plugin_manager
+from manyhands.contract.backend import BackendSpec
 
 __all__ = [
     "BACKEND_GROUP",
@@ -21,5 +22,19 @@ __all__ = [
     "PluginManager",
     "Switches",
     "checked_kind",
+    "describe_backend",
     "get_plugin_manager",
 ]
+
+
+def describe_backend(name: str) -> BackendSpec:
+    """Return what the backend ``name`` says of itself; its plugin's light module is imported, and nothing else.
+
+    Raises
+    ------
+    UnknownBackendError
+        No plugin has that name, or a switch blocks it.
+    PluginError
+        The plugin is broken, built for another version of the contract, or one of two that have the name.
+    """
+    return get_plugin_manager().describe(name)

@@ -1,0 +1,1 @@
+"""The checks, one module for each chapter; the names end in ``_``, since some are names of Python's."""

@@ -1,0 +1,82 @@
+"""A rank that is a process of its own: ``manyhands run ... -m manyhands_conformance.rank SOCKET TIMEOUT CLOCK``.
+
+It takes programs from the socket, one line of JSON each, and answers with what came of them. CLOCK is ``virtual`` where ranks live on a
+clock of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import IO, Any
+
+import manyhands as mh
+from manyhands_conformance.ranks import HERE, Here, outcome_of
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Be a rank, until the socket ends."""
+    address, timeout_s, clock = sys.argv[1:]
+    with socket.socket(socket.AF_UNIX) as own:
+        own.connect(address)
+        with own.makefile("w", encoding="utf-8") as answers:
+            _live(_orders(own, is_virtual=clock == "virtual"), _Answers(answers), float(timeout_s))
+
+
+def _orders(own: socket.socket, *, is_virtual: bool) -> Iterator[str]:
+    """Yield the lines that come, until the other side ends."""
+    partial = b""
+    while True:
+        while is_virtual and not select.select([own], [], [], 0.0002)[0]:
+            mh.sleep(0.001)  # who only waits for what is not of a simulated world keeps all others waiting for seconds
+        data = own.recv(1 << 16)
+        if not data:
+            return
+        *lines, partial = (partial + data).split(b"\n")
+        yield from (line.decode() for line in lines)
+
+
+class _Answers:
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._lock = threading.Lock()  # words may come from threads of a program
+
+    def write(self, what: str, fact: Any) -> None:
+        with self._lock:
+            self._file.write(json.dumps({"what": what, "fact": fact}) + "\n")
+            self._file.flush()
+
+
+def _live(orders: Iterator[str], answers: _Answers, timeout_s: float) -> None:
+    here = Here(None, None, timeout_s, lambda word: answers.write("word", word))
+    HERE.set(here)
+
+    def body() -> None:
+        with here.join() as group:
+            answers.write("here", [group.rank, os.getpid()])
+            for line in orders:
+                order = json.loads(line)
+                module, _, name = order["program"].partition(":")
+                program = getattr(importlib.import_module(module), name)
+                outcome, error = outcome_of(lambda: program(group, **order["facts"]))  # noqa: B023 - called at once
+                answers.write("outcome", asdict(outcome))
+                if error is not None:
+                    raise error
+
+    outcome, error = outcome_of(body)
+    if error is not None:
+        answers.write("failed", asdict(outcome))
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What the programs of checks use: how a call ended, another group of the same ranks, and word to the check."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import manyhands as mh
+
+__all__ = ["HERE", "Here", "Outcome", "Program", "ending", "join", "outcome_of", "tell"]
+
+Program = Callable[..., Any]
+"""``program(group, **facts)``: a function of a module, which runs on every rank. Its facts and its result are plain data, as JSON has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a call or of a program on one rank.
+
+    Attributes
+    ----------
+    value
+        What it returned.
+    errors
+        The names of the class of what it raised and of that class's bases, the class first; empty where it returned.
+    text
+        The words of the error.
+    peer
+        The rank that the error names; None where it names none.
+    took_s
+        How many seconds it lasted.
+    ended
+        When it ended, by `time.monotonic`, which the processes of a host share.
+    trace
+        The traceback.
+    """
+
+    value: Any = None
+    errors: tuple[str, ...] = ()
+    text: str = ""
+    peer: int | None = None
+    took_s: float = 0.0
+    ended: float = 0.0
+    trace: str = ""
+
+    @property
+    def error(self) -> str:
+        """The name of the error's class; empty where there was none."""
+        return self.errors[0] if self.errors else ""
+
+    def __str__(self) -> str:
+        if not self.errors:
+            return f"returned {self.value!r} after {self.took_s:.2f} s"
+        return f"raised {self.error} after {self.took_s:.2f} s: {self.text}"
+
+
+def outcome_of(call: Callable[[], Any]) -> tuple[Outcome, BaseException | None]:
+    """Make a call; return what came of it, and what it raised."""
+    began = time.monotonic()
+    try:
+        value = call()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the check is told
+        ended = time.monotonic()
+        names = tuple(kind.__name__ for kind in type(error).__mro__)
+        peer = getattr(error, "peer", None)
+        trace = "".join(traceback.format_exception(error))
+        return Outcome(None, names, str(error), peer, ended - began, ended, trace), error
+    ended = time.monotonic()
+    return Outcome(value, took_s=ended - began, ended=ended), None
+
+
+def ending(call: Callable[[], Any]) -> dict[str, Any]:
+    """Make a call; return how it ended, as the facts of an `Outcome` that a program can return.
+
+    A result that is an array is left out.
+    """
+    outcome, error = outcome_of(call)
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    value = outcome.value if isinstance(outcome.value, bool | int | float | str | list | None) else None
+    return {
+        "value": value,
+        "errors": outcome.errors,
+        "text": outcome.text,
+        "peer": outcome.peer,
+        "took_s": outcome.took_s,
+        "ended": outcome.ended,
+        "trace": outcome.trace,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A rank of a world of the suite.
+
+    Attributes
+    ----------
+    backend, config, timeout_s
+        What its groups are made with.
+    say
+        Gives a word to the check.
+    """
+
+    backend: str | None
+    config: Mapping[str, Any] | str | None
+    timeout_s: float
+    say: Callable[[str], None]
+
+    def join(self, timeout_s: float | None = None) -> mh.Group:
+        """Make a group of all ranks."""
+        return mh.init(self.backend, config=self.config, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+
+
+HERE: ContextVar[Here] = ContextVar("manyhands_conformance_here")
+"""The rank that the calling thread is."""
+
+
+def join(timeout_s: float | None = None) -> mh.Group:
+    """Make another group of all ranks of this world, as `manyhands.init` does; the group before must have been closed."""
+    return HERE.get().join(timeout_s)
+
+
+def tell(word: str) -> None:
+    """Give a word to the check; see `Job.told`."""
+    HERE.get().say(word)

@@ -1,0 +1,140 @@
+"""What a check is, and all that there are."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from manyhands import UsageError
+
+if TYPE_CHECKING:
+    from manyhands_conformance.worlds import WorldMaker
+
+__all__ = ["CHAPTERS", "Check", "all_checks", "check", "choose"]
+
+CHAPTERS: Final[dict[str, str]] = {
+    "bytes": "every collective, dtype, reduction, size and layout gives exact values",
+    "messages": "sends and receives keep values and order",
+    "async": "calls in the background",
+    "groups": "groups of some of the ranks",
+    "threads": "several threads of a rank",
+    "mismatches": "ranks that do not make the same call are told so, all of them",
+    "deadlines": "a late rank is named in time",
+    "close": "leaving a group, whatever goes on",
+    "leaks": "nothing is left behind",
+    "death": "a lost rank is named on every other",
+    "speed": "calls take a sane share of what the machine can do",
+    "device": "arrays on GPUs",
+}
+"""The chapters and what they are about, in the order in which they run. A chapter is a module of `manyhands_conformance.chapters`."""
+
+NEEDS: Final[dict[str, str]] = {
+    "cpu": "it does not move the memory of the host: Backend.memory",
+    "cuda": "it does not move the memory of GPUs: Backend.memory",
+    "clock": "its spec declares 'virtual time'",
+    "processes": "its ranks are no processes: its spec declares 'virtual time'",
+}
+"""What a check may need, and why a backend lacks it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise of the contract, and what finds out whether a backend keeps it.
+
+    Attributes
+    ----------
+    name
+        The function's name without ``check_``.
+    chapter
+        One of `CHAPTERS`.
+    promise
+        One line: the first line of the function's docstring.
+    needs
+        What the backend must have declared; it is skipped on others. See `NEEDS`.
+    run
+        The function: raises AssertionError, or an error of manyhands, where the promise is broken.
+    """
+
+    name: str
+    chapter: str
+    promise: str
+    needs: tuple[str, ...]
+    run: Callable[[WorldMaker], None]
+
+    @property
+    def title(self) -> str:
+        """The chapter and the name: ``"bytes.all_reduce"``."""
+        return f"{self.chapter}.{self.name}"
+
+
+_registered: dict[str, Check] = {}
+
+
+def check(*, chapter: str, needs: str = "cpu") -> Callable[[Callable[[WorldMaker], None]], Callable[[WorldMaker], None]]:
+    """Make a function ``check_NAME(worlds)`` a check of the suite.
+
+    Parameters
+    ----------
+    chapter
+        One of `CHAPTERS`.
+    needs
+        Words of `NEEDS` with spaces between them: the check is skipped where the backend has not declared them.
+
+    Raises
+    ------
+    ValueError
+        The function is no check: its name, chapter, needs or docstring is wrong, or another check has its name.
+    """
+
+    def register(function: Callable[[WorldMaker], None]) -> Callable[[WorldMaker], None]:
+        name = function.__name__.removeprefix("check_")
+        promise = (function.__doc__ or "").partition("\n")[0]
+        wanted = tuple(needs.split())
+        if name == function.__name__ or not promise or chapter not in CHAPTERS or not set(wanted) <= NEEDS.keys():
+            raise ValueError(f"{function.__name__}: expected check_NAME, a docstring, a chapter and needs that there are")
+        made = Check(name, chapter, promise, wanted, function)
+        if made.title in _registered:
+            raise ValueError(f"there are two checks {made.title}")
+        _registered[made.title] = made
+        return function
+
+    return register
+
+
+def all_checks() -> list[Check]:
+    """Return all checks of the suite, in the order in which they run."""
+    for chapter in CHAPTERS:
+        importlib.import_module(f"manyhands_conformance.chapters.{chapter}_")
+    order = list(CHAPTERS)
+    return sorted(_registered.values(), key=lambda each: order.index(each.chapter))
+
+
+def choose(chapters: list[str], only: list[str]) -> list[Check]:
+    """Return the checks of some chapters, and of those the ones that are named; all where a list is empty.
+
+    Parameters
+    ----------
+    chapters
+        Names of chapters.
+    only
+        Names of checks, ``all_reduce`` or ``bytes.all_reduce``.
+
+    Raises
+    ------
+    UsageError
+        There is no such chapter or check.
+    """
+    found = all_checks()
+    for name in chapters:
+        if name not in CHAPTERS:
+            raise UsageError(f"there is no chapter {name!r}; there are {', '.join(CHAPTERS)}")
+    for name in only:
+        if not any(name in (each.name, each.title) for each in found):
+            raise UsageError(f"there is no check {name!r}; `manyhands check --list` names all")
+    return [
+        each
+        for each in found
+        if (not chapters or each.chapter in chapters) and (not only or each.name in only or each.title in only)
+    ]

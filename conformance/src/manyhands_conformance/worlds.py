@@ -1,0 +1,213 @@
+"""`WorldMaker`: what every check is given."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from manyhands.api import BackendSpec, BackendUnavailableError, Group, UsageError, describe_backend, install_command
+from manyhands_conformance.processes import ProcessJob
+from manyhands_conformance.ranks import Outcome, Program
+from manyhands_conformance.threads import ThreadJob
+
+__all__ = ["WorldMaker"]
+
+_TIMEOUT_S: Final = 15.0
+_GRACE_S: Final = 10.0
+"""How much longer than a group's timeout a program may last."""
+_LARGEST: Final = 9
+
+
+def _memory(group: Group) -> list[str]:
+    """Return which memory the backend moves as it is configured, on every rank."""
+    backend = group.backend()
+    return sorted(backend.memory) if backend is not None else []
+
+
+class WorldMaker:
+    """Makes worlds of ranks on one backend, and runs programs on them.
+
+    Ranks are threads of this process; where the backend says by `BackendUnavailableError` that it cannot have such, or has a launcher of its own, they are
+    started by ``manyhands run``. Worlds whose programs raised nothing are kept, and serve the next program.
+
+    Parameters
+    ----------
+    backend
+        The backend's name.
+    config
+        The content of a ``manyhands.toml``, or the name of such a file.
+    ranks
+        How many ranks a world has unless a check asks for another number; at least 2.
+    quick
+        Whether checks may leave out some of what they would try.
+
+    Attributes
+    ----------
+    spec
+        What the backend says of itself.
+    has_threads
+        Whether ranks may be threads of one process.
+
+    Raises
+    ------
+    PluginError
+        The backend is not installed, is broken, or cannot run here.
+    UsageError
+        The config is wrong.
+    """
+
+    def __init__(
+        self, backend: str, config: Mapping[str, Any] | str | None = None, ranks: int = 4, *, quick: bool = False
+    ) -> None:
+        self.backend: str = backend
+        self.config: Mapping[str, Any] | str | None = config
+        self.ranks: int = ranks
+        self.quick: bool = quick
+        self.spec: BackendSpec = describe_backend(backend)
+        self._kept: dict[int, ThreadJob | ProcessJob] = {}
+        self._memory: frozenset[str] = frozenset(self.spec.devices)
+        reason = self.spec.probe()
+        if reason is not None:
+            raise BackendUnavailableError(
+                f"the backend {backend!r} cannot run here, and cannot be checked: {reason}; try: {install_command(self.spec.install)}"
+            )
+        self.has_threads: bool = self.spec.launcher is None
+        self._try()
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes of worlds that a check tries which is about that: 1 to 9 where ranks are threads, else 1 to ``ranks``."""
+        if not self.has_threads:
+            return list(range(1, self.ranks + 1))
+        return [1, 2, 3, self.ranks, 5, 9] if self.quick else list(range(1, _LARGEST + 1))
+
+    def lacks(self, need: str) -> bool:
+        """Tell whether the backend has declared that it lacks something: a word of `registry.NEEDS`."""
+        if need in ("cpu", "cuda"):
+            return need not in self._memory
+        return "virtual time" in self.spec.capabilities
+
+    def run(self, program: Program, ranks: int | None = None, **facts: Any) -> list[Any]:
+        """Run a program on every rank; return what it returned on each.
+
+        Parameters
+        ----------
+        program
+            A function of a module: ``program(group, **facts)``.
+        ranks
+            How many ranks the world has.
+        facts
+            Plain data.
+
+        Raises
+        ------
+        AssertionError
+            The program raised something on a rank, or did not end in time.
+        """
+        size = self.ranks if ranks is None else ranks
+        job = self._kept.get(size)
+        if job is None:
+            job = self._kept[size] = self._start(size, _TIMEOUT_S)
+        outcomes = job.run(program, facts, _TIMEOUT_S + _GRACE_S)
+        if any(each is None or each.errors for each in outcomes):
+            del self._kept[size]
+            text = _what_happened(program, job, outcomes)
+            job.end(1.0)
+            raise AssertionError(text)
+        return [each.value for each in outcomes if each is not None]
+
+    def attempt(
+        self, program: Program, ranks: int | None = None, *, timeout_s: float = _TIMEOUT_S, **facts: Any
+    ) -> list[Outcome]:
+        """Run a program on every rank of a new world, where calls may fail; return what came of it on each.
+
+        Parameters
+        ----------
+        program, ranks, facts
+            As for `run`.
+        timeout_s
+            The timeout of the ranks' group.
+
+        Raises
+        ------
+        AssertionError
+            The program did not end in time on a rank, or a rank did not leave the world.
+        """
+        size = self.ranks if ranks is None else ranks
+        job = self._start(size, timeout_s)
+        outcomes = job.run(program, facts, timeout_s + _GRACE_S)
+        late = any(each is None for each in outcomes)
+        text = _what_happened(program, job, outcomes) if late else ""
+        fault = job.end(1.0 if late else timeout_s + _GRACE_S)
+        if late or (fault and isinstance(job, ThreadJob)):  # processes that raised something do not end well, and need not
+            raise AssertionError(text or f"after {program.__name__}: {fault}")
+        return [each for each in outcomes if each is not None]
+
+    @contextlib.contextmanager
+    def processes(
+        self, program: Program, ranks: int | None = None, *, timeout_s: float = _TIMEOUT_S, **facts: Any
+    ) -> Iterator[ProcessJob]:
+        """Begin a program on ranks that are processes, which the check may signal; whatever is left at the end is killed.
+
+        Parameters
+        ----------
+        program, ranks, timeout_s, facts
+            As for `attempt`.
+
+        Yields
+        ------
+        ProcessJob
+            Its ranks have come together, and the program has begun.
+        """
+        size = self.ranks if ranks is None else ranks
+        job = ProcessJob(self.backend, self.config, size, timeout_s, keep_going=self.spec.launcher is None)
+        try:
+            job.begin(program, facts)
+            yield job
+        finally:
+            job.end(0.0)
+
+    def rest(self) -> str:
+        """End the worlds that were kept; return what is wrong where one does not end well, else an empty text."""
+        faults = [job.end(_TIMEOUT_S + _GRACE_S) for job in self._kept.values()]
+        self._kept = {}
+        return "\n".join(filter(None, faults))
+
+    def _try(self) -> None:
+        """Find out, by a first world, what ranks can be and which memory the backend moves. What is wrong otherwise, the checks will find."""
+        try:
+            job = self._start(2, _TIMEOUT_S)
+        except AssertionError:
+            return
+        outcomes = job.run(_memory, {}, _TIMEOUT_S + _GRACE_S)
+        first = outcomes[0]
+        if first is None or first.errors:
+            job.end(_GRACE_S)
+            if first is not None and "ConfigError" in first.errors:
+                raise UsageError(f"the backend {self.backend!r} cannot be checked with this configuration: {first.text}")
+            if self.has_threads and all(each is not None and "BackendUnavailableError" in each.errors for each in outcomes):
+                self.has_threads = False
+                self._try()
+            return
+        self._memory = frozenset(first.value)
+        self._kept[2] = job
+
+    def _start(self, size: int, timeout_s: float) -> ThreadJob | ProcessJob:
+        if self.has_threads:
+            return ThreadJob(self.backend, self.config, size, timeout_s)
+        return ProcessJob(self.backend, self.config, size, timeout_s, is_virtual=self.lacks("clock"))
+
+
+def _what_happened(program: Program, job: ThreadJob | ProcessJob, outcomes: list[Outcome | None]) -> str:
+    """Return in words what went wrong: the ranks that hang, and the error that is the cause of the others."""
+    size = len(outcomes)
+    raised = {rank: each for rank, each in enumerate(outcomes) if each is not None and each.errors}
+    cause = next((rank for rank, each in raised.items() if "CommError" not in each.errors), next(iter(raised), None))
+    lines = []
+    if cause is not None:
+        lines.append(f"rank {cause} of {size} raised {raised[cause].error}: {raised[cause].text}")
+    late = [str(rank) for rank, each in enumerate(outcomes) if each is None]
+    if late:
+        lines.append(f"rank {', '.join(late)} of {size} did not return from {program.__name__}:\n{job.whereabouts()}")
+    return "\n".join(lines)
