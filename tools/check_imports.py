@@ -58,7 +58,15 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
 CONFORMANCE = "manyhands_conformance"
 CONFORMANCE_ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
-    for row in ("ranks", "threads processes rank", "worlds", "registry", "chapters running", "reports", "commands pytest")
+    for row in (
+        "arrays ranks",
+        "threads processes rank",
+        "worlds",
+        "registry",
+        "chapters running",
+        "reports",
+        "commands pytest",
+    )
 )
 MAY_IMPORT = {CONFORMANCE: ("manyhands", "manyhands.api"), PARALLEL: ("manyhands", "manyhands.errors")}
 
