@@ -76,6 +76,7 @@ class ProcessJob:
         self._outcomes: dict[int, Outcome] = {}
         self._gone: set[int] = set()
         self._failed: list[Outcome] = []
+        self._is_over = False
         options = ["--backend", backend, "-n", str(size)]
         options += ["--keep-going"] if keep_going else []
         options += ["--config", str(Path(config).resolve())] if isinstance(config, str) else []
@@ -139,6 +140,8 @@ class ProcessJob:
             with contextlib.suppress(OSError):
                 connection.socket.shutdown(socket.SHUT_WR)
         fault = ""
+        if self._is_over:
+            return fault
         try:
             code = self._process.wait(patience_s)
             if code:
@@ -208,6 +211,7 @@ class ProcessJob:
         return self._output.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
 
     def _kill(self) -> None:
+        self._is_over = True
         for pid in self.pids.values():  # also those that a signal has stopped
             with contextlib.suppress(OSError):
                 if self._process.poll() is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import manyhands as mh
 
-__all__ = ["HERE", "Here", "Outcome", "Program", "ending", "join", "outcome_of", "tell"]
+__all__ = ["HERE", "Here", "Outcome", "Program", "ending", "join", "outcome_of", "tell", "until_failed"]
 
 Program = Callable[..., Any]
 """``program(group, **facts)``: a function of a module, which runs on every rank. Its facts and its result are plain data, as JSON has it."""
@@ -122,6 +122,13 @@ HERE: ContextVar[Here] = ContextVar("manyhands_conformance_here")
 def join(timeout_s: float | None = None) -> mh.Group:
     """Make another group of all ranks of this world, as `manyhands.init` does; the group before must have been closed."""
     return HERE.get().join(timeout_s)
+
+
+def until_failed(group: mh.Group, patience_s: float = 20.0) -> None:
+    """Wait until a group knows that its job has failed, without a call on it; return after the patience all the same."""
+    limit = time.monotonic() + patience_s
+    while "failed" not in repr(group) and time.monotonic() < limit:
+        mh.sleep(0.005)
 
 
 def tell(word: str) -> None:

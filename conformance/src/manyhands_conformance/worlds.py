@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from manyhands.api import BackendSpec, BackendUnavailableError, Group, UsageError, describe_backend, install_command
@@ -17,6 +18,7 @@ _TIMEOUT_S: Final = 15.0
 _GRACE_S: Final = 10.0
 """How much longer than a group's timeout a program may last."""
 _LARGEST: Final = 9
+_AT_ONCE: Final = 4
 
 
 def _memory(group: Group) -> list[str]:
@@ -143,6 +145,31 @@ class WorldMaker:
         if late or (fault and isinstance(job, ThreadJob)):  # processes that raised something do not end well, and need not
             raise AssertionError(text or f"after {program.__name__}: {fault}")
         return [each for each in outcomes if each is not None]
+
+    def attempts(
+        self, program: Program, each: Sequence[Mapping[str, Any]], ranks: int | None = None, *, timeout_s: float = _TIMEOUT_S
+    ) -> list[list[Outcome]]:
+        """Do as `attempt` for several sets of facts, some of them at the same time where ranks are threads.
+
+        Parameters
+        ----------
+        program, ranks, timeout_s
+            As for `attempt`.
+        each
+            The facts of each attempt.
+
+        Raises
+        ------
+        AssertionError
+            As `attempt`, for the first one that fails.
+        """
+        with ThreadPoolExecutor(_AT_ONCE if self.has_threads else 1) as pool:
+            begun = [pool.submit(self.attempt, program, ranks, timeout_s=timeout_s, **facts) for facts in each]
+            try:
+                return [future.result() for future in begun]
+            finally:
+                for future in begun:
+                    future.cancel()
 
     @contextlib.contextmanager
     def processes(

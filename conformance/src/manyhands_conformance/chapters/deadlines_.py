@@ -1,1 +1,114 @@
-"""To be written."""
+"""Deadlines: a call ends in time, and says who is late."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+import manyhands as mh
+from manyhands.api import Group
+from manyhands_conformance.ranks import ending, until_failed
+from manyhands_conformance.registry import check
+from manyhands_conformance.worlds import WorldMaker
+
+_TIMEOUT_S = 0.5
+_LATER_S = 4.0
+"""How much later than its deadline a call may end: the machine may be busy."""
+_SOME = 3
+
+
+def _late(group: Group, name: str) -> dict[str, Any]:
+    """The last rank does not come; the others make a call with a deadline."""
+    rank, size, absent = group.rank, group.world_size, group.world_size - 1
+    x, long = np.ones(3), np.ones(3 << 18)
+    calls = {
+        "all_reduce": lambda: group.all_reduce(x, timeout_s=_TIMEOUT_S),
+        "a long all_reduce": lambda: group.all_reduce(long, timeout_s=_TIMEOUT_S),
+        "barrier": lambda: group.barrier(timeout_s=_TIMEOUT_S),
+        "recv": lambda: group.recv(absent, timeout_s=_TIMEOUT_S),
+        "a long send": lambda: group.send(np.ones(1 << 22), absent, timeout_s=_TIMEOUT_S),
+        "broadcast from it": lambda: group.broadcast(x, absent, timeout_s=_TIMEOUT_S),
+        "a long broadcast from it": lambda: group.broadcast(long, absent, timeout_s=_TIMEOUT_S),
+        "all_gather": lambda: group.all_gather(x, timeout_s=_TIMEOUT_S),
+        "all_to_all": lambda: group.all_to_all(x, timeout_s=_TIMEOUT_S),
+        "a long all_to_all": lambda: group.all_to_all(long, timeout_s=_TIMEOUT_S),
+        "reduce_scatter": lambda: group.reduce_scatter(x, timeout_s=_TIMEOUT_S),
+        "gather on rank 1": lambda: group.gather(x, 1, timeout_s=_TIMEOUT_S),
+        "scan": lambda: group.scan(x, timeout_s=_TIMEOUT_S),
+        "all_reduce_async": lambda: group.all_reduce_async(x, timeout_s=_TIMEOUT_S).wait(),
+        "sendrecv": lambda: group.sendrecv(long, (rank + 1) % size, (rank - 1) % size, timeout_s=_TIMEOUT_S),
+        "split": lambda: group.split(0, timeout_s=_TIMEOUT_S),
+    }
+    group.barrier()
+    if rank == absent:
+        until_failed(group)
+        return ending(group.barrier)
+    first = ending(calls[name])
+    return first if first["errors"] else ending(lambda: group.barrier(timeout_s=_TIMEOUT_S))
+
+
+_CALLS = (
+    "barrier",
+    "recv",
+    "a long all_reduce",
+    "all_reduce",
+    "a long send",
+    "broadcast from it",
+    "a long broadcast from it",
+    "all_gather",
+    "all_to_all",
+    "a long all_to_all",
+    "reduce_scatter",
+    "gather on rank 1",
+    "scan",
+    "all_reduce_async",
+    "sendrecv",
+    "split",
+)
+
+
+@check(chapter="deadlines", needs="cpu clock")
+def check_late_rank(worlds: WorldMaker) -> None:
+    """Where a rank does not come, every call ends at its deadline with a DeadlineError that names it, on every rank."""
+    names = _CALLS[:_SOME] if worlds.quick or not worlds.has_threads else _CALLS
+    for name, outcomes in zip(names, worlds.attempts(_late, [{"name": name} for name in names], 3), strict=True):
+        for rank, outcome in enumerate(outcomes):
+            what = f"{name} with timeout_s={_TIMEOUT_S}, and rank 2 does not come: rank {rank}"
+            assert not outcome.errors, f"{what} {outcome}"
+            found = outcome.value
+            assert "DeadlineError" in found["errors"], f"{what} got {found['errors'][:1] or 'no error'}: {found['text']}"
+            assert found["peer"] == 2, f"{what} was told of rank {found['peer']}: {found['text']}"
+            if rank != 2:
+                took = found["took_s"]
+                assert _TIMEOUT_S - 0.1 <= took <= _TIMEOUT_S + _LATER_S, f"{what} ended after {took:.2f} s"
+
+
+def _in_time(group: Group) -> float:
+    group.barrier()
+    if group.rank == 1:
+        mh.sleep(0.7)
+    began = time.monotonic()
+    assert group.all_reduce(np.ones(2)).tolist() == [group.world_size] * 2
+    group.sendrecv(np.ones(1000), (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size)
+    return time.monotonic() - began
+
+
+@check(chapter="deadlines")
+def check_rank_in_time(worlds: WorldMaker) -> None:
+    """A rank that comes late, but in time, is waited for."""
+    took = worlds.run(_in_time, 3)
+    assert worlds.lacks("clock") or took[0] > 0.5, f"rank 0 did not wait for rank 1: {took[0]:.2f} s"
+
+
+def _not_late(group: Group, times: int) -> None:
+    for number in range(times):
+        assert group.all_reduce(np.full(2, number), timeout_s=5.0).tolist() == [group.world_size * number] * 2
+        group.barrier(timeout_s=5.0)
+
+
+@check(chapter="deadlines")
+def check_in_time(worlds: WorldMaker) -> None:
+    """A deadline that is not missed has no effect."""
+    worlds.run(_not_late, times=100)

@@ -1,1 +1,114 @@
-"""To be written."""
+"""Death: a rank that is killed, or stands still, is named on every other in time."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import numpy as np
+
+from manyhands.api import Group
+from manyhands_conformance.processes import ProcessJob
+from manyhands_conformance.ranks import ending, tell, until_failed
+from manyhands_conformance.registry import check
+from manyhands_conformance.worlds import WorldMaker
+
+_PROMPT_S = 5.0
+"""Within what time survivors must know; they are told within a second, and the machine may be busy."""
+_PATIENCE_S = 30.0
+_STOPPED_S = 1.0
+
+
+def _waits(group: Group, name: str, victim: int) -> dict[str, Any] | None:
+    """The victim does nothing; the others are in a call."""
+    other = next(rank for rank in range(group.world_size) if rank not in (group.rank, victim))
+    long = np.ones(1 << 20)
+    group.barrier()
+    tell("ready")
+    if name != "in the midst of long calls" and group.rank == victim:
+        time.sleep(_PATIENCE_S)
+        return None
+    calls = {
+        "in a barrier": group.barrier,
+        "in recv from it": lambda: group.recv(victim),
+        "in recv from another rank": lambda: group.recv(other),
+        "in a long send to it": lambda: group.send(np.ones(1 << 22), victim),
+        "in no call": lambda: until_failed(group),
+        "in the midst of long calls": lambda: [group.all_reduce(long, out=long, op="max") for _ in range(10**6)] and None,
+    }
+    first = ending(calls[name])
+    return first if first["errors"] else ending(group.barrier)
+
+
+def _look(job: ProcessJob, victim: int, since: float, kind: str, what: str, limit_s: float) -> None:
+    for rank, outcome in enumerate(job.outcomes(_PATIENCE_S, lost=(victim,))):
+        if rank == victim:
+            continue
+        assert outcome is not None, f"{what}: rank {rank} did not return, or ended without a word\n{job.whereabouts()}"
+        assert not outcome.errors, f"{what}: rank {rank} {outcome}"
+        found = outcome.value
+        assert kind in found["errors"], f"{what}: rank {rank} got {found['errors'][:1] or 'no error'}: {found['text']}"
+        assert found["peer"] == victim, f"{what}: rank {rank} was told of rank {found['peer']}: {found['text']}"
+        late = found["ended"] - since
+        assert late < limit_s, f"{what}: rank {rank} was told after {late:.1f} s"
+
+
+_KILLED = (
+    ("in the midst of long calls", 1),
+    ("in a barrier", 0),
+    ("in recv from it", 2),
+    ("in recv from another rank", 1),
+    ("in a long send to it", 2),
+    ("in no call", 1),
+)
+
+
+@check(chapter="death", needs="cpu clock processes")
+def check_killed(worlds: WorldMaker) -> None:
+    """A rank that is killed is named by a PeerLostError on every survivor at once, whatever they do."""
+    for name, victim in _KILLED[:2] if worlds.quick else _KILLED:
+        with worlds.processes(_waits, 3, timeout_s=_PATIENCE_S, name=name, victim=victim) as job:
+            assert job.told("ready", 3), f"the ranks did not come out of their first barrier\n{job.whereabouts()}"
+            since = job.signal(victim, signal.SIGKILL)
+            _look(job, victim, since, "PeerLostError", f"rank {victim} of 3 was killed, and the others were {name}", _PROMPT_S)
+
+
+def _stands_still(group: Group, name: str, victim: int) -> dict[str, Any] | None:
+    group.barrier()
+    tell("ready")
+    if group.rank == victim:
+        time.sleep(_PATIENCE_S)
+        return None
+    calls = {
+        "barrier": lambda: group.barrier(timeout_s=_STOPPED_S),
+        "a long all_reduce": lambda: group.all_reduce(np.ones(1 << 20), timeout_s=_STOPPED_S),
+        "recv": lambda: group.recv(victim, timeout_s=_STOPPED_S),
+    }
+    return ending(calls[name])
+
+
+@check(chapter="death", needs="cpu clock processes")
+def check_stopped(worlds: WorldMaker) -> None:
+    """A rank that was stopped is named by a DeadlineError when the time is up."""
+    cases = (("a long all_reduce", 1), ("barrier", 0), ("recv", 2))
+    for name, victim in cases[:1] if worlds.quick else cases:
+        with worlds.processes(_stands_still, 3, timeout_s=_PATIENCE_S, name=name, victim=victim) as job:
+            assert job.told("ready", 3), f"the ranks did not come out of their first barrier\n{job.whereabouts()}"
+            since = job.signal(victim, signal.SIGSTOP)
+            what = f"rank {victim} of 3 was stopped, and the others were in {name} with timeout_s={_STOPPED_S}"
+            _look(job, victim, since, "DeadlineError", what, _STOPPED_S + _PROMPT_S)
+
+
+def _gives_up(group: Group) -> dict[str, Any] | None:
+    group.barrier()
+    if group.rank == 1:
+        raise RuntimeError("its program failed")
+    return ending(lambda: group.recv(1) if group.rank else group.all_reduce(np.ones(1 << 20)))
+
+
+@check(chapter="death", needs="cpu clock processes")
+def check_error(worlds: WorldMaker) -> None:
+    """Where the program of a process fails, every other that waits is woken, and told which."""
+    with worlds.processes(_gives_up, 3, timeout_s=_PATIENCE_S) as job:
+        _look(job, 1, time.monotonic(), "AbortedError", "the program of rank 1 of 3 failed", _PROMPT_S)

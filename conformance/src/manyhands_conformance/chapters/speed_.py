@@ -1,1 +1,118 @@
-"""To be written."""
+"""Speed: calls take a sane share of what this machine can do, measured in the same run. No absolute time is promised."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from manyhands.api import Group
+from manyhands_conformance.registry import check
+from manyhands_conformance.worlds import WorldMaker
+
+_SHARE = 60.0
+"""By which factor a call may be slower than a plain socket between two threads: generous, for busy machines and thorough backends."""
+_ROUNDS = 5
+_LONG = 1 << 20
+
+
+def _best(action: Callable[[], object], times: int) -> float:
+    """Return the shortest mean of several rounds, in seconds: what disturbs a machine makes it slower, never faster."""
+    means = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        for _ in range(times):
+            action()
+        means.append((time.perf_counter() - began) / times)
+    return min(means)
+
+
+def _receive(own: socket.socket, memory: memoryview) -> None:
+    while memory:
+        memory = memory[own.recv_into(memory) :]
+
+
+class _Echo:
+    """A pair of sockets, and a thread that sends back what comes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._near, self._far = socket.socketpair()
+        self._mine, self._theirs = bytearray(nbytes), bytearray(nbytes)
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread.start()
+
+    def turn(self) -> None:
+        self._near.sendall(self._mine)
+        _receive(self._near, memoryview(self._mine))
+
+    def end(self) -> None:
+        self._near.close()
+        self._thread.join()
+        self._far.close()
+
+    def _answer(self) -> None:
+        while True:
+            memory = memoryview(self._theirs)
+            while memory:
+                count = self._far.recv_into(memory)
+                if not count:
+                    return
+                memory = memory[count:]
+            self._far.sendall(self._theirs)
+
+
+def _limit(nbytes: int, times: int) -> float:
+    echo = _Echo(nbytes)
+    try:
+        return _best(echo.turn, times)
+    finally:
+        echo.end()
+
+
+def _times(group: Group) -> dict[str, list[float]]:
+    """Return, for each kind of call, how long it takes, and how long the same bytes take between two threads."""
+    found: dict[str, list[float]] = {}
+    for length, count, times in (("short", 1, 100), ("long", _LONG // 8, 4)):
+        array = np.ones(count)
+        limit = 0.0
+        if group.rank == 0:
+            limit = _limit(8 * count, times)
+        group.barrier()
+
+        def echo(array: np.ndarray[tuple[int], np.dtype[np.float64]] = array) -> None:
+            if group.rank == 0:
+                group.send(array, 1)
+                group.recv(1, out=array)
+            elif group.rank == 1:
+                group.recv(0, out=array)
+                group.send(array, 0)
+
+        calls: dict[str, Callable[[], object]] = {
+            f"{length} messages there and back": echo,
+            f"{length} all_reduce": lambda array=array: group.all_reduce(array, "max", out=array),
+        }
+        if length == "short":
+            calls["barrier"] = group.barrier
+        for name, call in calls.items():
+            call()
+            found[name] = [_best(call, times), limit]
+            group.barrier()
+    return found
+
+
+@check(chapter="speed", needs="cpu clock")
+def check_share(worlds: WorldMaker) -> None:
+    """Short and long calls between two ranks are not slower by orders of magnitude than a plain socket between two threads."""
+    slow: list[str] = []
+    for _ in range(3):  # on a busy machine
+        slow = [
+            f"{name}: {took * 1e6:.0f} us, and a socket needs {limit * 1e6:.0f} us"
+            for name, (took, limit) in worlds.run(_times, 2)[0].items()
+            if took > _SHARE * limit
+        ]
+        if not slow:
+            return
+    raise AssertionError(f"slower than {_SHARE:g} times a socket: {'; '.join(slow)}")
