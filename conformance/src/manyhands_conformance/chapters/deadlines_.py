@@ -45,7 +45,7 @@ def _late(group: Group, name: str) -> dict[str, Any]:
     if rank == absent:
         until_failed(group)
         return ending(group.barrier)
-    first = ending(calls[name])
+    first = ending(calls[name])  # one that does not need that rank may end well
     return first if first["errors"] else ending(lambda: group.barrier(timeout_s=_TIMEOUT_S))
 
 

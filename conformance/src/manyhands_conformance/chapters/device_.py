@@ -26,8 +26,7 @@ def _cupy(group: Group) -> Any:
 
 
 def _devices(group: Group) -> int:
-    count: int = _cupy(group).cuda.runtime.getDeviceCount()
-    return count
+    return int(_cupy(group).cuda.runtime.getDeviceCount())
 
 
 def _ranks(worlds: WorldMaker) -> int:

@@ -18,6 +18,7 @@ from manyhands_conformance.worlds import WorldMaker
 _SETTLE_S = 5.0
 """How long what ends in the background may take to end."""
 _MIB = 1 << 20
+_SHARED = Path("/dev/shm")  # noqa: S108 - where segments with names are
 _SLACK = 3
 """By how many pieces a process may grow by itself, whatever the number of worlds."""
 
@@ -28,19 +29,18 @@ def _held() -> dict[str, float]:
     found: dict[str, float] = {"threads": threading.active_count()}
     descriptors, maps, status = Path("/proc/self/fd"), Path("/proc/self/maps"), Path("/proc/self/status")
     if descriptors.is_dir():
-        found["open files and sockets"] = len(os.listdir(descriptors))
+        found["open files and sockets"] = sum(1 for _ in descriptors.iterdir())
     if maps.exists():
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
         found["shared memory segments"] = sum(
-            line.split()[1].endswith("s") and ("memfd:" in line or "/dev/shm" in line)
+            line.split()[1].endswith("s") and ("memfd:" in line or str(_SHARED) in line)
             for line in lines
             if len(line.split()) > 1
         )
         memory = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmRSS"))
         found["MiB of memory"] = int(memory.split()[1]) / 1024
-    shared = Path("/dev/shm")  # noqa: S108 - where segments with names are
-    if shared.is_dir():
-        found["files in /dev/shm"] = sum(each.owner_is_me for each in map(_Entry, shared.iterdir()))
+    if _SHARED.is_dir():
+        found["files in /dev/shm"] = sum(each.owner_is_me for each in map(_Entry, _SHARED.iterdir()))
     return found
 
 

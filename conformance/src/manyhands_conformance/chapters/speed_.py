@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
 import time
@@ -92,7 +93,7 @@ def _times(group: Group) -> dict[str, list[float]]:
 
         calls: dict[str, Callable[[], object]] = {
             f"{length} messages there and back": echo,
-            f"{length} all_reduce": lambda array=array: group.all_reduce(array, "max", out=array),
+            f"{length} all_reduce": functools.partial(group.all_reduce, array, "max", out=array),
         }
         if length == "short":
             calls["barrier"] = group.barrier
