@@ -134,14 +134,18 @@ class ProcessJob:
         """Return what the ranks wrote last."""
         return f"  they wrote: {self._tail()}"
 
-    def end(self, patience_s: float) -> str:
-        """Let all ranks leave; return what is wrong where they do not end well, else an empty text. What is left is killed."""
+    def leave(self) -> None:
+        """Let all ranks leave, and do not wait for them."""
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.socket.shutdown(socket.SHUT_WR)
+
+    def end(self, patience_s: float) -> str:
+        """Let all ranks leave; return what is wrong where they do not end well, else an empty text. What is left is killed."""
         fault = ""
         if self._is_over:
             return fault
+        self.leave()
         try:
             code = self._process.wait(patience_s)
             if code:

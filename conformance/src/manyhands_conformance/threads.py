@@ -72,13 +72,17 @@ class ThreadJob:
                 lines.append(f"  rank {rank}: {' < '.join(places)}")
         return "\n".join(lines)
 
+    def leave(self) -> None:
+        """Let all ranks leave, and do not wait for them."""
+        for orders in self._orders:
+            orders.put(None)
+
     def end(self, patience_s: float) -> str:
         """Let all ranks leave; return what is wrong where one does not, else an empty text.
 
         What does not leave by itself is aborted; a thread that does not even end then is left behind.
         """
-        for orders in self._orders:
-            orders.put(None)
+        self.leave()
         if self._joined(patience_s):
             return ""
         where = self.whereabouts()

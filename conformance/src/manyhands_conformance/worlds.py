@@ -82,7 +82,7 @@ class WorldMaker:
         """The sizes of worlds that a check tries which is about that: 1 to 9 where ranks are threads, else 1 to ``ranks``."""
         if not self.has_threads:
             return list(range(1, self.ranks + 1))
-        return [1, 2, 3, self.ranks, 5, 9] if self.quick else list(range(1, _LARGEST + 1))
+        return sorted({1, 2, self.ranks, 7}) if self.quick else list(range(1, _LARGEST + 1))
 
     def lacks(self, need: str) -> bool:
         """Tell whether the backend has declared that it lacks something: a word of `registry.NEEDS`."""
@@ -197,6 +197,8 @@ class WorldMaker:
 
     def rest(self) -> str:
         """End the worlds that were kept; return what is wrong where one does not end well, else an empty text."""
+        for job in self._kept.values():
+            job.leave()
         faults = [job.end(_TIMEOUT_S + _GRACE_S) for job in self._kept.values()]
         self._kept = {}
         return "\n".join(filter(None, faults))

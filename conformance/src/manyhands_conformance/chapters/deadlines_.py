@@ -43,7 +43,7 @@ def _late(group: Group, name: str) -> dict[str, Any]:
     }
     group.barrier()
     if rank == absent:
-        until_failed(group)
+        until_failed(group, 2 * _TIMEOUT_S + _LATER_S)
         return ending(group.barrier)
     first = ending(calls[name])  # one that does not need that rank may end well
     return first if first["errors"] else ending(lambda: group.barrier(timeout_s=_TIMEOUT_S))
@@ -73,7 +73,9 @@ _CALLS = (
 def check_late_rank(worlds: WorldMaker) -> None:
     """Where a rank does not come, every call ends at its deadline with a DeadlineError that names it, on every rank."""
     names = _CALLS[:_SOME] if worlds.quick or not worlds.has_threads else _CALLS
-    for name, outcomes in zip(names, worlds.attempts(_late, [{"name": name} for name in names], 3), strict=True):
+    for name, outcomes in zip(
+        names, worlds.attempts(_late, [{"name": name} for name in names], 3, timeout_s=_LATER_S), strict=True
+    ):
         for rank, outcome in enumerate(outcomes):
             what = f"{name} with timeout_s={_TIMEOUT_S}, and rank 2 does not come: rank {rank}"
             assert not outcome.errors, f"{what} {outcome}"

@@ -25,13 +25,13 @@ def _cupy(group: Group) -> Any:
     return cupy
 
 
-def _devices(group: Group) -> int:
-    return int(_cupy(group).cuda.runtime.getDeviceCount())
+def _devices(group: Group) -> Any:
+    return _cupy(group).cuda.runtime.getDeviceCount()
 
 
 def _ranks(worlds: WorldMaker) -> int:
     """Return how many ranks a world on GPUs has: 2, which may share one."""
-    return max(2, min(worlds.ranks, worlds.run(_devices, 2)[0]))
+    return max(2, min(worlds.ranks, int(worlds.run(_devices, 2)[0])))
 
 
 def _collectives(group: Group, names: list[str], counts: list[int]) -> None:

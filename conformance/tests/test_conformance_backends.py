@@ -1,0 +1,44 @@
+"""The backends of this repository keep the contract."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from manyhands_conformance.pytest import BackendConformance
+
+
+class TestTcp(BackendConformance):
+    backend = "tcp"
+    quick = True
+
+
+class TestShm(BackendConformance):
+    backend = "shm"
+    quick = True
+
+
+class TestSimulated(BackendConformance):
+    backend = "simulated"
+    quick = True
+
+
+class TestHybrid(BackendConformance):
+    backend = "hybrid"
+    config: ClassVar = {"ranks_per_host": 2, "backends": {"hybrid": {"routes": {"intra": "shm", "inter": "tcp"}}}}
+    quick = True
+
+
+@pytest.mark.peers
+class TestGloo(BackendConformance):
+    backend = "gloo"
+    ranks = 3
+    quick = True
+
+
+@pytest.mark.peers
+class TestMpi(BackendConformance):
+    backend = "mpi"
+    ranks = 3
+    quick = True

@@ -1,0 +1,58 @@
+"""Checks fail for backends that break the contract, and say what is wrong; no fault makes the suite hang."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from manyhands.config.plugins import get_plugin_manager
+from manyhands_conformance import WorldMaker, all_checks, run_checks
+
+FAULTS = {
+    "zeros are sent": ("bytes.every_dtype_travels", r"broadcast of bool\[4\]: . of 4 elements are wrong"),
+    "the last byte is lost": (
+        "messages.every_size",
+        r"(recv|sendrecv) of uint8\[\d+\]: 1 of \d+ elements are wrong, the first is element",
+    ),
+    "long messages arrive backwards": ("bytes.long_arrays", r"elements are wrong"),
+    "empty messages are not waited for": ("bytes.barriers", r"a rank left it 0\.\d+ s before the last one had come"),
+    "deadlines are ignored": ("deadlines.late_rank", r"did not return from _late"),
+    "abort is ignored": ("close.error_of_a_rank", r"was told after|did not return|not all ranks left"),
+    "sockets are left behind": ("leaks.worlds", r"it holds more: \d+ open files and sockets"),
+    "close of a second time fails": ("close.twice_and_used_afterwards", r"raised RuntimeError.*closed already"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed() -> Iterator[None]:
+    folder = str(Path(__file__).resolve().parent)
+    sys.path.insert(0, folder)
+    import broken_backends
+
+    get_plugin_manager().register(broken_backends, "broken")
+    yield
+    sys.path.remove(folder)
+
+
+SLOW = ("abort is ignored", "deadlines are ignored")  # what hangs is waited for, until patience ends
+
+
+@pytest.mark.parametrize("fault", [pytest.param(each, marks=pytest.mark.long if each in SLOW else ()) for each in FAULTS])
+def test_a_fault_is_found_by_the_check_that_is_for_it(fault: str) -> None:
+    title, words = FAULTS[fault]
+    worlds = WorldMaker("broken", {"backends": {"broken": {"fault": fault}}}, quick=True)
+    report = run_checks([each for each in all_checks() if each.title == title], worlds)
+    worlds.rest()
+    assert [each.status for each in report.results] == ["failed"]
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(report.results[0].text)
+
+
+def test_the_same_backend_without_a_fault_conforms() -> None:
+    worlds = WorldMaker("broken", quick=True)
+    report = run_checks([each for each in all_checks() if each.title in {title for title, _ in FAULTS.values()}], worlds)
+    assert not worlds.rest()
+    assert [each.text for each in report.results if each.status != "passed"] == []
