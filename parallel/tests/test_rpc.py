@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from worlds import must, thread_world
 import manyhands as mh
 import manyhands_parallel as mp
 from manyhands.api import Group
-from manyhands_simulated import Kill
+from manyhands_simulated import Kill, Pause
 from manyhands_simulated.running import Simulation
 
 _SOON_S = 20.0
@@ -137,6 +138,46 @@ def test_an_exception_comes_with_its_traceback() -> None:
     serve(program)
 
 
+class Wordless(Exception):
+    """An exception whose words are another one."""
+
+    def __str__(self) -> str:
+        raise GeneratorExit
+
+
+@pytest.mark.parametrize(
+    "kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration, Wordless]
+)
+def test_whatever_a_function_raises_comes_to_its_caller_and_the_service_goes_on(kind: type[BaseException]) -> None:
+    def raises() -> None:
+        raise kind
+
+    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"raises": raises, "add": add}, timeout_s=5) as svc:
+        with pytest.raises(mp.RemoteError, match=f"'raises' on rank 0 raised {kind.__name__}: "):
+            svc.call(0, "raises").wait()
+        assert svc.call(0, "add", 1).wait() == 11
+
+
+def test_an_array_that_cannot_be_is_refused() -> None:
+    about = msgspec.msgpack.encode(["<f4", [2**62, 2**62]])
+    forged = msgspec.msgpack.Ext(77, len(about).to_bytes(2, "little") + about)
+
+    def program(svc: mp.Service) -> None:
+        with pytest.raises(mh.UsageError, match="the result of 'forged' on rank 0 does not fit its type"):
+            svc.call(0, "forged").wait()
+
+    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"forged": lambda: forged}) as svc:
+        program(svc)
+
+
+@pytest.mark.parametrize("timeout_s", ["1", 0, float("nan"), True])
+def test_a_timeout_is_a_number_of_seconds(timeout_s: Any) -> None:
+    with mh.init(rank=0, world_size=1) as group, mp.Service(group, FUNCTIONS) as svc:
+        for waits in (lambda: svc.call(0, "add", 1).wait(timeout_s), lambda: svc.close(timeout_s=timeout_s)):
+            with pytest.raises(mh.UsageError, match="timeout_s must be a positive, finite number of seconds"):
+                waits()
+
+
 def test_nothing_larger_than_max_bytes_travels() -> None:
     def program(svc: mp.Service) -> None:
         before = svc.objects
@@ -160,17 +201,23 @@ def test_the_ranks_agree_on_max_bytes() -> None:
     assert must(thread_world(body, 2, "tcp")) == ["all ranks must give the same max_bytes, and they gave [100, 101]"] * 2
 
 
-def test_what_is_wrong_on_one_rank_is_told_on_all() -> None:
+@pytest.mark.parametrize("name", ["", ".get", "\ud800"])
+def test_what_is_wrong_on_one_rank_is_told_on_all(name: str) -> None:
     def body(group: Group) -> str:
-        functions: Any = {"": add} if group.rank == 1 else FUNCTIONS
+        functions: Any = {name: add} if group.rank == 1 else FUNCTIONS
         with pytest.raises(mh.UsageError) as caught:
             mp.Service(group, functions)
         return str(caught.value)
 
     assert (
         must(thread_world(body, 2, "tcp"))
-        == ["rank 1: a function's name is a text that does not begin with a dot, and '' was given"] * 2
+        == [f"rank 1: a function's name is a text that does not begin with a dot, and {name!r} was given"] * 2
     )
+
+
+def test_a_service_needs_a_group() -> None:
+    with pytest.raises(mh.UsageError, match="a Group was expected"):
+        mp.Service(None, {})  # type: ignore[arg-type]
 
 
 def test_a_late_reply_is_an_error_of_its_caller_alone() -> None:
@@ -192,6 +239,24 @@ def test_a_late_reply_is_an_error_of_its_caller_alone() -> None:
                     late.wait()
 
     must(thread_world(body, 2, "tcp"))
+
+
+def test_a_large_call_of_a_rank_that_is_stopped_is_late_and_no_more() -> None:
+    late = []
+
+    def body(group: Group) -> None:
+        with mp.Service(group, {"length": len}) as svc:
+            if group.rank == 0:
+                mh.sleep(2)
+                reply = svc.call(1, "length", bytes(1 << 20), timeout_s=0.02)  # it does not wait for rank 1 to take it
+                with pytest.raises(mh.DeadlineError) as caught:
+                    reply.wait()
+                late.append(caught.value.peer)
+                raise KeyError
+
+    run = Simulation(2, faults=[Pause(rank=1, at_s=1)]).execute(lambda _: body(mh.init()))
+    assert isinstance(run.errors[0], KeyError)
+    assert late == [1]
 
 
 def test_calls_are_answered_out_of_order() -> None:

@@ -13,6 +13,8 @@ from worlds import must, thread_world
 import manyhands as mh
 import manyhands_parallel as mp
 from manyhands.api import Group
+from manyhands_simulated import Kill
+from manyhands_simulated.running import Simulation
 
 _SOON_S = 20.0
 
@@ -159,3 +161,38 @@ def test_close_lets_go_of_what_is_still_referred_to() -> None:
     assert world.gone[1].wait(_SOON_S)
     with pytest.raises(mh.ClosedError, match="its references with it"):
         refs[0].get()
+
+
+def test_a_failure_lets_go_of_what_others_referred_to() -> None:
+    world = World()
+    left = {}
+
+    def body(group: Group) -> Any:
+        svc = mp.Service(group, world.functions(group))
+        own, other = (svc.remote(rank, "make", 5) for rank in (group.rank, (group.rank + 1) % 3))
+        try:
+            mh.sleep(10)
+            other.call("add", 1).wait()
+        except mh.PeerLostError:
+            left[group.rank] = svc.objects
+            with pytest.raises(mh.PeerLostError):
+                own.get()
+        return own, other
+
+    Simulation(3, faults=[Kill(rank=1, at_s=5)]).execute(lambda _: body(mh.init()))
+    assert left == {0: 0, 2: 0}
+    assert world.gone[0].is_set()
+    assert world.gone[2].is_set()
+
+
+def test_a_service_that_is_left_by_an_exception_lets_go_of_its_objects() -> None:
+    world = World()
+
+    def leave(group: Group) -> None:
+        with mp.Service(group, world.functions(group)) as svc:
+            svc.kept = svc.remote(0, "make", 5)  # type: ignore[attr-defined]
+            raise LookupError
+
+    with mh.init(rank=0, world_size=1) as group, pytest.raises(LookupError):
+        leave(group)
+    assert world.gone[0].is_set()

@@ -52,7 +52,7 @@ class Exchange:
         It is called under `lock` with a peer, and a frame's kind, number and content. It must not block. What it returns is let go when the
         lock is free.
     fail
-        It is called under `lock` with the error that ended the group.
+        It is called under `lock` with the error that ended the group. What it returns is let go when the lock is free.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Exchange:
         group: Group,
         threads: int,
         take: Callable[[int, int, int, memoryview], object],
-        fail: Callable[[CommError], None],
+        fail: Callable[[CommError], object],
     ) -> None:
         self.lock: threading.Lock = threading.Lock()
         self.failure: CommError | None = None
@@ -75,6 +75,7 @@ class Exchange:
         self._most = threads
         self._take = take
         self._fail = fail
+        self._sending = [threading.Lock() for _ in range(group.world_size)]
         self._receivers: list[threading.Thread] = []
         self._jobs: deque[Job] = deque()
         self._workers: set[threading.Thread] = set()
@@ -90,13 +91,20 @@ class Exchange:
             receiver.start()
 
     def send(self, peer: int, frame: Frame, *, may_wait: bool) -> None:
-        """Send a frame; one for this rank itself is taken at once. With ``may_wait``, the calling thread itself sends, which is faster."""
+        """Send a frame; one for this rank itself is taken at once.
+
+        With ``may_wait`` the calling thread itself sends, which is faster. But a rank that is stopped takes nothing, so that it sends small
+        frames alone, and no two threads at once.
+        """
         if peer == self._group.rank:
             with self.lock:
                 left = self._took(peer, frame)
             del left
-        elif may_wait:
-            self._group.send(frame, peer, timeout_s=FOREVER_S)
+        elif may_wait and len(frame) <= _SMALL_BYTES and self._sending[peer].acquire(blocking=False):
+            try:
+                self._group.send(frame, peer, timeout_s=FOREVER_S)
+            finally:
+                self._sending[peer].release()
         else:
             self._group.send_async(frame, peer, timeout_s=FOREVER_S)
 
@@ -133,9 +141,11 @@ class Exchange:
                 frame = self._group.recv(peer, timeout_s=FOREVER_S)
             except CommError as error:
                 with self.lock:
+                    left = None
                     if self.failure is None:
                         self.failure = error
-                        self._fail(error)
+                        left = self._fail(error)
+                del left
                 return
             if _HEAD.unpack_from(frame.data)[0] == 0:
                 return

@@ -25,6 +25,7 @@ __all__ = [
     "faults",
     "pairs",
     "requests",
+    "sound",
 ]
 
 _CHARACTERS = 16_384
@@ -79,7 +80,7 @@ class Faulty(Exception):
         lines = traceback.format_exception(error.with_traceback(trace.tb_next if trace is not None else None))
         text = f"{function!r} on rank {rank} raised {type(error).__name__}: {_words(error)}"
         return cls(
-            Fault("raised", _sound(text[:_CHARACTERS]), function, type(error).__name__, _sound("".join(lines)[-_CHARACTERS:]))
+            Fault("raised", sound(text[:_CHARACTERS]), function, type(error).__name__, sound("".join(lines)[-_CHARACTERS:]))
         )
 
 
@@ -96,10 +97,10 @@ def error_of(fault: Fault, peer: int) -> ManyHandsError:
 def _words(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - the class says enough
+    except BaseException:  # noqa: BLE001 - the class says enough
         return "(its words cannot be shown)"
 
 
-def _sound(text: str) -> str:
+def sound(text: str) -> str:
     """Return a text that can be encoded."""
     return text.encode("utf-8", "replace").decode()

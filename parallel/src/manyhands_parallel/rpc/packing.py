@@ -59,7 +59,7 @@ def unpack(decode: msgspec.msgpack.Decoder[Any], data: Any, what: str) -> Any:
     """
     try:
         return decode.decode(data)
-    except (msgspec.DecodeError, RecursionError, ValueError, TypeError, ImportError, AttributeError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError, TypeError, ArithmeticError, ImportError, AttributeError) as error:
         raise UsageError(f"{what} does not fit its type: {error}") from None
 
 

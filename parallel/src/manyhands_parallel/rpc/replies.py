@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from manyhands.errors import DeadlineError
+import numpy as np
+
+from manyhands.errors import DeadlineError, UsageError
 from manyhands_parallel.rpc.exchange import Exchange
 
-__all__ = ["Reply"]
+__all__ = ["Reply", "seconds_of"]
 
 T = TypeVar("T")
 _log = logging.getLogger("manyhands_parallel.rpc")
@@ -67,13 +70,14 @@ class Reply(Generic[T]):
         DeadlineError
             The time of the call is up, or ``timeout_s`` has passed; then you may wait again. The function goes on, and so does the service.
         UsageError
-            The arguments do not fit the function, or the result does not fit ``type=`` or cannot travel.
+            The arguments do not fit the function, or the result does not fit ``type=`` or cannot travel; or ``timeout_s`` is no number of
+            seconds.
         SizeMismatchError
             The result is larger than ``max_bytes``.
         CommError
             The group failed, for example because the rank died: `PeerLostError`.
         """
-        until = self._until if timeout_s is None else min(self._until, time.monotonic() + timeout_s)
+        until = self._until if timeout_s is None else min(self._until, time.monotonic() + seconds_of(timeout_s))
         if not self._wait_until(until):
             if until < self._until:
                 raise DeadlineError(
@@ -158,6 +162,19 @@ class Reply(Generic[T]):
         for callback in self._callbacks:
             self._exchange.submit(partial(_call, callback, self))
         self._callbacks = []
+
+
+def seconds_of(timeout_s: Any) -> float:
+    """Return the seconds that a timeout has.
+
+    Raises
+    ------
+    UsageError
+        It is no positive, finite number.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float | np.number) or not 0 < timeout_s < math.inf:
+        raise UsageError(f"timeout_s must be a positive, finite number of seconds, and {timeout_s!r} was given")
+    return float(timeout_s)
 
 
 def _wait_for(lock: Any, until: float) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -41,10 +40,11 @@ from manyhands_parallel.rpc.messages import (
     faults,
     pairs,
     requests,
+    sound,
 )
 from manyhands_parallel.rpc.packing import ROOM_BYTES, decoder, pack, unpack
 from manyhands_parallel.rpc.references import Objects, Ref, Sweeper
-from manyhands_parallel.rpc.replies import Reply
+from manyhands_parallel.rpc.replies import Reply, seconds_of
 
 __all__ = ["Service"]
 
@@ -107,6 +107,10 @@ class Service:
         threads: int = 16,
         timeout_s: float = 60.0,
     ) -> None:
+        if not isinstance(group, Group):
+            raise UsageError(
+                f"a Group was expected, such as mh.init() returns, and this is a {type(group).__name__}: {group!r:.80}"
+            )
         problem = _problem(functions, max_bytes, threads, timeout_s)
         part = group.split(0)
         assert part is not None
@@ -146,9 +150,8 @@ class Service:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             return
-        self._is_closed = True
         self._group.__exit__(kind, error, trace)  # it ends the job, as everywhere
-        self._sweeper.stop()
+        self._end()
 
     @property
     def objects(self) -> int:
@@ -257,7 +260,7 @@ class Service:
         with self._closing:
             if self._is_closed:
                 return
-            seconds = FOREVER_S if timeout_s is None else timeout_s
+            seconds = FOREVER_S if timeout_s is None else seconds_of(timeout_s)
             try:
                 # No call was in flight anywhere between two rounds if none was made from one to the other.
                 before = -1
@@ -280,10 +283,10 @@ class Service:
             self._end()
 
     def _end(self) -> None:
-        self._is_closed = True
         self._sweeper.stop()
         with self._exchange.lock:
-            left = self._objects.clear()
+            self._is_closed = True
+            left = self._fail(ClosedError("the service was closed; make another one", rank=self.rank))
         left.clear()
         self._group.close()
 
@@ -321,6 +324,7 @@ class Service:
         self._check_own(ref)
         if ref.owner == self.rank:
             with self._exchange.lock:
+                self._check_open()
                 return self._objects.get(ref._number)
         return self._request(CALL, ref.owner, _GET, (ref,), {}, kind, timeout_s).wait()
 
@@ -349,7 +353,7 @@ class Service:
         timeout_s: float | None,
     ) -> Reply[Any]:
         rank = int(rank)
-        seconds = self._timeout_s if timeout_s is None else _seconds(timeout_s)
+        seconds = self._timeout_s if timeout_s is None else seconds_of(timeout_s)
         what = f"the call of {function!r} on rank {rank}"
         decode = decoder(expected)
         given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
@@ -380,10 +384,7 @@ class Service:
         """Send a frame that will be answered."""
         reply: Reply[Any] = Reply(self._exchange, rank, what, seconds, read)
         with self._exchange.lock:
-            if self._exchange.failure is not None:
-                raise self._exchange.failure.with_traceback(None)
-            if self._is_closed:
-                raise ClosedError("the service was closed; make another one", rank=self.rank)
+            self._check_open()
             self._issued = number = self._issued + 1
             self._pending[number] = reply
             # A rank that is stopped takes nothing, and its callers must not wait for it longer than they want to.
@@ -398,10 +399,18 @@ class Service:
             raise
         return reply
 
+    def _check_open(self) -> None:
+        """Refuse what comes after the end; called under the lock of the exchange."""
+        if self._exchange.failure is not None:
+            raise self._exchange.failure.with_traceback(None)
+        if self._is_closed:
+            raise ClosedError("the service was closed; make another one", rank=self.rank)
+
     def _count(self, owner: int, number: int, seconds: float) -> None:
         """Let an owner count one reference more, for one that is about to travel."""
         if owner == self.rank:
             with self._exchange.lock:
+                self._check_open()
                 self._objects.add(number)
         else:
             body = pack((number, 1), "a reference")
@@ -457,7 +466,7 @@ class Service:
             answer, body = self._result(kind, what, self._called(function, args, kwargs))
         except Faulty as faulty:
             answer, body = ERROR, pack(faulty.fault, "an error")
-        except Exception as error:  # noqa: BLE001 - such as a lack of memory, and what the classes of arguments raise
+        except BaseException as error:  # noqa: BLE001 - such as a lack of memory, and what the classes of arguments raise
             answer, body = ERROR, pack(Faulty.raised(error, function, self.rank).fault, "an error")
         # The group may have failed, as the caller learns itself.
         with contextlib.suppress(CommError):
@@ -473,7 +482,7 @@ class Service:
             raise Faulty(Fault("usage", str(error))) from None
         try:
             return run()
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - it belongs to the caller
+        except BaseException as error:  # noqa: BLE001 - also SystemExit and CancelledError: it belongs to the caller
             raise Faulty.raised(error, known.name, self.rank) from None
 
     def _find(self, function: str, args: list[Any]) -> tuple[Function, list[Any]]:
@@ -520,11 +529,12 @@ class Service:
         with contextlib.suppress(CommError):  # all objects are let go then
             self._exchange.send(owner, frame_of(RELEASE, 0, pack((number, count), "references")), may_wait=False)
 
-    def _fail(self, error: BaseException) -> None:
-        """End all calls, since the group has failed; called under the lock of the exchange."""
+    def _fail(self, error: BaseException) -> list[Any]:
+        """End all calls, and return all objects, to be let go where nothing is locked; called under the lock of the exchange."""
         pending, self._pending = self._pending, {}
         for reply in pending.values():
             reply._answered_by(None, error)
+        return self._objects.clear()
 
 
 def _is_integer(value: object) -> bool:
@@ -536,7 +546,7 @@ def _problem(functions: Any, max_bytes: Any, threads: Any, timeout_s: Any) -> st
     if not isinstance(functions, Mapping):
         return f"functions must be a dict of names and functions, and {functions!r} was given"
     for name, function in functions.items():
-        if not isinstance(name, str) or not name or name.startswith("."):
+        if not isinstance(name, str) or not name or name.startswith(".") or name != sound(name):
             return f"a function's name is a text that does not begin with a dot, and {name!r} was given"
         if not callable(function):
             return f"{name!r} cannot be called: {function!r}"
@@ -544,16 +554,10 @@ def _problem(functions: Any, max_bytes: Any, threads: Any, timeout_s: Any) -> st
         if not _is_integer(value) or value < 1:
             return f"{what} must be a positive integer, and {value!r} was given"
     try:
-        _seconds(timeout_s)
+        seconds_of(timeout_s)
     except UsageError as error:
         return str(error)
     return None
-
-
-def _seconds(timeout_s: Any) -> float:
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float | np.number) or not 0 < timeout_s < math.inf:
-        raise UsageError(f"timeout_s must be a positive, finite number of seconds, and {timeout_s!r} was given")
-    return float(timeout_s)
 
 
 def _ignore(_: object) -> None:
