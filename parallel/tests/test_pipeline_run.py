@@ -286,6 +286,17 @@ def test_ranks_whose_plans_or_stages_do_not_fit_learn_it_before_anything_moves(m
     assert must(thread_world(body, 4, "simulated")) == [4] * 4
 
 
+def test_ranks_that_reduce_in_different_ways_learn_it():
+    def body(group):
+        with pytest.raises(
+            UsageError, match=r"rank 0 has gpipe: .*, reduction='sum', and rank 1 has gpipe: .*, reduction='mean'"
+        ):
+            mp.Pipeline(group, [mp.Stage(*layer(0))], mp.schedule("gpipe", 2, 2), reduction="mean" if group.rank else "sum")
+        return int(group.all_reduce(1))
+
+    assert must(thread_world(body, 2, "simulated")) == [2] * 2
+
+
 def test_a_divided_plan_needs_stages_that_can_be_divided():
     def body(group):
         forward, backward, weight = layer(0)
@@ -315,6 +326,28 @@ def test_an_error_in_a_stage_says_where_and_the_others_learn_who():
     for rank in (0, 1, 3):
         assert isinstance(outcomes[rank], AbortedError)
         assert outcomes[rank].peer == 2
+
+
+def test_a_step_that_was_left_by_an_error_frees_what_it_has_saved_and_is_the_last():
+    def body(group):
+        alive = weakref.WeakSet()
+        forward, backward, weight = layer(0, alive)
+
+        def breaks(kept, dy):
+            if len(alive) == 7:
+                raise ZeroDivisionError("no")
+            return backward(kept, dy)
+
+        pipeline = mp.Pipeline(group, [mp.Stage(forward, breaks, weight)], mp.schedule("gpipe", 1, 8))
+        with pytest.raises(ZeroDivisionError) as caught:
+            pipeline.step(X, Y, loss=mean_square)
+        left = len(alive)  # the error, which is still here, keeps the one of the pass that raised it
+        with pytest.raises(UsageError, match=r"cannot go on, since a step was left by an error \(ZeroDivisionError: no\)"):
+            pipeline.step(X, Y, loss=mean_square)
+        del caught
+        return left, pipeline.held
+
+    assert must(thread_world(body, 1, "simulated")) == [(1, 0)]
 
 
 @pytest.mark.parametrize("at_s", [0.5, 3.5, 7.25])
@@ -397,6 +430,15 @@ def test_a_stage_may_give_the_same_array_of_gradients_each_time():
 
     for total, own in must(thread_world(body, 2, "simulated")):
         assert (total, own) == (BATCH, BATCH // 8)
+
+
+def test_the_gradient_of_a_number_is_an_array():
+    def body(group):
+        stage = mp.Stage(lambda x: (x, x), lambda x, dy: (dy, {"scale": (x * dy).sum()}))
+        return mp.Pipeline(group, [stage], mp.schedule("gpipe", 1, 8)).step(X, Y, loss=mean_square)[1][0]["scale"]
+
+    (scale,) = must(thread_world(body, 1, "simulated"))
+    assert (type(scale), scale.shape, scale.dtype) == (np.ndarray, (), np.float32)
 
 
 def test_a_stage_is_made_of_functions():

@@ -63,7 +63,7 @@ class Pipeline:
     InvalidWorldSizeError
         The group has not as many ranks as the plan.
     UsageError
-        The plans of the ranks differ, a rank has too few or too many stages, or one that cannot divide its backward pass as the plan
+        The plans or reductions of the ranks differ, a rank has too few or too many stages, or one that cannot divide its backward pass as the plan
         demands. Every rank raises an error; the group stays usable.
     """
 
@@ -79,6 +79,7 @@ class Pipeline:
         self._group = group
         self._stages: dict[int, Stage] = {}
         self._timeout_s = timeout_s
+        self._spoilt = ""
         self.plan = plan
         self.held: int = 0
         self.most_held: int = 0
@@ -88,7 +89,7 @@ class Pipeline:
             self._check(group, stages, reduction)
         except ManyHandsError as error:
             problem, ahead = error, 0
-        self._meet(problem)
+        self._meet(problem, reduction)
         numbers = plan.stages_of(group.rank)
         self._stages = dict(zip(numbers, stages, strict=True))
         self._parts = plan.microbatches if reduction == "mean" else 1
@@ -133,11 +134,16 @@ class Pipeline:
             The batch cannot be divided. The other ranks raise a `UsageError` that names this one; nothing has moved.
         UsageError
             On all ranks: ``x`` or ``loss`` is missing where it is needed; nothing has moved. On one rank: a function of a stage returned what
-            it may not.
+            it may not, or a step before was left by an error.
         Exception
             What a function of a stage raised, with a note that says where. When the program of this rank ends by it, the other ranks get an
             `AbortedError` that names it.
         """
+        if self._spoilt:
+            raise UsageError(
+                f"this pipeline cannot go on, since {self._spoilt}, and other ranks may wait for what this one has not sent; begin again "
+                "with a new group and a new pipeline on all ranks"
+            )
         problem: ManyHandsError | None = None
         inputs: list[Any] = []
         targets: list[Any] = []
@@ -183,13 +189,13 @@ class Pipeline:
                     f"{plan.name} divides the backward pass, and stage {number} has no backward_weight; give one, or take 1f1b"
                 )
 
-    def _meet(self, problem: ManyHandsError | None) -> None:
-        """Compare the plans of all ranks; raise on each of them if they differ, or if one rank has a problem."""
+    def _meet(self, problem: ManyHandsError | None, reduction: str) -> None:
+        """Compare what all ranks were given; raise on each of them if they differ, or if one rank has a problem."""
         plan = self.plan
         digest = ""
         if isinstance(plan, Plan):
-            digest = hashlib.sha256(repr((plan.microbatches, plan.actions, plan.placement)).encode()).hexdigest()
-        card = [digest, str(plan), None if problem is None else str(problem)]
+            digest = hashlib.sha256(repr((plan.microbatches, plan.actions, plan.placement, reduction)).encode()).hexdigest()
+        card = [digest, f"{plan}, reduction={reduction!r}", None if problem is None else str(problem)]
         cards = self._group.all_gather_object(card, timeout_s=self._timeout_s)
         _raise_first([said for *_, said in cards], problem, self._group.rank)
         for rank, (other, named, _) in enumerate(cards):
@@ -252,6 +258,12 @@ class _Step:
                     error.add_note(f"raised in the {action}, on rank {of._group.rank}")
                     raise
             self._mail.finish()
+        except BaseException as error:
+            of._spoilt = f"a step was left by an error ({type(error).__name__}: {error})"
+            # Who keeps the error keeps this step as well, by the traceback, but not what the stages have saved.
+            self._saved.clear()
+            self._here.clear()
+            raise
         finally:
             of.held = 0
         total = 0.0

@@ -55,7 +55,8 @@ class TreeSum:
             return None
         if parts == 1:
             return rebuild(self._spec, self._leaves)
-        return rebuild(self._spec, {name: leaf / parts for name, leaf in self._leaves.items()})
+        # A quotient of NumPy arrays without dimensions is none.
+        return rebuild(self._spec, {name: namespace(leaf).asarray(leaf / parts) for name, leaf in self._leaves.items()})
 
 
 def _is_fixed(array: Any) -> bool:
