@@ -8,13 +8,16 @@ from collections import Counter
 from fractions import Fraction
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import manyhands_parallel as mp
+from manyhands.api import NETWORKS, Paths
 from manyhands.errors import PluginError, UsageError
 from manyhands_parallel.pipeline import schedules
+from manyhands_simulated import run
 
 SIZES = [(stages, microbatches) for stages in range(1, 9) for microbatches in (1, 2, 3, 5, 8, 16)]
 INTERLEAVED = [(stages, turns * stages, virtual) for stages in range(1, 9) for turns in (1, 2, 3) for virtual in (1, 2, 3)]
@@ -180,7 +183,6 @@ def test_ranks_that_wait_for_each_other_are_named():
         mp.Plan("nowhere", 1, [[]], []),
         mp.Plan("beyond", 1, [[(F, 0, 0), (B, 0, 0)]], [1]),
         mp.Plan("promises", 1, [[(F, 0, 0), (B, 0, 0)]], None, [1, 1]),
-        mp.Plan("broken", 1.5, [[(F, 0, 0), (B, 0, 0)]]),
     ],
 )
 def test_what_is_no_plan_is_refused(plan):
@@ -199,8 +201,33 @@ def test_plans_are_plain_data():
         "placement",
         "promised_peak",
     }
-    with pytest.raises(mp.MalformedPlanError, match="a list of actions"):
-        mp.Plan("flat", 1, [(F, 0, 0)])
+    numbers = np.arange(2)
+    assert plan == mp.Plan(
+        "1f1b", np.int64(2), [[(k, numbers[m], s) for k, m, s in each] for each in plan.actions], numbers, [2, 1]
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (1, [(F, 0, 0)]),
+        (1.5, [[(F, 0, 0), (B, 0, 0)]]),
+        (None, [[(F, 0, 0), (B, 0, 0)]]),
+        (1, [[(F, 0.0, 0), (B, 0, 0)]]),
+        (1, [[(F, 0, 0, 0)]]),
+        (1, [[(F, 0)]]),
+        (1, [["abc"]]),
+        (1, None),
+        (1, [[(F, 0, 0), (B, 0, 0)]], "0"),
+        (1, [[(F, 0, 0), (B, 0, 0)]], None, 1),
+        (1, [[(F, 0, 0), (B, 0, 0)]], None, [1.0]),
+    ],
+)
+def test_what_is_no_such_data_is_no_plan(arguments):
+    with pytest.raises(
+        mp.MalformedPlanError, match=r"odd: a plan has a number of microbatches, a list of actions .* of integers: "
+    ):
+        mp.Plan("odd", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +253,30 @@ def test_impossible_times_are_refused(times):
 
 
 def test_a_message_makes_a_pipeline_longer():
-    assert mp.schedule("gpipe", 4, 1).timeline(1, 2, message=10).makespan == 4 * 3 + 6 * 10
+    plan = mp.schedule("gpipe", 4, 1)
+    assert plan.timeline(1, 2, message=10).makespan == 4 * 3 + 6 * 10
+    assert plan.timeline(1, 2, message=lambda message: 10 * message.dest).makespan == 4 * 3 + 10 * (1 + 2 + 3 + 2 + 1 + 0)
+    assert plan.bubble(1, 2, message=10) == 1 - Fraction(3, 4 * 3 + 6 * 10)
+    assert 'data-end="78"' in plan.svg(1, 2, message=11)
+    assert ".  .  F0" in plan.text(1, 2, message=1)
+
+
+def test_a_pipeline_on_a_network_takes_the_time_of_its_messages():
+    plan, nbytes = mp.schedule("1f1b", 4, 8), 1 << 20
+    paths = Paths(NETWORKS["textbook"], plan.stages)
+    timeline = plan.timeline(1e-3, 2e-3, message=lambda each: paths.between(each.source, each.dest).flight_s(nbytes))
+
+    def body(group):
+        def timed(seconds, result):
+            group.compute(seconds)
+            return result
+
+        stage = mp.Stage(lambda x: timed(1e-3, (x, x)), lambda x, dy: timed(2e-3, (dy, {})))
+        x = np.zeros(plan.microbatches * nbytes, np.uint8)
+        mp.Pipeline(group, [stage], plan).step(x, loss=lambda output, _: (0.0, output))
+
+    # The rest is what the ranks say to each other before and after: some messages of a microsecond.
+    assert run(body, plan.stages, network="textbook").duration_s == pytest.approx(float(timeline.makespan), rel=0.01)
 
 
 def serial(stages, microbatches):
@@ -300,6 +350,17 @@ def test_a_plan_is_drawn_with_characters():
         "",
         "F forward; B backward; . idle",
     ]
+
+
+@pytest.mark.parametrize("times", [(1, 10**400), (Fraction(1, 10**30), 2), (1, Fraction(10**9, 7))])
+def test_pictures_have_an_end_whatever_the_times_are(times):
+    plan = mp.schedule("1f1b", 2, 2)
+    assert len(plan.text(*times)) < 5000
+    assert len(plan.svg(*times)) < 20_000
+
+
+def test_a_plan_that_is_wrong_can_be_drawn_if_all_of_it_can_begin():
+    assert "B0" in mp.Plan("nowhere", 1, [[(F, 0, 0), (B, 0, 0)]], [7]).text()
 
 
 def test_text_fits_the_width_and_any_times():

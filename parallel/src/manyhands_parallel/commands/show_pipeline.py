@@ -29,6 +29,7 @@ def show_pipeline(
         str | None,
         typer.Option(help="The share of that for the gradients of weights; a half if not given.", show_default=False),
     ] = None,
+    message: Annotated[str, typer.Option(help="How long a message between two ranks takes.")] = "0",
     svg: Annotated[
         Path | None, typer.Option(help="Write the picture to this file.", metavar="FILE", show_default=False)
     ] = None,
@@ -45,7 +46,8 @@ def show_pipeline(
         print("\nmanyhands show pipeline 1f1b draws it")
         return
     plan = schedule(name, stages, microbatches, virtual)
-    times = (_time("--forward", forward), _time("--backward", backward), None if weight is None else _time("--weight", weight))
+    of_weight = None if weight is None else _time("--weight", weight)
+    times = (_time("--forward", forward), _time("--backward", backward), of_weight, _time("--message", message))
     if svg is None:
         width = shutil.get_terminal_size((80, 24)).columns
         print(plan.text(*times, width=width, colour=sys.stdout.isatty()), end="")

@@ -26,10 +26,12 @@ _COLOUR = dict(zip(KINDS, ("#0072b2", "#e69f00", "#d55e00", "#009e73"), strict=T
 """Of the palette of Okabe and Ito (2008), which people with any kind of colour vision can tell apart."""
 _INK, _GREY, _IDLE = "#1f2933", "#5f6b7a", "#eef1f4"
 _FONT = "DejaVu Sans, Verdana, Segoe UI, Helvetica, Arial, sans-serif"
-_MARGIN, _PITCH, _HEIGHT, _LABELS, _LEAST, _WIDEST = 16.0, 30.0, 24.0, 64.0, 17.0, 6000.0
+_MARGIN, _PITCH, _HEIGHT, _LABELS, _LEAST, _WIDEST = 16.0, 30.0, 24.0, 64.0, 17, 6000
 _CHUNKS = "a, b, ...: the stages of a rank"
 _FINEST = 8
 """Into how many columns of text the shortest action is divided at most."""
+_MOST_COLUMNS = 16
+"""How many columns of text there are at most, for each action."""
 
 
 class Heading(NamedTuple):
@@ -55,9 +57,9 @@ def svg_of(timeline: Timeline, heading: Heading) -> str:
     shortest = min((span.end - span.start for span in shown), default=Fraction(1))
     letters = max((len(heading.name(span.action)) for span in shown), default=1)
     # The shortest action has room for its name, unless the picture would be of no use.
-    scale = min(float((_LEAST + 7 * (letters - 1)) / shortest), _WIDEST / float(timeline.makespan or 1))
+    scale = min((_LEAST + 7 * (letters - 1)) / shortest, _WIDEST / (timeline.makespan or Fraction(1)))
     left, top = _MARGIN + _LABELS, _MARGIN + 52
-    right = left + float(timeline.makespan) * scale
+    right = left + float(timeline.makespan * scale)
     bottom = top + _PITCH * len(timeline.spans)
     kinds = [kind for kind in KINDS if any(span.action.kind == kind for span in shown)]
     width = (
@@ -86,8 +88,8 @@ def svg_of(timeline: Timeline, heading: Heading) -> str:
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _draw_action(row: ET.Element, span: Span, heading: Heading, left: float, y: float, scale: float) -> None:
-    action, x, width = span.action, left + float(span.start) * scale, float(span.end - span.start) * scale
+def _draw_action(row: ET.Element, span: Span, heading: Heading, left: float, y: float, scale: Fraction) -> None:
+    action, x, width = span.action, left + float(span.start * scale), float((span.end - span.start) * scale)
     group = _add(
         row, "g", class_="action", data_kind=action.kind, data_microbatch=action.microbatch, data_stage=action.stage,
         data_start=str(span.start), data_end=str(span.end),
@@ -141,14 +143,14 @@ def text_of(timeline: Timeline, heading: Heading, width: int, *, colour: bool = 
 
 
 def _unit(shown: Sequence[Span]) -> Fraction:
-    """Return how long a column of text is: what divides all durations, if that is not too short."""
+    """Return how long a column of text is: what divides all durations, if that does not make too many columns."""
     if not shown:
         return Fraction(1)
     times = [time for span in shown for time in (span.start, span.end) if time]
     below = math.lcm(*(time.denominator for time in times))
     unit = Fraction(math.gcd(*(int(time * below) for time in times)), below)
     shortest = min(span.end - span.start for span in shown)
-    return max(unit, shortest / _FINEST)
+    return max(unit, shortest / _FINEST, max(times) / (_MOST_COLUMNS * len(shown)))
 
 
 def _row(spans: Sequence[Span], unit: Fraction, letters: int, columns: int, heading: Heading, *, colour: bool) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import index
 
 from manyhands_parallel.pipeline.actions import Action, Actions, Message, Placement, incoming, outgoing
 from manyhands_parallel.pipeline.drawing import Heading, svg_of, text_of
 from manyhands_parallel.pipeline.errors import MalformedPlanError, PlanDeadlockError
-from manyhands_parallel.pipeline.timeline import Number, Timeline, timeline_of
+from manyhands_parallel.pipeline.timeline import Delay, Number, Timeline, timeline_of
 
 __all__ = ["Plan"]
 
@@ -60,14 +61,15 @@ class Plan:
             object.__setattr__(self, key, value)
 
         keep("name", name)
-        keep("microbatches", microbatches)
         try:
-            keep("actions", tuple(tuple(Action(*action) for action in each) for each in actions))
-            keep("placement", tuple(range(len(self.actions)) if placement is None else placement))
-            keep("promised_peak", None if promised_peak is None else tuple(promised_peak))
-        except TypeError as error:
+            keep("microbatches", index(microbatches))
+            keep("actions", tuple(tuple(Action(kind, index(m), index(s)) for kind, m, s in each) for each in actions))
+            keep("placement", tuple(range(len(self.actions)) if placement is None else map(index, placement)))
+            keep("promised_peak", None if promised_peak is None else tuple(map(index, promised_peak)))
+        except (TypeError, ValueError) as error:
             raise MalformedPlanError(
-                f"a plan has a list of actions (kind, microbatch, stage) for each rank, and lists of numbers: {error}"
+                f"{name}: a plan has a number of microbatches, a list of actions (kind, microbatch, stage) for each rank, and lists of "
+                f"integers: {error}"
             ) from error
 
     def __str__(self) -> str:
@@ -123,10 +125,18 @@ class Plan:
             peaks.append(most)
         return tuple(peaks)
 
-    def timeline(
-        self, forward: Number = 1, backward: Number = 2, weight: Number | None = None, message: Number = 0
-    ) -> Timeline:
+    def timeline(self, forward: Number = 1, backward: Number = 2, weight: Number | None = None, message: Delay = 0) -> Timeline:
         """Return when each action begins and ends, if each begins as early as it can.
+
+        On a network, a message takes what its way takes:
+
+        >>> paths = manyhands.api.Paths(manyhands.api.NETWORKS["fat-tree"], plan.stages)
+        >>> def seconds(message):
+        ...     return paths.between(message.source, message.dest).flight_s(nbytes)
+        >>> timeline = plan.timeline(1e-3, 2e-3, message=seconds)
+
+        Here messages do not wait for each other. They do so in a simulated world, where the pipeline itself runs on the same network, with
+        `Group.compute` in its stages.
 
         Parameters
         ----------
@@ -135,7 +145,7 @@ class Plan:
         weight
             The share of ``backward`` that makes the gradients of the weights; by default a half of it.
         message
-            How long a message between two ranks takes, while which they go on.
+            How long a message between two ranks takes, while which they go on; or a function that tells it for a `Message`.
 
         Raises
         ------
@@ -152,22 +162,22 @@ class Plan:
             raise PlanDeadlockError(f"{self}: some of its actions can never begin; mp.prove tells why")
         return timeline
 
-    def bubble(self, forward: Number = 1, backward: Number = 2, weight: Number | None = None) -> Fraction:
+    def bubble(self, forward: Number = 1, backward: Number = 2, weight: Number | None = None, message: Delay = 0) -> Fraction:
         """Return the share of the time in which a rank has nothing to do, in the mean over the ranks.
 
         Parameters
         ----------
-        forward, backward, weight
+        forward, backward, weight, message
             As for `timeline`.
         """
-        return self.timeline(forward, backward, weight).bubble
+        return self.timeline(forward, backward, weight, message).bubble
 
-    def svg(self, forward: Number = 1, backward: Number = 2, weight: Number | None = None) -> str:
+    def svg(self, forward: Number = 1, backward: Number = 2, weight: Number | None = None, message: Delay = 0) -> str:
         """Draw the timeline, with ranks as rows and time across; the same bytes for the same plan.
 
         Parameters
         ----------
-        forward, backward, weight
+        forward, backward, weight, message
             As for `timeline`.
 
         Returns
@@ -176,7 +186,7 @@ class Plan:
             An SVG document. Each row is a group of the class ``rank``, each action one of the class ``action`` with the attributes
             ``data-kind``, ``data-microbatch``, ``data-stage``, ``data-start`` and ``data-end``.
         """
-        timeline = self.timeline(forward, backward, weight)
+        timeline = self.timeline(forward, backward, weight, message)
         return svg_of(timeline, self._heading(timeline))
 
     def text(
@@ -184,6 +194,7 @@ class Plan:
         forward: Number = 1,
         backward: Number = 2,
         weight: Number | None = None,
+        message: Delay = 0,
         *,
         width: int = 100,
         colour: bool = False,
@@ -192,23 +203,22 @@ class Plan:
 
         Parameters
         ----------
-        forward, backward, weight
+        forward, backward, weight, message
             As for `timeline`.
         width
             How long a line may be; what does not fit goes on below.
         colour
             Whether the kinds of actions have colours, as terminals understand them.
         """
-        timeline = self.timeline(forward, backward, weight)
+        timeline = self.timeline(forward, backward, weight, message)
         return text_of(timeline, self._heading(timeline), width, colour=colour)
 
     def _heading(self, timeline: Timeline) -> Heading:
         share = timeline.bubble
         held = ", ".join(map(str, self.peak()))
         cost = f"idle {share} = {float(100 * share):.1f} % of the time; activations held at most: {held}"
-        return Heading(
-            str(self), cost, {stage: index for rank in range(self.stages) for index, stage in enumerate(self.stages_of(rank))}
-        )
+        chunks = {stage: self.placement[:stage].count(rank) for stage, rank in enumerate(self.placement)}
+        return Heading(str(self), cost, chunks)
 
 
 def _count(number: int, noun: str) -> str:

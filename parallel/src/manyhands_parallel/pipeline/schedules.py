@@ -260,7 +260,7 @@ def _load(name: str) -> None:
     if not found:
         known = sorted(schedules())
         near = difflib.get_close_matches(str(name), known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise UsageError(f"there is no schedule {name!r}{hint} Known are: {', '.join(known)}")
     if len(found) > 1:
         owners = " and ".join(entry.dist.name if entry.dist else entry.value for entry in found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -11,11 +11,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from manyhands.errors import UsageError
-from manyhands_parallel.pipeline.actions import Action, Actions, Placement, incoming, needs, outcome
+from manyhands_parallel.pipeline.actions import Action, Actions, Message, Placement, incoming, needs, outcome
 
-__all__ = ["Number", "Span", "Timeline", "in_order", "timeline_of"]
+__all__ = ["Delay", "Number", "Span", "Timeline", "in_order", "timeline_of"]
 
 Number = int | float | Fraction | Decimal
+Delay = Number | Callable[[Message], Number]
 
 
 class Span(NamedTuple):
@@ -80,7 +81,7 @@ def timeline_of(
     forward: Number = 1,
     backward: Number = 2,
     weight: Number | None = None,
-    message: Number = 0,
+    message: Delay = 0,
 ) -> Timeline:
     """Return when each action begins: as soon as its rank is free and what it needs is there.
 
@@ -93,29 +94,30 @@ def timeline_of(
     weight
         The share of ``backward`` that makes the gradients of the weights; by default a half of it.
     message
-        How long a message takes. The ranks go on meanwhile.
+        How long a message takes, or a function that tells it for each. The ranks go on meanwhile.
 
     Raises
     ------
     UsageError
         A duration is negative or not finite, or ``weight`` is more than ``backward``.
     """
-    given = {"forward": forward, "backward": backward, "message": message}
-    exact = {name: _exact(name, value) for name, value in given.items()}
-    of_weight = exact["backward"] / 2 if weight is None else _exact("weight", weight)
-    if of_weight > exact["backward"]:
+    whole = _exact("backward", backward)
+    of_weight = whole / 2 if weight is None else _exact("weight", weight)
+    if of_weight > whole:
         raise UsageError(f"weight={weight} is a part of backward={backward}, and must not be more")
     lasts = {
-        "forward": exact["forward"],
-        "backward": exact["backward"],
-        "backward_input": exact["backward"] - of_weight,
+        "forward": _exact("forward", forward),
+        "backward": whole,
+        "backward_input": whole - of_weight,
         "backward_weight": of_weight,
     }
+    always = Fraction(0) if callable(message) else _exact("message", message)
     ends: dict[Action, Fraction] = {}
     free = [Fraction(0)] * len(actions)
     spans: list[list[Span]] = [[] for _ in actions]
     for rank, action in in_order(actions, len(placement)):
-        delay = exact["message"] if incoming(action, placement) else Fraction(0)
+        came = incoming(action, placement)
+        delay = Fraction(0) if came is None else _exact("message", message(came)) if callable(message) else always
         # Of the two that a backward pass needs, the forward pass is the rank's own.
         there = [ends[need] + (delay if need.stage != action.stage else 0) for need in needs(action, len(placement))]
         start = max(free[rank], *there, Fraction(0))
@@ -130,5 +132,5 @@ def _exact(name: str, value: Number) -> Fraction:
     except (TypeError, ValueError, OverflowError):
         exact = Fraction(-1)
     if exact < 0:
-        raise UsageError(f"{name}={value!r} is a duration: a finite number of at least 0 is expected")
+        raise UsageError(f"{name}={value}: a duration is expected, a finite number of at least 0")
     return exact
