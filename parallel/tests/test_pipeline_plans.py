@@ -302,6 +302,7 @@ def test_a_schedule_of_somebody_else_is_proved_before_it_is_known():
     [
         (lambda p, m: dataclasses_replace(serial(p, m), [a[:-1] if m == 8 else a for a in serial(p, m).actions]), mp.MissingActionError),
         (lambda p, m: serial(p, m + 1), UsageError),
+        (lambda p, m: mp.Plan("odd", m, [[(F, 0.5, 0)]] * p), mp.MalformedPlanError),
         (lambda p, m: None, UsageError),
         (lambda p, m: mp.schedule("nothing", p, m), UsageError),
         (lambda p: None, PluginError),

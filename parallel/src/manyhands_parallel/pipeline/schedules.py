@@ -10,6 +10,7 @@ from typing import Any
 
 from manyhands.errors import DuplicatePluginError, PluginError, UsageError
 from manyhands_parallel.pipeline.actions import Action
+from manyhands_parallel.pipeline.errors import PlanError
 from manyhands_parallel.pipeline.plan import Plan
 from manyhands_parallel.pipeline.proof import prove
 
@@ -239,6 +240,8 @@ def _proved(name: str, function: Maker, stages: int, microbatches: int, virtual:
         plan: object = _made(function, stages, microbatches, virtual)
     except UsageError as error:
         raise _NoSuchSize(str(error)) from error
+    except PlanError:
+        raise
     except Exception as error:
         raise PluginError(
             f"the schedule {name!r} failed for {stages} stages and {microbatches} microbatches: {type(error).__name__}: {error}"
