@@ -7,6 +7,7 @@ import pytest
 from worlds import must, thread_world
 
 import manyhands_parallel as mp
+from manyhands.errors import UsageError
 
 pytestmark = pytest.mark.peers
 
@@ -149,3 +150,12 @@ def test_stages_of_different_libraries_meet():
     np.testing.assert_allclose(results[0][1][0]["w"], x.T @ np.repeat(weight, 4, 0) / 2)
     assert isinstance(results[0][1][0]["w"], np.ndarray)
     assert isinstance(results[1][1][1]["weight"], torch.Tensor)
+
+
+def test_the_loss_of_a_module_is_a_tensor():
+    import torch
+
+    stage = mp.torch.Stage(torch.nn.Linear(3, 1))
+    plan = mp.schedule("1f1b", 1, 2)
+    with pytest.raises(UsageError, match="loss returned a float, and a tensor of one element is expected"):
+        must(thread_world(lambda g: train(g, plan, [stage], np.ones((2, 3), "f4"), None, lambda out, _: 1.5), 1, "simulated"))

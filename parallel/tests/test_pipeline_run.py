@@ -388,6 +388,15 @@ def test_functions_that_return_something_else_are_told_what_is_expected(stage, e
         must(outcomes)
 
 
+@pytest.mark.parametrize("value", [1j, "much", None, np.ones(2)])
+def test_a_loss_is_a_number(value):
+    def body(group):
+        mp.Pipeline(group, [mp.Stage(*layer(0))], mp.schedule("1f1b", 1, 8)).step(X, Y, loss=lambda out, _: (value, out))
+
+    with pytest.raises(UsageError, match="and a number and a gradient are expected"):
+        must(thread_world(body, 1, "simulated"))
+
+
 def test_a_stage_whose_activations_or_gradients_change_their_kind_is_refused():
     def body(group, change):
         calls = []

@@ -16,7 +16,7 @@ __all__ = ["Stage"]
 class Stage(stages.Stage):
     """A function as a stage. Its gradients are a tree like its parameters.
 
-    The loss of a pipeline whose last stage is one is a function of JAX: ``loss(output, target)`` returns an array of one element.
+    The loss of a pipeline whose last stage is one is a function of JAX: ``loss(output, target)`` returns an array without dimensions.
 
     Parameters
     ----------

@@ -304,7 +304,10 @@ class _Step:
             return
         assert self._loss is not None
         value, gradient = stage._loss_of(self._loss, output, self._targets[microbatch])
-        self._losses[microbatch] = float(value)
+        try:
+            self._losses[microbatch] = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"loss returned {value!r:.80} and a gradient, and a number and a gradient are expected") from None
         self._here["gradient", microbatch, number] = gradient
 
     def _take(self, action: Action) -> Any:

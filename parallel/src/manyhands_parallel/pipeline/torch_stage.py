@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from manyhands.errors import UsageError
 from manyhands_parallel.pipeline import stages
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Stage(stages.Stage):
         x, inputs = _leaves(output)
         with torch.enable_grad():
             value = loss(x, target)
+            if not isinstance(value, torch.Tensor):
+                raise UsageError(f"loss returned a {type(value).__name__}, and a tensor of one element is expected")
             found = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
         return value.detach(), _like(x, inputs, list(found))
 
