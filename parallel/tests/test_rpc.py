@@ -259,6 +259,24 @@ def test_a_large_call_of_a_rank_that_is_stopped_is_late_and_no_more() -> None:
     assert late == [1]
 
 
+def test_a_caller_that_is_stopped_keeps_no_other_from_being_served() -> None:
+    served = []
+
+    def body(group: Group) -> None:
+        with mp.Service(group, FUNCTIONS, threads=1) as svc:
+            if group.rank == 2:
+                for _ in range(3):
+                    svc.call(1, "zeros", 1 << 17)
+                mh.sleep(10)
+            if group.rank == 0:
+                mh.sleep(5)
+                served.append(svc.call(1, "add", 1, timeout_s=1).wait())
+                raise KeyError
+
+    Simulation(3, faults=[Pause(rank=2, operation="sleep")]).execute(lambda _: body(mh.init()))
+    assert served == [11]
+
+
 def test_calls_are_answered_out_of_order() -> None:
     second_came = threading.Event()
 
