@@ -107,6 +107,8 @@ def test_wrong_calls_are_refused_and_the_service_goes_on() -> None:
     def program(svc: mp.Service) -> None:
         with pytest.raises(mh.UsageError, match="rank 1 has no function 'sub'; it has 'add', 'an_object', 'fail'"):
             svc.call(1, "sub")
+        with pytest.raises(mh.UsageError, match=r"rank 1 has no function \['add'\]; it has"):
+            svc.call(1, ["add"])  # type: ignore[call-overload]
         with pytest.raises(mh.InvalidRankError, match=r"from 0 to 1 .* 2 was given"):
             svc.call(2, "add")
         with pytest.raises(mh.UsageError, match=r"'add' takes \(a: .*b: .*=.*10\).*unexpected keyword argument 'c'"):
@@ -367,6 +369,19 @@ def test_callbacks_and_coroutines() -> None:
         assert asyncio.run(both()) == [11, 12]
 
     serve(program)
+
+
+def test_a_function_cannot_close_its_service() -> None:
+    def closes(svc: mp.Service) -> None:
+        svc.close()
+
+    def body(group: Group) -> None:
+        with mp.Service(group, {"closes": closes}, timeout_s=5) as svc:
+            if group.rank == 0:
+                with pytest.raises(mp.RemoteError, match="UsageError: a function of a service, or a callback, cannot close it"):
+                    svc.call(1, "closes").wait()
+
+    must(thread_world(body, 2, "shm"))
 
 
 def test_a_closed_service_says_so() -> None:

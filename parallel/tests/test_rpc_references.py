@@ -87,6 +87,8 @@ def test_methods_arguments_and_copies() -> None:
             ref.call("sub").wait()
         with pytest.raises(mh.UsageError, match="underscore"):
             ref.call("_secret")
+        with pytest.raises(mh.UsageError, match=r"a method's name .* was expected, and 5 was given"):
+            ref.call(5)  # type: ignore[call-overload]
         with pytest.raises(mh.UsageError, match="the argument 'by' of 'add' does not fit"):
             ref.call("add", "x").wait()
         with pytest.raises(mh.UsageError, match="missing a required argument: 'start'"):

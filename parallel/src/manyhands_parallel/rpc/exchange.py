@@ -118,6 +118,10 @@ class Exchange:
             self._workers.add(worker)
             worker.start()
 
+    def is_worker(self) -> bool:
+        """Tell whether a worker calls this."""
+        return threading.current_thread() in self._workers
+
     def close(self) -> None:
         """Send the last frame (kind 0) to all peers, wait for theirs, and end the threads."""
         if self.failure is None:
@@ -130,7 +134,7 @@ class Exchange:
             self._most = 0
             while self._idle:
                 self._idle.pop().release()
-            workers = self._workers - {threading.current_thread()}
+            workers = list(self._workers)
         for worker in workers:
             worker.join()
 

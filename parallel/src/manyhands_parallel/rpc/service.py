@@ -254,13 +254,19 @@ class Service:
         ------
         DeadlineError
             A call of this rank was not answered in time. The service stays open. If another rank does not come, the job ends by it.
+        UsageError
+            A function of the service called this: it would wait for itself. Or ``timeout_s`` is no number of seconds.
         CommError
             The group failed before.
         """
+        seconds = FOREVER_S if timeout_s is None else seconds_of(timeout_s)
+        if self._exchange.is_worker():
+            raise UsageError(
+                "a function of a service, or a callback, cannot close it: it would wait for itself; close it in the program"
+            )
         with self._closing:
             if self._is_closed:
                 return
-            seconds = FOREVER_S if timeout_s is None else seconds_of(timeout_s)
             try:
                 # No call was in flight anywhere between two rounds if none was made from one to the other.
                 before = -1
@@ -305,10 +311,10 @@ class Service:
 
     # What this rank asks for
 
-    def _check_function(self, rank: int, function: str) -> None:
+    def _check_function(self, rank: int, function: object) -> None:
         self._check_rank(rank)
         known = self.functions[rank]
-        if function not in known:
+        if not isinstance(function, str) or function not in known:
             names = sorted(known)
             more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
             raise UsageError(
@@ -329,10 +335,10 @@ class Service:
         return self._request(CALL, ref.owner, _GET, (ref,), {}, kind, timeout_s).wait()
 
     def _call_method(
-        self, ref: Ref, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, timeout_s: float | None
+        self, ref: Ref, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, timeout_s: float | None
     ) -> Reply[Any]:
         self._check_own(ref)
-        if not method.isidentifier() or method.startswith("_"):
+        if not isinstance(method, str) or not method.isidentifier() or method.startswith("_"):
             raise UsageError(f"a method's name that does not begin with an underscore was expected, and {method!r} was given")
         return self._request(CALL, ref.owner, _METHOD, (ref, method, *args), kwargs, kind, timeout_s)
 
