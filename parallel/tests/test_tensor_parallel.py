@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import manyhands_parallel as mp
-from manyhands.errors import DTypeError, SizeMismatchError, UsageError
+from manyhands.errors import CollectiveMismatchError, DTypeError, SizeMismatchError, UsageError
 from manyhands_simulated import run
 
 WORLDS = [1, 2, 3, 4, 5]
@@ -238,3 +238,16 @@ def test_wrong_arguments_are_refused_on_every_rank(program, error, said):
     assert done.cause is not None
     with pytest.raises(error, match=said):
         raise done.cause
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", ["gather_from", "gather_sequence", "reduce_scatter_sequence"])
+def test_arrays_of_one_size_and_different_shapes_are_found_on_every_rank(name, axis):
+    """Their elements would fit, and be mixed up."""
+
+    def program(group):
+        shape = [(4, 6, 2), (4, 4, 3)][group.rank] if axis == 0 else [(4, 6, 2), (2, 6, 4)][group.rank]
+        getattr(mp, name)(np.ones(shape), group, axis)
+
+    done = run(program, 2, check=False)
+    assert [type(done.errors[rank]) for rank in range(2)] == [CollectiveMismatchError] * 2

@@ -1,6 +1,7 @@
 """Arrays that are divided along an axis, and the collectives that divide, join and exchange them.
 
-A group's collectives work along axis 0. Here the parts travel flat, one behind the other, so that any axis costs one copy, and axis 0 none.
+A group's collectives work along axis 0. Here the parts travel in their own C order, one behind the other, so that any axis costs one copy, and
+axis 0 none. They are given to the group as rows of the other axes' shape, which it compares between the ranks.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def all_gather(array: Array, group: Group, axis: int, counts: Sequence[int], *, 
     if group.world_size == 1:
         return array
     shapes = [_resized(shape_of(array), axis, count) for count in counts]
-    joined = group.all_gather(flat(array), counts=[math.prod(shape) for shape in shapes], timeout_s=timeout_s)
-    return _concat(_unpack(joined, shapes), axis)
+    joined = group.all_gather(_rows(array, axis), counts=counts, timeout_s=timeout_s)
+    return _concat(_unpack(flat(joined), shapes), axis)
 
 
 def reduce_scatter(
@@ -65,13 +66,10 @@ def reduce_scatter(
     """Combine the arrays of all ranks, and give rank r its ``counts[r]`` rows of an axis."""
     if group.world_size == 1:
         return array
-    shapes = [_resized(shape_of(array), axis, count) for count in counts]
-    packed = (
-        flat(array) if axis == 0 else _concat([flat(part(array, axis, counts, number)) for number in range(len(counts))], 0)
-    )
-    sizes = [math.prod(shape) for shape in shapes]
-    mine = group.reduce_scatter(packed, op, counts=sizes, reproducible=reproducible, timeout_s=timeout_s)
-    return namespace(mine).reshape(mine, shapes[group.rank])
+    parts = range(len(counts))
+    packed = array if axis == 0 else _concat([_rows(part(array, axis, counts, number), axis) for number in parts], 0)
+    mine = group.reduce_scatter(packed, op, counts=counts, reproducible=reproducible, timeout_s=timeout_s)
+    return namespace(mine).reshape(mine, _resized(shape_of(array), axis, counts[group.rank]))
 
 
 def exchange(
@@ -86,6 +84,12 @@ def exchange(
     if even:
         return _unpack(group.all_to_all(packed, timeout_s=timeout_s), shapes)
     return _unpack(group.all_to_all(packed, send_counts=send, receive_counts=receive, timeout_s=timeout_s), shapes)
+
+
+def _rows(array: Array, axis: int) -> Array:
+    """Return the elements in the same order, under the shape of as many rows as the axis has."""
+    shape = shape_of(array)
+    return namespace(array).reshape(array, (shape[axis], *shape[:axis], *shape[axis + 1 :]))
 
 
 def _resized(shape: Shape, axis: int, extent: int) -> Shape:
