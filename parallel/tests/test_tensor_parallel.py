@@ -251,3 +251,39 @@ def test_arrays_of_one_size_and_different_shapes_are_found_on_every_rank(name, a
 
     done = run(program, 2, check=False)
     assert [type(done.errors[rank]) for rank in range(2)] == [CollectiveMismatchError] * 2
+
+
+ALL = {
+    "copy_to": lambda g: mp.copy_to(np.ones((4, 2)), g),
+    "reduce_from": lambda g: mp.reduce_from(np.ones((4, 2)), g),
+    "gather_from": lambda g: mp.gather_from(np.ones((4, 1)), g),
+    "scatter_to": lambda g: mp.scatter_to(np.ones((4, 4)), g),
+    "gather_sequence": lambda g: mp.gather_sequence(np.ones((2, 2)), g),
+    "reduce_scatter_sequence": lambda g: mp.reduce_scatter_sequence(np.ones((8, 2)), g),
+    "column_linear": lambda g: mp.column_linear(np.ones((4, 3)), np.ones((3, 2)), None, g),
+    "row_linear": lambda g: mp.row_linear(np.ones((4, 3)), np.ones((3, 2)), np.ones(2), g),
+    "vocab_parallel_embedding": lambda g: mp.vocab_parallel_embedding(np.zeros(4, int), np.ones((3, 2)), g),
+    "cross_entropy": lambda g: mp.vocab_parallel_cross_entropy(np.ones((4, 2, 3)), np.zeros((4, 2), int), g, reduction="none"),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_gradient_of_another_shape_is_refused(name):
+    """Several of these shapes would have passed as gradients of something else."""
+
+    def program(group):
+        y, vjp = ALL[name](group)
+        for wrong in ((2, 4), (3, 2), (5, 2), (2,), ()):
+            with pytest.raises(SizeMismatchError, match=r"the result has shape \(4, 2\)"):
+                vjp(np.ones(wrong))
+        vjp(np.ones_like(y))
+
+    run(program, 2)
+
+
+def test_gradients_of_small_integers_keep_their_dtype():
+    def program(group):
+        y, vjp = mp.row_linear(*(np.ones(shape, np.int8) for shape in [(2, 3), (3, 4), (4,)]), group)
+        return {each.dtype.name for each in (y, *vjp(y))}
+
+    assert run(program, 2).results == [{"int8"}] * 2

@@ -74,6 +74,75 @@ def test_a_second_derivative_is_refused():
     run(program, 2)
 
 
+def test_autograd_keeps_what_a_layer_needs():
+    """What is saved goes through torch's hooks, as for the recomputation of activations, and a change of it is found."""
+    import torch
+
+    def program(group):
+        x, w = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True)
+        seen = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(tuple(t.shape)) or t, lambda t: t):
+            y = tp.column_linear(x, w, None, group)
+        assert seen == [(2, 3), (3, 4)]
+        y.sum().backward()
+        with pytest.raises(RuntimeError, match="a second time"):
+            y.sum().backward()
+        y = tp.column_linear(x, w, None, group)
+        with torch.no_grad():
+            w.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+    run(program, 2)
+
+
+def test_activations_that_are_computed_again_give_the_same_gradients():
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    def program(group):
+        torch.manual_seed(group.rank)
+        w1, w2 = torch.randn(3, 2), torch.randn(2, 3)
+        x = torch.arange(12.0).reshape(4, 3)
+
+        def layers(x, w1, w2):
+            return tp.row_linear(torch.relu(tp.column_linear(x, w1, None, group)), w2, None, group)
+
+        found = []
+        for again in (False, True):
+            leaves = [each.clone().requires_grad_() for each in (x, w1, w2)]
+            y = checkpoint(layers, *leaves, use_reentrant=False) if again else layers(*leaves)
+            y.square().sum().backward()
+            found.append([each.grad for each in leaves])
+        return all(torch.equal(*each) for each in zip(*found, strict=True))
+
+    assert run(program, 2).results == [True, True]
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_under_autocast_gradients_are_nearly_those_without(with_bias):
+    import torch
+
+    torch.manual_seed(1)
+    weights = [torch.randn(*shape) for shape in [(6, 4), (4, 8), (8,), (8, 3), (3,)]]
+
+    def program(group):
+        found = []
+        for enabled in (False, True):
+            x, w1, b1, w2, b2 = [each.clone().requires_grad_() for each in weights]
+            parts = [mp.shard_of(each, group, axis).requires_grad_() for each, axis in [(w1, 1), (b1, 0), (w2, 0)]]
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                hidden = torch.tanh(tp.column_linear(x, parts[0], parts[1] if with_bias else None, group))
+                y = tp.row_linear(hidden, parts[2], b2 if with_bias else None, group)
+            y.float().square().mean().backward()
+            found.append([x.grad, parts[0].grad, parts[2].grad])
+        assert all(each.dtype == torch.float32 for each in found[1])
+        for exact, near in zip(*found, strict=True):
+            torch.testing.assert_close(near, exact, rtol=0, atol=0.05 * exact.abs().max().item())
+
+    run(program, 2)
+
+
 def test_arrays_of_jax_stay_arrays_of_jax():
     import jax
     import jax.numpy as jnp

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from manyhands_parallel.sharded.ranks import Hybrid
     from manyhands_parallel.sharded_arrays import ShardedArray
     from manyhands_parallel.tensor_parallel import (
+        Vjp,
         column_linear,
         copy_to,
         gather_from,
@@ -116,6 +117,7 @@ __all__ = [
     "Stage",
     "Step",
     "Timeline",
+    "Vjp",
     "__version__",
     "batch_norm",
     "batch_norm_backward",
@@ -195,6 +197,7 @@ _HOMES = {
     "Stage": "pipeline.stages",
     "Step": "gradients",
     "Timeline": "pipeline.timeline",
+    "Vjp": "tensor_parallel",
     "batch_norm": "normalization",
     "batch_norm_backward": "normalization",
     "broadcast": "gradients",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from manyhands import Group
 
 __all__ = [
+    "Vjp",
     "column_linear",
     "copy_to",
     "gather_from",
@@ -35,8 +36,56 @@ __all__ = [
     "shard_of",
 ]
 
-Vjp = Callable[[Array], Array]
-LinearVjp = Callable[[Array], tuple[Array, Array, Any]]
+T = TypeVar("T")
+
+
+class Vjp(Generic[T]):
+    """A backward pass: a function of the gradient of a result, and of what it needs from the forward pass.
+
+    These arrays are not in a closure, so that torch's autograd can keep them in its own way: it frees them early, computes them again or
+    moves them elsewhere, and tells when they have changed.
+
+    Parameters
+    ----------
+    y
+        The result.
+    backward
+        The function: ``backward(dy, *saved)`` returns the gradients of the inputs.
+    *saved
+        The arrays of the forward pass that it needs.
+
+    Attributes
+    ----------
+    backward
+        As given.
+    saved
+        As given, a tuple.
+    """
+
+    def __init__(self, y: Array, backward: Callable[..., T], *saved: Array) -> None:
+        self._shape = shape_of(y)
+        self.backward: Callable[..., T] = backward
+        self.saved: tuple[Array, ...] = saved
+
+    def __call__(self, dy: Array = 1) -> T:
+        """Return the gradients of the inputs.
+
+        Parameters
+        ----------
+        dy
+            The gradient of the loss with respect to the result, of the result's shape. By default that of a result that is the loss.
+
+        Raises
+        ------
+        SizeMismatchError
+            The shape is another one.
+        """
+        dy = value(dy)
+        if shape_of(dy) != self._shape:
+            raise SizeMismatchError(
+                f"the result has shape {self._shape} on this rank, and so has its gradient; one of shape {shape_of(dy)} was given"
+            )
+        return self.backward(dy, *self.saved)
 
 
 def shard_of(whole: Array, group: Group, axis: int = 0, counts: Sequence[int] | None = None) -> Array:
@@ -77,7 +126,9 @@ def shard_of(whole: Array, group: Group, axis: int = 0, counts: Sequence[int] | 
 # The pairs: each function is what the other one's vjp does
 
 
-def copy_to(x: Array, group: Group, *, reproducible: bool | None = True, timeout_s: float | None = None) -> tuple[Array, Vjp]:
+def copy_to(
+    x: Array, group: Group, *, reproducible: bool | None = True, timeout_s: float | None = None
+) -> tuple[Array, Vjp[Array]]:
     """Let every rank use an array that all have: forward the array itself, backward the sum of the gradients of all ranks.
 
     Parameters
@@ -98,12 +149,13 @@ def copy_to(x: Array, group: Group, *, reproducible: bool | None = True, timeout
     vjp
         ``vjp(dy)`` returns ``dx``, the same on all ranks.
     """
-    return value(x), lambda dy: _all_reduce(value(dy), group, reproducible, timeout_s)
+    x = value(x)
+    return x, Vjp(x, lambda dy: _all_reduce(dy, group, reproducible, timeout_s))
 
 
 def reduce_from(
     x: Array, group: Group, *, reproducible: bool | None = True, timeout_s: float | None = None
-) -> tuple[Array, Vjp]:
+) -> tuple[Array, Vjp[Array]]:
     """Add up the arrays of all ranks: forward the sum, backward the gradient itself.
 
     Parameters
@@ -120,12 +172,13 @@ def reduce_from(
     vjp
         ``vjp(dy)`` returns ``dx``, which is ``dy``. ``dy`` is the same on all ranks.
     """
-    return _all_reduce(value(x), group, reproducible, timeout_s), value
+    y = _all_reduce(value(x), group, reproducible, timeout_s)
+    return y, Vjp(y, lambda dy: dy)
 
 
 def gather_from(
     x: Array, group: Group, axis: int = -1, counts: Sequence[int] | None = None, *, timeout_s: float | None = None
-) -> tuple[Array, Vjp]:
+) -> tuple[Array, Vjp[Array]]:
     """Join the parts of all ranks: forward the whole array, backward this rank's part of the gradient.
 
     Parameters
@@ -159,12 +212,13 @@ def gather_from(
     x = value(x)
     axis = axis_of(x, axis)
     sizes = counts_of_parts(shape_of(x)[axis], group, counts, timeout_s)
-    return axes.all_gather(x, group, axis, sizes, timeout_s=timeout_s), lambda dy: part(value(dy), axis, sizes, group.rank)
+    y = axes.all_gather(x, group, axis, sizes, timeout_s=timeout_s)
+    return y, Vjp(y, lambda dy: part(dy, axis, sizes, group.rank))
 
 
 def scatter_to(
     x: Array, group: Group, axis: int = -1, counts: Sequence[int] | None = None, *, timeout_s: float | None = None
-) -> tuple[Array, Vjp]:
+) -> tuple[Array, Vjp[Array]]:
     """Divide an array that all ranks have: forward this rank's part, backward the whole gradient, joined from all ranks.
 
     Parameters
@@ -195,7 +249,8 @@ def scatter_to(
     x = value(x)
     axis = axis_of(x, axis)
     sizes = _counts_of_whole(shape_of(x)[axis], group, counts)
-    return part(x, axis, sizes, group.rank), lambda dy: axes.all_gather(value(dy), group, axis, sizes, timeout_s=timeout_s)
+    y = part(x, axis, sizes, group.rank)
+    return y, Vjp(y, lambda dy: axes.all_gather(dy, group, axis, sizes, timeout_s=timeout_s))
 
 
 def gather_sequence(
@@ -206,7 +261,7 @@ def gather_sequence(
     *,
     reproducible: bool | None = True,
     timeout_s: float | None = None,
-) -> tuple[Array, Vjp]:
+) -> tuple[Array, Vjp[Array]]:
     """Join the parts of a sequence before each rank uses it in another way: backward the gradients of all ranks are added and divided.
 
     Parameters
@@ -232,7 +287,7 @@ def gather_sequence(
     axis = axis_of(x, axis)
     sizes = counts_of_parts(shape_of(x)[axis], group, counts, timeout_s)
     y = axes.all_gather(x, group, axis, sizes, timeout_s=timeout_s)
-    return y, lambda dy: axes.reduce_scatter(value(dy), group, axis, sizes, reproducible=reproducible, timeout_s=timeout_s)
+    return y, Vjp(y, lambda dy: axes.reduce_scatter(dy, group, axis, sizes, reproducible=reproducible, timeout_s=timeout_s))
 
 
 def reduce_scatter_sequence(
@@ -243,7 +298,7 @@ def reduce_scatter_sequence(
     *,
     reproducible: bool | None = True,
     timeout_s: float | None = None,
-) -> tuple[Array, Vjp]:
+) -> tuple[Array, Vjp[Array]]:
     """Add up the arrays of all ranks and divide the sum along the sequence: backward the gradients are joined.
 
     Parameters
@@ -271,7 +326,7 @@ def reduce_scatter_sequence(
     axis = axis_of(x, axis)
     sizes = _counts_of_whole(shape_of(x)[axis], group, counts)
     y = axes.reduce_scatter(x, group, axis, sizes, reproducible=reproducible, timeout_s=timeout_s)
-    return y, lambda dy: axes.all_gather(value(dy), group, axis, sizes, timeout_s=timeout_s)
+    return y, Vjp(y, lambda dy: axes.all_gather(dy, group, axis, sizes, timeout_s=timeout_s))
 
 
 # The layers
@@ -289,7 +344,7 @@ def column_linear(
     sequence_counts: Sequence[int] | None = None,
     reproducible: bool | None = True,
     timeout_s: float | None = None,
-) -> tuple[Array, LinearVjp]:
+) -> tuple[Array, Vjp[tuple[Array, Array, Any]]]:
     """Compute ``x @ w + b`` where each rank has some columns of the weight.
 
     Parameters
@@ -340,16 +395,17 @@ def column_linear(
         sequence_counts = counts_of_parts(shape_of(x)[along], group, sequence_counts, timeout_s)
         whole, enter = gather_sequence(x, group, along, sequence_counts, reproducible=reproducible, timeout_s=timeout_s)
     y = whole @ w if b is None else whole @ w + b
-    leave: Vjp = value
+    leave: Callable[[Array], Array] = value
+    has_bias = b is not None
     if gather_output:
         y, leave = gather_from(y, group, -1, counts, timeout_s=timeout_s)
 
-    def vjp(dy: Array) -> tuple[Array, Array, Any]:
+    def backward(dy: Array, x: Array, w: Array) -> tuple[Array, Array, Any]:
         dy = leave(dy)
         inputs = x if along is None else axes.all_gather(x, group, along, sequence_counts or (), timeout_s=timeout_s)
-        return enter(dy @ w.T), *_of_weights(inputs, dy, b)
+        return enter(dy @ w.T), *_of_weights(inputs, dy, has_bias)
 
-    return y, vjp
+    return y, Vjp(y, backward, x, w)
 
 
 def row_linear(
@@ -364,7 +420,7 @@ def row_linear(
     sequence_counts: Sequence[int] | None = None,
     reproducible: bool | None = True,
     timeout_s: float | None = None,
-) -> tuple[Array, LinearVjp]:
+) -> tuple[Array, Vjp[tuple[Array, Array, Any]]]:
     """Compute ``x @ w + b`` where each rank has some rows of the weight; the bias is added once, to the sum.
 
     Parameters
@@ -404,25 +460,25 @@ def row_linear(
         The result does not have that sequence axis, or it is the last one.
     """
     x, (w, b) = value(x), _weights(w, b)
-    divide: Vjp = value
+    divide: Callable[[Array], Array] = value
+    has_bias = b is not None
     if not input_is_sharded:
         sizes = counts_of_parts(shape_of(w)[0], group, counts, timeout_s)
         x, divide = scatter_to(x, group, -1, sizes, timeout_s=timeout_s)
     _check_input(x, w)
     y, leave = sum_up(x @ w, group, sequence_axis_of(x, sequence_axis), sequence_counts, reproducible, timeout_s)
 
-    def vjp(dy: Array) -> tuple[Array, Array, Any]:
+    def backward(dy: Array, x: Array, w: Array) -> tuple[Array, Array, Any]:
         dy = leave(dy)
-        return divide(dy @ w.T), *_of_weights(x, dy, b)
+        return divide(dy @ w.T), *_of_weights(x, dy, has_bias)
 
-    return (y if b is None else y + b), vjp
+    return (y if b is None else y + b), Vjp(y, backward, x, w)
 
 
-def _of_weights(x: Array, dy: Array, b: Array | None) -> tuple[Array, Any]:
+def _of_weights(x: Array, dy: Array, has_bias: bool) -> tuple[Array, Any]:
     """Return the gradients of a weight and of a bias."""
-    xp = namespace(dy)
     dy = _rows(dy)
-    return _rows(x).T @ dy, None if b is None else xp.sum(dy, axis=0)
+    return _rows(x).T @ dy, namespace(dy).sum(dy, axis=0, dtype=dy.dtype) if has_bias else None
 
 
 def _rows(array: Array) -> Array:
@@ -441,7 +497,7 @@ def sum_up(
     sequence_counts: Sequence[int] | None,
     reproducible: bool | None,
     timeout_s: float | None,
-) -> tuple[Array, Vjp]:
+) -> tuple[Array, Vjp[Array]]:
     """Add up the arrays of all ranks, and with a sequence axis divide the sum along it."""
     if sequence_axis is None:
         return reduce_from(x, group, reproducible=reproducible, timeout_s=timeout_s)

@@ -155,20 +155,26 @@ def _apply(call: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
 
 @cache
 def _function() -> Any:
-    """Return the autograd function that runs a call and keeps its ``vjp``; torch is imported when it is first used."""
+    """Return the autograd function of a call and its `Vjp`; torch is imported when it is first used."""
     import torch
     from torch.autograd.function import once_differentiable
 
     class WithVjp(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, call: Callable[..., Any], *tensors: Any) -> Any:
-            y, ctx.vjp = call(*tensors)
+            y, vjp = call(*tensors)
+            ctx.save_for_backward(*vjp.saved)
+            ctx.vjp, device = vjp.backward, y.device.type
+            ctx.autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
             return y
 
         @staticmethod
         @once_differentiable  # type: ignore[untyped-decorator]
         def backward(ctx: Any, dy: Any) -> Any:
-            gradients = ctx.vjp(dy)
+            with torch.autocast(
+                *ctx.autocast
+            ):  # as in the forward pass: dtypes may differ, which only autocast brings together
+                gradients = ctx.vjp(dy, *ctx.saved_tensors)
             return None, *(gradients if isinstance(gradients, tuple) else (gradients,))
 
     return WithVjp

@@ -6,7 +6,7 @@ Both are those of M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parame
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,7 +31,7 @@ def vocab_parallel_embedding(
     sequence_counts: Sequence[int] | None = None,
     reproducible: bool | None = True,
     timeout_s: float | None = None,
-) -> tuple[Array, Vjp]:
+) -> tuple[Array, Vjp[Array]]:
     """Look up rows of a table of which each rank has some.
 
     Parameters
@@ -81,12 +81,12 @@ def vocab_parallel_embedding(
     partial[inside] = rows[local[inside]]
     y, leave = sum_up(partial, group, sequence_axis_of(partial, sequence_axis), sequence_counts, reproducible, timeout_s)
 
-    def vjp(dy: Array) -> Array:
+    def backward(dy: Array, local: Array, inside: Array) -> Array:
         gradient = namespace(rows).zeros_like(rows)
         _add_rows(gradient, local[inside], leave(readable(dy))[inside])
         return like(gradient, template)
 
-    return like(y, template), vjp
+    return like(y, template), Vjp(y, backward, local, inside)
 
 
 def vocab_parallel_cross_entropy(
@@ -99,7 +99,7 @@ def vocab_parallel_cross_entropy(
     counts: Sequence[int] | None = None,
     reproducible: bool | None = True,
     timeout_s: float | None = None,
-) -> tuple[Array, Callable[..., Array]]:
+) -> tuple[Array, Vjp[Array]]:
     """Compute the cross-entropy of logits of which each rank has those of some classes, without joining them.
 
     Two collectives are made: one for the greatest logit of each target, and one for the sum of exponentials and the logit of the target.
@@ -129,7 +129,7 @@ def vocab_parallel_cross_entropy(
     loss
         The same on all ranks, of shape ``()``, or with ``reduction="none"`` that of ``targets``; float64 for such logits, or else float32.
     vjp
-        ``vjp(dloss=1)`` returns the gradient of ``logits``, of their shape and dtype. It does not communicate.
+        ``vjp(dloss=1)`` returns the gradient of ``logits``, of their shape and dtype. It does not communicate. ``dloss`` has the shape of the loss.
 
     Raises
     ------
@@ -157,27 +157,27 @@ def vocab_parallel_cross_entropy(
     local, inside, wrong = _localized(targets, classes, z, group, counts, timeout_s)
     _refuse(targets, wrong & counted)
     counted, local, inside = counted.reshape(-1), local.reshape(-1), (inside & counted).reshape(-1)
-    places = xp.nonzero(inside)[0], local[inside]
     largest = xp.max(z, axis=-1) if classes else xp.full(z.shape[:1], -math.inf, dtype=z.dtype, device=device)
     largest = group.all_reduce(largest, "max", timeout_s=timeout_s)
     exponentials = xp.exp(z - largest[:, None])
     both = xp.zeros((2, z.shape[0]), dtype=z.dtype, device=device)
     both[0] = xp.sum(exponentials, axis=-1)
-    both[1][inside] = z[places] - largest[inside]
+    both[1][inside] = z[inside, local[inside]] - largest[inside]
     total, chosen = group.all_reduce(both, reproducible=reproducible, timeout_s=timeout_s)
     losses = xp.where(counted, xp.log(total) - chosen, xp.zeros_like(total))
     number = max(int(xp.sum(counted)), 1) if reduction == "mean" else 1
+    loss = xp.asarray(xp.reshape(losses, shape) if reduction == "none" else xp.sum(losses) / number)
+    dtype, template = readable(logits).dtype, like(xp.asarray(number), logits)
 
-    def vjp(dloss: Any = 1) -> Array:
-        scale = xp.asarray(readable(dloss), dtype=z.dtype, device=device).reshape(-1) / number
+    def backward(dloss: Any, exponentials: Array, total: Array, counted: Array, local: Array, inside: Array) -> Array:
+        scale = xp.asarray(readable(dloss), dtype=total.dtype, device=device).reshape(-1) / number
         gradient = exponentials / total[:, None]
-        gradient[places] -= 1
+        gradient[inside, local[inside]] -= 1
         gradient = xp.where(counted[:, None], gradient * scale[:, None], xp.zeros_like(gradient))
-        gradient = xp.astype(gradient, readable(logits).dtype, copy=False)
-        return like(xp.reshape(gradient, (*shape, classes)), logits)
+        gradient = xp.astype(gradient, dtype, copy=False)
+        return like(xp.reshape(gradient, (*shape, classes)), template)
 
-    loss = xp.reshape(losses, shape) if reduction == "none" else xp.sum(losses) / number
-    return like(xp.asarray(loss), logits), vjp
+    return like(loss, logits), Vjp(loss, backward, exponentials, total, counted, local, inside)
 
 
 def _localized(
