@@ -208,6 +208,27 @@ def test_the_gradient_of_a_cross_entropy_is_that_of_finite_differences():
         assert measured == pytest.approx(exact, rel=1e-8)
 
 
+def test_infinite_logits_are_as_in_one_process_and_warn_of_nothing():
+    """A class that is masked has no part in it, and what does not count may be anything."""
+    inf = np.inf
+    z = np.array([[1, -inf, 2, 0], [-inf, -inf, 3, -inf], [-inf] * 4, [inf, 0, 0, 1], [np.nan, 0, 0, 0]])
+    targets = np.array([2, 2, -1, -1, -1])
+
+    def program(group):
+        loss, vjp = mp.vocab_parallel_cross_entropy(mp.shard_of(z, group, 1), targets, group, ignore_index=-1)
+        wrong, _ = mp.vocab_parallel_cross_entropy(
+            mp.shard_of(z, group, 1), np.array([1, 2, -1, -1, -1]), group, ignore_index=-1
+        )
+        return loss, mp.gather_from(vjp(), group)[0], wrong
+
+    total = np.e + np.e**2 + 1
+    for loss, gradient, wrong in run(program, 3).results:
+        assert loss == pytest.approx((np.log(total) - 2) / 2)
+        assert wrong == inf
+        right = [[np.e / total / 2, 0, (np.e**2 / total - 1) / 2, 1 / total / 2], *[[0] * 4] * 4]
+        np.testing.assert_allclose(gradient, right, rtol=1e-14)
+
+
 def test_targets_that_are_all_ignored_have_no_loss_and_no_gradient():
     def program(group):
         loss, vjp = mp.vocab_parallel_cross_entropy(np.full((3, 2), np.nan, np.float16), np.full(3, -100), group)
@@ -224,6 +245,12 @@ def test_targets_that_are_all_ignored_have_no_loss_and_no_gradient():
         (lambda g: mp.row_linear(np.ones(3), np.ones((3, 4)), np.ones(3), g), SizeMismatchError, r"\(3, 4\) and \(3,\)"),
         (lambda g: mp.column_linear(np.ones(3), np.ones((3, 4)), None, g, sequence_axis=0), UsageError, "before the last"),
         (lambda g: mp.scatter_to(np.ones(3), g, counts=[1, 1]), SizeMismatchError, "3 rows among 2 ranks"),
+        (lambda g: mp.shard_of(np.ones(3), g, counts=[1.5, 1.5]), SizeMismatchError, "an integer of at least 0"),
+        (lambda g: mp.shard_of(np.ones(3), g, counts=3), SizeMismatchError, "each of the 2 ranks; 3 was given"),
+        (lambda g: mp.gather_from(np.ones(3), g, counts=[3]), SizeMismatchError, "each of the 2 ranks"),
+        (lambda g: mp.shard_of(np.ones(3), g, 0.0), UsageError, r"no axis 0\.0"),
+        (lambda g: mp.column_linear(np.ones((2, 2)), np.ones((2, 2)), None, None), UsageError, "a Group was expected"),
+        (lambda g: mp.copy_to(np.ones(2), None), UsageError, "a Group was expected"),
         (lambda g: mp.gather_from(np.ones(3), g, counts=[1, 1]), SizeMismatchError, "of which rank 0 has 3"),
         (lambda g: mp.gather_from(np.ones(3), g, axis=1), UsageError, "no axis 1"),
         (lambda g: mp.vocab_parallel_embedding(np.array([4]), np.ones((2, 3)), g), UsageError, "4 is not the number"),

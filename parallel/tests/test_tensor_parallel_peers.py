@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import manyhands_parallel as mp
+from manyhands.errors import UsageError
 from manyhands_parallel import torch as tp
 from manyhands_simulated import run
 
@@ -170,3 +171,13 @@ def test_arrays_of_jax_stay_arrays_of_jax():
     for found in run(program, 3).results:
         for mine, its in zip(found, right, strict=True):
             np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
+
+
+def test_arrays_of_two_libraries_are_refused():
+    import torch
+
+    def program(group):
+        with pytest.raises(UsageError, match="of one library"):
+            mp.column_linear(np.ones((2, 2)), torch.ones(2, 2), None, group)
+
+    run(program, 2)

@@ -17,6 +17,7 @@ import numpy as np
 
 from manyhands.errors import SizeMismatchError, UsageError
 from manyhands_parallel import axes
+from manyhands_parallel.agreement import need_group
 from manyhands_parallel.arrays import Array, namespace, shape_of
 from manyhands_parallel.axes import chunks, part, value
 
@@ -117,6 +118,7 @@ def shard_of(whole: Array, group: Group, axis: int = 0, counts: Sequence[int] | 
     UsageError
         The array does not have that axis.
     """
+    need_group(group)
     whole = value(whole)
     axis = axis_of(whole, axis)
     mine = part(whole, axis, _counts_of_whole(shape_of(whole)[axis], group, counts), group.rank)
@@ -149,6 +151,7 @@ def copy_to(
     vjp
         ``vjp(dy)`` returns ``dx``, the same on all ranks.
     """
+    need_group(group)
     x = value(x)
     return x, Vjp(x, lambda dy: _all_reduce(dy, group, reproducible, timeout_s))
 
@@ -172,6 +175,7 @@ def reduce_from(
     vjp
         ``vjp(dy)`` returns ``dx``, which is ``dy``. ``dy`` is the same on all ranks.
     """
+    need_group(group)
     y = _all_reduce(value(x), group, reproducible, timeout_s)
     return y, Vjp(y, lambda dy: dy)
 
@@ -209,6 +213,7 @@ def gather_from(
     UsageError
         The array does not have that axis.
     """
+    need_group(group)
     x = value(x)
     axis = axis_of(x, axis)
     sizes = counts_of_parts(shape_of(x)[axis], group, counts, timeout_s)
@@ -246,6 +251,7 @@ def scatter_to(
     SizeMismatchError, UsageError
         As for `shard_of`.
     """
+    need_group(group)
     x = value(x)
     axis = axis_of(x, axis)
     sizes = _counts_of_whole(shape_of(x)[axis], group, counts)
@@ -283,6 +289,7 @@ def gather_sequence(
     SizeMismatchError, UsageError
         As for `gather_from`.
     """
+    need_group(group)
     x = value(x)
     axis = axis_of(x, axis)
     sizes = counts_of_parts(shape_of(x)[axis], group, counts, timeout_s)
@@ -322,6 +329,7 @@ def reduce_scatter_sequence(
     SizeMismatchError, UsageError
         As for `scatter_to`.
     """
+    need_group(group)
     x = value(x)
     axis = axis_of(x, axis)
     sizes = _counts_of_whole(shape_of(x)[axis], group, counts)
@@ -384,8 +392,9 @@ def column_linear(
     SizeMismatchError
         The shapes do not fit, or ``counts`` or ``sequence_counts`` do not.
     UsageError
-        ``x`` does not have that sequence axis, or it is the last one.
+        ``x`` does not have that sequence axis, or it is the last one; or ``x`` and ``w`` are of two libraries.
     """
+    need_group(group)
     x, (w, b) = value(x), _weights(w, b)
     _check_input(x, w)
     along = sequence_axis_of(x, sequence_axis)
@@ -457,8 +466,9 @@ def row_linear(
     SizeMismatchError
         The shapes do not fit, or ``counts`` or ``sequence_counts`` do not.
     UsageError
-        The result does not have that sequence axis, or it is the last one.
+        The result does not have that sequence axis, or it is the last one; or ``x`` and ``w`` are of two libraries.
     """
+    need_group(group)
     x, (w, b) = value(x), _weights(w, b)
     divide: Callable[[Array], Array] = value
     has_bias = b is not None
@@ -513,6 +523,8 @@ def _weights(w: Array, b: Array | None) -> tuple[Array, Array | None]:
 
 
 def _check_input(x: Array, w: Array) -> None:
+    if namespace(x) is not namespace(w):
+        raise UsageError(f"x and the weight are arrays of one library, and {type(x)!r} and {type(w)!r} were given")
     if not shape_of(x) or shape_of(x)[-1] != shape_of(w)[0]:
         raise SizeMismatchError(
             f"x @ w needs shapes (..., k) and (k, n), and {shape_of(x)} and {shape_of(w)} are given on this rank; the weight of a "
@@ -520,11 +532,11 @@ def _check_input(x: Array, w: Array) -> None:
         )
 
 
-def axis_of(array: Array, axis: int) -> int:
+def axis_of(array: Array, axis: Any) -> int:
     ndim = len(shape_of(array))
-    if not -ndim <= axis < ndim:
-        raise UsageError(f"an array of shape {shape_of(array)} has no axis {axis}")
-    return axis % ndim
+    if not isinstance(axis, int | np.integer) or not -ndim <= axis < ndim:
+        raise UsageError(f"an array of shape {shape_of(array)} has no axis {axis!r}")
+    return int(axis) % ndim
 
 
 def sequence_axis_of(array: Array, axis: int | None) -> int | None:
@@ -536,10 +548,10 @@ def sequence_axis_of(array: Array, axis: int | None) -> int | None:
 
 def _counts_of_whole(size: int, group: Group, counts: Sequence[int] | None) -> tuple[int, ...]:
     """Return how a whole axis is divided."""
-    given = chunks(size, group.world_size) if counts is None else tuple(counts)
-    if len(given) != group.world_size or sum(given) != size or min(given) < 0:
+    given = chunks(size, group.world_size) if counts is None else _numbers(counts, group)
+    if sum(given) != size:
         raise SizeMismatchError(
-            f"counts divides {size} rows among {group.world_size} ranks: that many numbers of this sum; {list(given)} was given"
+            f"counts divides {size} rows among {group.world_size} ranks: numbers of this sum; {list(given)} was given"
         )
     return given
 
@@ -549,8 +561,19 @@ def counts_of_parts(size: int, group: Group, counts: Sequence[int] | None, timeo
     if counts is None:
         told = group.all_gather(np.array([size]), timeout_s=timeout_s)
         return tuple(int(each) for each in told)
-    if len(counts) != group.world_size or counts[group.rank] != size:
+    given = _numbers(counts, group)
+    if given[group.rank] != size:
         raise SizeMismatchError(
-            f"counts has the rows of each of the {group.world_size} ranks, of which rank {group.rank} has {size}; {list(counts)} was given"
+            f"counts has the rows of each rank, of which rank {group.rank} has {size}; {list(given)} was given"
         )
-    return tuple(counts)
+    return given
+
+
+def _numbers(counts: Any, group: Group) -> tuple[int, ...]:
+    """Return a number of rows for each rank."""
+    given = list(counts) if isinstance(counts, Sequence | np.ndarray) else []
+    if len(given) != group.world_size or not all(isinstance(each, int | np.integer) and each >= 0 for each in given):
+        raise SizeMismatchError(
+            f"counts has an integer of at least 0 for each of the {group.world_size} ranks; {counts!r} was given"
+        )
+    return tuple(map(int, given))

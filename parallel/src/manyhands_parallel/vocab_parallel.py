@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from manyhands.errors import DTypeError, SizeMismatchError, UsageError
+from manyhands_parallel.agreement import need_group
 from manyhands_parallel.arrays import Array, dtype_of, itemsize, like, namespace, readable, shape_of
 from manyhands_parallel.tensor_parallel import Vjp, counts_of_parts, sequence_axis_of, sum_up
 
@@ -71,6 +72,7 @@ def vocab_parallel_embedding(
     SizeMismatchError
         ``table`` does not have two axes, or ``counts`` or ``sequence_counts`` do not fit.
     """
+    need_group(group)
     rows, template = readable(table), table
     if len(shape_of(rows)) != 2:
         raise SizeMismatchError(f"a table of embeddings has shape (v, d), and {shape_of(rows)} was given")
@@ -140,6 +142,7 @@ def vocab_parallel_cross_entropy(
     SizeMismatchError
         The shape of ``targets`` is not that of ``logits`` without the last axis, or ``counts`` does not fit.
     """
+    need_group(group)
     if reduction not in ("mean", "sum", "none"):
         raise UsageError(f"the reduction of a loss is 'mean', 'sum' or 'none', and {reduction!r} was given")
     z = readable(logits)
@@ -159,22 +162,24 @@ def vocab_parallel_cross_entropy(
     counted, local, inside = counted.reshape(-1), local.reshape(-1), (inside & counted).reshape(-1)
     largest = xp.max(z, axis=-1) if classes else xp.full(z.shape[:1], -math.inf, dtype=z.dtype, device=device)
     largest = group.all_reduce(largest, "max", timeout_s=timeout_s)
-    exponentials = xp.exp(z - largest[:, None])
-    both = xp.zeros((2, z.shape[0]), dtype=z.dtype, device=device)
-    both[0] = xp.sum(exponentials, axis=-1)
-    both[1][inside] = z[inside, local[inside]] - largest[inside]
-    total, chosen = group.all_reduce(both, reproducible=reproducible, timeout_s=timeout_s)
-    losses = xp.where(counted, xp.log(total) - chosen, xp.zeros_like(total))
+    with np.errstate(all="ignore"):  # logits may be infinite: those of masked classes, and of targets that do not count
+        exponentials = xp.exp(z - largest[:, None])
+        both = xp.zeros((2, z.shape[0]), dtype=z.dtype, device=device)
+        both[0] = xp.sum(exponentials, axis=-1)
+        both[1][inside] = z[inside, local[inside]] - largest[inside]
+        total, chosen = group.all_reduce(both, reproducible=reproducible, timeout_s=timeout_s)
+        losses = xp.where(counted, xp.log(total) - chosen, xp.zeros_like(total))
     number = max(int(xp.sum(counted)), 1) if reduction == "mean" else 1
     loss = xp.asarray(xp.reshape(losses, shape) if reduction == "none" else xp.sum(losses) / number)
     dtype, template = readable(logits).dtype, like(xp.asarray(number), logits)
 
     def backward(dloss: Any, exponentials: Array, total: Array, counted: Array, local: Array, inside: Array) -> Array:
         scale = xp.asarray(readable(dloss), dtype=total.dtype, device=device).reshape(-1) / number
-        gradient = exponentials / total[:, None]
-        gradient[inside, local[inside]] -= 1
-        gradient = xp.where(counted[:, None], gradient * scale[:, None], xp.zeros_like(gradient))
-        gradient = xp.astype(gradient, dtype, copy=False)
+        with np.errstate(all="ignore"):
+            gradient = exponentials / total[:, None]
+            gradient[inside, local[inside]] -= 1
+            gradient = xp.where(counted[:, None], gradient * scale[:, None], xp.zeros_like(gradient))
+            gradient = xp.astype(gradient, dtype, copy=False)
         return like(xp.reshape(gradient, (*shape, classes)), template)
 
     return like(loss, logits), Vjp(loss, backward, exponentials, total, counted, local, inside)
