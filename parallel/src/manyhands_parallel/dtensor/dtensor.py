@@ -260,7 +260,7 @@ def distribute(
     UsageError
         On every rank: the placements do not fit the mesh or the array, or the ranks gave different arrays or placements.
     DTypeError
-        On every rank: the dtype does not have the reduction of a `Partial`, or ``x`` is no array.
+        On every rank: the dtype does not have the reduction of a `Partial`, or ``x`` is no array of numbers.
     """
     place = _place_of(mesh)
     array = f"{_kind(x)}{list(shape_of(x))}{_checksum(x)}" if hasattr(x, "shape") else _kind(x)
@@ -310,10 +310,12 @@ def from_local(
         On every rank: the ranks gave different dtypes, placements or global shapes; the shapes of the parts do not fit together; or they do not
         give ``global_shape`` or the counts.
     DTypeError
-        On every rank: the dtype does not have the reduction of a `Partial`, or ``part`` is no array.
+        On every rank: the dtype does not have the reduction of a `Partial`, or ``part`` is no array of numbers.
     """
     place = _place_of(mesh)
-    wanted = None if global_shape is None else [int(extent) for extent in global_shape]
+    wanted: Any = global_shape
+    if isinstance(wanted, Sequence | np.ndarray):
+        wanted = [int(extent) if isinstance(extent, int | np.integer) else extent for extent in wanted]
     axes = f"{len(shape_of(part))}" if hasattr(part, "shape") else "none"
     story = {"dtype": _kind(part), "axes": axes, "placements": _words(placements), "global_shape": str(wanted)}
     same_on_all(place.parent, "from_local", story, timeout_s=timeout_s)
@@ -326,7 +328,7 @@ def from_local(
     spec = _joined(shapes, place, given)
     if wanted is not None and list(spec.shape) != wanted:
         raise UsageError(
-            f"the parts of {place.parent.world_size} ranks make the shape {spec.shape}, and not {tuple(wanted)}: {_listed(shapes)}"
+            f"the parts of {place.parent.world_size} ranks make the shape {spec.shape}, and not {global_shape!r}: {_listed(shapes)}"
         )
     return DTensor(part, mesh, _checked(spec, dtype_of(part)))
 
@@ -371,7 +373,9 @@ def _place_of(mesh: DeviceMesh | Group) -> Place:
 
 
 def _checked(spec: Spec, dtype: str) -> Spec:
-    """Check that a dtype has the reductions of a spec."""
+    """Check that a dtype is one of numbers, and that it has the reductions of a spec."""
+    if not any(kind in dtype for kind in ("bool", "int", "float", "complex")):
+        raise DTypeError(f"a distributed array holds numbers, and one of dtype {dtype} was given")
     ops = {each.op for each in spec.placements if isinstance(each, Partial)}
     floats = "float" in dtype or "complex" in dtype
     wrong = {
@@ -409,6 +413,6 @@ def _checksum(x: Array) -> str:
         import torch
 
         buffer = flat(buffer).view(torch.uint8).numpy()
-    if not isinstance(buffer, np.ndarray):
+    if not isinstance(buffer, np.ndarray) or buffer.dtype.hasobject:
         return ""
     return f" with the checksum {zlib.crc32(np.ascontiguousarray(buffer).view(np.uint8).data):08x}"
