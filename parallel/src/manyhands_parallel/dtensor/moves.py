@@ -76,17 +76,18 @@ def _all_reduce(local: Array, group: Group, op: str, reproducible: bool | None, 
 
 def _all_to_all(local: Array, before: Spec, step: Step, place: Place, timeout_s: float | None) -> Array:
     """Give each rank along an axis of the mesh what it will have of this rank's box."""
-    new, ranks, group = step.target, place.along(step.axis), place.groups[step.axis]
+    old, new, ranks, group = step.source, step.target, place.along(step.axis), place.groups[step.axis]
+    assert isinstance(old, Shard)
     assert isinstance(new, Shard)
     olds, news = [before.box(rank) for rank in ranks], [step.after.box(rank) for rank in ranks]
     mine, wanted = olds[group.rank], news[group.rank]
     parts = [local[_common(mine, each).within(mine).slices] for each in news]
     found = [_common(each, wanted) for each in olds]
-    even = len({_common(source, dest).size for source in olds for dest in news}) == 1
+    rows = [set(spec.counts_at(step.axis, place.coordinates)) for spec in (before, step.after)]
+    even = old.dim != new.dim and all(len(each) == 1 for each in rows)
     arrived = exchange(parts, [each.shape for each in found], even, group, timeout_s=timeout_s)
-    assert isinstance(step.source, Shard)
     # The parts come in the order of ranks, in which they lie side by side along what was sharded.
-    return namespace(local).concat(arrived, axis=step.source.dim)
+    return namespace(local).concat(arrived, axis=old.dim)
 
 
 def _common(one: Box, other: Box) -> Box:
