@@ -314,3 +314,22 @@ def test_gradients_of_small_integers_keep_their_dtype():
         return {each.dtype.name for each in (y, *vjp(y))}
 
     assert run(program, 2).results == [{"int8"}] * 2
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda ids, group: mp.vocab_parallel_embedding(ids, np.ones((2, 3)), group),
+        lambda ids, group: mp.vocab_parallel_cross_entropy(np.ones((2, 2)), ids, group),
+    ],
+)
+def test_ranks_that_got_other_batches_are_told_so(look_up):
+    """Which is what happens if a loader of data is seeded by the rank."""
+
+    def program(group):
+        with pytest.raises(UsageError, match=r"need the same batch: .* on ranks \[1\] are not those on rank 0"):
+            look_up(np.array([[0, 3], [3, 3]][group.rank]), group)
+        y, _ = mp.vocab_parallel_embedding(np.zeros((0, 2), [np.uint8, np.int64][group.rank]), np.ones((2, 3)), group)
+        return y.shape
+
+    assert run(program, 2).results == [(0, 2, 3)] * 2

@@ -6,6 +6,7 @@ Both are those of M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parame
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,7 +45,8 @@ def vocab_parallel_embedding(
     group
         The ranks that share the table.
     counts
-        How many rows each rank has. By default the ranks tell each other, in a small call.
+        How many rows each rank has. By default the ranks tell each other, in a small call, and compare a checksum of ``ids`` if these are in the
+        host's memory.
     sequence_axis
         The axis of the result that is divided among the ranks (sequence parallel), such as 0. By default every rank gets all of it.
     sequence_counts
@@ -66,7 +68,7 @@ def vocab_parallel_embedding(
     Raises
     ------
     UsageError
-        An id is outside of the vocabulary.
+        An id is outside of the vocabulary; or, on every rank, the ranks were found to have different ones.
     DTypeError
         ``ids`` holds no integers.
     SizeMismatchError
@@ -120,7 +122,8 @@ def vocab_parallel_cross_entropy(
     reduction
         ``"mean"`` over the targets that count (0 if none does), ``"sum"``, or ``"none"`` for the loss of each target.
     counts
-        How many classes each rank has. By default the ranks tell each other, in a small call.
+        How many classes each rank has. By default the ranks tell each other, in a small call, and compare a checksum of ``targets`` if these are in
+        the host's memory.
     reproducible
         Whether sums of floats have the same bits whatever the backend and the size: see `Group.all_reduce`.
     timeout_s
@@ -136,7 +139,7 @@ def vocab_parallel_cross_entropy(
     Raises
     ------
     UsageError
-        A target is no class and not ``ignore_index``, or the reduction is unknown.
+        A target is no class and not ``ignore_index``, or the reduction is unknown; or, on every rank, the ranks were found to have different targets.
     DTypeError
         ``targets`` holds no integers, or ``logits`` no floats.
     SizeMismatchError
@@ -193,10 +196,25 @@ def _localized(
     ids = readable(ids)
     if "int" not in dtype_of(ids):
         raise DTypeError(f"numbers of rows are integers, and {dtype_of(ids)} was given")
-    ids = xp.astype(xp.asarray(ids, device=_device(template)), xp.int64)
+    if counts is None:
+        told = group.all_gather(np.array([[rows, _checksum(ids)]]), timeout_s=timeout_s)
+        other = [group.ranks[rank] for rank in range(group.world_size) if told[rank, 1] != told[0, 1]]
+        if other:
+            raise UsageError(
+                f"the ranks that share a vocabulary need the same batch: the numbers of rows on ranks {other} are not those on rank {group.ranks[0]}"
+            )
+        counts = told[:, 0].tolist()
     sizes = counts_of_parts(rows, group, counts, timeout_s)
+    ids = xp.astype(xp.asarray(ids, device=_device(template)), xp.int64)
     local = ids - sum(sizes[: group.rank])
     return local, (local >= 0) & (local < rows), (ids < 0) | (ids >= sum(sizes))
+
+
+def _checksum(ids: Array) -> int:
+    """Return a checksum of integers in the host's memory, and 0 for those on a GPU, which would have to come to the host."""
+    if not isinstance(ids, np.ndarray) and str(ids.device) != "cpu":
+        return 0
+    return zlib.crc32(np.ascontiguousarray(ids, np.int64).data)
 
 
 def _refuse(ids: Array, wrong: Array) -> None:
