@@ -287,7 +287,7 @@ def test_what_cannot_be_is_refused_on_every_rank_and_the_group_goes_on(case):
     ("part", "placement", "shape", "said"),
     [
         (lambda r: np.ones((2, 1 + r)), S(0), None, r"axis 1 .* \(2, 1\) on rank 0, \(2, 2\) on rank 1"),
-        (lambda r: np.ones(1 + r), S(0), (4,), r"make the shape \(3,\), and not \(4,\)"),
+        (lambda r: np.ones(1 + r), S(0), (4,), r"make the shape \(3,\), and not \[4\]"),
         (lambda r: np.ones(1 + r), S(0), 3, r"make the shape \(3,\), and not 3"),
         (lambda r: np.ones(1 + r), S(0), "differs", r"global_shape: .*\[4\] on rank 1"),
         (lambda r: np.ones(1 + r), S(0, [2, 1]), None, "do not have the counts"),

@@ -256,6 +256,7 @@ def test_targets_that_are_all_ignored_have_no_loss_and_no_gradient():
         (lambda g: mp.vocab_parallel_embedding(np.array([4]), np.ones((2, 3)), g), UsageError, "4 is not the number"),
         (lambda g: mp.vocab_parallel_embedding(np.ones(2), np.ones((2, 3)), g), DTypeError, "float64"),
         (lambda g: mp.vocab_parallel_cross_entropy(np.ones((1, 2)), np.array([-1]), g), UsageError, "-1 is not"),
+        (lambda g: mp.vocab_parallel_cross_entropy(np.ones((1, 2)), [1], g), DTypeError, "this is list"),
         (lambda g: mp.vocab_parallel_cross_entropy(np.ones((1, 2)), np.array([1, 1]), g), SizeMismatchError, r"\(2,\)"),
     ],
 )

@@ -571,7 +571,10 @@ def counts_of_parts(size: int, group: Group, counts: Sequence[int] | None, timeo
 
 def _numbers(counts: Any, group: Group) -> tuple[int, ...]:
     """Return a number of rows for each rank."""
-    given = list(counts) if isinstance(counts, Sequence | np.ndarray) else []
+    try:
+        given = [*counts]
+    except TypeError:
+        given = []
     if len(given) != group.world_size or not all(isinstance(each, int | np.integer) and each >= 0 for each in given):
         raise SizeMismatchError(
             f"counts has an integer of at least 0 for each of the {group.world_size} ranks; {counts!r} was given"

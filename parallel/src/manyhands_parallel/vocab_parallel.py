@@ -148,7 +148,7 @@ def vocab_parallel_cross_entropy(
     need_group(group)
     if reduction not in ("mean", "sum", "none"):
         raise UsageError(f"the reduction of a loss is 'mean', 'sum' or 'none', and {reduction!r} was given")
-    z = readable(logits)
+    z, targets = readable(logits), readable(targets)
     if "float" not in dtype_of(z):
         raise DTypeError(f"logits are floats, and {dtype_of(z)} was given")
     if not shape_of(z) or shape_of(z)[:-1] != shape_of(targets):
@@ -159,7 +159,7 @@ def vocab_parallel_cross_entropy(
     z = xp.reshape(z, (math.prod(shape), classes))
     z = z if itemsize(dtype_of(z)) >= 4 else xp.astype(z, xp.float32)
     device = _device(z)
-    counted = xp.asarray(readable(targets), device=device) != ignore_index
+    counted = xp.asarray(targets, device=device) != ignore_index
     local, inside, wrong = _localized(targets, classes, z, group, counts, timeout_s)
     _refuse(targets, wrong & counted)
     counted, local, inside = counted.reshape(-1), local.reshape(-1), (inside & counted).reshape(-1)

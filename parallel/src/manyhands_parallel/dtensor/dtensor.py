@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -313,9 +314,10 @@ def from_local(
         On every rank: the dtype does not have the reduction of a `Partial`, or ``part`` is no array of numbers.
     """
     place = _place_of(mesh)
-    wanted: Any = global_shape
-    if isinstance(wanted, Sequence | np.ndarray):
-        wanted = [int(extent) if isinstance(extent, int | np.integer) else extent for extent in wanted]
+    try:
+        wanted: Any = None if global_shape is None else [operator.index(extent) for extent in global_shape]
+    except TypeError:
+        wanted = f"{global_shape!r:.80}"
     axes = f"{len(shape_of(part))}" if hasattr(part, "shape") else "none"
     story = {"dtype": _kind(part), "axes": axes, "placements": _words(placements), "global_shape": str(wanted)}
     same_on_all(place.parent, "from_local", story, timeout_s=timeout_s)
@@ -328,7 +330,7 @@ def from_local(
     spec = _joined(shapes, place, given)
     if wanted is not None and list(spec.shape) != wanted:
         raise UsageError(
-            f"the parts of {place.parent.world_size} ranks make the shape {spec.shape}, and not {global_shape!r}: {_listed(shapes)}"
+            f"the parts of {place.parent.world_size} ranks make the shape {spec.shape}, and not {wanted}: {_listed(shapes)}"
         )
     return DTensor(part, mesh, _checked(spec, dtype_of(part)))
 
