@@ -5,7 +5,9 @@
 >>> loss = tp.row_linear(hidden, w2.T, b2, group).square().mean()
 >>> loss.backward()
 
-Every rank runs the same backward pass: the collectives of a layer are made when its gradients are. A second derivative is refused by torch.
+Every rank runs the same backward pass: the collectives of a layer are made when its gradients are. It runs under the autocast of the forward pass.
+What it needs of that is saved in torch's way: freed after it, or computed again by ``torch.utils.checkpoint``, collectives included. A second derivative
+is refused by torch.
 """
 
 from __future__ import annotations
@@ -171,9 +173,8 @@ def _function() -> Any:
         @staticmethod
         @once_differentiable  # type: ignore[untyped-decorator]
         def backward(ctx: Any, dy: Any) -> Any:
-            with torch.autocast(
-                *ctx.autocast
-            ):  # as in the forward pass: dtypes may differ, which only autocast brings together
+            # Under it a result and a weight may have different dtypes, which it brings together here too.
+            with torch.autocast(*ctx.autocast):
                 gradients = ctx.vjp(dy, *ctx.saved_tensors)
             return None, *(gradients if isinstance(gradients, tuple) else (gradients,))
 

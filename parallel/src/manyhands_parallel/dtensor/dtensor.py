@@ -28,7 +28,8 @@ __all__ = ["DTensor", "distribute", "from_local"]
 class DTensor:
     """An array that lies distributed on a mesh. Made by `distribute` and `from_local`; it does not change.
 
-    It has no operators: compute with ``local``, and make the result a distributed array by `with_local`.
+    It has no operators: compute with ``local``, and make the result a distributed array by `with_local`. Of a torch tensor it has the value alone, without
+    its history.
 
     Attributes
     ----------
