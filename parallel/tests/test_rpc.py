@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +104,49 @@ def test_arrays_keep_their_dtype(dtype: str) -> None:
     assert (came.dtype, came.shape) == (array.dtype, array.shape)
 
 
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+@pytest.mark.parametrize("rank", [0, 1], ids=["itself", "another rank"])
+def test_large_arrays_may_be_changed_at_once(rank: int, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    send_async = Group.send_async
+
+    def send_and_yield(*args: Any, **options: Any) -> Any:
+        work = send_async(*args, **options)
+        time.sleep(0)  # so that threads come between each other's messages
+        return work
+
+    monkeypatch.setattr(Group, "send_async", send_and_yield)
+
+    def program(svc: mp.Service) -> None:
+        def caller(number: int) -> None:
+            x = np.arange(80_000).reshape(2, -1)
+            replies = []
+            for i in range(12):
+                x += 1
+                replies.append(svc.call(rank, "add", [x, number, x[:, ::2].astype(">f8")], ["small", x[:, :3]]))
+                small = svc.call(rank, "add", number, i)
+            x[...] = 0
+            for i, reply in enumerate(replies, 1):
+                first, told, third, _, little = reply.wait()
+                assert told == number
+                assert third.dtype == ">f8"
+                np.testing.assert_array_equal(first, np.arange(80_000).reshape(2, -1) + i)
+                np.testing.assert_array_equal(third, first[:, ::2])
+                np.testing.assert_array_equal(little, first[:, :3])
+                first += 1  # it belongs to who got it
+            assert small.wait() == number + 11
+            found.append(number)
+
+        found: list[int] = []
+        threads = [threading.Thread(target=caller, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(found) == [0, 1, 2]
+
+    serve(program, 2, backend)
+
+
 def test_wrong_calls_are_refused_and_the_service_goes_on() -> None:
     def program(svc: mp.Service) -> None:
         with pytest.raises(mh.UsageError, match="rank 1 has no function 'sub'; it has 'add', 'an_object', 'fail'"):
@@ -187,6 +231,8 @@ def test_nothing_larger_than_max_bytes_travels() -> None:
             svc.call(1, "add", bytes(1000))
         with pytest.raises(mh.SizeMismatchError, match=r"the result of 'zeros' on rank 1 has .* bytes"):
             svc.call(1, "zeros", 125).wait()
+        with pytest.raises(mh.SizeMismatchError, match=r"the call of 'add' on rank 1 has 8000\d\d bytes"):
+            svc.call(1, "add", np.zeros(100_000))
         assert svc.call(1, "zeros", 100, type=np.ndarray).wait().nbytes == 800
         assert svc.objects == before
 
@@ -438,6 +484,22 @@ def test_a_dead_rank_is_named_on_every_call() -> None:
     assert found.keys() == {0, 1}
     assert all("rank 1 was lost" in text for text in found.values())
     assert isinstance(run.errors[2], mh.PeerLostError)
+
+
+@pytest.mark.long
+def test_a_call_of_a_rank_that_stands_still_ends_in_time() -> None:
+    def body(group: Group) -> None:
+        with mp.Service(group, {"add": add}) as svc:
+            if group.rank == 0:
+                mh.sleep(1)
+                late = svc.call(1, "add", np.ones(100_000), timeout_s=0.1)
+                again = svc.call(1, "add", np.ones(100_000), timeout_s=1000)
+                with pytest.raises(mh.DeadlineError, match=r"no reply within 0.1 s"):
+                    late.wait()
+                np.testing.assert_array_equal(again.wait(), np.full(100_000, 11.0))
+
+    run = Simulation(2, faults=[Pause(rank=1, at_s=0.5, for_s=100)]).execute(lambda _: body(mh.init()))
+    assert run.errors == {}
 
 
 def test_an_exception_in_the_block_ends_the_job() -> None:

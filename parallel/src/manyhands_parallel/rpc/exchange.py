@@ -2,41 +2,51 @@
 
 One thread for each peer receives its frames; it never blocks otherwise, so that a function may call other ranks, also the one that called it.
 Functions run in *workers*, which begin when they are needed and end when they had nothing to do for a while.
+
+Large arrays go ahead of the frame that they belong to, as messages of two axes, by which they are told from frames: other frames may come
+between.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from manyhands import Group
-from manyhands.errors import CommError
-from manyhands_parallel.rpc.packing import ROOM_BYTES
+from manyhands import Group, wait_all
+from manyhands.errors import CommError, DeadlineError
+from manyhands_parallel.rpc.packing import ROOM_BYTES, Bytes, Parcel
 
 __all__ = ["FOREVER_S", "Exchange", "Frame", "frame_of"]
 
 FOREVER_S = 2_000_000.0
 """23 days, the longest that a call of a group may last: a receive waits for as long as nobody calls."""
-_HEAD = struct.Struct("<QQQ")
+_HEAD = struct.Struct("<QQQQ")
 _SMALL_BYTES = 1024
 """Frames of at most so many bytes all have this length, which is the fastest for a group: they travel in one message of a known kind."""
 _IDLE_S = 2.0
 
-Frame = npt.NDArray[np.uint8]
 Job = Callable[[], object]
 
 
-def frame_of(kind: int, number: int, packed: bytearray) -> Frame:
-    """Return a frame: its kind, the number of the call it belongs to, and its content, which was packed with room in front."""
-    _HEAD.pack_into(packed, 0, kind, number, len(packed) - ROOM_BYTES)
+class Frame(NamedTuple):
+    """A message and the large arrays that go ahead of it."""
+
+    data: Bytes
+    arrays: list[Bytes]
+
+
+def frame_of(kind: int, number: int, parcel: Parcel) -> Frame:
+    """Return a frame: its kind, the number of the call it belongs to, and its content."""
+    packed, arrays = parcel
+    _HEAD.pack_into(packed, 0, kind, number, len(packed) - ROOM_BYTES, len(arrays))
     packed.extend(bytes(max(0, _SMALL_BYTES - len(packed))))
-    return np.frombuffer(packed, np.uint8)
+    return Frame(np.frombuffer(packed, np.uint8), arrays)
 
 
 class Exchange:
@@ -49,8 +59,8 @@ class Exchange:
     threads
         How many workers there may be.
     take
-        It is called under `lock` with a peer, and a frame's kind, number and content. It must not block. What it returns is let go when the
-        lock is free.
+        It is called under `lock` with a peer, and a frame's kind, number, content and large arrays. It must not block. What it returns is let
+        go when the lock is free.
     fail
         It is called under `lock` with the error that ended the group. What it returns is let go when the lock is free.
 
@@ -66,7 +76,7 @@ class Exchange:
         self,
         group: Group,
         threads: int,
-        take: Callable[[int, int, int, memoryview], object],
+        take: Callable[[int, int, int, memoryview, list[Bytes]], object],
         fail: Callable[[CommError], object],
     ) -> None:
         self.lock: threading.Lock = threading.Lock()
@@ -76,6 +86,7 @@ class Exchange:
         self._take = take
         self._fail = fail
         self._sending = [threading.Lock() for _ in range(group.world_size)]
+        self._issuing = [threading.Lock() for _ in range(group.world_size)]  # arrays are followed by their own frame
         self._receivers: list[threading.Thread] = []
         self._jobs: deque[Job] = deque()
         self._workers: set[threading.Thread] = set()
@@ -90,23 +101,32 @@ class Exchange:
         for receiver in self._receivers:
             receiver.start()
 
-    def send(self, peer: int, frame: Frame, *, may_wait: bool) -> None:
+    def send(self, peer: int, frame: Frame, *, wait_s: float, still: bool = False) -> None:
         """Send a frame; one for this rank itself is taken at once.
 
-        With ``may_wait`` the calling thread itself sends, which is faster. But a rank that is stopped takes nothing, so that it sends small
-        frames alone, and no two threads at once.
+        The calling thread may wait for so many seconds until a frame with large arrays has left; if it may not (0), they are copied. A frame
+        that has not left by then is still on its way, and its arrays must not be changed. With ``still`` nobody changes them: they are
+        neither copied nor waited for.
         """
+        data, arrays = frame
+        if arrays and (peer == self._group.rank or not (wait_s or still)):
+            arrays = [array.copy() for array in arrays]
         if peer == self._group.rank:
             with self.lock:
-                left = self._took(peer, frame)
+                left = self._took(peer, data, arrays)
             del left
-        elif may_wait and len(frame) <= _SMALL_BYTES and self._sending[peer].acquire(blocking=False):
-            try:
-                self._group.send(frame, peer, timeout_s=FOREVER_S)
+        elif wait_s and not arrays and data.size <= _SMALL_BYTES and self._sending[peer].acquire(blocking=False):
+            try:  # the fastest way; but a rank that is stopped takes nothing, so that no two threads wait here
+                self._group.send(data, peer, timeout_s=FOREVER_S)
             finally:
                 self._sending[peer].release()
         else:
-            self._group.send_async(frame, peer, timeout_s=FOREVER_S)
+            with self._issuing[peer]:
+                parts = [*(array[None] for array in arrays), data]
+                works = [self._group.send_async(part, peer, timeout_s=FOREVER_S) for part in parts]
+            if wait_s and not still:
+                with contextlib.suppress(DeadlineError):
+                    wait_all(works, timeout_s=wait_s)
 
     def submit(self, job: Job) -> None:
         """Let a worker do something, which must not raise; called under `lock`."""
@@ -127,7 +147,7 @@ class Exchange:
         if self.failure is None:
             for peer in range(self._group.world_size):
                 if peer != self._group.rank:
-                    self._group.send_async(frame_of(0, 0, bytearray(ROOM_BYTES)), peer, timeout_s=FOREVER_S)
+                    self.send(peer, frame_of(0, 0, Parcel(bytearray(ROOM_BYTES), [])), wait_s=0)
         for receiver in self._receivers:
             receiver.join()
         with self.lock:
@@ -140,6 +160,7 @@ class Exchange:
 
     def _receive(self, peer: int) -> None:
         """Take the frames of a peer until its last one."""
+        arrays: list[Bytes] = []
         while True:
             try:
                 frame = self._group.recv(peer, timeout_s=FOREVER_S)
@@ -151,19 +172,27 @@ class Exchange:
                         left = self._fail(error)
                 del left
                 return
+            if frame.ndim == 2:
+                arrays.append(frame)
+                continue
             if _HEAD.unpack_from(frame.data)[0] == 0:
                 return
             try:
                 with self.lock:
-                    left = self._took(peer, frame)
+                    left = self._took(peer, frame, arrays)
             except Exception as error:
                 self._group.__exit__(type(error), error, error.__traceback__)  # a bug: the job ends, and nobody waits in vain
                 raise
             del left, frame
 
-    def _took(self, peer: int, frame: Frame) -> object:
-        kind, number, nbytes = _HEAD.unpack_from(frame.data)
-        return self._take(peer, kind, number, frame.data[ROOM_BYTES : ROOM_BYTES + nbytes])
+    def _took(self, peer: int, frame: Bytes, ahead: list[Bytes]) -> object:
+        """Take a frame, and out of ``ahead`` its arrays."""
+        kind, number, nbytes, count = _HEAD.unpack_from(frame.data)
+        arrays: list[Bytes] = []
+        if count:  # the last ones: a signal may have kept a caller from sending a frame after its arrays
+            arrays = ahead[-count:]
+            ahead.clear()
+        return self._take(peer, kind, number, frame.data[ROOM_BYTES : ROOM_BYTES + nbytes], arrays)
 
     def _work(self) -> None:
         """Be a worker."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from manyhands.errors import UsageError
-from manyhands_parallel.rpc.packing import decoder, unpack
+from manyhands_parallel.rpc.packing import Bytes, decoder, unpack
 
 __all__ = ["Function"]
 
@@ -53,7 +53,9 @@ class Function:
             elif parameter.kind is not parameter.KEYWORD_ONLY:
                 self._positions.append(parameter.name)
 
-    def prepare(self, first: list[Any], args: list[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+    def prepare(
+        self, first: list[Any], args: list[Any], kwargs: Mapping[str, Any], arrays: Sequence[Bytes]
+    ) -> Callable[[], Any]:
         """Return the call of the function, ready to be made.
 
         Parameters
@@ -62,6 +64,8 @@ class Function:
             Arguments that have not travelled, which come first.
         args, kwargs
             Those that have: ``msgspec.Raw``, or objects, as which references have arrived.
+        arrays
+            The large arrays among the arguments.
 
         Raises
         ------
@@ -70,9 +74,10 @@ class Function:
         """
         positions = self._positions[len(first) :]
         names = [positions[place] if place < len(positions) else self._rest for place in range(len(args))]
-        given = [*first, *(self._read(name, value) for name, value in zip(names, args, strict=True))]
+        given = [*first, *(self._read(name, value, arrays) for name, value in zip(names, args, strict=True))]
         named = {
-            name: self._read(name if name in self._decoders else self._others, value, name) for name, value in kwargs.items()
+            name: self._read(name if name in self._decoders else self._others, value, arrays, name)
+            for name, value in kwargs.items()
         }
         if self._signature is not None:
             try:
@@ -81,11 +86,11 @@ class Function:
                 raise UsageError(f"{self.name!r} takes {self._signature}, and cannot be called so: {error}") from None
         return partial(self._function, *given, **named)
 
-    def _read(self, parameter: str | None, value: Any, name: str = "") -> Any:
+    def _read(self, parameter: str | None, value: Any, arrays: Sequence[Bytes], name: str = "") -> Any:
         if not isinstance(value, msgspec.Raw):
             return value
         decode = self._decoders.get(parameter or "") or decoder(None)
-        return unpack(decode, value, f"the argument {name or parameter or ''!r} of {self.name!r}")
+        return unpack(decode, value, arrays, f"the argument {name or parameter or ''!r} of {self.name!r}")
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

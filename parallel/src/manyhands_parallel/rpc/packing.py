@@ -1,30 +1,55 @@
-"""Arguments and results as bytes: msgpack by msgspec, with NumPy arrays as an extension. Nothing that comes can run code."""
+"""Arguments and results as bytes: msgpack by msgspec, with NumPy arrays as an extension. Nothing that comes can run code.
+
+Large arrays stay beside the bytes, which hold a description in their place: they travel as they are, without a copy.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from manyhands.errors import UsageError
 
-__all__ = ["ROOM_BYTES", "decoder", "pack", "unpack"]
+__all__ = ["ROOM_BYTES", "Bytes", "Parcel", "decoder", "pack", "unpack"]
 
-ROOM_BYTES = 24
+ROOM_BYTES = 32
 """How much room for something else packed bytes have in front."""
 
 _ARRAY = 77
 """The code of the extension: the length of a description in two bytes, the description ``[dtype, shape]``, and the array in C order."""
+_BESIDE = 78
+"""The code of an array that is beside the bytes: which one, its dtype, its shape."""
+_LARGE_BYTES = 1 << 18
+"""Arrays of at least so many bytes are beside. Copies of smaller ones cost less than a further message (measured)."""
 _CANNOT = (TypeError, ValueError, OverflowError, RecursionError)
 """What msgspec raises for an object that it cannot encode."""
 
 
-def pack(value: object, what: str) -> bytearray:
-    """Return an object as bytes, which begin after `ROOM_BYTES`.
+Bytes = npt.NDArray[np.uint8]
+
+
+class Parcel(NamedTuple):
+    """An object that is packed: bytes, which begin after `ROOM_BYTES`, and large arrays beside them, which are not copied."""
+
+    data: bytearray
+    arrays: list[Bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes travel."""
+        return len(self.data) - ROOM_BYTES + sum(array.nbytes for array in self.arrays)
+
+
+def pack(value: object, what: str) -> Parcel:
+    """Return an object as bytes and large arrays.
 
     Parameters
     ----------
@@ -39,6 +64,8 @@ def pack(value: object, what: str) -> bytearray:
         Something in it cannot travel.
     """
     data = bytearray(ROOM_BYTES)
+    arrays: list[Bytes] = []
+    _beside.arrays = arrays
     try:
         _encoder.encode_into(value, data, ROOM_BYTES)
     except _CANNOT as error:
@@ -46,21 +73,35 @@ def pack(value: object, what: str) -> bytearray:
             f"{what} cannot travel: {error}. Give None, bool, int of 64 bits, float, str, bytes, lists, dicts, dataclasses, "
             "msgspec.Struct, times and NumPy arrays; for anything else keep it where it is, with Service.remote"
         ) from None
-    return data
+    finally:
+        _beside.arrays = []
+    return Parcel(data, arrays)
 
 
-def unpack(decode: msgspec.msgpack.Decoder[Any], data: Any, what: str) -> Any:
-    """Return the object in a buffer.
+def unpack(decode: msgspec.msgpack.Decoder[Any], data: Any, arrays: Sequence[Bytes], what: str) -> Any:
+    """Return the object in a buffer, with the large arrays that were beside it, in whose memory they stay.
 
     Raises
     ------
     UsageError
         It is not of the type that was asked for.
     """
+    _beside.arrays = arrays
     try:
         return decode.decode(data)
-    except (msgspec.DecodeError, RecursionError, ValueError, TypeError, ArithmeticError, ImportError, AttributeError) as error:
+    except (
+        msgspec.DecodeError,
+        RecursionError,
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        ImportError,
+        AttributeError,
+    ) as error:
         raise UsageError(f"{what} does not fit its type: {error}") from None
+    finally:
+        _beside.arrays = []
 
 
 def decoder(expected: Any) -> msgspec.msgpack.Decoder[Any]:
@@ -97,10 +138,12 @@ def _plain(value: object) -> object:
         name = array.dtype.name if array.dtype.kind == "V" and array.dtype.names is None else array.dtype.str
         if array.dtype.kind not in "biufc" and name.startswith(("|", "<", ">", "void")):
             raise TypeError(f"it holds an array of {array.dtype}")
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if raw.nbytes >= _LARGE_BYTES:
+            _beside.arrays.append(raw)
+            return msgspec.msgpack.Ext(_BESIDE, msgspec.msgpack.encode([len(_beside.arrays) - 1, name, array.shape]))
         about = msgspec.msgpack.encode([name, array.shape])
-        data = bytearray(len(about).to_bytes(2, "little") + about)
-        data += np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        return msgspec.msgpack.Ext(_ARRAY, data)
+        return msgspec.msgpack.Ext(_ARRAY, len(about).to_bytes(2, "little") + about + raw.tobytes())
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.itemsize <= 8:
         return value.item()
     raise TypeError(f"it holds an object of type {type(value).__qualname__}")
@@ -108,16 +151,30 @@ def _plain(value: object) -> object:
 
 def _rebuilt(code: int, data: memoryview) -> object:
     """Return the array that an extension carries, in memory of its own."""
+    if code == _BESIDE:
+        index, name, shape = _place.decode(data)
+        return np.frombuffer(_beside.arrays[index].data, _dtype(name), math.prod(shape)).reshape(shape)
     if code != _ARRAY:
         return msgspec.msgpack.Ext(code, bytes(data))
     start = 2 + int.from_bytes(data[:2], "little")
     name, shape = _about.decode(data[2:start])
+    return np.frombuffer(data, _dtype(name), math.prod(shape), start).reshape(shape).copy()
+
+
+def _dtype(name: str) -> Any:
     try:
-        dtype = np.dtype(name)
+        return np.dtype(name)
     except TypeError:
-        dtype = np.dtype(getattr(import_module("ml_dtypes"), name))
-    return np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape).copy()
+        return np.dtype(getattr(import_module("ml_dtypes"), name))
 
 
+class _Beside(threading.local):
+    """The large arrays of what this thread packs or unpacks; msgspec's hooks are not told."""
+
+    arrays: Any = ()
+
+
+_beside = _Beside()
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _about = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
+_place = msgspec.msgpack.Decoder(tuple[int, str, tuple[int, ...]])

@@ -61,7 +61,7 @@ class Reply(Generic[T]):
         Returns
         -------
         object
-            What the function returned, of the type given as ``type=``.
+            What the function returned, of the type given as ``type=``. If you wait again, large arrays in it are the same memory.
 
         Raises
         ------

@@ -42,7 +42,7 @@ from manyhands_parallel.rpc.messages import (
     requests,
     sound,
 )
-from manyhands_parallel.rpc.packing import ROOM_BYTES, decoder, pack, unpack
+from manyhands_parallel.rpc.packing import Bytes, Parcel, decoder, pack, unpack
 from manyhands_parallel.rpc.references import Objects, Ref, Sweeper
 from manyhands_parallel.rpc.replies import Reply, seconds_of
 
@@ -68,6 +68,9 @@ class Service:
     arrays, as in docs/groups.md. An argument becomes what the annotation of the function's parameter says, and a result what ``type=``
     says; without these, plain Python objects. If the first parameter of a function is annotated as `Service`, the function gets the
     service there, and may call other ranks itself.
+
+    Large arrays travel as they are, without copies. An array that a function returns is read until it has left: return a copy of one that may
+    change meanwhile.
 
     Functions run in threads, so several run at once. The service has a group of its own, and does not disturb the calls of the program.
 
@@ -177,6 +180,9 @@ class Service:
         **kwargs: Any,
     ) -> Reply[Any]:
         """Call a function of a rank, which may be this one. The arguments may be changed at once.
+
+        If nothing else is on its way to that rank, this waits until large arguments have left, so that they need not be copied. If the rank
+        takes nothing for as long as the call may last, they may still leave later: then do not change them.
 
         Parameters
         ----------
@@ -379,14 +385,13 @@ class Service:
                 self._count(ref.owner, ref._number, seconds)
         return self._ask(kind, rank, body, what, seconds, partial(self._read, decode, what))
 
-    def _check_size(self, body: bytearray, what: str) -> None:
-        nbytes = len(body) - ROOM_BYTES
-        if nbytes > self._max_bytes:
+    def _check_size(self, body: Parcel, what: str) -> None:
+        if body.nbytes > self._max_bytes:
             raise SizeMismatchError(
-                f"{what} has {nbytes} bytes, and at most {self._max_bytes} may travel: give a larger max_bytes to the service, or less data"
+                f"{what} has {body.nbytes} bytes, and at most {self._max_bytes} may travel: give a larger max_bytes to the service, or less data"
             )
 
-    def _ask(self, kind: int, rank: int, body: bytearray, what: str, seconds: float, read: Callable[[Any], Any]) -> Reply[Any]:
+    def _ask(self, kind: int, rank: int, body: Parcel, what: str, seconds: float, read: Callable[[Any], Any]) -> Reply[Any]:
         """Send a frame that will be answered."""
         reply: Reply[Any] = Reply(self._exchange, rank, what, seconds, read)
         with self._exchange.lock:
@@ -397,7 +402,7 @@ class Service:
             is_alone = not self._unanswered[rank]
             self._unanswered[rank] += 1
         try:
-            self._exchange.send(rank, frame_of(kind, number, body), may_wait=is_alone)
+            self._exchange.send(rank, frame_of(kind, number, body), wait_s=seconds if is_alone else 0)
         except BaseException:  # the group has failed, there is no memory, or a signal came
             with self._exchange.lock:
                 if self._pending.pop(number, None) is not None:
@@ -423,13 +428,14 @@ class Service:
             self._ask(COUNT, owner, body, f"a reference to an object of rank {owner}", seconds, _ignore).wait()
 
     def _read(self, decode: msgspec.msgpack.Decoder[Any], what: str, answer: Any) -> Any:
-        return (
-            answer if isinstance(answer, Ref) else unpack(decode, answer, f"the result of {what.removeprefix('the call of ')}")
-        )
+        if isinstance(answer, Ref):
+            return answer
+        body, arrays = answer
+        return unpack(decode, body, arrays, f"the result of {what.removeprefix('the call of ')}")
 
     # What others ask for
 
-    def _take(self, peer: int, kind: int, number: int, body: memoryview) -> object:
+    def _take(self, peer: int, kind: int, number: int, body: memoryview, arrays: list[Bytes]) -> object:
         """Take a frame; called under the lock of the exchange."""
         if kind in (CALL, KEEP):
             request = requests.decode(body)
@@ -442,10 +448,10 @@ class Service:
                     args[place] = value
                 else:
                     kwargs[place] = value
-            self._exchange.submit(partial(self._serve, peer, kind, number, request.function, args, kwargs))
+            self._exchange.submit(partial(self._serve, peer, kind, number, request.function, args, kwargs, arrays))
         elif kind == COUNT:
             self._objects.add(pairs.decode(body)[0])
-            self._exchange.send(peer, frame_of(RESULT, number, pack(None, "an answer")), may_wait=False)
+            self._exchange.send(peer, frame_of(RESULT, number, pack(None, "an answer")), wait_s=0)
         elif kind == RELEASE:
             return self._objects.release(*pairs.decode(body))
         else:
@@ -454,7 +460,7 @@ class Service:
                 return None  # a signal came to who asked
             self._unanswered[peer] -= 1
             if kind == RESULT:
-                reply._answered_by(body, None)
+                reply._answered_by((body, arrays), None)
             elif kind == REF:
                 reply._answered_by(self._ref(*pairs.decode(body)), None)
             else:
@@ -465,25 +471,27 @@ class Service:
         self._sweeper.start()
         return Ref(self, self._sweeper, owner, number)
 
-    def _serve(self, peer: int, kind: int, number: int, function: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    def _serve(
+        self, peer: int, kind: int, number: int, function: str, args: list[Any], kwargs: dict[str, Any], arrays: list[Bytes]
+    ) -> None:
         """Run a function for a rank, and send what came of it."""
         what = f"{function!r} on rank {self.rank}"
         try:
-            answer, body = self._result(kind, what, self._called(function, args, kwargs))
+            answer, body = self._result(kind, what, self._called(function, args, kwargs, arrays))
         except Faulty as faulty:
             answer, body = ERROR, pack(faulty.fault, "an error")
         except BaseException as error:  # noqa: BLE001 - such as a lack of memory, and what the classes of arguments raise
             answer, body = ERROR, pack(Faulty.raised(error, function, self.rank).fault, "an error")
         # The group may have failed, as the caller learns itself.
         with contextlib.suppress(CommError):
-            self._exchange.send(peer, frame_of(answer, number, body), may_wait=True)
+            self._exchange.send(peer, frame_of(answer, number, body), wait_s=FOREVER_S, still=True)
 
-    def _called(self, function: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _called(self, function: str, args: list[Any], kwargs: dict[str, Any], arrays: list[Bytes]) -> Any:
         try:
             if function == _GET:
                 return args[0]
             known, first = self._find(function, args)
-            run = known.prepare(first, args, kwargs)
+            run = known.prepare(first, args, kwargs, arrays)
         except UsageError as error:
             raise Faulty(Fault("usage", str(error))) from None
         try:
@@ -507,7 +515,7 @@ class Service:
             self._methods[key] = Function(name, getattr(*key), Service)
         return self._methods[key], [subject]
 
-    def _result(self, kind: int, what: str, value: Any) -> tuple[int, bytearray]:
+    def _result(self, kind: int, what: str, value: Any) -> tuple[int, Parcel]:
         """Return the kind and the content of the frame that brings a result."""
         try:
             if isinstance(value, Ref):
@@ -533,7 +541,7 @@ class Service:
             del left
             return
         with contextlib.suppress(CommError):  # all objects are let go then
-            self._exchange.send(owner, frame_of(RELEASE, 0, pack((number, count), "references")), may_wait=False)
+            self._exchange.send(owner, frame_of(RELEASE, 0, pack((number, count), "references")), wait_s=0)
 
     def _fail(self, error: BaseException) -> list[Any]:
         """End all calls, and return all objects, to be let go where nothing is locked; called under the lock of the exchange."""
