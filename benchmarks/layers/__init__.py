@@ -1,0 +1,1 @@
+"""What `parallel.py` measures."""
