@@ -38,6 +38,7 @@ def test_the_transformer_has_the_losses_of_one_process_on_every_mesh_and_goes_on
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_the_transformer_learns_to_write(repository, run_python):
     answer = run_python("-m", "manyhands", "run", "-n", "4", repository / "examples" / "train_transformer.py", *THREE_AXES)
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -46,6 +47,6 @@ def test_the_transformer_learns_to_write(repository, run_python):
 @pytest.mark.peers
 def test_the_transformer_in_torch_has_the_losses_of_the_one_in_numpy_and_takes_over_its_checkpoint(train):
     alone = train(1, "", [], 4, "alone")
-    train(2, "tcp", ["--tp", "2"], 3, "moved")
-    moved = train(4, "tcp", THREE_AXES, 6, "moved", script="train_transformer_torch.py")
+    train(2, "tcp", ["--tp", "2"], 2, "moved")
+    moved = train(4, "tcp", THREE_AXES, 4, "moved", script="train_transformer_torch.py")
     np.testing.assert_allclose(moved, alone, rtol=0, atol=1e-12)
