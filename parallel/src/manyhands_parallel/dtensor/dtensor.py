@@ -96,8 +96,9 @@ class DTensor:
         - ``Replicate -> Shard``, a slice: 0.
         - Any to ``Partial``, which is elsewhere zeros, or what the op does not notice: 0.
 
-        If an all_to_all has parts of several sizes, the sizes travel as well: 8 bytes for each other rank. Of small arrays on more than
-        four ranks it may send more bytes in fewer messages, unless the config says ``algorithms.all_to_all = "pairwise"``.
+        If an all_to_all has parts of several sizes, the sizes travel as well: 8 bytes for each other rank. On four ranks
+        or more, small parts of one size (on one host up to 64 KiB of a rank) go by Bruck's algorithm, about ``log2(p) / 2`` of a rank's bytes in
+        fewer messages, unless the config says ``algorithms.all_to_all = "pairwise"``.
 
         Parameters
         ----------
