@@ -450,6 +450,11 @@ def test_the_gradient_of_a_number_is_an_array():
     assert (type(scale), scale.shape, scale.dtype) == (np.ndarray, (), np.float32)
 
 
+def test_a_pipeline_needs_a_group():
+    with pytest.raises(UsageError, match="a Group was expected"):
+        mp.Pipeline(None, [], mp.schedule("1f1b", 1, 1))
+
+
 def test_a_stage_is_made_of_functions():
     with pytest.raises(UsageError, match="backward is a function of a stage, and 3 cannot be called"):
         mp.Stage(lambda x: x, 3)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from manyhands.errors import InvalidWorldSizeError, ManyHandsError, SizeMismatchError, UsageError
+from manyhands_parallel.agreement import need_group
 from manyhands_parallel.arrays import shape_of
 from manyhands_parallel.pipeline.actions import Action, Message, channels, incoming, issued_at, outgoing
 from manyhands_parallel.pipeline.messages import Mail
@@ -76,6 +77,7 @@ class Pipeline:
         reduction: Literal["mean", "sum"] = "mean",
         timeout_s: float | None = None,
     ) -> None:
+        need_group(group)
         self._group = group
         self._stages: dict[int, Stage] = {}
         self._timeout_s = timeout_s
