@@ -198,7 +198,7 @@ def test_whatever_a_function_raises_comes_to_its_caller_and_the_service_goes_on(
     def raises() -> None:
         raise kind
 
-    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"raises": raises, "add": add}, timeout_s=5) as svc:
+    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"raises": raises, "add": add}, timeout_s=_SOON_S) as svc:
         with pytest.raises(mp.RemoteError, match=f"'raises' on rank 0 raised {kind.__name__}: "):
             svc.call(0, "raises").wait()
         assert svc.call(0, "add", 1).wait() == 11
@@ -318,7 +318,7 @@ def test_a_caller_that_is_stopped_keeps_no_other_from_being_served() -> None:
                 mh.sleep(10)
             if group.rank == 0:
                 mh.sleep(5)
-                served.append(svc.call(1, "add", 1, timeout_s=1).wait())
+                served.append(svc.call(1, "add", 1, timeout_s=_SOON_S).wait())
                 raise KeyError
 
     Simulation(3, faults=[Pause(rank=2, operation="sleep")]).execute(lambda _: body(mh.init()))
@@ -422,7 +422,7 @@ def test_a_function_cannot_close_its_service() -> None:
         svc.close()
 
     def body(group: Group) -> None:
-        with mp.Service(group, {"closes": closes}, timeout_s=5) as svc:
+        with mp.Service(group, {"closes": closes}, timeout_s=_SOON_S) as svc:
             if group.rank == 0:
                 with pytest.raises(mp.RemoteError, match="UsageError: a function of a service, or a callback, cannot close it"):
                     svc.call(1, "closes").wait()
