@@ -1,7 +1,8 @@
 """The collectives that MPI performs itself: even blocks, of dtypes and reductions that MPI has.
 
 All others are left to manyhands. So are reductions for which MPI promises less than manyhands: minimum and maximum of floats, where a
-NaN may get lost or show on some ranks only, and products of complex numbers, whose last bit may differ from rank to rank.
+NaN may get lost or show on some ranks only, products of complex numbers, whose last bit may differ from rank to rank, and sums of integers
+of 8 and 16 bits, which Open MPI ends at the greatest number where those of NumPy wrap round (open-mpi/ompi#8045).
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ __all__ = ["offer"]
 
 _LONGEST_BYTES = (1 << 31) - 1
 """Counts of MPI 3 are ints; what is longer is left to manyhands, which sends pieces."""
+
+_WRAPPING_BYTES = 4
+"""From which size on sums of integers wrap round in every MPI."""
 
 _NAMES: dict[Collective, str] = {
     Collective.ALL_REDUCE: "allreduce",
@@ -84,6 +88,8 @@ def _reduction(mpi: Any, dtype: np.dtype[Any], name: str) -> tuple[Any, Any]:
         type_name = _TYPES.get(dtype.name, "")
     datatype = getattr(mpi, type_name, None) if type_name else None
     op = _OPS.get((dtype.kind, name))
+    if op == "SUM" and dtype.kind in "iu" and dtype.itemsize < _WRAPPING_BYTES:
+        return None, None
     if datatype is None or datatype == mpi.DATATYPE_NULL or op is None:
         return None, None
     return datatype, getattr(mpi, op)
