@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
 import threading
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +23,10 @@ _SETTLE_S = 5.0
 """How long what ends in the background may take to end."""
 _MIB = 1 << 20
 _SHARED = Path("/dev/shm")  # noqa: S108 - where segments with names are
+_FILES = f"files in {_SHARED}"
+_MEMORY = "MiB of memory"
+_MIB_EACH = 0.4
+"""By how much each world, group or round of calls must grow a process to count as a leak."""
 _SLACK = 3
 """By how many pieces a process may grow by itself, whatever the number of worlds."""
 
@@ -26,6 +34,10 @@ _SLACK = 3
 def _held() -> dict[str, float]:
     """Return what this process holds; where the system does not tell, nothing."""
     gc.collect()
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # glibc alone has it: what is free in the arenas of threads goes back to the system
+        ctypes.CDLL(None).malloc_trim(0)
     found: dict[str, float] = {"threads": threading.active_count()}
     descriptors, maps, status = Path("/proc/self/fd"), Path("/proc/self/maps"), Path("/proc/self/status")
     if descriptors.is_dir():
@@ -38,9 +50,9 @@ def _held() -> dict[str, float]:
             if len(line.split()) > 1
         )
         memory = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmRSS"))
-        found["MiB of memory"] = int(memory.split()[1]) / 1024
+        found[_MEMORY] = int(memory.split()[1]) / 1024
     if _SHARED.is_dir():
-        found["files in /dev/shm"] = sum(each.owner_is_me for each in map(_Entry, _SHARED.iterdir()))
+        found[_FILES] = sum(each.owner_is_me for each in map(_Entry, _SHARED.iterdir()))
     return found
 
 
@@ -54,18 +66,40 @@ class _Entry:
             self.owner_is_me = False
 
 
-def _grown(before: dict[str, float], times: int) -> str:
-    """Return in words what has grown with the number of times; an empty text where nothing has, or does no more after a moment."""
+def _repeat(action: Callable[[], None], warm: int, times: int, meet: Callable[[], None] = lambda: None) -> str:
+    """Do something again and again; return in words what this process holds more of then, an empty text where it is nothing.
+
+    Memory must have grown in each third of the time: an allocator takes some now and then. ``meet`` keeps ranks together while they look.
+    """
+    for _ in range(warm):
+        action()
+    meet()
+    before = _held()
+    meet()
+    memory = [before.get(_MEMORY, 0.0)]
+    for number in range(times):
+        action()
+        if (number + 1) % (times // 3) == 0:
+            memory.append(_held().get(_MEMORY, 0.0))
+    meet()
+    grown = _grown(before, times)
+    meet()
+    if all(later - earlier > times / 3 * _MIB_EACH for earlier, later in pairwise(memory)):
+        grown.append(f"{memory[-1] - memory[0]:.0f} {_MEMORY}")
+    return ", ".join(grown)
+
+
+def _grown(before: dict[str, float], times: int) -> list[str]:
+    """Return in words what has grown by more than some, and does not shrink within a moment."""
+    slack = dict.fromkeys(before, min(_SLACK, times / 2))
+    slack[_FILES] = times - 1  # other programs may make some meanwhile
     limit = time.monotonic() + _SETTLE_S
     while True:
         after = _held()
-        grown = [
-            f"{after[what] - held:.0f} {what}"
-            for what, held in before.items()
-            if after[what] - held > (max(times, 16) if "MiB" in what else min(_SLACK, times / 2))
-        ]
+        grown = [f"{after[what] - held:.0f} {what}" for what, held in before.items() if after[what] - held > slack[what]]
+        grown = [each for each in grown if _MEMORY not in each]
         if not grown or time.monotonic() > limit:
-            return ", ".join(grown)
+            return grown
         time.sleep(0.05)
 
 
@@ -81,15 +115,13 @@ def _traffic(group: Group) -> None:
 
 def _joins(group: Group, warm: int, times: int) -> str:
     """Make groups one after the other; return what has grown in this process."""
-    _traffic(group)
     group.close()
-    before: dict[str, float] = {}
-    for number in range(warm + times):
-        if number == warm:
-            before = _held()
+
+    def action() -> None:
         with join() as own:
             _traffic(own)
-    return _grown(before, times)
+
+    return _repeat(action, warm, times)
 
 
 def _once(group: Group) -> None:
@@ -103,65 +135,47 @@ def _once(group: Group) -> None:
 @check(chapter="leaks")
 def check_worlds(worlds: WorldMaker) -> None:
     """Worlds that were left hold no sockets, files, threads, segments or memory."""
-    times = 8 if worlds.quick else 24
+    times = 9 if worlds.quick else 24
     if not worlds.has_threads:
         for rank, outcome in enumerate(worlds.attempt(_joins, 2, warm=3, times=times)):
             assert not outcome.errors, f"rank {rank} {outcome}"
             assert not outcome.value, f"after {times} groups of all ranks, rank {rank} holds more: {outcome.value}"
         return
-    before: dict[str, float] = {}
-    for number in range(4 + times):
-        if number == 4:
-            before = _held()
+
+    def action() -> None:
         for rank, outcome in enumerate(worlds.attempt(_once, 3)):
             assert not outcome.errors, f"rank {rank} {outcome}"
-    grown = _grown(before, times)
+
+    grown = _repeat(action, 4, times)
     assert not grown, f"after {times} worlds of 3 ranks that are threads of this process, it holds more: {grown}"
 
 
 def _splits(group: Group, warm: int, times: int) -> str:
-    before: dict[str, float] = {}
-    for number in range(warm + times):
-        if number == warm:
-            group.barrier()
-            before = _held()
-            group.barrier()
+    def action() -> None:
         made = group.split(0)
         if made is not None:
             with made:
                 _traffic(made)
-    group.barrier()
-    grown = _grown(before, times)
-    group.barrier()
-    return grown
+
+    return _repeat(action, warm, times, group.barrier)
 
 
 @check(chapter="leaks")
 def check_groups(worlds: WorldMaker) -> None:
     """Groups that were closed hold nothing, though the world goes on."""
-    times = 10 if worlds.quick else 30
+    times = 12 if worlds.quick else 30
     for rank, grown in enumerate(worlds.run(_splits, 2, warm=4, times=times)):
         assert not grown, f"after {times} groups made by split and closed, rank {rank} of 2 holds more: {grown}"
 
 
 def _calls(group: Group, warm: int, times: int) -> str:
-    before: dict[str, float] = {}
-    for number in range(warm + times):
-        if number == warm:
-            group.barrier()
-            before = _held()
-            group.barrier()
-        _traffic(group)
-    group.barrier()
-    grown = _grown(before, times)
-    group.barrier()
-    return grown
+    return _repeat(lambda: _traffic(group), warm, times, group.barrier)
 
 
 @check(chapter="leaks")
 def check_calls(worlds: WorldMaker) -> None:
     """A group that makes many calls does not grow."""
-    times = 20 if worlds.quick else 80
+    times = 21 if worlds.quick else 81
     for rank, grown in enumerate(worlds.run(_calls, 2, warm=10, times=times)):
         assert not grown, f"after {times} rounds of calls in one group, rank {rank} of 2 holds more: {grown}"
 
@@ -178,12 +192,11 @@ def check_failures(worlds: WorldMaker) -> None:
     """Worlds that failed hold nothing either."""
     if not worlds.has_threads:
         return  # their processes have ended
-    times = 5 if worlds.quick else 15
-    before: dict[str, float] = {}
-    for number in range(4 + times):
-        if number == 4:
-            before = _held()
+
+    def action() -> None:
         outcomes = worlds.attempt(_fails, 2)
         assert "CommError" in outcomes[0].errors, f"rank 0 {outcomes[0]}"
-    grown = _grown(before, times)
+
+    times = 6 if worlds.quick else 15
+    grown = _repeat(action, 4, times)
     assert not grown, f"after {times} worlds of 2 ranks that ended with an error, the process holds more: {grown}"
