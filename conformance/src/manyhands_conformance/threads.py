@@ -11,9 +11,15 @@ from typing import Any
 from manyhands.api import ThreadWorld, current_frames
 from manyhands_conformance.ranks import HERE, Here, Outcome, Program, outcome_of
 
-__all__ = ["ThreadJob"]
+__all__ = ["ThreadJob", "has_stuck_threads"]
 
+_NAME = "conformance rank"
 _FRAMES = 6
+
+
+def has_stuck_threads() -> bool:
+    """Tell whether ranks that are threads still live, after all worlds have ended."""
+    return any(thread.name.startswith(_NAME) for thread in threading.enumerate())
 
 
 class ThreadJob:
@@ -38,8 +44,7 @@ class ThreadJob:
         ]
         self._ended: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._live, args=(rank,), name=f"conformance rank {rank}", daemon=True)
-            for rank in range(size)
+            threading.Thread(target=self._live, args=(rank,), name=f"{_NAME} {rank}", daemon=True) for rank in range(size)
         ]
         for thread in self._threads:
             thread.start()

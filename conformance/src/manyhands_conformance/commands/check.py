@@ -58,6 +58,7 @@ def check(
         raise UsageError(f"--config {config}: there is no such file in {Path.cwd()}")
     from manyhands_conformance.reports import as_json, as_junit, as_text
     from manyhands_conformance.running import run_checks
+    from manyhands_conformance.threads import has_stuck_threads
     from manyhands_conformance.worlds import WorldMaker
 
     worlds = WorldMaker(backend, None if config is None else str(config.resolve()), ranks, quick=quick)
@@ -73,10 +74,13 @@ def check(
     print(as_json(report) if json_file == "-" else as_text(report))
     if fault:
         print(f"\nat the end: {fault}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # A thread that a broken backend holds for ever must not keep the process.
-    os._exit(0 if report.conforms and not fault else 1)
+    code = 0 if report.conforms and not fault else 1
+    if has_stuck_threads():
+        # What a broken backend holds for ever must not keep the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise typer.Exit(code)
 
 
 def _write(file: Path, text: str) -> None:
