@@ -74,7 +74,11 @@ REFERENCES = (CORE, PARALLEL, API)
 
 # The sections of the page of the API: what stands where in core. The last one takes the rest.
 API_SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("A backend", ("contract.spec", "contract.backend", "contract.transport", "contract.deadline", "common"), ""),
+    (
+        "A backend",
+        ("contract.spec", "contract.backend", "contract.transport", "contract.deadline", "common.installing", "config"),
+        "",
+    ),
     ("Cards", ("control.cards",), "What ranks tell each other before they begin. See `Bootstrap.exchange`."),
     ("Memory of GPUs", ("contract.device",), "See `Backend.open_device`."),
     ("Hooks", ("contract.hookspecs", "contract.observe"), ""),

@@ -27,9 +27,14 @@ _SITES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-pac
 
 
 def program_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of the program, from ``frame`` outwards.
+    """Return the innermost frame of the program.
 
     Where all of the program was installed, that is the innermost frame of an installed package; None where there is none of that either.
+
+    Parameters
+    ----------
+    frame
+        Where to begin; from there outwards.
     """
     installed = None
     while frame is not None:

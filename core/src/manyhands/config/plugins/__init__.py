@@ -28,7 +28,12 @@ __all__ = [
 
 
 def describe_backend(name: str) -> BackendSpec:
-    """Return what the backend ``name`` says of itself; its plugin's light module is imported, and nothing else.
+    """Return what a backend says of itself; its plugin's light module is imported, and nothing else.
+
+    Parameters
+    ----------
+    name
+        The backend's name.
 
     Raises
     ------
