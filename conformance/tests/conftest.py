@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 _PROCESSES = ("death_", "close_processes_end")
@@ -15,3 +18,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         chapters = {"TestShm": _PROCESSES, "TestHybrid": _PROCESSES, "TestSimulated": _WORLDS}.get(name, ())
         if item.name.startswith(tuple(f"test_{chapter}" for chapter in chapters)):
             item.add_marker(pytest.mark.long)
+
+
+@pytest.fixture(scope="session")
+def broken_backend() -> Iterator[str]:
+    """Register the backend with faults, once in this process; give its name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).resolve().parent))
+        import broken_backends
+
+        from manyhands.config.plugins import get_plugin_manager
+
+        get_plugin_manager().register(broken_backends, "broken")
+        yield "broken"

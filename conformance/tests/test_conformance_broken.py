@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from manyhands.config.plugins import get_plugin_manager
 from manyhands_conformance import WorldMaker, all_checks, run_checks
 
 FAULTS = {
@@ -26,21 +21,11 @@ FAULTS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _installed() -> Iterator[None]:
-    folder = str(Path(__file__).resolve().parent)
-    sys.path.insert(0, folder)
-    import broken_backends
-
-    get_plugin_manager().register(broken_backends, "broken")
-    yield
-    sys.path.remove(folder)
-
-
 SLOW = ("abort is ignored", "deadlines are ignored")  # what hangs is waited for, until patience ends
 
 
 @pytest.mark.parametrize("fault", [pytest.param(each, marks=pytest.mark.long if each in SLOW else ()) for each in FAULTS])
+@pytest.mark.usefixtures("broken_backend")
 def test_a_fault_is_found_by_the_check_that_is_for_it(fault: str) -> None:
     title, words = FAULTS[fault]
     worlds = WorldMaker("broken", {"backends": {"broken": {"fault": fault}}}, quick=True)
@@ -51,6 +36,7 @@ def test_a_fault_is_found_by_the_check_that_is_for_it(fault: str) -> None:
         raise AssertionError(report.results[0].text)
 
 
+@pytest.mark.usefixtures("broken_backend")
 def test_the_same_backend_without_a_fault_conforms() -> None:
     worlds = WorldMaker("broken", quick=True)
     report = run_checks([each for each in all_checks() if each.title in {title for title, _ in FAULTS.values()}], worlds)

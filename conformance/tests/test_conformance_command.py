@@ -46,19 +46,13 @@ def test_a_backend_that_conforms_ends_well_and_is_reported_everywhere(
 
 
 def test_a_backend_that_does_not_conform_is_told_what_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], broken_backend: str
 ) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    import broken_backends
-
-    from manyhands.config.plugins import get_plugin_manager
-
-    get_plugin_manager().register(broken_backends, "broken for the command")
     config = tmp_path / "manyhands.toml"
     config.write_text('[backends.broken]\nfault = "the last byte is lost"\n')
     junit = tmp_path / "junit.xml"
     words = ["--only", "messages.every_size", "--only", "bytes.every_shape", "--quick"]
-    assert run("broken", "--config", str(config), "--junit", str(junit), "--json", "-", *words) == 1
+    assert run(broken_backend, "--config", str(config), "--junit", str(junit), "--json", "-", *words) == 1
     report = json.loads(capsys.readouterr().out)
     assert not report["conforms"]
     failed = next(each for each in report["checks"] if each["status"] == "failed")
@@ -66,7 +60,7 @@ def test_a_backend_that_does_not_conform_is_told_what_is_wrong(
     assert "sendrecv of uint8[4031]: 1 of 4031 elements are wrong, the first is element 4030" in failed["text"]
     suite = ET.parse(junit).getroot()[0]
     assert suite.get("failures") == "1"
-    assert run("broken", "--config", str(config), *words) == 1
+    assert run(broken_backend, "--config", str(config), *words) == 1
     out = capsys.readouterr().out
     assert "FAILED messages.every_size: Messages from none to several million bytes come whole" in out
     assert "rank 1 of 2 raised AssertionError" in out or "rank 0 of 2 raised AssertionError" in out

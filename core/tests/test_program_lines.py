@@ -33,6 +33,12 @@ def found(*files: str) -> str | None:
     return None if frames[0] is None else frames[0].f_code.co_filename
 
 
+@pytest.fixture(autouse=True)
+def _a_main_module_with_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers of pytest-xdist have none, as `python -c`."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/home/me/main.py", raising=False)
+
+
 @pytest.fixture
 def layer(tmp_path: Path) -> str:
     folder = tmp_path / "manyhands_layer" / "inner"
