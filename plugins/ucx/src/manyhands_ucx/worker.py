@@ -1,0 +1,314 @@
+"""One worker of UCX, which moves all messages of a rank, and the threads that wait for it.
+
+All calls of UCX are made under one lock. Whoever waits lets UCX work. First it asks again and again, yielding the processor. Then it sleeps until
+UCX's file descriptor says that there is something to do, or until its own bell rings: another thread rings it, which has let UCX
+work meanwhile and so may have moved its message.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import threading
+import time
+from collections.abc import Sequence
+from ctypes import byref, c_int, c_size_t, c_void_p
+from typing import Any, Protocol
+
+from manyhands.api import BackendUnavailableError, ConfigError, Deadline, LinkLost
+from manyhands_ucx.config import UcxConfig
+from manyhands_ucx.library import (
+    BUSY,
+    ERROR_HANDLER,
+    OLDEST,
+    EndpointParams,
+    Params,
+    RequestParams,
+    Ucp,
+    WorkerParams,
+)
+
+__all__ = ["Moving", "Worker"]
+
+_TAGS, _WAKEUP = 1 << 0, 1 << 4
+_ONE_THREAD_AT_A_TIME = 1
+_TELL_LOST_PEERS = 1
+_IGNORE_LEAKS = 1
+_PAUSE_S = 0.02
+_LONGEST_SLEEP_S = 0.5
+"""UCX has timers of its own, by which it asks whether peers live."""
+
+
+class Moving(Protocol):
+    """A message on its way to or from ``peer``."""
+
+    peer: int
+
+    def advance(self) -> bool:
+        """Go on where UCX has; tell whether the message is there. Under the worker's lock."""
+        ...
+
+
+class _Bell:
+    """What wakes one thread: UCX, or another thread."""
+
+    def __init__(self, event_fd: int) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self._poll.register(event_fd, select.POLLIN)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+    def ring(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    def wait(self, timeout_s: float) -> None:
+        if any(fd == self._fd for fd, _ in self._poll.poll(timeout_s * 1000)):
+            os.eventfd_read(self._fd)
+
+
+class Worker:
+    """UCX for one rank.
+
+    Parameters
+    ----------
+    ucp
+        The library.
+    config
+        The settings.
+    devices
+        The network devices that UCX may use.
+
+    Attributes
+    ----------
+    address
+        What other ranks connect to.
+    ended
+        Why nobody may wait any more; empty until then.
+    lock
+        Held for each call of UCX.
+
+    Raises
+    ------
+    BackendUnavailableError
+        UCX has none of the transports or devices.
+    ConfigError
+        A variable has a value that UCX does not take.
+    """
+
+    def __init__(self, ucp: Ucp, config: UcxConfig, devices: Sequence[str]) -> None:
+        self.ucp: Ucp = ucp
+        self.lock = threading.Lock()
+        self.ended: str = ""
+        self.lost: dict[int, str] = {}
+        self._config = config
+        self._held: set[Moving] = set()
+        self._endpoints: dict[int, int] = {}
+        self._bells: list[_Bell] = []
+        self._sleepers: set[_Bell] = set()
+        self._on_error = ERROR_HANDLER(self._peer_failed)
+        self.request: Any = byref(RequestParams())
+        self._context, self._worker = c_void_p(), c_void_p()
+        self._begin(devices)
+        self.handle: int | None = self._worker.value
+        self.address: bytes = self._read_address()
+        event_fd = c_int()
+        self._must(ucp.worker_get_efd(self.handle, byref(event_fd)), "give a file descriptor to wait for")
+        self._event_fd = event_fd.value
+        self._progress = ucp.worker_progress
+        self._closing = threading.Event()
+        self._background = threading.Thread(target=self._work_now_and_then, name="manyhands-ucx", daemon=True)
+        self._background.start()
+
+    # ------------------------------------------------------------------ begin and end
+
+    def _begin(self, devices: Sequence[str]) -> None:
+        config, ucp = c_void_p(), self.ucp
+        self._must(ucp.config_read(None, None, byref(config)), "read its settings")
+        try:
+            named = {"TLS": ",".join(self._config.transports), "NET_DEVICES": ",".join(devices)}
+            for name, value in (named | self._config.variables).items():
+                self._set(config, name, value)
+            params = Params(field_mask=1, features=_TAGS | _WAKEUP)
+            self._must(ucp.init_version(*OLDEST, byref(params), config, byref(self._context)), "begin")
+        finally:
+            ucp.config_release(config)
+        worker_params = WorkerParams(field_mask=1 << 0 | 1 << 5, thread_mode=_ONE_THREAD_AT_A_TIME, flags=_IGNORE_LEAKS)
+        try:
+            self._must(ucp.worker_create(self._context, byref(worker_params), byref(self._worker)), "make a worker")
+        except BackendUnavailableError:
+            ucp.cleanup(self._context)
+            raise
+
+    def _set(self, config: c_void_p, name: str, value: str) -> None:
+        if self.ucp.set_global(name, value):
+            return
+        status = self.ucp.config_modify(config, name.encode(), value.encode())
+        if status:
+            raise ConfigError(
+                f"UCX does not take {value!r} for UCX_{name}: {self.ucp.why(status)}",
+                key=f"backends.ucx.variables.{name}",
+                value=value,
+            )
+
+    def _must(self, status: int, what: str) -> None:
+        if status:
+            raise BackendUnavailableError(
+                f"UCX {self.ucp.words} cannot {what}: {self.ucp.why(status)}; backends.ucx.transports is "
+                f"{list(self._config.transports)}, and `ucx_info -d` lists those that UCX has here"
+            )
+
+    def _read_address(self) -> bytes:
+        address, length = c_void_p(), c_size_t()
+        self._must(self.ucp.worker_get_address(self.handle, byref(address), byref(length)), "tell its address")
+        try:
+            return ctypes.string_at(address.value or 0, length.value)
+        finally:
+            self.ucp.worker_release_address(self.handle, address)
+
+    def end(self, why: str) -> None:
+        """Let nobody wait any more; the first reason stays. From any thread, and without a lock."""
+        self.ended = self.ended or why
+        self._ring()
+
+    def close(self) -> None:
+        """Give UCX's memory and connections back; whoever waits gets `LinkLost`."""
+        self.end("the backend was closed")
+        with self.lock:
+            if self.handle is None:
+                return
+            self.handle = None
+            self.ucp.worker_destroy(self._worker)
+            self.ucp.cleanup(self._context)
+            self._held.clear()
+            self._bells.clear()
+        self._closing.set()
+        self._background.join()
+
+    # ------------------------------------------------------------------ peers
+
+    def connect(self, peer: int, address: bytes) -> None:
+        """Make an endpoint to ``peer``, once; UCX connects in the background.
+
+        Raises
+        ------
+        LinkLost
+            UCX knows no way there.
+        """
+        with self.lock:
+            self.check(peer)
+            if peer in self._endpoints:
+                return
+            params = EndpointParams(field_mask=0b0001, address=address)
+            if self._config.notices_lost_peers:
+                params.field_mask = 0b1111
+                params.error_mode, params.error_handler, params.user_data = _TELL_LOST_PEERS, self._on_error, peer
+            endpoint = c_void_p()
+            status = self.ucp.ep_create(self.handle, byref(params), byref(endpoint))
+            if status:
+                raise LinkLost(peer, f"UCX cannot reach it: {self.ucp.why(status)}")
+            assert endpoint.value is not None
+            self._endpoints[peer] = endpoint.value
+
+    def _peer_failed(self, peer: int | None, _endpoint: int, status: int) -> None:
+        self.lost.setdefault(peer or 0, self.ucp.why(status))
+
+    def endpoint(self, peer: int) -> int:
+        """Return the endpoint to ``peer``; under the lock. Raises `LinkLost` where nothing may be started any more."""
+        self.check(peer)
+        return self._endpoints[peer]
+
+    def check(self, peer: int) -> None:
+        """Raise `LinkLost` where ``peer`` is lost, or the backend has ended."""
+        if self.ended:
+            raise LinkLost(peer, self.ended)
+        if peer in self.lost:
+            raise LinkLost(peer, self.lost[peer])
+
+    # ------------------------------------------------------------------ memory that UCX uses
+
+    def hold(self, transfer: Moving) -> None:
+        """Keep the memory of a transfer, until `release` or the end."""
+        self._held.add(transfer)
+
+    def release(self, transfer: Moving) -> None:
+        """Let go of the memory of a transfer that is done."""
+        self._held.discard(transfer)
+
+    # ------------------------------------------------------------------ waiting
+
+    def wait(self, transfers: Sequence[Moving], deadline: Deadline) -> None:
+        """Let UCX work until one of the transfers is done.
+
+        Raises
+        ------
+        HeaderMismatch, LinkLost
+            As they say.
+        TimeoutError
+            The deadline passed.
+        """
+        awake_until = time.monotonic() + self._config.spin_us * 1e-6
+        while True:
+            bell = None
+            with self.lock:
+                done, moved = self._turn(transfers)
+                if done:
+                    return
+                if deadline.passed():
+                    raise TimeoutError("the deadline passed")
+                if not moved and time.monotonic() >= awake_until:
+                    bell = self._lie_down()
+            if bell is not None:
+                self._sleep(bell, deadline)
+            elif not moved:
+                os.sched_yield()
+
+    def _turn(self, transfers: Sequence[Moving]) -> tuple[bool, bool]:
+        """Let UCX work once; tell whether one of the transfers is done, and whether anything moved."""
+        for transfer in transfers:
+            if self.ended:
+                raise LinkLost(transfer.peer, self.ended)
+        moved = bool(self._progress(self.handle))
+        if moved and self._sleepers:
+            self._ring()
+        # All of them are to go on, also where the first one is done.
+        done = bool(sum(transfer.advance() for transfer in transfers))
+        if not done and self.lost:
+            for transfer in transfers:
+                self.check(transfer.peer)
+        return done, moved
+
+    def _work_now_and_then(self) -> None:
+        """Let UCX work while nobody waits: a send that is done may still have its last bytes in UCX, and peers may want to connect."""
+        while not self._closing.wait(_PAUSE_S) and not self.ended:
+            if not self.lock.acquire(blocking=False):
+                continue  # somebody else does
+            try:
+                if not self.ended and self._progress(self.handle) and self._sleepers:
+                    self._ring()
+            finally:
+                self.lock.release()
+
+    def _lie_down(self) -> _Bell | None:
+        """Return what will wake this thread, None where there is something to do."""
+        if self.ucp.worker_arm(self.handle) == BUSY:
+            return None
+        bell = self._bells.pop() if self._bells else _Bell(self._event_fd)
+        self._sleepers.add(bell)
+        return bell
+
+    def _sleep(self, bell: _Bell, deadline: Deadline) -> None:
+        try:
+            if not self.ended:  # `end` takes no lock: it may have rung before this thread lay down
+                bell.wait(min(deadline.remaining(), _LONGEST_SLEEP_S))
+        finally:
+            with self.lock:
+                self._sleepers.discard(bell)
+                self._bells.append(bell)
+
+    def _ring(self) -> None:
+        for bell in list(self._sleepers):
+            bell.ring()

@@ -1,0 +1,159 @@
+"""Real ranks over UCX: results, groups, and what holds when a rank fails. `make test-peers` runs them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import peer_worlds
+import pytest
+from peer_worlds import run_ranks
+from worlds import must, thread_world
+
+from manyhands.api import Group
+
+pytestmark = pytest.mark.peers
+
+MODES = {"network": {}, "shared memory": {"MANYHANDS_BACKENDS__UCX__TRANSPORTS": '["shm", "tcp"]'}}
+"""In the first, UCX itself notices a lost peer; in the second, the job does."""
+
+
+def well(done: subprocess.CompletedProcess[str], ranks: int) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("all is well") == ranks, done.stdout + done.stderr
+    assert "UCX" not in done.stdout + done.stderr, "UCX writes nothing of its own"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_collective_equals_numpy(tmp_path: Path, mode: str):
+    well(run_ranks(tmp_path, "ucx", peer_worlds.COLLECTIVES, 3, **MODES[mode]), 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_messages_between_two_ranks_arrive_whole_and_in_order(tmp_path: Path, mode: str):
+    well(run_ranks(tmp_path, "ucx", peer_worlds.POINT_TO_POINT, 3, **MODES[mode]), 3)
+
+
+def test_groups_come_and_go_and_a_process_may_init_again(tmp_path: Path):
+    well(run_ranks(tmp_path, "ucx", peer_worlds.GROUPS, 4), 4)
+
+
+def test_ranks_may_be_threads_of_one_process():
+    def program(group: Group) -> None:
+        for count in (1, 1000, 300_000):
+            assert (group.all_reduce(np.ones(count)) == group.world_size).all()
+
+    must(thread_world(program, 3, backend="ucx"))
+
+
+@pytest.mark.parametrize(
+    ("case", "call"),
+    [
+        ("shape", "attempt(group.all_reduce, np.zeros(4 if rank else 8, np.float32))"),
+        ("long on one rank", "attempt(group.all_reduce, np.zeros(2_000_000 if rank == 1 else 2))"),
+        ("large shape", "attempt(group.all_reduce, np.zeros(2_000_001 if rank == 1 else 2_000_000))"),
+        ("root", "attempt(group.broadcast, np.zeros(4), root=1 if rank == 1 else 0)"),
+    ],
+)
+def test_a_mismatch_is_an_error_on_every_rank(tmp_path: Path, case: str, call: str):
+    done = run_ranks(tmp_path, "ucx", peer_worlds.FAILING + call, 3)
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    said = re.findall(r"CollectiveMismatchError after ([0-9.]+) s", done.stdout)
+    assert len(said) == 3, (done.stdout, done.stderr)
+    assert max(map(float, said)) < 8, "found, and not come upon by the deadline"
+
+
+def test_a_rank_that_does_not_come_is_named_when_the_deadline_passes(tmp_path: Path):
+    program = "attempt(group.all_reduce, np.ones(9), timeout_s=1) if rank != 1 else time.sleep(20)"
+    done = run_ranks(tmp_path, "ucx", peer_worlds.FAILING + program, 3)
+    assert re.findall(
+        r"DeadlineError after 1\.[0-9] s: all_reduce #2 did not finish within 1 s: rank 1 did not come", done.stdout
+    ), done.stdout + done.stderr
+    assert done.returncode != 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", ["before a call", "in a call", "between two ranks"])
+def test_a_killed_rank_is_named_on_every_survivor(tmp_path: Path, where: str, mode: str):
+    program = {
+        "before a call": "os.kill(os.getpid(), 9) if rank == 1 else attempt(group.all_reduce, np.ones(9))",
+        "in a call": """
+if rank == 1:
+    threading.Timer(0.3, os.kill, (os.getpid(), 9)).start()
+big = np.ones(1 << 18)
+attempt(lambda: [group.all_reduce(big, out=big, op="mean") for _ in range(10**9)])
+""",
+        "between two ranks": """
+if rank == 1:
+    os.kill(os.getpid(), 9)
+attempt(group.recv, 1)
+""",
+    }[where]
+    done = run_ranks(tmp_path, "ucx", peer_worlds.FAILING + program, 3, **MODES[mode])
+    assert len(re.findall(r"PeerLostError after [0-9.]+ s: rank 1 was lost", done.stdout)) == 2, done.stdout + done.stderr
+    assert "manyhands run: rank 1 failed first: killed by SIGKILL" in done.stderr, done.stderr
+    assert done.returncode == 137
+
+
+def test_ranks_with_different_settings_are_told(tmp_path: Path):
+    program = "mh.init(config={'backends': {'ucx': {'transports': ['tcp'] if os.environ['RANK'] == '0' else ['shm', 'tcp']}}})"
+    done = run_ranks(tmp_path, "ucx", program, 2)
+    assert "backends.ucx.transports is tcp on rank 0 and shm,tcp on rank 1" in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("{'library': '/nowhere/libucp.so'}", "UCX cannot be loaded: /nowhere/libucp.so"),
+        ("{'transports': ['pigeon']}", "backends.ucx.transports is ['pigeon']"),
+        ("{'variables': {'RNDV_THRESH': 'many'}}", "UCX does not take 'many' for UCX_RNDV_THRESH"),
+    ],
+)
+def test_what_cannot_be_is_told_in_words(tmp_path: Path, table: str, words: str):
+    done = run_ranks(tmp_path, "ucx", f"mh.init(config={{'backends': {{'ucx': {table}}}}})", 2)
+    assert words in done.stderr, done.stderr
+    assert done.returncode == 1
+
+
+def test_a_wait_burns_no_core_and_closing_leaves_nothing_behind(tmp_path: Path):
+    program = """
+    import gc
+
+    def left():
+        gc.collect()
+        paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        names = [os.readlink(path) for path in paths if os.path.exists(path)]
+        return len(names), [thread.name for thread in threading.enumerate() if "ucx" in thread.name]
+
+    for turn in range(3):
+        with mh.init() as group:
+            group.barrier()
+            if group.rank == 0:
+                time.sleep(1)
+            before = time.process_time()
+            group.barrier()
+            assert time.process_time() - before < 0.5
+        if turn:
+            assert left() == (after[0], []), (left(), after)
+        after = left()
+    print("all is well")
+    """
+    well(run_ranks(tmp_path, "ucx", textwrap.dedent(program), 2), 2)
+
+
+def test_ucx_listens_where_the_ranks_reach_each_other_and_nowhere_else(tmp_path: Path):
+    program = """
+    import socket
+    group = mh.init()
+    table = open("/proc/net/tcp").read().splitlines()[1:] + open("/proc/net/tcp6").read().splitlines()[1:]
+    mine = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+    listening = [line.split()[1].split(":")[0] for line in table if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in mine]
+    assert listening and set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F"}, listening
+    group.close()
+    print("all is well")
+    """
+    well(run_ranks(tmp_path, "ucx", textwrap.dedent(program), 2), 2)
