@@ -107,6 +107,8 @@ class UcxTransport(Transport):
         rank, channel = self._backend.rank, self._channel
         for peer in peers:
             self._backend.connect(peer)
+            if peer in self._to:
+                continue
             self._to[peer] = self._backend.tag(channel, rank, peer)
             # A peer has one unfinished message at most, so that the memory for its beginning may be used again.
             self._from[peer] = (self._backend.tag(channel, peer, rank), ctypes.create_string_buffer(FIRST_BYTES))
@@ -114,22 +116,22 @@ class UcxTransport(Transport):
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to send."""
         with self._worker.lock:
-            return self._begun(Sending(self._worker, peer, self._to[peer], header, payload))
+            return _begun(Sending(self._worker, peer, self._to[peer], header, payload))
 
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to receive."""
         tag, first = self._from[peer]
         with self._worker.lock:
-            return self._begun(Receiving(self._worker, peer, tag, header, payload, first))
-
-    def _begun(self, transfer: Moving) -> Moving:
-        self._worker.hold(transfer)
-        transfer.advance()
-        return transfer
+            return _begun(Receiving(self._worker, peer, tag, header, payload, first))
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         """Let UCX work until one is done."""
         self._worker.wait(cast("Sequence[Moving]", transfers), deadline)  # made by send and recv
+
+
+def _begun(transfer: Moving) -> Moving:
+    transfer.advance()
+    return transfer
 
 
 def _compare(cards: Sequence[_Card]) -> None:

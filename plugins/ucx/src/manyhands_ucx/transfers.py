@@ -46,6 +46,8 @@ class Moving(Transfer):
         self._worker = worker
         self._payload = payload
         self._requests: list[int] = []
+        worker.check(peer)
+        worker.hold(self)
 
     def advance(self) -> bool:
         """Look whether the requests are done, and go on where they are; tell whether the transfer is. Under the worker's lock.
@@ -122,7 +124,6 @@ class Receiving(Moving):
         self, worker: Worker, peer: int, tag: int, header: bytes, payload: memoryview, first: ctypes.Array[ctypes.c_char]
     ) -> None:
         super().__init__(worker, peer, payload)
-        worker.check(peer)
         self._tag = tag
         self._expected = header
         self._first: ctypes.Array[ctypes.c_char] | None = first

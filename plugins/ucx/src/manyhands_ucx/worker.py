@@ -217,8 +217,7 @@ class Worker:
         self.lost.setdefault(peer or 0, self.ucp.why(status))
 
     def endpoint(self, peer: int) -> int:
-        """Return the endpoint to ``peer``; under the lock. Raises `LinkLost` where nothing may be started any more."""
-        self.check(peer)
+        """Return the endpoint to ``peer``, to which `connect` was called."""
         return self._endpoints[peer]
 
     def check(self, peer: int) -> None:
@@ -287,7 +286,7 @@ class Worker:
             if not self.lock.acquire(blocking=False):
                 continue  # somebody else does
             try:
-                if not self.ended and self._progress(self.handle) and self._sleepers:
+                if self.handle is not None and self._progress(self.handle) and self._sleepers:
                     self._ring()
             finally:
                 self.lock.release()

@@ -1,0 +1,256 @@
+"""What transports promise, over UCX itself (`make test-peers`) and over a libucp of Python."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from ctypes import byref, c_void_p
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import must, on_threads
+
+from manyhands.api import BackendUnavailableError, ConfigError, Deadline, HeaderMismatch, LinkLost, Transfer, Transport
+from manyhands_ucx.backend import UcxBackend
+from manyhands_ucx.config import UcxConfig
+from manyhands_ucx.library import EndpointParams
+from manyhands_ucx.transfers import FIRST_BYTES
+
+Backends = Callable[..., list[UcxBackend]]
+
+HEADER = bytes(range(64))
+LONGEST_SHORT = FIRST_BYTES - 64
+
+
+def data(nbytes: int) -> bytes:
+    return (bytes(range(251)) * (nbytes // 251 + 1))[:nbytes]
+
+
+def open_all(backends: list[UcxBackend], channel: int = 0) -> list[Transport]:
+    transports: list[Transport] = [backend.open_transport(channel) for backend in backends]
+    for rank, transport in enumerate(transports):
+        transport.connect([peer for peer in range(len(backends)) if peer != rank], Deadline(10))
+    return transports
+
+
+def finish(transport: Transport, *transfers: Transfer, timeout_s: float = 10) -> None:
+    while left := [transfer for transfer in transfers if not transfer.done]:
+        transport.wait(left, Deadline(timeout_s))
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, LONGEST_SHORT, LONGEST_SHORT + 1, 3_000_000])
+def test_messages_arrive_whole_in_order_and_in_both_directions(backends: Backends, nbytes: int):
+    transports = open_all(backends())
+    payload = data(nbytes)
+
+    def body(rank: int) -> None:
+        transport, peer = transports[rank], 1 - rank
+        for number in range(5):
+            header = bytes([number]) * 64
+            memory = bytearray(nbytes)
+            sending = transport.send(peer, header, memoryview(payload))  # read-only memory
+            receiving = transport.recv(peer, header, memoryview(memory))
+            finish(transport, sending, receiving)
+            assert memory == payload
+            assert sending.moved == receiving.moved == 64 + nbytes
+
+    must(on_threads(body, 2))
+
+
+def test_channels_and_senders_do_not_mix(backends: Backends):
+    started = backends(3)
+    first, second = open_all(started, 0), open_all(started, 2)
+    sent = [
+        first[1].send(0, HEADER, memoryview(b"1 to 0, first")),
+        second[1].send(0, HEADER, memoryview(b"1 to 0, second")),
+        first[2].send(0, HEADER, memoryview(b"2 to 0, first")),
+        first[2].send(1, HEADER, memoryview(b"2 to 1, first")),
+    ]
+    for here, rank, peer, words in [
+        (first, 0, 2, b"2 to 0, first"),
+        (second, 0, 1, b"1 to 0, second"),
+        (first, 1, 2, b"2 to 1, first"),
+        (first, 0, 1, b"1 to 0, first"),
+    ]:
+        memory = bytearray(len(words))
+        receiving = here[rank].recv(peer, HEADER, memoryview(memory))
+        must(on_threads(lambda side: finish(here[rank], receiving) if side else finish_all(sent, first, second), 2))  # noqa: B023
+        assert memory == words
+
+
+def finish_all(sent: list[Transfer], first: list[Transport], second: list[Transport]) -> None:
+    for transport, transfer in zip([first[1], second[1], first[2], first[2]], sent, strict=True):
+        finish(transport, transfer)
+
+
+@pytest.mark.parametrize("sent", [8, LONGEST_SHORT + 1, 3_000_000])
+@pytest.mark.parametrize("expected", [8, 3_000_000])
+def test_another_header_is_told_at_once_and_the_payload_is_not_touched(backends: Backends, sent: int, expected: int):
+    transports = open_all(backends())
+    other = bytes(64)
+    memory = bytearray(expected)
+
+    def body(rank: int) -> None:
+        if rank == 0:
+            transfer = transports[0].send(1, other, memoryview(data(sent)))
+            if sent < 1_000_000:  # the receiver takes no more of a long one
+                finish(transports[0], transfer)
+            else:
+                with pytest.raises(TimeoutError):
+                    finish(transports[0], transfer, timeout_s=0.5)
+            return
+        with pytest.raises(HeaderMismatch) as caught:
+            finish(transports[1], transports[1].recv(0, HEADER, memoryview(memory)))
+        assert (caught.value.peer, caught.value.header) == (0, other)
+
+    must(on_threads(body, 2))
+    assert memory == bytes(expected)
+
+
+def test_after_a_timeout_a_transfer_may_be_waited_for_again(backends: Backends):
+    transports = open_all(backends())
+    memory = bytearray(3)
+    receiving = transports[1].recv(0, HEADER, memoryview(memory))
+    with pytest.raises(TimeoutError):
+        transports[1].wait([receiving], Deadline(0.05))
+    sending = transports[0].send(1, HEADER, memoryview(b"abc"))
+    must(on_threads(lambda rank: finish(transports[rank], (sending, receiving)[rank]), 2))
+    assert memory == b"abc"
+
+
+@pytest.mark.parametrize("spin_us", [0, 1000])
+def test_threads_that_wait_at_once_all_get_their_messages(backends: Backends, spin_us: int):
+    """Whichever thread lets UCX work, the message of another one may come by that."""
+    started = backends(2, spin_us=spin_us)
+    channels = [open_all(started, channel) for channel in range(6)]
+
+    def body(number: int) -> None:
+        rank, transport = number % 2, channels[number // 2][number % 2]
+        for turn in range(100):
+            memory = bytearray(4)
+            if turn % 2 == rank:
+                finish(transport, transport.send(1 - rank, HEADER, memoryview(b"%04d" % turn)))
+            else:
+                finish(transport, transport.recv(1 - rank, HEADER, memoryview(memory)))
+                assert memory == b"%04d" % turn
+
+    must(on_threads(body, 12))
+
+
+@pytest.mark.parametrize("how", ["abort", "close"])
+@pytest.mark.parametrize("spin_us", [0, 1000])
+def test_an_end_wakes_every_thread(backends: Backends, how: str, spin_us: int):
+    backend, _ = started = backends(2, spin_us=spin_us)
+    channels = [open_all(started, channel)[0] for channel in range(3)]
+    waiting = threading.Barrier(4)
+
+    def body(number: int) -> float:
+        if number == 3:
+            waiting.wait(10)
+            time.sleep(0.05)
+            begun = time.monotonic()
+            getattr(backend, how)()
+            return time.monotonic() - begun
+        transfer = channels[number].recv(1, HEADER, memoryview(bytearray(8)))
+        waiting.wait(10)
+        with pytest.raises(LinkLost):
+            channels[number].wait([transfer], Deadline(20))
+        return 0.0
+
+    assert max(must(on_threads(body, 4))) < 5
+    with pytest.raises(LinkLost):
+        channels[0].send(1, HEADER, memoryview(b""))
+    with pytest.raises(LinkLost):
+        channels[0].connect([1], Deadline(1))
+    backend.close()
+    backend.close()
+
+
+def test_a_peer_that_has_gone_is_named(backends: Backends):
+    started = backends(3)
+    transports = open_all(started)
+
+    must(on_threads(lambda rank: [exchange(transports[rank], peer) for peer in sorted({0, 1, 2} - {rank})], 3))
+    started[2].close()
+    receiving = transports[0].recv(2, HEADER, memoryview(bytearray(9)))
+    with pytest.raises(LinkLost) as caught:
+        transports[0].wait([receiving], Deadline(10))
+    assert caught.value.peer == 2
+    with pytest.raises(LinkLost, match="rank 2"):
+        transports[0].send(2, HEADER, memoryview(b"anybody?"))
+    # The others go on.
+    must(on_threads(lambda rank: rank == 2 or exchange(transports[rank], 1 - rank), 3))
+
+
+def exchange(transport: Transport, peer: int) -> None:
+    memory = memoryview(bytearray(2))
+    finish(transport, transport.send(peer, HEADER, memory), transport.recv(peer, HEADER, memory))
+
+
+def test_a_stranger_who_knows_the_address_changes_nothing(backends: Backends, ucp: Any):
+    started = backends()
+    transports = open_all(started)
+    victim, stranger = started[1], backends(1)[0]
+    endpoint = c_void_p()
+    params = EndpointParams(field_mask=1, address=victim.worker.address)
+    with stranger.worker.lock:
+        assert ucp.ep_create(stranger.worker.handle, byref(params), byref(endpoint)) == 0
+        guesses = [*range(200), *(secrets.randbits(64) for _ in range(200))]
+        forged = HEADER + b"wrong"
+        for tag in guesses:
+            ucp.tag_send_nbx(endpoint.value, forged, len(forged), tag, stranger.worker.request)
+    for _ in range(20):  # the stranger connects, and sends what it has
+        with stranger.worker.lock:
+            ucp.worker_progress(stranger.worker.handle)
+        memory = bytearray(5)
+        receiving = transports[1].recv(0, HEADER, memoryview(memory))
+        with pytest.raises(TimeoutError):
+            transports[1].wait([receiving], Deadline(0.02))
+        sending = transports[0].send(1, HEADER, memoryview(b"right"))
+        must(on_threads(lambda rank: finish(transports[rank], (sending, receiving)[rank]), 2))  # noqa: B023
+        assert memory == b"right"
+    same = {backend.tag(0, 0, 1) for backend in started}
+    others = {started[0].tag(*what) for what in [(0, 1, 0), (1, 0, 1), (0, 0, 2), (0, 0, 1)]}
+    assert (len(same), len(others)) == (1, 4)
+
+
+def test_what_must_be_alike_is_compared(backends: Backends):
+    with pytest.raises(ConfigError, match=r"backends\.ucx\.transports is tcp on rank 0 and ib,tcp on rank 1"):
+        backends(2, configs=[UcxConfig(transports=("tcp",)), UcxConfig()])
+
+
+def test_transports_that_ucx_does_not_have_are_told(backends: Backends):
+    with pytest.raises(BackendUnavailableError, match=r"transports is \['pigeon'\]"):
+        backends(1, transports=("pigeon",))
+
+
+def test_a_variable_that_ucx_does_not_take_is_told(backends: Backends):
+    with pytest.raises(ConfigError, match="does not take 'many' for UCX_RNDV_THRESH"):
+        backends(1, variables={"RNDV_THRESH": "many"})
+
+
+def test_ranks_wait_asleep(backends: Backends):
+    transports = open_all(backends())
+    used = time.thread_time()
+    with pytest.raises(TimeoutError):
+        transports[0].wait([transports[0].recv(1, HEADER, memoryview(bytearray(1)))], Deadline(1))
+    assert time.thread_time() - used < 0.3
+
+
+def test_nothing_is_left_after_closing(backends: Backends):
+    def files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    counts = []
+    for _ in range(3):
+        started = backends()
+        transports = open_all(started)
+        must(on_threads(lambda rank: exchange(transports[rank], 1 - rank), 2))  # noqa: B023
+        for backend in started:
+            backend.close()
+        counts.append(files())
+    assert counts[1] == counts[2]
+    assert not [thread for thread in threading.enumerate() if thread.name == "manyhands-ucx"]
