@@ -25,6 +25,7 @@ PROJECTS = [
     "plugins/shm",
     "plugins/simulated",
     "plugins/tcp",
+    "plugins/ucx",
 ]
 
 
@@ -57,7 +58,12 @@ def test_all_distributions_are_in_lockstep(repository, run_python):
         ("plugins/tcp/pyproject.toml", "core==0.1.0", "core>=0.1.0", "'manyhands-core>=0.1.0' must be pinned to ==0.1.0"),
         ("core/pyproject.toml", ">=3.11", ">=3.12", "requires-python is '>=3.12'"),
         ("pyproject.toml", 'tcp = ["manyhands-tcp', 'net = ["manyhands-tcp', "no extra 'tcp' that brings manyhands-tcp"),
-        ("pyproject.toml", '0", "manyhands-tcp==0.1.0"]', '0"]', "the extra 'all' leaves out manyhands-tcp"),
+        (
+            "pyproject.toml",
+            '0", "manyhands-tcp==0.1.0", "manyhands-ucx',
+            '0", "manyhands-ucx',
+            "the extra 'all' leaves out manyhands-tcp",
+        ),
         ("requirements.txt", "-e ./plugins/tcp", "", "requirements.txt: ./plugins/tcp is not installed"),
         ("requirements.txt", "-e ./lab", "", "requirements.txt: ./lab is not installed"),
         ("pyproject.toml", 'lab = ["manyhands-lab', 'bench = ["manyhands-lab', "no extra 'lab' that brings manyhands-lab"),
