@@ -154,6 +154,9 @@ class FakeUcp:
             moved += 1
         return moved
 
+    def ep_close_nbx(self, endpoint: int, params: object) -> None:
+        self._objects[endpoint] = (None, None, None, None)
+
     # ---------------------------------------------------------------- messages
 
     def tag_send_nbx(self, endpoint: int, data: bytes | int, nbytes: int, tag: int, params: object) -> int | None:
@@ -192,6 +195,9 @@ class FakeUcp:
 
     def request_check_status(self, request: int) -> int:
         return int(self._objects[request].status)
+
+    def request_cancel(self, worker: int, request: int) -> None:
+        self._objects[request].status = -16
 
     def request_free(self, request: int) -> None:
         del self._objects[request]

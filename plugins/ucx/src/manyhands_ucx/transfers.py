@@ -19,7 +19,7 @@ from manyhands_ucx.worker import Worker
 
 __all__ = ["FIRST_BYTES", "Moving", "Receiving", "Sending"]
 
-_SHORT_BYTES = 8192 - HEADER_BYTES
+_SHORT_BYTES = 16384 - HEADER_BYTES
 """The longest payload that travels with its header; alike on all ranks."""
 
 FIRST_BYTES = HEADER_BYTES + _SHORT_BYTES
@@ -71,6 +71,17 @@ class Moving(Transfer):
                 self._check(status)
             self._go_on()
         return True
+
+    def give_up(self) -> bool:
+        """Ask UCX to let go of the message; tell whether it has. Under the worker's lock."""
+        ucp = self._worker.ucp
+        for request in list(self._requests):
+            if ucp.request_check_status(request) == IN_PROGRESS:
+                ucp.request_cancel(self._worker.handle, request)
+            else:
+                self._requests.remove(request)
+                ucp.request_free(request)
+        return not self._requests
 
     def _began(self, pointer: int | None) -> None:
         """Remember what a function that starts something returned."""

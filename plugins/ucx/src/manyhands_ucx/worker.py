@@ -21,12 +21,14 @@ from manyhands_ucx.config import UcxConfig
 from manyhands_ucx.library import (
     BUSY,
     ERROR_HANDLER,
+    IN_PROGRESS,
     OLDEST,
     EndpointParams,
     Params,
     RequestParams,
     Ucp,
     WorkerParams,
+    status_of,
 )
 
 __all__ = ["Moving", "Worker"]
@@ -36,8 +38,15 @@ _ONE_THREAD_AT_A_TIME = 1
 _TELL_LOST_PEERS = 1
 _IGNORE_LEAKS = 1
 _PAUSE_S = 0.02
+_BY_FORCE = byref(RequestParams(mask=1 << 4, flags=1))
+_LAST_WORDS_S = 0.1
+"""How long UCX may take to let go of what was on its way."""
 _LONGEST_SLEEP_S = 0.5
 """UCX has timers of its own, by which it asks whether peers live."""
+
+
+_abandoned: list[Worker] = []
+"""Workers that have ended and still use memory, such as that of a message from a peer that was killed: it is kept with them."""
 
 
 class Moving(Protocol):
@@ -48,6 +57,29 @@ class Moving(Protocol):
     def advance(self) -> bool:
         """Go on where UCX has; tell whether the message is there. Under the worker's lock."""
         ...
+
+    def give_up(self) -> bool:
+        """Ask UCX to let go of the message; tell whether it has. Under the worker's lock."""
+        ...
+
+
+class _Closing:
+    """Requests by which endpoints are closed."""
+
+    def __init__(self, ucp: Ucp) -> None:
+        self._ucp = ucp
+        self._requests: list[int] = []
+
+    def add(self, pointer: int | None) -> None:
+        if pointer is not None and status_of(pointer) == IN_PROGRESS:
+            self._requests.append(pointer)
+
+    def is_done(self) -> bool:
+        for request in list(self._requests):
+            if self._ucp.request_check_status(request) != IN_PROGRESS:
+                self._ucp.request_free(request)
+                self._requests.remove(request)
+        return not self._requests
 
 
 class _Bell:
@@ -180,13 +212,30 @@ class Worker:
         with self.lock:
             if self.handle is None:
                 return
+            if self._is_quiet():
+                self.ucp.worker_destroy(self._worker)
+                self.ucp.cleanup(self._context)
+            else:
+                _abandoned.append(self)
             self.handle = None
-            self.ucp.worker_destroy(self._worker)
-            self.ucp.cleanup(self._context)
-            self._held.clear()
             self._bells.clear()
         self._closing.set()
         self._background.join()
+
+    def _is_quiet(self) -> bool:
+        """Break the connections off, and tell whether UCX has let go of all memory: a worker that has not must not be destroyed."""
+        closing = _Closing(self.ucp)
+        if self._config.notices_lost_peers:  # without that, UCX closes no endpoint by force
+            for endpoint in self._endpoints.values():
+                closing.add(self.ucp.ep_close_nbx(endpoint, _BY_FORCE))
+        until = time.monotonic() + _LAST_WORDS_S
+        while True:
+            self._progress(self.handle)
+            self._held = {transfer for transfer in self._held if not transfer.give_up()}
+            if not self._held and closing.is_done():
+                return True
+            if time.monotonic() > until:
+                return False
 
     # ------------------------------------------------------------------ peers
 
