@@ -28,6 +28,8 @@ def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(finding, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(here.wheel)]))
     monkeypatch.setattr(finding.ctypes.util, "find_library", lambda name: None)
     monkeypatch.setattr(finding, "loaded_library", lambda: None)
+    monkeypatch.setattr(finding, "sys", SimpleNamespace(prefix=str(tmp_path / "prefix"), base_prefix="/nowhere"))
+    here.prefix = tmp_path / "prefix"
 
     def load_path(path: str) -> str:
         here.asked.append(path)
@@ -69,10 +71,13 @@ def test_the_probe_says_what_is_missing_and_what_brings_it(places: Any):
     assert probe() is None
 
 
-@pytest.mark.parametrize("where", ["the loader's path", "the loader's cache", "loaded"])
+@pytest.mark.parametrize("where", ["the loader's path", "the loader's cache", "beside Python", "loaded"])
 def test_a_library_of_the_system_will_do(places: Any, monkeypatch: pytest.MonkeyPatch, where: str):
     if where == "the loader's path":
         put(places.folder)
+    elif where == "beside Python":
+        path = put(places.prefix / "lib")
+        assert load("system") == path
     elif where == "the loader's cache":
         monkeypatch.setattr(finding.ctypes.util, "find_library", lambda name: "libucp.so.0")
     else:

@@ -33,7 +33,7 @@ class UcxConfig(BackendConfig):
     )
     library: Word = Field(
         default="auto",
-        description='Which UCX: the path of libucp.so, "system", "wheel", or "auto", which is the system\'s if there is one, else the wheel.',
+        description='Which UCX: the path of libucp.so, "system", "wheel" (libucx-cu12), or "auto", which is the system\'s if there is one, else the wheel.',
     )
     variables: dict[Word, str] = Field(
         default={}, description='Variables of UCX without "UCX_", such as {RNDV_THRESH = "64k"}; they win over the environment.'

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["SONAME", "adapters", "loaded_library", "missing", "system_library", "wheel_library"]
+__all__ = ["SONAME", "adapters", "beside_python", "loaded_library", "missing", "system_library", "wheel_library"]
 
 SONAME = "libucp.so.0"
 
 
 def missing() -> str | None:
     """Return None when a libucp is here, else what to do, in words."""
-    if wheel_library() or loaded_library() or system_library():
+    if wheel_library() or loaded_library() or beside_python() or system_library():
         return None
     return (
         f"UCX's library {SONAME} was not found: install the package of your system (Debian: libucx0, Fedora: ucx), load the "
@@ -26,6 +27,12 @@ def wheel_library() -> str | None:
     """Return the path of the library of the wheel libucx, None where that is not installed."""
     spec = find_spec("libucx")
     paths = [Path(folder) / "lib" / SONAME for folder in (spec.submodule_search_locations or () if spec else ())]
+    return next((str(path) for path in paths if path.exists()), None)
+
+
+def beside_python() -> str | None:
+    """Return the path of the library in the environment of this Python, as of conda, None where it has none."""
+    paths = (Path(prefix) / "lib" / SONAME for prefix in (sys.prefix, sys.base_prefix))
     return next((str(path) for path in paths if path.exists()), None)
 
 

@@ -192,7 +192,8 @@ def load(wanted: str = "auto") -> Ucp:
         It cannot be loaded, or the process has loaded another one already.
     """
     loaded, wheel = finding.loaded_library(), finding.wheel_library()
-    known: dict[str, list[str | None]] = {"auto": [finding.SONAME, wheel], "system": [finding.SONAME], "wheel": [wheel]}
+    system = [path for path in (finding.SONAME, finding.beside_python()) if path]
+    known: dict[str, list[str | None]] = {"auto": [*system, wheel], "system": [*system], "wheel": [wheel]}
     paths = known.get(wanted, [wanted])
     if loaded is not None:
         # Two versions in one process would mix: each looks up functions of the other.
