@@ -16,7 +16,7 @@ import pytest
 from worlds import must, on_threads
 
 from manyhands.api import Backend, BackendSpec, Bootstrap, Deadline
-from manyhands_ucx import library
+from manyhands_ucx import library, worker
 from manyhands_ucx.backend import UcxBackend
 from manyhands_ucx.config import UcxConfig
 
@@ -27,6 +27,8 @@ LATE_BYTES = 100_000
 
 @dataclass
 class _Request:
+    owner: int
+    endpoint: int = 0
     status: int = 1
 
 
@@ -99,6 +101,10 @@ class FakeUcp:
 
     def worker_destroy(self, worker: Any) -> None:
         gone = self._objects.pop(worker.value)
+        pending = [
+            it for it in list(self._objects.values()) if isinstance(it, _Request) and (it.owner, it.status) == (worker.value, 1)
+        ]
+        assert not pending, "UCX 1.13 aborts the process here"
         os.close(gone.event_fd)
         for endpoint, value in list(self._objects.items()):
             if isinstance(value, tuple) and value[0] == worker.value:
@@ -155,6 +161,9 @@ class FakeUcp:
         return moved
 
     def ep_close_nbx(self, endpoint: int, params: object) -> None:
+        for request in list(self._objects.values()):
+            if isinstance(request, _Request) and (request.endpoint, request.status) == (endpoint, 1):
+                request.status = -16
         self._objects[endpoint] = (None, None, None, None)
 
     # ---------------------------------------------------------------- messages
@@ -165,7 +174,7 @@ class FakeUcp:
             return (1 << 64) + RESET
         address = ctypes.cast(data, ctypes.c_void_p).value if isinstance(data, bytes) else data
         is_late = nbytes > LATE_BYTES
-        request = self._new(_Request()) if is_late else None
+        request = self._new(_Request(self._objects[endpoint][1], endpoint)) if is_late else None
         copy = None if is_late else ctypes.string_at(address, nbytes)
         dest.arriving.append(_Message(tag, address or 0, nbytes, request, copy))
         os.eventfd_write(dest.event_fd, 1)
@@ -173,7 +182,7 @@ class FakeUcp:
 
     def tag_recv_nbx(self, worker: int, address: int, nbytes: int, tag: int, mask: int, params: object) -> int | None:
         here = self._objects[worker]
-        request = self._new(_Request())
+        request = self._new(_Request(worker))
         message = next((message for message in here.unexpected if message.tag == tag), None)
         if message is None:
             here.posted.append((tag, address, nbytes, request))
@@ -238,7 +247,8 @@ class ThreadBootstrap(Bootstrap):
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.peers)])
 def ucp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The library of all backends of a test."""
+    """The library of all backends of a test. Who is not woken sleeps for long."""
+    monkeypatch.setattr(worker, "_LONGEST_SLEEP_S", 30.0)
     if request.param == "real":
         return library.load()
     fake = FakeUcp()

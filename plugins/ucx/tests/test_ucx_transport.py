@@ -57,6 +57,8 @@ def test_messages_arrive_whole_in_order_and_in_both_directions(backends: Backend
             finish(transport, sending, receiving)
             assert memory == payload
             assert sending.moved == receiving.moved == 64 + nbytes
+            del sending, receiving
+            memory.append(0)  # which fails while somebody keeps a view of it
 
     must(on_threads(body, 2))
 
