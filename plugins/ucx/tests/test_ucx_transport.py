@@ -159,9 +159,10 @@ def test_an_end_wakes_every_thread(backends: Backends, how: str, spin_us: int):
             return time.monotonic() - begun
         transfer = channels[number].recv(1, HEADER, memoryview(bytearray(8)))
         waiting.wait(10)
+        begun = time.monotonic()
         with pytest.raises(LinkLost):
             channels[number].wait([transfer], Deadline(20))
-        return 0.0
+        return time.monotonic() - begun
 
     assert max(must(on_threads(body, 4))) < 5
     with pytest.raises(LinkLost):
@@ -267,15 +268,25 @@ def test_closing_with_messages_on_their_way_neither_hangs_nor_crashes(
     started = backends(2, transports=transports)
     channels = [open_all(started, channel) for channel in range(3)]
     must(on_threads(lambda rank: exchange(channels[0][rank], 1 - rank), 2))
-    payload, memory = memoryview(bytearray(3_000_000)), memoryview(bytearray(3_000_000))
+    memory = bytearray(3_000_000)
     for rank in range(2):
-        channels[0][rank].send(1 - rank, HEADER, payload)  # nobody receives it
-        channels[1][rank].recv(1 - rank, HEADER, memory)  # nobody sends it
-    channels[2][0].send(1, HEADER, payload)
-    receiving = channels[2][1].recv(0, HEADER, memory)
+        channels[0][rank].send(1 - rank, HEADER, memoryview(memory))  # nobody receives it
+        channels[1][rank].recv(1 - rank, HEADER, memoryview(memory))  # nobody sends it
+    channels[2][0].send(1, HEADER, memoryview(memory))
+    receiving = channels[2][1].recv(0, HEADER, memoryview(bytearray(3_000_000)))
     with contextlib.suppress(TimeoutError):  # its payload has begun, or is there where UCX takes it from the sender's memory
         channels[2][1].wait([receiving], Deadline(0.02))
     for backend in (started[first], started[1 - first]):
         begun = time.monotonic()
         backend.close()
         assert time.monotonic() - begun < 2
+    if "shm" not in transports:  # there, the library may not let go
+        memory.append(0)  # which fails while somebody keeps a view of it
+
+
+def test_a_short_message_goes_on_while_its_sender_computes(backends: Backends):
+    transports = open_all(backends())
+    transports[0].send(1, HEADER, memoryview(b"abc"))  # the connection is still to be made, for which UCX must work on both sides
+    memory = bytearray(3)
+    finish(transports[1], transports[1].recv(0, HEADER, memoryview(memory)))
+    assert memory == b"abc"
