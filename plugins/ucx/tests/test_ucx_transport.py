@@ -286,7 +286,9 @@ def test_closing_with_messages_on_their_way_neither_hangs_nor_crashes(
 
 def test_a_short_message_goes_on_while_its_sender_computes(backends: Backends):
     transports = open_all(backends())
-    transports[0].send(1, HEADER, memoryview(b"abc"))  # the connection is still to be made, for which UCX must work on both sides
+    transports[0].send(
+        1, HEADER, memoryview(b"abc")
+    )  # the connection is still to be made, for which UCX must work on both sides
     memory = bytearray(3)
     finish(transports[1], transports[1].recv(0, HEADER, memoryview(memory)))
     assert memory == b"abc"

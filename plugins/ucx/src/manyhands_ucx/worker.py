@@ -31,7 +31,7 @@ from manyhands_ucx.library import (
     status_of,
 )
 
-__all__ = ["Moving", "Worker"]
+__all__ = ["Awaited", "Worker"]
 
 _TAGS, _WAKEUP = 1 << 0, 1 << 4
 _ONE_THREAD_AT_A_TIME = 1
@@ -49,7 +49,7 @@ _abandoned: list[Worker] = []
 """Workers that have ended and still use memory, such as that of a message from a peer that was killed: it is kept with them."""
 
 
-class Moving(Protocol):
+class Awaited(Protocol):
     """A message on its way to or from ``peer``."""
 
     peer: int
@@ -133,11 +133,11 @@ class Worker:
 
     def __init__(self, ucp: Ucp, config: UcxConfig, devices: Sequence[str]) -> None:
         self.ucp: Ucp = ucp
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self.ended: str = ""
         self.lost: dict[int, str] = {}
         self._config = config
-        self._held: set[Moving] = set()
+        self._held: set[Awaited] = set()
         self._endpoints: dict[int, int] = {}
         self._bells: list[_Bell] = []
         self._sleepers: set[_Bell] = set()
@@ -278,17 +278,17 @@ class Worker:
 
     # ------------------------------------------------------------------ memory that UCX uses
 
-    def hold(self, transfer: Moving) -> None:
+    def hold(self, transfer: Awaited) -> None:
         """Keep the memory of a transfer, until `release` or the end."""
         self._held.add(transfer)
 
-    def release(self, transfer: Moving) -> None:
+    def release(self, transfer: Awaited) -> None:
         """Let go of the memory of a transfer that is done."""
         self._held.discard(transfer)
 
     # ------------------------------------------------------------------ waiting
 
-    def wait(self, transfers: Sequence[Moving], deadline: Deadline) -> None:
+    def wait(self, transfers: Sequence[Awaited], deadline: Deadline) -> None:
         """Let UCX work until one of the transfers is done.
 
         Raises
@@ -298,7 +298,8 @@ class Worker:
         TimeoutError
             The deadline passed.
         """
-        awake_until = time.monotonic() + self._config.spin_us * 1e-6
+        spin_s = self._config.spin_us * 1e-6
+        awake_until = time.monotonic() + spin_s
         while True:
             bell = None
             with self.lock:
@@ -307,14 +308,17 @@ class Worker:
                     return
                 if deadline.passed():
                     raise TimeoutError("the deadline passed")
-                if not moved and time.monotonic() >= awake_until:
+                now = time.monotonic()
+                if moved:
+                    awake_until = now + spin_s
+                elif now >= awake_until:
                     bell = self._lie_down()
             if bell is not None:
                 self._sleep(bell, deadline)
             elif not moved:
                 os.sched_yield()
 
-    def _turn(self, transfers: Sequence[Moving]) -> tuple[bool, bool]:
+    def _turn(self, transfers: Sequence[Awaited]) -> tuple[bool, bool]:
         """Let UCX work once; tell whether one of the transfers is done, and whether anything moved."""
         for transfer in transfers:
             if self.ended:
