@@ -37,7 +37,7 @@ _TAGS, _WAKEUP = 1 << 0, 1 << 4
 _ONE_THREAD_AT_A_TIME = 1
 _TELL_LOST_PEERS = 1
 _IGNORE_LEAKS = 1
-_PAUSE_S = 0.02
+_LONG_PAUSE_S, _SHORT_PAUSE_S = 0.02, 0.0005
 _BY_FORCE = byref(RequestParams(mask=1 << 4, flags=1))
 _LAST_WORDS_S = 0.1
 """How long UCX may take to let go of what was on its way."""
@@ -335,12 +335,16 @@ class Worker:
 
     def _work_now_and_then(self) -> None:
         """Let UCX work while nobody waits: a send that is done may still have its last bytes in UCX, and peers may want to connect."""
-        while not self._closing.wait(_PAUSE_S) and not self.ended:
+        pause_s = _LONG_PAUSE_S
+        while not self._closing.wait(pause_s) and not self.ended:
+            pause_s = _LONG_PAUSE_S
             if not self.lock.acquire(blocking=False):
                 continue  # somebody else does
             try:
-                if self.handle is not None and self._progress(self.handle) and self._sleepers:
-                    self._ring()
+                if self.handle is not None and self._progress(self.handle):
+                    pause_s = _SHORT_PAUSE_S  # to connect takes several steps
+                    if self._sleepers:
+                        self._ring()
             finally:
                 self.lock.release()
 
