@@ -41,8 +41,8 @@ test-all: venv-dev
 test-peers:
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
-	.venv-peers/bin/python -m pytest -m peers plugins/gloo/tests plugins/mpi/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
-	.venv-peers-mpich/bin/python -m pytest -m peers plugins/mpi/tests $(PYTEST_ARGS)
+	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
+	.venv-peers-mpich/bin/python -m pytest -m peers -k mpi conformance/tests plugins/mpi/tests $(PYTEST_ARGS)
 
 test-gpu: venv-gpu
 	$(GPU_VENV)/bin/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)

@@ -1,4 +1,4 @@
-"""Real ranks over the Gloo of torch: results, groups, and what holds when a rank fails. `make test-peers` runs them."""
+"""Real ranks over the Gloo of torch: what `manyhands check` does not know of. `make test-peers` runs them, and that."""
 
 from __future__ import annotations
 
@@ -26,17 +26,9 @@ def well(done: subprocess.CompletedProcess[str], ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["unchecked", "messages alone"])
 def test_every_collective_equals_numpy(tmp_path: Path, mode: str, ranks: int):
     well(run_ranks(tmp_path, "gloo", peer_worlds.COLLECTIVES, ranks, **MODES[mode]), ranks)
-
-
-def test_messages_between_two_ranks_arrive_whole_and_in_order(tmp_path: Path):
-    well(run_ranks(tmp_path, "gloo", peer_worlds.POINT_TO_POINT, 3), 3)
-
-
-def test_groups_come_and_go_and_a_process_may_init_again(tmp_path: Path):
-    well(run_ranks(tmp_path, "gloo", peer_worlds.GROUPS, 4), 4)
 
 
 def test_gloo_performs_what_it_has_and_leaves_the_rest(tmp_path: Path):
@@ -66,9 +58,6 @@ def test_gloo_performs_what_it_has_and_leaves_the_rest(tmp_path: Path):
 
 MISMATCHES = {
     "shape": "attempt(group.all_reduce, np.zeros(4 if rank else 8, np.float32))",
-    "large shape": "attempt(group.all_reduce, np.zeros(2_000_001 if rank == 1 else 2_000_000))",
-    "op": "attempt(group.all_reduce, np.zeros(4, int), op='max' if rank == 1 else 'sum')",
-    "root": "attempt(group.broadcast, np.zeros(4), root=1 if rank == 1 else 0)",
     "of what only manyhands has": "attempt(group.all_reduce, np.zeros(4, np.int16 if rank == 1 else np.float32))",
 }
 
@@ -88,37 +77,6 @@ def test_a_mismatch_is_an_error_on_every_rank_that_says_who_did_what(tmp_path: P
             name,
             done.stdout,
         )
-
-
-def test_a_rank_that_does_not_come_is_named_when_the_deadline_passes(tmp_path: Path):
-    program = "attempt(group.all_reduce, np.ones(9), timeout_s=1) if rank != 1 else time.sleep(20)"
-    done = run_ranks(tmp_path, "gloo", peer_worlds.FAILING + program, 3)
-    assert re.findall(
-        r"DeadlineError after 1\.[0-9] s: all_reduce #2 did not finish within 1 s .*rank 1 did not come", done.stdout
-    ), done.stdout + done.stderr
-    assert done.returncode != 0
-
-
-@pytest.mark.parametrize("where", ["before a call", "in a call", "between two ranks"])
-def test_a_killed_rank_is_named_on_every_survivor(tmp_path: Path, where: str):
-    program = {
-        "before a call": "os.kill(os.getpid(), 9) if rank == 1 else attempt(group.all_reduce, np.ones(9))",
-        "in a call": """
-if rank == 1:
-    threading.Timer(0.3, os.kill, (os.getpid(), 9)).start()
-big = np.ones(1 << 18)
-attempt(lambda: [group.all_reduce(big, out=big, op="mean") for _ in range(10**9)])
-""",
-        "between two ranks": """
-if rank == 1:
-    os.kill(os.getpid(), 9)
-attempt(group.recv, 1)
-""",
-    }[where]
-    done = run_ranks(tmp_path, "gloo", peer_worlds.FAILING + program, 3)
-    assert len(re.findall(r"PeerLostError after [0-9.]+ s: rank 1 was lost", done.stdout)) == 2, done.stdout + done.stderr
-    assert "manyhands run: rank 1 failed first: killed by SIGKILL" in done.stderr, done.stderr
-    assert done.returncode == 137
 
 
 def test_ranks_with_different_settings_are_told(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Real ranks over a real MPI: results, groups, and what holds when a rank fails. `make test-peers` runs them with each MPI."""
+"""Real ranks over a real MPI: what `manyhands check` does not know of. `make test-peers` runs them, and that, with each MPI."""
 
 from __future__ import annotations
 
@@ -34,18 +34,9 @@ def well(done, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["unchecked", "blocking", "off"])
 def test_every_collective_equals_numpy(tmp_path: Path, mode: str, ranks: int):
     well(run_ranks(tmp_path, "mpi", peer_worlds.COLLECTIVES, ranks, **MODES[mode]), ranks)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_messages_between_two_ranks_arrive_whole_and_in_order(tmp_path: Path, ranks: int):
-    well(run_ranks(tmp_path, "mpi", peer_worlds.POINT_TO_POINT, ranks), ranks)
-
-
-def test_groups_come_and_go_and_a_process_may_init_again(tmp_path: Path):
-    well(run_ranks(tmp_path, "mpi", peer_worlds.GROUPS, 4), 4)
 
 
 @pytest.fixture
@@ -106,11 +97,6 @@ def test_mpi_performs_what_it_has_and_leaves_the_rest(tmp_path: Path):
 
 MISMATCHES = {
     "shape": "attempt(group.all_reduce, np.zeros(4 if rank else 8, np.float32))",
-    "large shape": "attempt(group.all_reduce, np.zeros(2_000_001 if rank == 1 else 2_000_000))",
-    "dtype": "attempt(group.all_reduce, np.zeros(4, np.int32 if rank == 1 else np.float32))",
-    "op": "attempt(group.all_reduce, np.zeros(4, int), op='max' if rank == 1 else 'sum')",
-    "root": "attempt(group.broadcast, np.zeros(4), root=1 if rank == 1 else 0)",
-    "collective": "attempt(group.all_gather if rank == 0 else group.barrier, *([np.zeros(3)] if rank == 0 else []))",
     "of what only manyhands has": "attempt(group.all_reduce, np.zeros(4, np.float16 if rank == 1 else np.float32))",
 }
 
@@ -130,15 +116,6 @@ def test_a_mismatch_is_an_error_on_every_rank_that_says_who_did_what(tmp_path: P
             name,
             done.stdout,
         )
-
-
-def test_a_rank_that_does_not_come_is_named_when_the_deadline_passes(tmp_path: Path):
-    program = "attempt(group.all_reduce, np.ones(9), timeout_s=1) if rank != 1 else time.sleep(20)"
-    done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + program, 3)
-    assert re.findall(
-        r"DeadlineError after 1\.[0-9] s: all_reduce #2 did not finish within 1 s .*rank 1 did not come", done.stdout
-    )
-    assert done.returncode != 0
 
 
 @pytest.mark.parametrize("where", ["before a call", "in a call", "idle"])
