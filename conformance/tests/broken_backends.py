@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +35,7 @@ class _Backend(TcpBackend):
         super().__init__(bootstrap)
         self.fault = bootstrap.config.fault
         self.leaked: list[Any] = []
+        self.later: list[Any] = []
 
     def open_transport(self, channel: int) -> Any:
         return _Transport(self, channel)
@@ -41,9 +45,11 @@ class _Backend(TcpBackend):
             raise RuntimeError("closed already")
         self.leaked.append(None)
         if self.fault == "sockets are left behind":
-            import socket
-
             _left.extend(socket.socketpair())
+        elif self.fault == "threads are left behind":
+            threading.Thread(target=threading.Event().wait, args=(20,), daemon=True).start()
+        elif self.fault == "memory is left behind":
+            _left.append(bytearray(b"x") * (1 << 20))
         super().close()
 
 
@@ -68,6 +74,14 @@ class _Transport(TcpTransport):
         super().__init__(backend, channel)
         self.backend = backend
 
+    def flush(self) -> None:
+        """Send what was said to be sent, in any channel."""
+        while self.backend.later:
+            plain, peer, header, payload = self.backend.later.pop(0)
+            transfer = plain.send(peer, header, payload)
+            while not transfer.done:
+                plain.wait([transfer], Deadline(5.0))
+
     def mailbox(self, peer: int) -> Any:
         return None
 
@@ -79,21 +93,29 @@ class _Transport(TcpTransport):
             payload = memoryview(bytes(payload[:-1]) + b"\0")
         elif fault == "long messages arrive backwards" and len(payload) > 3000:
             payload = memoryview(bytes(payload)[::-1])
+        elif fault == "headers are not compared":
+            header = bytes(len(header))
+        elif fault == "sends end too early" and len(payload) > 3000:
+            self.backend.later.append((super(), peer, bytes(header), payload))
+            return _Done(len(payload))
         return super().send(peer, header, payload)
 
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Any:
+        self.flush()
         if self.backend.fault == "empty messages are not waited for" and not payload:
             return _Done(0)
+        if self.backend.fault == "headers are not compared":
+            header = bytes(len(header))
         return super().recv(peer, header, payload)
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         if self.backend.fault == "deadlines are ignored":
             deadline = Deadline(3600.0)
+        elif self.backend.fault == "waiting takes long":
+            time.sleep(0.02)
         try:
             super().wait(transfers, deadline)
         except LinkLost:
             if self.backend.fault == "abort is ignored":
-                import threading
-
                 threading.Event().wait(12)
             raise

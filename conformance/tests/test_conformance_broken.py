@@ -14,14 +14,26 @@ FAULTS = {
     ),
     "long messages arrive backwards": ("bytes.long_arrays", r"elements are wrong"),
     "empty messages are not waited for": ("bytes.barriers", r"a rank left it 0\.\d+ s before the last one had come"),
+    "headers are not compared": ("mismatches.arguments", r"got \w+, and not CollectiveMismatchError|was told nothing"),
+    "sends end too early": (
+        "messages.memory_is_free",
+        r"of a rank that wrote to it after send returned: \d+ of \d+ elements are wrong",
+    ),
     "deadlines are ignored": ("deadlines.late_rank", r"did not return from _late"),
     "abort is ignored": ("close.error_of_a_rank", r"was told after|did not return|not all ranks left"),
     "sockets are left behind": ("leaks.worlds", r"it holds more: \d+ open files and sockets"),
+    "threads are left behind": ("leaks.worlds", r"it holds more: \d+ threads"),
+    "memory is left behind": ("leaks.worlds", r"it holds more: \d+ MiB of memory"),
+    "waiting takes long": ("speed.share", r"short messages there and back: \d+ us, and a socket needs \d+ us"),
     "close of a second time fails": ("close.twice_and_used_afterwards", r"raised RuntimeError.*closed already"),
 }
 
 
-SLOW = ("abort is ignored", "deadlines are ignored")  # what hangs is waited for, until patience ends
+SLOW = (
+    "headers are not compared",
+    "abort is ignored",
+    "deadlines are ignored",
+)  # what hangs is waited for, until patience ends
 
 
 @pytest.mark.parametrize("fault", [pytest.param(each, marks=pytest.mark.long if each in SLOW else ()) for each in FAULTS])
@@ -34,6 +46,18 @@ def test_a_fault_is_found_by_the_check_that_is_for_it(fault: str) -> None:
     assert [each.status for each in report.results] == ["failed"]
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(report.results[0].text)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("broken_backend")
+def test_a_rank_that_dies_unnoticed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYHANDS_PLUGINS", "broken_backends")  # for processes, which have no tests that register it
+    worlds = WorldMaker("broken", {"backends": {"broken": {"fault": "abort is ignored"}}}, quick=True)
+    report = run_checks([each for each in all_checks() if each.title == "death.killed"], worlds)
+    worlds.rest()
+    assert [each.status for each in report.results] == ["failed"]
+    assert "rank 1 of 3 was killed" in report.results[0].text
+    assert "was told after" in report.results[0].text
 
 
 @pytest.mark.usefixtures("broken_backend")

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+import manyhands as mh
 from manyhands.api import Group
 from manyhands_conformance.ranks import ending, join
 from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
 
+_A_MOMENT_S = 0.1
 _PROMPT_S = 6.0
 """Within what time every rank must know what another one did: far below the timeout."""
 
@@ -106,6 +108,7 @@ def _calls(group: Group, name: str, peer: int) -> Any:
 def _leaves(group: Group, name: str, how: str) -> dict[str, Any]:
     if group.rank == 1:
         group.barrier()
+        mh.sleep(_A_MOMENT_S)  # for the others to be blocked by then
         if how == "error":
             raise RuntimeError("its program failed")
         return ending(lambda: group.close(timeout_s=8.0))

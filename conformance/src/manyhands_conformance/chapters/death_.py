@@ -109,6 +109,7 @@ def check_stopped(worlds: WorldMaker) -> None:
 def _gives_up(group: Group) -> dict[str, Any] | None:
     if group.rank == 1:
         group.barrier()
+        time.sleep(0.1)  # for the others to be blocked by then
         raise RuntimeError("its program failed")
 
     def call() -> None:

@@ -27,6 +27,7 @@ _FILES = f"files in {_SHARED}"
 _MEMORY = "MiB of memory"
 _MIB_EACH = 0.4
 """By how much each world, group or round of calls must grow a process to count as a leak."""
+_PARTS = 6
 _SLACK = 3
 """By how many pieces a process may grow by itself, whatever the number of worlds."""
 
@@ -34,9 +35,8 @@ _SLACK = 3
 def _held() -> dict[str, float]:
     """Return what this process holds; where the system does not tell, nothing."""
     gc.collect()
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # glibc alone has it: what is free in the arenas of threads goes back to the system
+    # What is free in the arenas of threads goes back to the system; glibc alone has it.
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     found: dict[str, float] = {"threads": threading.active_count()}
     descriptors, maps, status = Path("/proc/self/fd"), Path("/proc/self/maps"), Path("/proc/self/status")
@@ -69,7 +69,7 @@ class _Entry:
 def _repeat(action: Callable[[], None], warm: int, times: int, meet: Callable[[], None] = lambda: None) -> str:
     """Do something again and again; return in words what this process holds more of then, an empty text where it is nothing.
 
-    Memory must have grown in each third of the time: an allocator takes some now and then. ``meet`` keeps ranks together while they look.
+    Memory must have grown in each part of the time: an allocator takes some now and then. ``meet`` keeps ranks together while they look.
     """
     for _ in range(warm):
         action()
@@ -77,14 +77,14 @@ def _repeat(action: Callable[[], None], warm: int, times: int, meet: Callable[[]
     before = _held()
     meet()
     memory = [before.get(_MEMORY, 0.0)]
-    for number in range(times):
-        action()
-        if (number + 1) % (times // 3) == 0:
-            memory.append(_held().get(_MEMORY, 0.0))
+    for _ in range(_PARTS):
+        for _ in range(times // _PARTS):
+            action()
+        memory.append(_held().get(_MEMORY, 0.0))
     meet()
     grown = _grown(before, times)
     meet()
-    if all(later - earlier > times / 3 * _MIB_EACH for earlier, later in pairwise(memory)):
+    if all(later - earlier > times / _PARTS * _MIB_EACH for earlier, later in pairwise(memory)):
         grown.append(f"{memory[-1] - memory[0]:.0f} {_MEMORY}")
     return ", ".join(grown)
 
@@ -135,7 +135,7 @@ def _once(group: Group) -> None:
 @check(chapter="leaks")
 def check_worlds(worlds: WorldMaker) -> None:
     """Worlds that were left hold no sockets, files, threads, segments or memory."""
-    times = 9 if worlds.quick else 24
+    times = 12 if worlds.quick else 24
     if not worlds.has_threads:
         for rank, outcome in enumerate(worlds.attempt(_joins, 2, warm=3, times=times)):
             assert not outcome.errors, f"rank {rank} {outcome}"
@@ -175,7 +175,7 @@ def _calls(group: Group, warm: int, times: int) -> str:
 @check(chapter="leaks")
 def check_calls(worlds: WorldMaker) -> None:
     """A group that makes many calls does not grow."""
-    times = 21 if worlds.quick else 81
+    times = 24 if worlds.quick else 84
     for rank, grown in enumerate(worlds.run(_calls, 2, warm=10, times=times)):
         assert not grown, f"after {times} rounds of calls in one group, rank {rank} of 2 holds more: {grown}"
 
@@ -197,6 +197,6 @@ def check_failures(worlds: WorldMaker) -> None:
         outcomes = worlds.attempt(_fails, 2)
         assert "CommError" in outcomes[0].errors, f"rank 0 {outcomes[0]}"
 
-    times = 6 if worlds.quick else 15
+    times = 6 if worlds.quick else 18
     grown = _repeat(action, 4, times)
     assert not grown, f"after {times} worlds of 2 ranks that ended with an error, the process holds more: {grown}"

@@ -187,6 +187,42 @@ def check_objects(worlds: WorldMaker) -> None:
     worlds.run(_objects)
 
 
+def _free(group: Group) -> None:
+    rank, size = group.rank, group.world_size
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for count in (4, 3000, 100_000, 1 << 20):
+        for turn in range(3):
+            mine = np.full(count, turn + rank)
+            if rank == 0:
+                group.send(mine, after)
+                mine[...] = -1
+                same(
+                    group.recv(before),
+                    np.full(count, turn + before),
+                    f"int64[{count}] of a rank that wrote to it after send returned",
+                )
+            else:
+                same(
+                    group.recv(before),
+                    np.full(count, turn + before),
+                    f"int64[{count}] of a rank that wrote to it after send returned",
+                )
+                group.send_async(mine, after).wait()
+                mine[...] = -1
+            mine[...] = turn
+            total = group.all_reduce(mine)
+            mine[...] = -1
+            joined = group.all_gather(np.full(count // 4, rank))
+            same(total, np.full(count, turn * size), f"all_reduce of int64[{count}] whose input was written to afterwards")
+            same(joined, np.repeat(np.arange(size), count // 4), f"all_gather of int64[{count // 4}] whose input is gone")
+
+
+@check(chapter="messages")
+def check_memory_is_free(worlds: WorldMaker) -> None:
+    """When a call returns, its input may be written to, and whoever receives later gets what it was."""
+    worlds.run(_free, 3)
+
+
 def _flood(group: Group) -> None:
     for count, times in ((1, 300), (20_000, 60)):
         if group.rank == 0:
