@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from manyhands.api import BackendSpec, Deadline, LinkLost, Transfer, hookimpl
+from manyhands.config.plugins import get_plugin_manager
 from manyhands_tcp.backend import TcpBackend, TcpTransport
 from manyhands_tcp.plugin import TcpConfig
 
-__all__ = ["BrokenConfig", "create", "manyhands_register_backends"]
+__all__ = ["BrokenConfig", "create", "manyhands_register_backends", "register"]
 
 
 class BrokenConfig(TcpConfig):
@@ -24,6 +27,12 @@ class BrokenConfig(TcpConfig):
 @hookimpl
 def manyhands_register_backends() -> BackendSpec:
     return BackendSpec(name="broken", summary="", factory="broken_backends:create", config=BrokenConfig)
+
+
+@functools.cache
+def register() -> None:
+    """Let this process know the backend."""
+    get_plugin_manager().register(sys.modules[__name__], "broken")
 
 
 def create(bootstrap: Any) -> Any:
