@@ -27,7 +27,5 @@ def broken_backend() -> Iterator[str]:
         patch.syspath_prepend(str(Path(__file__).resolve().parent))
         import broken_backends
 
-        from manyhands.config.plugins import get_plugin_manager
-
-        get_plugin_manager().register(broken_backends, "broken")
+        broken_backends.register()
         yield "broken"
