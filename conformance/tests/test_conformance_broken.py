@@ -24,7 +24,7 @@ FAULTS = {
     "sockets are left behind": ("leaks.worlds", r"it holds more: \d+ open files and sockets"),
     "threads are left behind": ("leaks.worlds", r"it holds more: \d+ threads"),
     "memory is left behind": ("leaks.worlds", r"it holds more: \d+ MiB of memory"),
-    "waiting takes long": ("speed.share", r"short messages there and back: \d+ us, and a socket needs \d+ us"),
+    "waiting takes long": ("speed.share", r"short messages there and back: \d+ us, and two plain threads need \d+ us"),
     "close of a second time fails": ("close.twice_and_used_afterwards", r"raised RuntimeError.*closed already"),
 }
 

@@ -15,8 +15,10 @@ from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
 
 _SHARE = 60.0
-"""By which factor a call may be slower than a plain socket between two threads: generous, for busy machines and thorough backends."""
+"""By which factor a call may be slower than two plain threads, which have a socket or yield to each other: generous, for busy machines and thorough backends."""
 _ROUNDS = 3
+_TRIES = 8
+"""How often a slow backend is looked at: what is busy with something else is fast once in a while, and what is slow never."""
 _LONG = 1 << 20
 
 
@@ -65,12 +67,39 @@ class _Echo:
             self._far.sendall(self._theirs)
 
 
+class _Turns:
+    """Two threads that take turns, each of which yields the processor until it is its turn: how busy the machine is with something else."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread.start()
+
+    def turn(self) -> None:
+        self._turn = 1
+        while self._turn == 1:
+            time.sleep(0)
+
+    def end(self) -> None:
+        self._turn = 2
+        self._thread.join()
+
+    def _answer(self) -> None:
+        while self._turn != 2:
+            if self._turn == 1:
+                self._turn = 0
+            time.sleep(0)
+
+
 def _limit(nbytes: int, times: int) -> float:
-    echo = _Echo(nbytes)
-    try:
-        return _best(echo.turn, times)
-    finally:
-        echo.end()
+    """Return how long it takes at least: by a socket, whose threads are woken, or by threads that yield, as those of many backends do."""
+    found = []
+    for way in (_Echo(nbytes), _Turns()):
+        try:
+            found.append(_best(way.turn, times))
+        finally:
+            way.end()
+    return max(found)
 
 
 def _times(group: Group) -> dict[str, list[float]]:
@@ -106,14 +135,16 @@ def _times(group: Group) -> dict[str, list[float]]:
 
 @check(chapter="speed", needs="cpu clock")
 def check_share(worlds: WorldMaker) -> None:
-    """Short and long calls between two ranks are not slower by orders of magnitude than a plain socket between two threads."""
-    slow: list[str] = []
-    for _ in range(2):  # on a busy machine
+    """Short and long calls between two ranks are not slower by orders of magnitude than two plain threads that talk to each other."""
+    best: dict[str, tuple[float, float]] = {}
+    for _ in range(_TRIES):
+        for name, (took, limit) in worlds.run(_times, 2)[0].items():
+            best[name] = min(best.get(name, (took, limit)), (took, limit), key=lambda pair: pair[0] / pair[1])
         slow = [
-            f"{name}: {took * 1e6:.0f} us, and a socket needs {limit * 1e6:.0f} us"
-            for name, (took, limit) in worlds.run(_times, 2)[0].items()
+            f"{name}: {took * 1e6:.0f} us, and two plain threads need {limit * 1e6:.0f} us"
+            for name, (took, limit) in best.items()
             if took > _SHARE * limit
         ]
         if not slow:
             return
-    raise AssertionError(f"slower than {_SHARE:g} times a socket: {'; '.join(slow)}")
+    raise AssertionError(f"slower than {_SHARE:g} times two plain threads: {'; '.join(slow)}")
