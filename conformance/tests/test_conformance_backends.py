@@ -42,3 +42,18 @@ class TestMpi(BackendConformance):
     backend = "mpi"
     ranks = 3
     quick = True
+
+
+@pytest.mark.peers
+class TestUcx(BackendConformance):
+    backend = "ucx"
+    ranks = 3
+    quick = True
+
+
+@pytest.mark.peers
+class TestUcxSharedMemory(BackendConformance):
+    backend = "ucx"
+    config: ClassVar = {"backends": {"ucx": {"transports": ["shm", "tcp"]}}}
+    ranks = 3
+    quick = True

@@ -37,11 +37,6 @@ def test_every_collective_equals_numpy(tmp_path: Path, mode: str):
     well(run_ranks(tmp_path, peer_worlds.COLLECTIVES, 3, **MODES[mode]), 3)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_messages_between_two_ranks_arrive_whole_and_in_order(tmp_path: Path, mode: str):
-    well(run_ranks(tmp_path, peer_worlds.POINT_TO_POINT, 3, **MODES[mode]), 3)
-
-
 def test_groups_come_and_go_and_a_process_may_init_again(tmp_path: Path):
     well(run_ranks(tmp_path, peer_worlds.GROUPS, 4), 4)
 
