@@ -117,7 +117,10 @@ def test_the_commands_of_the_lab_and_of_the_training_layers_are_found_by_entry_p
         "manyhands.commands": {name: f"manyhands_lab.commands.{name}:{name}" for name in ("bench", "show", "simulate")}
     }
     assert table(repository / "conformance")["entry-points"] == {
-        "manyhands.commands": {"check": "manyhands_conformance.commands.check:check"}
+        "manyhands.commands": {
+            "check": "manyhands_conformance.commands.check:check",
+            "plugin.new": "manyhands_conformance.commands.plugin:new",
+        }
     }
     assert table(repository / "parallel")["entry-points"] == {
         "manyhands.commands": {"show.pipeline": "manyhands_parallel.commands.show_pipeline:show_pipeline"}

@@ -159,6 +159,8 @@ def read(source: Path, elsewhere: frozenset[str] = frozenset()) -> list[Module]:
     files: dict[str, Path] = {}
     for path in sorted(source.rglob("*.py")):
         parts = list(path.relative_to(source).with_suffix("").parts)
+        if not all(part.isidentifier() for part in parts):
+            continue  # no module of the package: a file of a template
         files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     known = elsewhere.union(files)
     modules = []

@@ -1,0 +1,103 @@
+"""`manyhands plugin new`: what it writes works as a stranger's distribution, and what it cannot write it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manyhands.cli.main import main
+
+
+def new(*words: str) -> int:
+    try:
+        return main(["plugin", "new", *words])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def run(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python outside the repository, with the packages of ``site``."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+    environ["PYTHONPATH"] = str(site)
+    return subprocess.run(
+        [sys.executable, *words], cwd=site.parent, env=environ, capture_output=True, text=True, timeout=55, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the new distribution, installed from its wheel; the source stands beside it."""
+    folder = tmp_path_factory.mktemp("new")
+    assert new("carrier-dove", "--folder", str(folder / "source")) == 0
+    build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*build, "--target", str(folder / "site"), str(folder / "source")], check=True, timeout=55)
+    return folder / "site"
+
+
+def test_a_new_distribution_is_whole_and_bears_its_name_alone(site: Path) -> None:
+    source = site.parent / "source"
+    files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    assert {
+        ".github/workflows/test.yml",
+        "README.md",
+        "pyproject.toml",
+        "src/manyhands_carrier_dove/py.typed",
+        "tests/test_conformance.py",
+    } <= files
+    assert not [file for file in files if "pigeon" in file or "pigeon" in (source / file).read_text()]
+
+
+def test_a_new_distribution_is_listed_and_runs(site: Path) -> None:
+    doctor = run(site, "-m", "manyhands", "doctor")
+    line = next(line for line in doctor.stdout.splitlines() if "carrier-dove" in line)
+    assert "one socket for each pair of ranks" in line, doctor.stdout
+    (site.parent / "program.py").write_text(
+        "import numpy as np, manyhands as mh\n"
+        "with mh.init() as group:\n"
+        "    print(group.backend_name, group.all_reduce(np.ones(3)))\n"
+    )
+    done = run(site, "-m", "manyhands", "run", "-n", "4", "--backend", "carrier-dove", "program.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("carrier-dove [4. 4. 4.]") == 4
+
+
+@pytest.mark.long
+def test_the_tests_of_a_new_distribution_pass(site: Path) -> None:
+    done = run(site, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(site.parent / "source" / "tests"))
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+@pytest.mark.long
+def test_the_types_of_a_new_distribution_are_complete(site: Path) -> None:
+    done = run(site, "-m", "mypy", "--strict", "--no-incremental", "-p", "manyhands_carrier_dove")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["Dove", "2doves", "white dove", "dove-", "dove--white", "döve", "../dove", ""])
+def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert new("--folder", str(tmp_path / "new"), "--", name) == 2
+    assert f"{name!r} cannot be the name of a backend: it must consist of small letters" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["tcp", "auto", "conformance"])
+def test_a_name_that_is_taken_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert new(name, "--folder", str(tmp_path / "new")) == 2
+    assert f"the name {name!r} is taken" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_with_files_and_a_file_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("mine")
+    assert new("dove", "--folder", str(tmp_path)) == 2
+    assert "exists and is not empty; name another folder" in capsys.readouterr().err
+    assert new("dove", "--folder", str(kept)) == 2
+    assert "kept cannot be written" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert kept.read_text() == "mine"
