@@ -1,0 +1,37 @@
+"""docs/zeromq.md: its code is that of tests/packages/manyhands-zeromq, which conforms as a stranger's distribution."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "tests" / "packages" / "manyhands-zeromq"
+
+
+def test_the_page_shows_the_files_of_the_package() -> None:
+    page = (ROOT / "docs" / "zeromq.md").read_text()
+    shown = dict(re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    files = {"pyproject.toml", "src/manyhands_zeromq/plugin.py", "src/manyhands_zeromq/backend.py"}
+    assert shown == {file: (PACKAGE / file).read_text() for file in files}
+
+
+@pytest.mark.long
+def test_the_backend_of_the_page_conforms(tmp_path: Path) -> None:
+    pytest.importorskip("zmq")
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    subprocess.run(["cp", "-r", f"{PACKAGE}/.", str(source)], check=True)  # a build leaves files in the source
+    build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*build, "--target", str(site), str(source)], check=True, timeout=30)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+    environ["PYTHONPATH"] = str(site)
+    command = [sys.executable, "-m", "manyhands", "check", "zeromq", "--quick"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "zeromq conforms" in done.stdout
