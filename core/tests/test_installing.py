@@ -17,6 +17,7 @@ PROJECT = """
 tcp = ["manyhands-tcp==0.1.0"]
 nccl-cuda13 = ["manyhands-nccl==0.1.0", "nccl4py>=0.6"]
 lab = ["manyhands-lab==0.1.0"]
+conformance = ["manyhands-conformance==0.1.0"]
 plot = ["manyhands-lab[plot]==0.1.0"]
 all = ["manyhands-core[low-precision]==0.1.0", "manyhands-lab==0.1.0", "manyhands-tcp==0.1.0"]
 """
@@ -33,7 +34,8 @@ def _ask_again() -> Iterator[None]:
 def root(tmp_path: Path) -> Path:
     """A checkout; its path is one that a shell and an address must quote."""
     root = tmp_path / "a clone"
-    root.mkdir()
+    for plugin in ("nccl", "tcp"):
+        (root / "plugins" / plugin).mkdir(parents=True)
     (root / "pyproject.toml").write_text(PROJECT, encoding="utf-8")
     return root
 
@@ -59,6 +61,7 @@ def local(root: Path, **how: object) -> object:
         ('pip install "manyhands[plot]" x', "pip install -e 'ROOT/lab[plot]' x"),
         ("pip install manyhands[tcp,plot]", "pip install -e 'ROOT/plugins/tcp' -e 'ROOT/lab[plot]'"),
         ("pip install 'manyhands[lab]'", "pip install -e 'ROOT/lab'"),
+        ("pip install 'manyhands[conformance]'", "pip install -e 'ROOT/conformance'"),
         ("pip install 'manyhands-core[cli]'", "pip install -e 'ROOT/core[cli]'"),
         ("a, or 'manyhands[nccl-cuda13]' for b", "a, or -e 'ROOT/plugins/nccl' -e 'ROOT[nccl-cuda13]' for b"),
         ("pip install manyhands-pigeon", "pip install manyhands-pigeon"),

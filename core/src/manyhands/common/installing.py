@@ -42,7 +42,7 @@ def _by_folders(root: Path, option: str, part: re.Match[str]) -> str:
         extras = project.get("optional-dependencies", {})
         brought = [each for extra in part[3].split(",") for each in extras.get(extra, [])]
     own = [match for match in map(_OWN.match, brought) if match]
-    folders = [f"/{'' if match[1] in ('core', 'lab', 'parallel') else 'plugins/'}{match[1]}{match[2] or ''}" for match in own]
+    folders = [f"/{'plugins/' if (root / 'plugins' / match[1]).is_dir() else ''}{match[1]}{match[2] or ''}" for match in own]
     if len(own) < len(brought):  # something from elsewhere, too, which the extra knows
         folders.append(f"[{part[3]}]")
     here = "." if root.samefile(".") else str(root)
