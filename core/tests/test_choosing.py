@@ -53,6 +53,13 @@ def test_without_any_candidate_there_is_nothing_to_choose_from(plugins: PluginFa
         manager.candidates()
 
 
+def test_without_any_backend_only_installing_one_helps(manager: PluginManager) -> None:
+    with pytest.raises(
+        BackendUnavailableError, match="can run here: none is installed\ninstall one, for example with: pip install"
+    ):
+        manager.candidates()
+
+
 @pytest.mark.parametrize("others", [True, False])
 def test_the_doctor_tells_both(plugins: PluginFactory, run_python: Callable[..., CompletedProcess[str]], others: bool) -> None:
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")

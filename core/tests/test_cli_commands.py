@@ -167,25 +167,30 @@ def test_a_command_that_nobody_has_is_a_mistake_that_lists_what_is_near(
     assert "No such command 'gret'" in err
 
 
+ELSEWHERE = {"bench": "lab", "show": "lab", "simulate": "lab", "check": "conformance", "show pipeline": "parallel"}
+
+
 @pytest.fixture
-def _no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+def _core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def others(group: str) -> list[InstalledPlugin]:
-        return [each for each in find_installed(group) if each.distribution != "manyhands-lab"]
+        return [
+            each for each in find_installed(group) if each.distribution.removeprefix("manyhands-") not in ELSEWHERE.values()
+        ]
 
     monkeypatch.setattr(app, "find_installed", others)
 
 
-@pytest.mark.usefixtures("_no_lab")
-def test_without_the_lab_its_commands_say_what_to_install(call: Callable[..., tuple[int, str, str]]) -> None:
-    command = install_command("pip install 'manyhands[lab]'")
-    for name in ("bench", "show", "simulate"):
-        code, out, err = call(name, "all_reduce", "--whatever")
+@pytest.mark.usefixtures("_core_alone")
+def test_with_core_alone_the_other_commands_say_what_to_install(call: Callable[..., tuple[int, str, str]]) -> None:
+    for name, extra in ELSEWHERE.items():
+        command = install_command(f"pip install 'manyhands[{extra}]'")
+        code, out, err = call(*name.split(), "all_reduce", "--whatever")
         assert (code, out) == (2, "")
-        assert err == f"error: manyhands {name} comes with manyhands-lab, which is not installed; try: {command}\n"
+        assert err == f"error: manyhands {name} comes with manyhands-{extra}, which is not installed; try: {command}\n"
 
 
-@pytest.mark.usefixtures("_no_lab")
-def test_help_without_the_lab_lists_what_is_there_and_tells_of_what_is_not(
+@pytest.mark.usefixtures("_core_alone")
+def test_help_with_core_alone_lists_what_is_there_and_tells_of_what_is_not(
     plugins: PluginFactory, call: Callable[..., tuple[int, str, str]]
 ) -> None:
     plugins("greet", GREET, group=COMMAND_GROUP, thing="greet")
@@ -193,11 +198,12 @@ def test_help_without_the_lab_lists_what_is_there_and_tells_of_what_is_not(
     code, page, err = call("--help")
 
     assert (code, err) == (0, "")
-    commands, _, rest = page.partition("\n\n  More commands")
-    assert "greet" in commands
-    assert "simulate" not in commands
-    command = install_command("pip install 'manyhands[lab]'")
-    assert rest == f" come with manyhands-lab: bench, show, simulate. Try:\n\n    {command}\n"
+    listed, _, rest = page.partition("\n\n  More commands")
+    assert "greet" in listed
+    assert "simulate" not in listed
+    brought = {"lab": "bench, show, simulate", "conformance": "check", "parallel": "show pipeline"}
+    commands = {install_command(f"pip install 'manyhands[{extra}]'"): names for extra, names in brought.items()}
+    assert rest == " can be installed:\n\n" + "".join(f"    {command}    # {names}\n" for command, names in commands.items())
 
 
 def test_ranks_are_started_without_a_look_at_commands(

@@ -23,8 +23,8 @@ from manyhands.errors import PluginError, UsageError
 __all__ = ["make_app"]
 
 _OWN: Final[frozenset[str]] = frozenset({"run", "doctor", "config"})
-_LAB: Final[tuple[str, ...]] = ("bench", "show", "simulate")
-"""The commands of manyhands-lab, for the words that say how to get them."""
+_ELSEWHERE: Final = {"bench": "lab", "check": "conformance", "show": "lab", "show pipeline": "parallel", "simulate": "lab"}
+"""The extra that brings each command of another distribution, for the words that say how to get it."""
 
 
 def make_app(words: Sequence[str] = ()) -> typer.Typer:
@@ -35,7 +35,7 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
     Raises
     ------
     UsageError
-        The words ask for a command of manyhands-lab, which is not installed.
+        The words ask for a command of another distribution of manyhands, which is not installed.
     PluginError
         The command that is meant cannot be imported, is none, or comes from two distributions.
     """
@@ -58,14 +58,17 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
     asked = None if place is None else words[place]
     if asked not in _OWN:
         found = {_words(name): list(each) for name, each in groupby(find_installed(COMMAND_GROUP), lambda plugin: plugin.name)}
-        if place is not None and (longer := " ".join(words[place : place + 2])) in found:
+        if place is not None and (longer := " ".join(words[place : place + 2])) in found.keys() | _ELSEWHERE.keys():
             asked = longer
-        missing = [name for name in _LAB if name not in found]
+        missing = {name: extra for name, extra in _ELSEWHERE.items() if name not in found}
         if asked in missing:
-            raise UsageError(f"manyhands {asked} comes with manyhands-lab, which is not installed; try: {_install_lab()}")
+            extra = missing[asked]
+            raise UsageError(f"manyhands {asked} comes with manyhands-{extra}, which is not installed; try: {_install(extra)}")
         if missing:
+            brought = {extra: ", ".join(name for name in missing if missing[name] == extra) for extra in missing.values()}
             # After \b a line stays as it is, so that the command can be copied.
-            epilog = f"More commands come with manyhands-lab: {', '.join(missing)}. Try:\n\n\b\n  {_install_lab()}"
+            lines = "".join(f"\n  {_install(extra)}    # {names}" for extra, names in brought.items())
+            epilog = f"More commands can be installed:\n\n\b{lines}"
         for name in [asked] if asked is not None and asked in found else sorted(found.keys() - _OWN):
             try:
                 _add(app, name, _command_of(name, found[name]), [longer for longer in found if longer.startswith(f"{name} ")])
@@ -91,8 +94,8 @@ def _words(name: str) -> str:
     return name.replace(".", " ")
 
 
-def _install_lab() -> str:
-    return install_command("pip install 'manyhands[lab]'")
+def _install(extra: str) -> str:
+    return install_command(f"pip install 'manyhands[{extra}]'")
 
 
 def _add(app: typer.Typer, name: str, command: typer.Typer | Callable[..., object], longer: Sequence[str] = ()) -> None:

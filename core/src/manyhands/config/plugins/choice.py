@@ -64,9 +64,10 @@ class Choice(ABC):
         specs, passed_over = self._candidates(lacking)
         if not specs:
             reasons = "".join(f"\n  {name}: {reason}" for name, reason in passed_over) or " none is installed"
+            named = "name one of them as the backend, or " if passed_over else ""
             raise BackendUnavailableError(
                 f"'auto' finds no backend that can run here:{reasons}\n"
-                f"name one of them as the backend, or install one, for example with: {install_hint('tcp')}"
+                f"{named}install one, for example with: {install_hint('tcp')}"
             )
         return specs, passed_over
 
