@@ -55,7 +55,7 @@ EXTRAS = {
         r"is built for version 99 of the plugin contract, .*; try: pip install --upgrade manyhands-core$",
     ),
     "older": ('"api_version": 0', r"is built for version 0 of the plugin contract, .*; try: pip install --upgrade dist-older$"),
-    "field": ('"devises": ()', r"raised TypeError: .*unexpected keyword argument 'devises' while it described its backends$"),
+    "field": ('"devises": ()', r"raised TypeError: .*unexpected keyword argument 'devises'.* while it described its backends$"),
 }
 SOURCES = {
     "import": ("import no_such_thing", r"cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'$"),

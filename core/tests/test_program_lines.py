@@ -48,7 +48,10 @@ def layer(tmp_path: Path) -> str:
     return str(folder / "sync.py")
 
 
-def test_libraries_between_the_program_and_the_call_are_skipped(layer: str) -> None:
+def test_libraries_between_the_program_and_the_call_are_skipped(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", "/home/me/train.py", raising=False
+    )  # in a worker of pytest, there is none
     assert found("/home/me/train.py", STANDARD, layer) == "/home/me/train.py"
     assert found("/home/me/train.py", TORCH, STANDARD, layer, "<string>") == "/home/me/train.py"
     assert found("/home/me/train.py", "/home/me/model.py", TORCH, layer) == "/home/me/model.py"
