@@ -155,7 +155,7 @@ class Matrix:
 
     def world_of_two(self, python: Path, backend: str) -> None:
         """See that two ranks meet over a backend."""
-        command = [python.with_name("manyhands"), "run", "-n", "2", "--backend", backend, self.world]
+        command: list[str | Path] = [python.with_name("manyhands"), "run", "-n", "2", "--backend", backend, self.world]
         expect(run(command, cwd=self.empty), f"rank 0 of 2 over {backend}", f"rank 1 of 2 over {backend}")
 
 
@@ -257,10 +257,11 @@ def core_alone(matrix: Matrix) -> None:
         expect(run([command, "doctor"], cwd=matrix.empty, code=2), "pip install 'manyhands-core[cli]'")
         run([UV, "pip", "install", "--python", python, "--constraints", matrix.constraints, "manyhands-core[cli]"])
         expect(run([command, "doctor"], cwd=matrix.empty), "no backend is installed", "pip install 'manyhands[tcp]'")
-        for words in (["run", "-n", "2", script], ["run", "-n", "2", "--backend", "tcp", script]):
-            expect(run([command, *words], cwd=matrix.empty, code=2), "none", "pip install 'manyhands[tcp]'")
-        chosen = run([python, script], cwd=matrix.empty, code=1, more={"MANYHANDS_BACKEND": "shm"})
-        expect(chosen, "UnknownBackendError", "pip install 'manyhands[shm]'")
+        for backend in ("auto", "tcp"):
+            refused = run([command, "run", "-n", "2", "--backend", backend, script], cwd=matrix.empty, code=2)
+            expect(refused, "none", "pip install 'manyhands[tcp]'")
+        refused = run([python, script], cwd=matrix.empty, code=1, more={"MANYHANDS_BACKEND": "shm"})
+        expect(refused, "UnknownBackendError", "pip install 'manyhands[shm]'")
         for name, extra in {
             "bench": "lab",
             "show": "lab",
@@ -294,7 +295,7 @@ def test_tools() -> list[str]:
     return [line for line in lines if line.partition("==")[0] in TEST_TOOLS]
 
 
-def run_tests(matrix: Matrix, python: Path, folders: Sequence[str]) -> None:
+def run_tests(python: Path, folders: Sequence[str]) -> None:
     """Run the short tests in these folders on what is installed."""
     options = [
         "-n",
@@ -331,7 +332,7 @@ def python(matrix: Matrix) -> None:
         with matrix.step("python", f"{version} manyhands[all], and the tests of {', '.join(TESTED)}"):
             python = matrix.environment(path, ["manyhands[all]", *test_tools()])
             matrix.probe(python, [str(each["name"]) for each in matrix.projects.values()])
-            run_tests(matrix, python, TESTED)
+            run_tests(python, TESTED)
         for backend, settings in CHECKED.items():
             with matrix.step("python", f"{version} manyhands check {backend}"):
                 run([python.with_name("manyhands"), "check", backend, "--quick"], cwd=matrix.empty, more=settings)
@@ -355,7 +356,7 @@ def lowest(matrix: Matrix) -> None:
         ]
         python = matrix.environment(pythons()[OLDEST], [*names, *direct, *test_tools()], "--resolution", "lowest-direct")
         matrix.probe(python, names)
-        run_tests(matrix, python, TESTED_LOWEST)
+        run_tests(python, TESTED_LOWEST)
 
 
 PARTS = {"build": build, "alone": alone, "readme": readme, "python": python, "lowest": lowest}

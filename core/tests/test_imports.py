@@ -1,0 +1,40 @@
+"""What ``import manyhands`` and the first group load, and what the import weighs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+PROGRAM = """
+import sys
+
+def resident():
+    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))
+
+def loaded():
+    names = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
+    return sorted(name for name in names if not name.startswith("_sysconfigdata"))
+
+before, kibibytes = set(sys.modules), resident()
+import manyhands
+assert resident() - kibibytes < 8 * 1024, f"{resident() - kibibytes} KiB"
+print(*loaded())
+with manyhands.init():
+    print(*loaded())
+"""
+
+
+def test_an_import_loads_nothing_else_and_a_group_only_what_core_depends_on(
+    run_python: Callable[..., CompletedProcess[str]],
+) -> None:
+    done = run_python("-c", PROGRAM)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    imported, grouped = (set(line.split()) for line in done.stdout.splitlines())
+    assert imported == {"manyhands"}
+    plugins = {name for name in grouped if name.startswith("manyhands_")}
+    assert grouped - plugins - {"manyhands", "typing_extensions"} == {
+        *("msgspec", "numpy", "pluggy"),
+        *("annotated_types", "pydantic", "pydantic_core", "typing_inspection"),
+    }
+    assert not plugins & {"manyhands_conformance", "manyhands_lab", "manyhands_parallel"}
