@@ -417,6 +417,11 @@ def _empties(group: Group) -> None:
         same(own, arrays[group.rank], "memory of group.empty after calls that read it")
         group.all_reduce(own, out=own)
         same(own, combined("sum", arrays), f"all_reduce in place of uint32[{count}] made by group.empty")
+    made = [group.empty(3000, np.uint32) for _ in range(4)]
+    for number, each in enumerate(made):
+        each[...] = number
+    for number, each in enumerate(made):
+        same(each, np.full(3000, number, np.uint32), f"array {number} of four made by group.empty that live at the same time")
 
 
 @check(chapter="bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,21 @@ from manyhands_conformance.worlds import WorldMaker
 _A_MOMENT_S = 0.1
 _PROMPT_S = 6.0
 """Within what time every rank must know what another one did: far below the timeout."""
+_AT_ONCE_S = 2.0
+"""Within what time a backend closes, which never blocks: the machine may be busy."""
 
 
-def _twice(group: Group) -> list[dict[str, Any]]:
+def _twice(group: Group) -> list[Any]:
     group.all_reduce(np.ones(3))
     backend = group.backend()
     group.close()
     group.close()
+    began = time.monotonic()
     if backend is not None:  # both may come once more
         backend.close()
         backend.abort()
         backend.close()
+    took_s = time.monotonic() - began
     calls = [
         lambda: group.all_reduce(np.ones(3)),
         lambda: group.all_reduce_async(np.ones(3)).wait(),
@@ -35,7 +40,7 @@ def _twice(group: Group) -> list[dict[str, Any]]:
         group.barrier,
         lambda: group.split(0),
     ]
-    return [ending(call) for call in calls]
+    return [took_s, *(ending(call) for call in calls)]
 
 
 @check(chapter="close")
@@ -43,7 +48,11 @@ def check_twice_and_used_afterwards(worlds: WorldMaker) -> None:
     """A group, and its backend, may be closed twice; what is called then is a ClosedError."""
     for rank, outcome in enumerate(worlds.attempt(_twice, 2)):
         assert not outcome.errors, f"rank {rank} {outcome}"
-        for each in outcome.value:
+        took_s, *ended = outcome.value
+        assert worlds.lacks("clock") or took_s < _AT_ONCE_S, (
+            f"rank {rank}: Backend.close, abort and close blocked for {took_s:.1f} s, when all was closed already"
+        )
+        for each in ended:
             assert each["errors"][:1] in (["ClosedError"], ("ClosedError",)), (
                 f"rank {rank}, after close: {each['errors'][:1]}: {each['text']}"
             )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+import manyhands as mh
 from manyhands.api import Group
 from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
@@ -20,6 +21,9 @@ _ROUNDS = 3
 _TRIES = 8
 """How often a slow backend is looked at: what is busy with something else is fast once in a while, and what is slow never."""
 _LONG = 1 << 20
+_IDLE_S = 0.4
+_IDLE_SHARE = 0.2
+"""Which share of the time a rank that waits may be busy: it may poll for a moment first."""
 
 
 def _best(action: Callable[[], object], times: int) -> float:
@@ -148,3 +152,28 @@ def check_share(worlds: WorldMaker) -> None:
         if not slow:
             return
     raise AssertionError(f"slower than {_SHARE:g} times two plain threads: {'; '.join(slow)}")
+
+
+def _waits(group: Group) -> float:
+    group.barrier()
+    if group.rank == 1:
+        mh.sleep(_IDLE_S)
+    began = time.process_time()
+    if group.rank == 0:
+        group.recv(1)
+    elif group.rank == 1:
+        group.send(np.ones(1), 0)
+    return (time.process_time() - began) / _IDLE_S
+
+
+@check(chapter="speed", needs="cpu clock")
+def check_waiting_is_idle(worlds: WorldMaker) -> None:
+    """A rank that waits for another leaves the processor to others."""
+    share = 0.0
+    for _ in range(3):  # other threads of the process count as well
+        share = worlds.run(_waits, 2)[0]
+        if share < _IDLE_SHARE:
+            return
+    raise AssertionError(
+        f"while rank 0 waited in recv for {_IDLE_S} s, its process was busy for {share:.0%} of the time: let wait() sleep"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,8 @@ from manyhands.api import Group
 from manyhands_conformance.arrays import bits, same
 from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
+
+_TURNS = 4
 
 
 def _on_threads(bodies: Sequence[Callable[[], None]]) -> None:
@@ -113,3 +116,51 @@ def _peers(group: Group) -> None:
 def check_a_thread_for_each_peer(worlds: WorldMaker) -> None:
     """A thread for each other rank exchanges messages with it."""
     worlds.run(_peers)
+
+
+def _one_waits(group: Group) -> list[float]:
+    rank, took = group.rank, [0.0, 0.0]
+
+    def talk(number: int) -> None:
+        began = time.monotonic()
+        for _ in range(_TURNS):
+            if rank == 0:
+                group.send(np.ones(2), 2)
+                group.recv(2)
+            elif rank == 2:
+                group.recv(0)
+                group.send(np.ones(2), 0)
+        took[number] = time.monotonic() - began
+
+    talk(0)
+    group.barrier()
+    if rank == 0:
+
+        def stay() -> None:
+            group.recv(1)
+
+        def release() -> None:
+            talk(1)
+            group.send(np.ones(1), 1)
+
+        _on_threads([stay, release])
+    elif rank == 1:
+        group.recv(0)
+        group.send(np.ones(1), 0)
+    else:
+        talk(1)
+    return took
+
+
+@check(chapter="threads", needs="cpu clock")
+def check_one_waits_while_another_talks(worlds: WorldMaker) -> None:
+    """A thread that waits for a message does not hold up messages of another thread."""
+    alone = beside = 0.0
+    for _ in range(3):  # on a busy machine
+        alone, beside = worlds.run(_one_waits, 3)[0]
+        if beside < 20 * alone + 0.3:
+            return
+    raise AssertionError(
+        f"{_TURNS} messages there and back took {beside:.2f} s while another thread waited in recv, and {alone:.2f} s without it: "
+        "wait() of one thread must not keep out that of another"
+    )
