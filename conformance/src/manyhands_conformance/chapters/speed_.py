@@ -141,6 +141,7 @@ def _times(group: Group) -> dict[str, list[float]]:
 def check_share(worlds: WorldMaker) -> None:
     """Short and long calls between two ranks are not slower by orders of magnitude than two plain threads that talk to each other."""
     best: dict[str, tuple[float, float]] = {}
+    slow: list[str] = []
     for _ in range(_TRIES):
         for name, (took, limit) in worlds.run(_times, 2)[0].items():
             best[name] = min(best.get(name, (took, limit)), (took, limit), key=lambda pair: pair[0] / pair[1])
