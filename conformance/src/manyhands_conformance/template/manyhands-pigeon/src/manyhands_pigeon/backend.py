@@ -56,6 +56,9 @@ class SocketBackend(Backend):
     def _add(self, peer: int, sock: socket.socket) -> None:
         sock.setblocking(True)
         with self.changed:
+            if self._ended:
+                sock.close()
+                return
             self._sockets.append(sock)
             self.outgoing[peer] = SimpleQueue()
             self.changed.notify_all()
