@@ -22,7 +22,7 @@ _TRIES = 8
 """How often a slow backend is looked at: what is busy with something else is fast once in a while, and what is slow never."""
 _LONG = 1 << 20
 _IDLE_S = 0.4
-_IDLE_SHARE = 0.2
+_IDLE_SHARE = 0.1
 """Which share of the time a rank that waits may be busy: it may poll for a moment first."""
 
 

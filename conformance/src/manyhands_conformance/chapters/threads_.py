@@ -14,7 +14,7 @@ from manyhands_conformance.arrays import bits, same
 from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
 
-_TURNS = 4
+_TURNS = 2
 
 
 def _on_threads(bodies: Sequence[Callable[[], None]]) -> None:
