@@ -369,7 +369,9 @@ class Channels(LoftTransport):
 
 
 @fault(
-    "every message sleeps for a millisecond", "speed.share", r"short messages there and back: \d+ us, and a socket needs \d+ us"
+    "every message sleeps for a millisecond",
+    "speed.share",
+    r"short messages there and back: \d+ us, and two plain threads need \d+ us",
 )
 class Slow(LoftTransport):
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
