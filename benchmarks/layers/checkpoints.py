@@ -28,7 +28,7 @@ def checkpoints(group: mh.Group, rounds: int, mebibytes: int, folder: Path) -> t
     arrays = {name: value.numpy() for name, value in tree.items()}
     names = list(arrays)
 
-    def fresh() -> None:
+    def fresh(_: str) -> None:
         group.barrier()
         if group.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -64,7 +64,7 @@ def checkpoints(group: mh.Group, rounds: int, mebibytes: int, folder: Path) -> t
     }
     saved = medians(in_turns(writers, rounds, group, before=fresh))
 
-    fresh()
+    fresh("")
     for writer in writers.values():
         writer()
     into = {name: torch.zeros_like(value) for name, value in tree.items()}
@@ -87,7 +87,7 @@ def checkpoints(group: mh.Group, rounds: int, mebibytes: int, folder: Path) -> t
     return found, stalls(group, rounds, tree, folder, fresh)
 
 
-def stalls(group: mh.Group, rounds: int, tree: Any, folder: Path, fresh: Action) -> list[Row]:
+def stalls(group: mh.Group, rounds: int, tree: Any, folder: Path, fresh: Callable[[str], object]) -> list[Row]:
     """Measure how long an asynchronous save keeps the program, next to a copy of the tree."""
     import torch
     import torch.distributed.checkpoint as dcp
@@ -96,11 +96,11 @@ def stalls(group: mh.Group, rounds: int, tree: Any, folder: Path, fresh: Action)
     number = iter(range(1_000_000))
     copies = {name: torch.empty_like(value) for name, value in tree.items()}
 
-    def before() -> None:
+    def before(turn: str) -> None:
         for each in pending:
             each()
         pending.clear()
-        fresh()
+        fresh(turn)
 
     def ours() -> None:
         pending.append(saver.save(tree, step=next(number)).wait)
@@ -118,5 +118,5 @@ def stalls(group: mh.Group, rounds: int, tree: Any, folder: Path, fresh: Action)
     background = dist.new_group(backend="gloo")
     with mp.AsyncSaver(folder / "async", group, keep=1) as saver:
         found = medians(in_turns({"manyhands": ours, "torch DCP": theirs, "a copy alone": copy}, rounds, group, before=before))
-        before()
+        before("")
     return [{"by": name, "stall_ms": seconds * 1e3} for name, seconds in found.items()]

@@ -34,8 +34,7 @@ def calls(group: mh.Group, backend: str, rounds: int, folder: Path) -> list[Row]
     import torch
     import torch.distributed.rpc as theirs
 
-    options = theirs.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/rpc")
-    theirs.init_rpc(f"rank{group.rank}", rank=group.rank, world_size=group.world_size, rpc_backend_options=options)
+    agent = Agent(group, folder)
     rows: list[Row] = []
     with mp.Service(group, {"same": same}) as service:
         for case, (nbytes, count, outstanding) in CASES.items():
@@ -51,17 +50,45 @@ def calls(group: mh.Group, backend: str, rounds: int, folder: Path) -> list[Row]
             }
             if group.rank == 0:
                 for name, call in begin.items():
+                    agent.before(name)
                     assert np.array_equal(call().wait(), array), name
             else:
+                for name in begin:
+                    agent.before(name)
                 actions = {name: lambda: None for name in begin}
-            for name, seconds in medians(in_turns(actions, rounds, group)).items():
+            for name, seconds in medians(in_turns(actions, rounds, group, agent.before)).items():
                 row: Row = {"case": case, "by": name, "calls_per_s": count / seconds}
                 if group.rank == 0:
                     row["latency_us"] = statistics.median(latencies[name]) * 1e6 if outstanding == 1 else None
                 row["gb_s"] = 2 * nbytes * count / seconds / 1e9 if nbytes else None
                 rows.append(row)
-    theirs.shutdown()
+        agent.before("")
     return rows
+
+
+class Agent:
+    """torch's agent, which is there while it is torch's turn alone: a thread of it keeps a processor busy, and slows all others."""
+
+    def __init__(self, group: mh.Group, folder: Path) -> None:
+        self._group = group
+        self._folder = folder
+        self._number = 0
+        self._is_there = False
+
+    def before(self, name: str) -> None:
+        """Begin or end the agent before a turn."""
+        import torch.distributed.rpc as theirs
+
+        if self._is_there == name.startswith("torch"):
+            return
+        self._is_there = not self._is_there
+        if not self._is_there:
+            theirs.shutdown()
+            return
+        self._number += 1
+        options = theirs.TensorPipeRpcBackendOptions(init_method=f"file://{self._folder}/rpc{self._number}")
+        rank = self._group.rank
+        theirs.init_rpc(f"rank{rank}", rank=rank, world_size=self._group.world_size, rpc_backend_options=options)
 
 
 def many(begin: Callable[[], Any], count: int, outstanding: int, latencies: list[float]) -> None:

@@ -14,15 +14,18 @@ Action = Callable[[], object]
 
 
 def in_turns(
-    actions: Mapping[str, Action], rounds: int, group: mh.Group, before: Action = lambda: None
+    actions: Mapping[str, Action], rounds: int, group: mh.Group, before: Callable[[str], object] = lambda _: None
 ) -> dict[str, list[float]]:
-    """Call each action once a round, in an order that rotates and turns round; return the seconds of each call on the slowest rank."""
+    """Call each action once a round, after ``before(name)``, in an order that rotates and turns round.
+
+    Return the seconds of each call on the slowest rank.
+    """
     names = list(actions)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
         turned = names[number % len(names) :] + names[: number % len(names)]
         for name in turned if number % 2 else reversed(turned):
-            before()
+            before(name)
             group.barrier()
             begun = time.perf_counter()
             actions[name]()

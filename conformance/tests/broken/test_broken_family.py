@@ -26,7 +26,7 @@ def _registered() -> None:
 def be_impatient(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
     monkeypatch.setattr(leaks_, "_SETTLE_S", 0.5)
     monkeypatch.setattr(deadlines_, "_LATER_S", 1.0)
-    if not check.startswith("leaks"):  # those are long, and do not hang
+    if not check.startswith(("leaks", "speed")):  # those are long, and do not hang
         monkeypatch.setattr(worlds_module, "_TIMEOUT_S", 2.0)  # what hangs is waited for so long
         monkeypatch.setattr(worlds_module, "_GRACE_S", 1.5)
 

@@ -18,8 +18,8 @@ from manyhands_conformance.worlds import WorldMaker
 _SHARE = 60.0
 """By which factor a call may be slower than two plain threads, which have a socket or yield to each other: generous, for busy machines and thorough backends."""
 _ROUNDS = 3
-_TRIES = 8
-"""How often a slow backend is looked at: what is busy with something else is fast once in a while, and what is slow never."""
+_TRIES = 5
+"""How often a backend is looked at: in most of them, neither it nor the plain threads are disturbed more than the other."""
 _LONG = 1 << 20
 _IDLE_S = 0.4
 _IDLE_SHARE = 0.1
@@ -106,10 +106,10 @@ def _limit(nbytes: int, times: int) -> float:
     return max(found)
 
 
-def _times(group: Group) -> dict[str, list[float]]:
+def _times(group: Group) -> dict[str, tuple[float, float]]:
     """Return, for each kind of call, how long it takes, and how long the same bytes take between two threads."""
-    found: dict[str, list[float]] = {}
-    for length, count, times in (("short", 1, 20), ("long", _LONG // 8, 4)):
+    found: dict[str, tuple[float, float]] = {}
+    for length, count, times in (("short", 1, 10), ("long", _LONG // 8, 4)):
         array = np.ones(count)
         limit = 0.0
         if group.rank == 0:
@@ -132,7 +132,7 @@ def _times(group: Group) -> dict[str, list[float]]:
             calls["barrier"] = group.barrier
         for name, call in calls.items():
             call()
-            found[name] = [_best(call, times), limit]
+            found[name] = _best(call, times), limit
             group.barrier()
     return found
 
@@ -140,19 +140,13 @@ def _times(group: Group) -> dict[str, list[float]]:
 @check(chapter="speed", needs="cpu clock")
 def check_share(worlds: WorldMaker) -> None:
     """Short and long calls between two ranks are not slower by orders of magnitude than two plain threads that talk to each other."""
-    best: dict[str, tuple[float, float]] = {}
-    slow: list[str] = []
-    for _ in range(_TRIES):
-        for name, (took, limit) in worlds.run(_times, 2)[0].items():
-            best[name] = min(best.get(name, (took, limit)), (took, limit), key=lambda pair: pair[0] / pair[1])
-        slow = [
-            f"{name}: {took * 1e6:.0f} us, and two plain threads need {limit * 1e6:.0f} us"
-            for name, (took, limit) in best.items()
-            if took > _SHARE * limit
-        ]
-        if not slow:
-            return
-    raise AssertionError(f"slower than {_SHARE:g} times two plain threads: {'; '.join(slow)}")
+    tries = [worlds.run(_times, 2)[0] for _ in range(_TRIES)]
+    slow = []
+    for name in tries[0]:
+        took, limit = sorted((each[name] for each in tries), key=lambda pair: pair[0] / pair[1])[_TRIES // 2]
+        if took > _SHARE * limit:
+            slow.append(f"{name}: {took * 1e6:.0f} us, and two plain threads need {limit * 1e6:.0f} us")
+    assert not slow, f"slower than {_SHARE:g} times two plain threads: {'; '.join(slow)}"
 
 
 def _waits(group: Group) -> float:

@@ -86,6 +86,7 @@ class Exchange:
         self._take = take
         self._fail = fail
         self._sending = [threading.Lock() for _ in range(group.world_size)]
+        self._outboxes: list[deque[Bytes]] = [deque() for _ in range(group.world_size)]  # of small frames
         self._issuing = [threading.Lock() for _ in range(group.world_size)]  # arrays are followed by their own frame
         self._receivers: list[threading.Thread] = []
         self._jobs: deque[Job] = deque()
@@ -115,11 +116,8 @@ class Exchange:
             with self.lock:
                 left = self._took(peer, data, arrays)
             del left
-        elif wait_s and not arrays and data.size <= _SMALL_BYTES and self._sending[peer].acquire(blocking=False):
-            try:  # the fastest way; but a rank that is stopped takes nothing, so that no two threads wait here
-                self._group.send(data, peer, timeout_s=FOREVER_S)
-            finally:
-                self._sending[peer].release()
+        elif wait_s and not arrays and data.size <= _SMALL_BYTES:
+            self._send_small(peer, data)
         else:
             with self._issuing[peer]:
                 parts = [*(array[None] for array in arrays), data]
@@ -127,6 +125,17 @@ class Exchange:
             if wait_s and not still:
                 with contextlib.suppress(DeadlineError):
                     wait_all(works, timeout_s=wait_s)
+
+    def _send_small(self, peer: int, data: Bytes) -> None:
+        """Send a small frame the fastest way. One thread sends for all, so that only one waits for a rank that is stopped."""
+        outbox = self._outboxes[peer]
+        outbox.append(data)
+        while outbox and self._sending[peer].acquire(blocking=False):
+            try:
+                while outbox:
+                    self._group.send(outbox.popleft(), peer, timeout_s=FOREVER_S)
+            finally:
+                self._sending[peer].release()
 
     def submit(self, job: Job) -> None:
         """Let a worker do something, which must not raise; called under `lock`."""
