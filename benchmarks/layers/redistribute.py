@@ -72,5 +72,6 @@ def _sent() -> int:
         with contextlib.suppress(OSError):  # it has been closed, or is no socket of TCP
             if descriptor.readlink().name.startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(descriptor.name))) as copy:
-                    total += struct.unpack_from("Q", copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), _SENT)[0]
+                    sent, again = struct.unpack_from("QQ", copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), _SENT)
+                    total += sent - again  # without what was lost on the way
     return total
