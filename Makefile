@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-peers | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-all | test-peers | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
@@ -12,13 +12,14 @@ GPU_VENV := .venv-gpu$(GPU_SUFFIX)
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-peers test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
+.PHONY: help demo test test-all test-peers test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
 	@echo "make test           run the tests, but those that take long by nature: less than five minutes on two cores"
 	@echo "make test-all       run all tests"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch and UCX, in environments of their own"
+	@echo "make test-native    run the tests of the compiled executor under sanitizers, and those of calls without it"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
 	@echo "make test-install   install each distribution in clean environments, with each Python that is here, and test it there (twenty minutes)"
 	@echo "make check          lint, formatting, types, and the rules of the repository"
@@ -45,6 +46,9 @@ test-peers:
 	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
 	.venv-peers-mpich/bin/python -m pytest -m peers -k mpi conformance/tests plugins/mpi/tests $(PYTEST_ARGS)
 
+test-native: venv-dev
+	$(BIN)/python tools/test_native.py $(NATIVE_ARGS)
+
 test-gpu: venv-gpu
 	$(GPU_VENV)/bin/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
 
@@ -62,6 +66,7 @@ check: venv-dev
 	$(PYRIGHT) --verifytypes manyhands_hybrid --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_lab --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_mpi --ignoreexternal
+	$(PYRIGHT) --verifytypes manyhands_native --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_nccl --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_parallel --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_shm --ignoreexternal

@@ -21,6 +21,7 @@ def projects(root: Path) -> dict[Path, dict[str, Any]]:
         root / "core",
         root / "conformance",
         root / "lab",
+        root / "native",
         root / "parallel",
         *sorted(path.parent for path in root.glob("plugins/*/pyproject.toml")),
     ]

@@ -86,6 +86,7 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
         "selection": "default",
         "reproducible": "default",
         "check_inputs": "MANYHANDS_CHECK_INPUTS",
+        "native": "default",
         "ranks_per_host": "default",
         "plugins": "default",
         "rendezvous.address": str(file),
@@ -161,7 +162,7 @@ def test_config_must_be_a_path_or_a_mapping(read: Load) -> None:
             3,
             (
                 "timeout = 3: this key is unknown; did you mean 'timeout_s'? Valid here: backend, timeout_s, gpu_fallback, gpu_check, "
-                "algorithms, selection, reproducible, check_inputs, ranks_per_host, plugins, rendezvous, backends"
+                "algorithms, selection, reproducible, check_inputs, native, ranks_per_host, plugins, rendezvous, backends"
             ),
         ),
         (

@@ -17,6 +17,7 @@ from manyhands._version import __version__
 from manyhands.cli.console import print_command, print_json, print_table, print_text
 from manyhands.common.bounded import Stuck, bounded
 from manyhands.common.installing import install_command
+from manyhands.common.native import why_not_native
 from manyhands.config import load
 from manyhands.config.plugins import PluginManager, get_plugin_manager
 from manyhands.config.plugins.installed import install_hint
@@ -28,6 +29,7 @@ from manyhands.errors import ConfigError, PluginError
 __all__ = ["doctor"]
 
 
+_WITHOUT_NATIVE = "Python moves short messages, which takes half as long again"
 _DIAGNOSIS_S = 60.0
 """Seconds that a backend's diagnosis may last: it may import what the backend needs."""
 
@@ -69,6 +71,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     diagnoses = _diagnose(manager)
     extensions = _extensions(manager)
     versions = _versions()
+    without = why_not_native()
     if as_json:
         print_json(
             {
@@ -81,6 +84,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
                 "diagnoses": {
                     name: [{"what": what, "value": value} for what, value in facts] for name, facts in diagnoses.items()
                 },
+                "native": {"usable": not without, "reason": without or None},
                 "extensions": extensions,
                 "config": {"file": config.file, "error": config.error, "backend": config.backend, "origin": config.origin},
                 "versions": versions,
@@ -88,6 +92,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         )
         raise typer.Exit(1 if config.error else 0)
     print(f"manyhands-core {versions['manyhands-core']}, Python {versions['python']}, NumPy {versions['numpy']}")
+    print_text(f"compiled executor: {f'{without}; {_WITHOUT_NATIVE}' if without else 'yes'}", "", "  ")
+    if without:
+        print_command(install_command("pip install 'manyhands[native]'"), "  try: ")
     print(f"config file: {config.file or 'none'}")
     for line in config.error.splitlines() if config.error else ():
         print_text(line, "config error: ")

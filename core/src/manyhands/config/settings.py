@@ -96,6 +96,10 @@ class Settings(_Model):
         default=False,
         description="Whether to look if the program writes to an array that a call in the background still reads; always so in a simulated world.",
     )
+    native: bool = Field(
+        default=True,
+        description="Whether to use the compiled executor, where it is installed; results and errors are the same without it.",
+    )
     ranks_per_host: Count | None = Field(
         default=None, description="How many neighbouring ranks share a host, instead of what the names of their hosts say."
     )

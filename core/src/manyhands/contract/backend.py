@@ -26,6 +26,7 @@ from manyhands.contract.transport import (
 
 if TYPE_CHECKING:
     import socket
+    from types import ModuleType
 
     import numpy as np
     import numpy.typing as npt
@@ -219,6 +220,9 @@ class Bootstrap(ABC):
     runtime
         The clock and threads of this rank. In a simulated world, ``deadline`` and the deadlines of transports are points on its
         clock.
+    native
+        The module ``manyhands_native``, the compiled executor; None where it is not installed or has been switched off. Whatever it does, Python
+        does as well, so that a backend may have no use for it. Ranks with and without it must understand each other.
     """
 
     rank: int
@@ -230,6 +234,7 @@ class Bootstrap(ABC):
     hosts: tuple[int, ...]
     local_rank: int
     runtime: Runtime
+    native: ModuleType | None = None
 
     @abstractmethod
     def describe(self, name: str) -> BackendSpec:

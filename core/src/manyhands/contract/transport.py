@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from manyhands.contract.deadline import Deadline
 
 __all__ = ["HEADER_BYTES", "Damaged", "HeaderMismatch", "LinkLost", "Mailbox", "Sink", "Transfer", "Transport"]
@@ -108,7 +110,11 @@ class Mailbox(ABC):
         The slot to fill next. It may be filled unless a transfer that `post` returned is not done yet.
     next_in
         The slot with the payload that was fetched last.
+    compiled
+        `Bootstrap.native` where its programs know this mailbox, which is then one of its types; else None.
     """
+
+    compiled: ModuleType | None = None
 
     __slots__ = ("incoming", "next_in", "next_out", "outgoing")
 
@@ -138,6 +144,10 @@ class Mailbox(ABC):
         LinkLost
             The connection broke.
         """
+
+    def unsent(self) -> Transfer | None:
+        """Return what a message waits for that the compiled executor has posted here; None, the default, where all went at once."""
+        return None
 
     @abstractmethod
     def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:

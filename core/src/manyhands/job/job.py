@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from manyhands.common.checks import is_success, safe_str
+from manyhands.common.native import native
 from manyhands.config import Resolved
 from manyhands.config.plugins import PluginManager, checked_kind
 from manyhands.contract.backend import Backend, BackendConfig, BackendSpec, Bootstrap, Damaged, LinkLost, Transfer, Transport
@@ -543,6 +544,7 @@ class _JobBootstrap(Bootstrap):
         self.hosts = tuple(job.hosts[rank] for rank in ranks)
         self.local_rank = job.local_rank
         self.runtime = job.runtime
+        self.native = native() if maker.resolved.settings.native else None
 
     def describe(self, name: str) -> BackendSpec:
         return self._maker.find(name, self._names)

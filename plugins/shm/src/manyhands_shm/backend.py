@@ -14,7 +14,7 @@ from manyhands.api import Backend, Bootstrap, ConfigError, Deadline, LinkLost, M
 from manyhands_shm import kernel
 from manyhands_shm.bell import Bell, Ringer
 from manyhands_shm.heap import Heap
-from manyhands_shm.link import Link, Moving
+from manyhands_shm.link import Link, Moving, PythonLink, compiled_link
 from manyhands_shm.meeting import meet
 from manyhands_shm.order import ORDERED
 from manyhands_shm.plugin import ShmConfig
@@ -85,6 +85,7 @@ class ShmBackend(Backend):
         self._ringers = [
             self.bell if rank == self.rank else Ringer(segment.page(), calls) for rank, segment in enumerate(segments)
         ]
+        self._make_link: type[Link] = PythonLink if bootstrap.native is None else compiled_link(bootstrap.native)
         self._changing = threading.Lock()
         self._heap: Heap | None = None
         self._heaps: dict[int, memoryview] = {}
@@ -135,7 +136,7 @@ class ShmBackend(Backend):
         with self._changing:
             if self.ended:
                 raise LinkLost(peer, self.ended)
-            return Link(
+            return self._make_link(
                 peer,
                 self._segments[self.rank].ring(self._geometry, channel, peer),
                 self._segments[peer].ring(self._geometry, channel, self.rank),
@@ -227,7 +228,7 @@ class ShmTransport(Transport):
 
     def mailbox(self, peer: int) -> Mailbox:
         """Return the slots themselves."""
-        return self._links[peer]
+        return cast("Mailbox", self._links[peer])  # which both forms are
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         """Look again and again for a moment, giving way to others, then sleep in the kernel until a peer has done something."""

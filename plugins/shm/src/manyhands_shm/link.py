@@ -12,15 +12,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import cache
 from itertools import repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Mailbox, Transfer
 from manyhands_shm.bell import Ringer
 from manyhands_shm.order import fence
 from manyhands_shm.segment import LABELS, LINE, PAYLOADS, SLOTS, Geometry
 
-__all__ = ["Link", "Moving", "Shared"]
+__all__ = ["Link", "Moving", "PythonLink", "Shared", "compiled_link"]
 
 _NUMBER, _EXTENT, _PLACE = HEADER_BYTES, HEADER_BYTES + 8, HEADER_BYTES + 16
 """Where the words of a label stand, behind the header."""
@@ -55,55 +56,16 @@ class Shared(Protocol):
     tries: int
 
 
-class Link(Mailbox):
-    """Messages from and to one peer on one channel.
-
-    Parameters
-    ----------
-    peer
-        The rank at the other end.
-    out, into
-        The ring in which this rank sends, and that of the peer.
-    geometry
-        What stands where in them.
-    ringer
-        Wakes the peer.
-    shared
-        What this rank's links have in common.
-    heap
-        Returns the peer's heap.
-    """
-
-    __slots__ = (
-        "_emptied",
-        "_fenced",
-        "_heap",
-        "_in_extents",
-        "_in_headers",
-        "_in_numbers",
-        "_in_payloads",
-        "_in_places",
-        "_most_slots",
-        "_out_extents",
-        "_out_headers",
-        "_out_numbers",
-        "_out_payloads",
-        "_out_places",
-        "_received",
-        "_ringer",
-        "_room",
-        "_sent",
-        "_shared",
-        "_sleepers",
-        "_slot_bytes",
-        "_taken",
-        "peer",
-    )
+class Link:
+    """What both forms of a link have in common: `PythonLink`, and `CompiledLink`, whose counters and short messages are C's."""
 
     outgoing: tuple[memoryview, ...]
     incoming: tuple[memoryview, ...]
     next_out: int
     next_in: int
+    _sent: int  # slots that were filled
+    _room: int  # how many may be filled before the peer must have emptied one more
+    _received: int  # slots that were read
 
     def __init__(
         self,
@@ -131,9 +93,6 @@ class Link(Mailbox):
         self._out_payloads = out[PAYLOADS : PAYLOADS + SLOTS * geometry.slot_bytes]
         self._emptied = out[:8].cast("Q")
         self.outgoing = _slots(self._out_payloads, geometry)
-        self._sent = 0  # slots that were filled
-        self._room = SLOTS  # how many may be filled before the peer must have emptied one more
-        self.next_out = 0
 
         into_read = into.toreadonly()
         self._in_headers = _headers(into_read)
@@ -143,69 +102,6 @@ class Link(Mailbox):
         self._in_payloads = into_read[PAYLOADS : PAYLOADS + SLOTS * geometry.slot_bytes]
         self._taken = into[:8].cast("Q")
         self.incoming = _slots(self._in_payloads, geometry)
-        self._received = 0  # slots that were read
-        self.next_in = 0
-
-    # Short messages. What these two methods do is what their latency is made of.
-
-    def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-        """Send what is in slot ``next_out``."""
-        slot = self.next_out
-        self._out_headers[slot][:] = header
-        self._sent = sent = self._sent + 1
-        if self._fenced:
-            fence()
-            self._out_numbers[slot] = sent
-            fence()
-        else:
-            self._out_numbers[slot] = sent
-        if self._sleepers[0]:
-            self._ringer.ring()
-        self.next_out = _AFTER[slot]
-        if sent < self._room or self.has_room():
-            return None
-        return _Emptying(self)
-
-    def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
-        """Receive the next message, for which to wait a moment."""
-        received = self._received
-        # What was fetched before has been read.
-        if self._fenced:
-            fence()
-            self._taken[0] = received
-            fence()
-        else:
-            self._taken[0] = received
-        if self._sleepers[0]:
-            self._ringer.ring()
-        slot = received % SLOTS
-        number = received + 1
-        numbers = self._in_numbers
-        if numbers[slot] != number:
-            for _ in repeat(None, self._shared.tries):
-                if numbers[slot] == number:
-                    break
-            else:
-                if not self._await(slot, number):
-                    return _Fetching(self, header)
-        if self._fenced:
-            fence()
-        if self._in_headers[slot].tobytes() != header:
-            raise HeaderMismatch(self.peer, self._in_headers[slot].tobytes())
-        self._received = number
-        self.next_in = slot
-        return None
-
-    def _await(self, slot: int, number: int) -> bool:
-        """Look for a slot's number for a moment, giving way to others; tell whether it has come."""
-        numbers = self._in_numbers
-        until = time.monotonic() + self._shared.spin_s
-        while numbers[slot] != number:
-            if time.monotonic() >= until:
-                self.check()
-                return False
-            _yield()
-        return True
 
     # What transfers need: the sending half.
 
@@ -319,6 +215,163 @@ class Link(Mailbox):
             fence()
         self._taken[0] = self._received
         self._wake()
+
+    def unsent(self) -> Transfer | None:
+        """Return what a message waits for that was posted without room for another one."""
+        return None if self.has_room() else _Emptying(self)
+
+
+class PythonLink(Link, Mailbox):
+    """Messages from and to one peer on one channel.
+
+    Parameters
+    ----------
+    peer
+        The rank at the other end.
+    out, into
+        The ring in which this rank sends, and that of the peer.
+    geometry
+        What stands where in them.
+    ringer
+        Wakes the peer.
+    shared
+        What this rank's links have in common.
+    heap
+        Returns the peer's heap.
+    """
+
+    next_out: int
+    next_in: int
+
+    def __init__(
+        self,
+        peer: int,
+        out: memoryview,
+        into: memoryview,
+        geometry: Geometry,
+        ringer: Ringer,
+        shared: Shared,
+        heap: Callable[[], memoryview],
+    ) -> None:
+        super().__init__(peer, out, into, geometry, ringer, shared, heap)
+        self._sent = self._received = self.next_out = self.next_in = 0
+        self._room = SLOTS
+
+    # Short messages. What these two methods do is what their latency is made of.
+
+    def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
+        """Send what is in slot ``next_out``."""
+        slot = self.next_out
+        self._out_headers[slot][:] = header
+        self._sent = sent = self._sent + 1
+        if self._fenced:
+            fence()
+            self._out_numbers[slot] = sent
+            fence()
+        else:
+            self._out_numbers[slot] = sent
+        if self._sleepers[0]:
+            self._ringer.ring()
+        self.next_out = _AFTER[slot]
+        if sent < self._room or self.has_room():
+            return None
+        return _Emptying(self)
+
+    def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
+        """Receive the next message, for which to wait a moment."""
+        received = self._received
+        # What was fetched before has been read.
+        if self._fenced:
+            fence()
+            self._taken[0] = received
+            fence()
+        else:
+            self._taken[0] = received
+        if self._sleepers[0]:
+            self._ringer.ring()
+        slot = received % SLOTS
+        number = received + 1
+        numbers = self._in_numbers
+        if numbers[slot] != number:
+            for _ in repeat(None, self._shared.tries):
+                if numbers[slot] == number:
+                    break
+            else:
+                if not self._await(slot, number):
+                    return _Fetching(self, header)
+        if self._fenced:
+            fence()
+        if self._in_headers[slot].tobytes() != header:
+            raise HeaderMismatch(self.peer, self._in_headers[slot].tobytes())
+        self._received = number
+        self.next_in = slot
+        return None
+
+    def _await(self, slot: int, number: int) -> bool:
+        """Look for a slot's number for a moment, giving way to others; tell whether it has come."""
+        numbers = self._in_numbers
+        until = time.monotonic() + self._shared.spin_s
+        while numbers[slot] != number:
+            if time.monotonic() >= until:
+                self.check()
+                return False
+            _yield()
+        return True
+
+
+@cache
+def compiled_link(module: Any) -> type[Link]:
+    """Return the compiled form of `PythonLink`, made of the module ``manyhands_native``."""
+
+    class CompiledLink(Link, module.Ring):  # type: ignore[misc]
+        """A `PythonLink` whose short messages are moved by C, also for the compiled executor, which needs no Python for them."""
+
+        compiled = module
+
+        def __init__(
+            self,
+            peer: int,
+            out: memoryview,
+            into: memoryview,
+            geometry: Geometry,
+            ringer: Ringer,
+            shared: Shared,
+            heap: Callable[[], memoryview],
+        ) -> None:
+            Link.__init__(self, peer, out, into, geometry, ringer, shared, heap)
+            module.Ring.__init__(
+                self,
+                out,
+                into,
+                ringer.sleepers,
+                ringer.ring,
+                slots=SLOTS,
+                slot_bytes=geometry.slot_bytes,
+                labels=LABELS,
+                payloads=PAYLOADS,
+                line=LINE,
+                number_at=_NUMBER,
+                fenced=shared.fenced,
+                tries=shared.tries,
+                spin_s=shared.spin_s,
+            )
+
+        def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
+            """Send what is in slot ``next_out``."""
+            return None if self.post_short(header) else _Emptying(self)
+
+        def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
+            """Receive the next message, for which to wait a moment."""
+            came = self.fetch_short(header)
+            if came > 0:
+                return None
+            if came < 0:
+                self.open(header)
+            self.check()
+            return _Fetching(self, header)
+
+    Mailbox.register(CompiledLink)
+    return CompiledLink
 
 
 class Moving(Transfer):

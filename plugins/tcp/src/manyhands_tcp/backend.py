@@ -32,7 +32,7 @@ from manyhands.api import (
     write_card,
 )
 from manyhands_tcp.interfaces import address_of
-from manyhands_tcp.mailbox import Patience, TcpMailbox, aligned, yield_processor
+from manyhands_tcp.mailbox import Box, Patience, TcpMailbox, aligned, compiled_mailbox, yield_processor
 from manyhands_tcp.plugin import TcpConfig
 from manyhands_tcp.transfers import Consuming, Moving, Receiving, Sending
 
@@ -85,6 +85,8 @@ class TcpBackend(Backend):
         self.rank: int = bootstrap.rank
         self._size = bootstrap.world_size
         self.patience: Patience = Patience.of(bootstrap.world_size, config.spin_us)
+        self._make_box = TcpMailbox if bootstrap.native is None else compiled_mailbox(bootstrap.native)
+        self._boxes: dict[socket.socket, Box] = {}
         self._changed = threading.Condition()
         self._links: dict[tuple[int, int], socket.socket] = {}
         self._dialling: set[tuple[int, int]] = set()
@@ -119,19 +121,31 @@ class TcpBackend(Backend):
         self._end("the backend was closed")
         with self._changed:
             for sock in self._links.values():
-                sock.close()
+                self._close(sock)
             self._links.clear()
 
     def close_channel(self, channel: int) -> None:
         """Close the connections of a channel that no rank uses any more."""
         with self._changed:
             for key in [key for key in self._links if key[0] == channel]:
-                self._links.pop(key).close()
+                self._close(self._links.pop(key))
+
+    def _close(self, sock: socket.socket) -> None:
+        """Close a connection; its mailbox, which may be C's, forgets the descriptor: the next socket may get the same."""
+        box = self._boxes.pop(sock, None)
+        if box is not None:
+            box.close()
+        sock.close()
 
     def _end(self, reason: str) -> None:
         with self._changed:
             self._ended = self._ended or reason
             self._changed.notify_all()
+
+    def mailbox(self, sock: socket.socket, peer: int) -> Mailbox:
+        """Return a mailbox over a connection."""
+        box = self._boxes[sock] = self._make_box(sock, peer, self.patience)
+        return box
 
     def link(self, channel: int, peer: int, deadline: Deadline) -> socket.socket:
         """Return the connection to ``peer``, made now if need be.
@@ -260,7 +274,7 @@ class TcpTransport(Transport):
 
     def mailbox(self, peer: int) -> Mailbox:
         """Return a mailbox that shares the connection."""
-        return TcpMailbox(self._links[peer], peer, self._backend.patience)
+        return self._backend.mailbox(self._links[peer], peer)
 
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to send, with one try at once."""

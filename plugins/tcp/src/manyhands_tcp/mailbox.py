@@ -6,13 +6,15 @@ import ctypes
 import os
 import socket
 import time
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Mailbox, Transfer
 from manyhands_tcp.transfers import CLOSED, Receiving, Sending
 
-__all__ = ["SLOT_BYTES", "Patience", "TcpMailbox", "aligned", "yield_processor"]
+__all__ = ["SLOT_BYTES", "Box", "Patience", "TcpMailbox", "aligned", "compiled_mailbox", "yield_processor"]
 
 _MOST_LENGTHS = 64
 SLOT_BYTES: int = 1 << 18
@@ -54,7 +56,17 @@ class Patience(NamedTuple):
         return cls(eager, spin_us * 1e-6)
 
 
-class TcpMailbox(Mailbox):
+class Box(Mailbox):
+    """A mailbox that can be told that its connection is closed."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Use the connection no more."""
+
+
+class TcpMailbox(Box):
     """Short messages over one connection.
 
     Parameters
@@ -100,6 +112,9 @@ class TcpMailbox(Mailbox):
         self.outgoing = (self._outgoing[HEADER_BYTES:],)
         self.incoming = (self._incoming[HEADER_BYTES:],)
         self.next_out = self.next_in = 0
+
+    def close(self) -> None:
+        """Do nothing: the connection knows that it is closed."""
 
     def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
         """Send; what the kernel does not take at once goes on as a transfer."""
@@ -151,3 +166,60 @@ class TcpMailbox(Mailbox):
             into, tries = self._incoming[received:], self._patience.eager_tries
         begun = self._incoming[: min(received, HEADER_BYTES)].tobytes()
         return Receiving(self._sock, self.peer, bytes(header), self.incoming[0][:nbytes], received, begun)
+
+
+@cache
+def compiled_mailbox(module: Any) -> Callable[[socket.socket, int, Patience], Box]:
+    """Return the compiled form of `TcpMailbox`, made of the module ``manyhands_native``."""
+
+    class CompiledMailbox(module.Stream):  # type: ignore[misc]
+        """A `TcpMailbox` whose messages are moved by C, also for the compiled executor, which needs no Python for them."""
+
+        compiled = module
+        _got: int
+        _sent: int
+        _sending: int
+
+        def __init__(self, sock: socket.socket, peer: int, patience: Patience) -> None:
+            memory = [aligned(HEADER_BYTES + SLOT_BYTES) for _ in range(2)]
+            super().__init__(sock.fileno(), *memory, patience.eager_tries, patience.spin_s)
+            self._sock = sock
+            self._incoming_header = memory[1][:HEADER_BYTES]
+            self._outgoing_header = memory[0][:HEADER_BYTES]
+            self.peer: int = peer
+            self.outgoing = (memory[0][HEADER_BYTES:],)
+            self.incoming = (memory[1][HEADER_BYTES:],)
+            self.next_out = self.next_in = 0
+
+        def post(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
+            """Send; what the kernel does not take at once goes on as a transfer."""
+            try:
+                return None if self.post_short(header, nbytes) else self.unsent()
+            except OSError as error:
+                raise LinkLost(self.peer, error.strerror or str(error)) from error
+
+        def fetch(self, header: bytes | bytearray, nbytes: int) -> Transfer | None:
+            """Try again and again for a moment; what is missing then goes on as a transfer."""
+            if self.fetch_short(header, nbytes):
+                return None
+            got, self._got = self._got, 0
+            begun = self._incoming_header[: min(got, HEADER_BYTES)].tobytes()
+            transfer = Receiving(self._sock, self.peer, bytes(header), self.incoming[0][:nbytes], got, begun)
+            transfer.advance()  # which says what is wrong with the connection, where something is
+            return None if transfer.done else transfer
+
+        def close(self) -> None:
+            """Use the connection no more."""
+            self._fd = -1
+
+        def unsent(self) -> Transfer | None:
+            """Return what is left of a message that was posted."""
+            sent, total = self._sent, self._sending
+            if sent == total:
+                return None
+            self._sent = total
+            header = self._outgoing_header.tobytes()
+            return Sending(self._sock, self.peer, header, self.outgoing[0][: total - HEADER_BYTES], sent)
+
+    Box.register(CompiledMailbox)
+    return CompiledMailbox

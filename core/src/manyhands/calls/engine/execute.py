@@ -20,9 +20,11 @@ from manyhands.arrays.memory import Array, bytes_of
 from manyhands.calls.engine.adapter import cutting
 from manyhands.calls.engine.program import (
     COPY,
+    INPUT,
     LONG_LEFT,
     LONG_RECV,
     LONG_SEND,
+    OUTPUT,
     RECV_LEFT,
     RECV_RIGHT,
     REDUCE,
@@ -70,7 +72,9 @@ class Executable:
     """
 
     __slots__ = (
+        "_boxes",
         "_combine",
+        "_compiled",
         "_is_plain",
         "_parts",
         "_program",
@@ -87,11 +91,15 @@ class Executable:
         self._transport = transport if whole else cutting(transport, program)
         self._combine: Callable[..., Any] = _no_reduction if program.reduction is None else program.reduction.combine
         self._steps: list[_Bound] = _bound(program, boxes)
+        self._boxes = boxes
         self._parts = [region for region in program.regions if region[0] != WORK]
         self._work_bytes = program.work_bytes if len(self._parts) < len(program.regions) else 0
         self._scratch: list[Array] = []
+        work: Array | None = None
         if 0 < self._work_bytes <= _KEPT_SCRATCH_BYTES:
-            self._scratch = self._lay_out(np.empty(self._work_bytes, np.uint8))
+            work = np.empty(self._work_bytes, np.uint8)
+            self._scratch = self._lay_out(work)
+        self._compiled = _compile(program, boxes, work)
         # Then the operands are what is given and what is kept, and nothing has to be made.
         self._is_plain = not self._parts and self._work_bytes <= _KEPT_SCRATCH_BYTES
         self.takes_any_layout: bool = program.takes_any_layout
@@ -115,15 +123,19 @@ class Executable:
             As `Waiter.wait`; also what a reduction raises. ``target`` and the transport's streams are then undefined, and the transport
             must not be used again.
         """
-        block: Array | None = None
-        if self._is_plain:
-            views = [source, target, *self._scratch]
-        else:
-            block = shared_pool.take(self._work_bytes) if self._work_bytes > _KEPT_SCRATCH_BYTES else None
-            views = self._views(source, target, block)
+        block = shared_pool.take(self._work_bytes) if self._work_bytes > _KEPT_SCRATCH_BYTES else None
+        steps, traffic = self._steps, None
+        if self._compiled is not None:
+            stopped = self._compiled.run(source, target, sequence, block)
+            if stopped < 0:
+                if block is not None:
+                    shared_pool.give(block)
+                return
+            # Something is unusual, or has to be waited for. That is for Python.
+            steps, traffic = steps[stopped:], self._left_over(patience)
+        views = [source, target, *self._scratch] if self._is_plain else self._views(source, target, block)
         combine = self._combine
-        traffic: _Traffic | None = None
-        for kind, peer, box, header, number, nbytes, slots, first, second, third in self._steps:
+        for kind, peer, box, header, number, nbytes, slots, first, second, third in steps:
             if kind == SEND:
                 number[0] = sequence
                 if traffic is not None and traffic.is_busy(peer):
@@ -164,6 +176,15 @@ class Executable:
         if block is not None:
             # After a failure it is not kept: the transport may still have views of it.
             shared_pool.give(block)
+
+    def _left_over(self, patience: Patience) -> _Traffic:
+        """Return what the compiled form has posted, and has not been sent."""
+        traffic = _Traffic(self._transport, patience)
+        for peer, box in self._boxes.items():
+            unfinished = box.unsent()
+            if unfinished is not None:
+                traffic.add(peer, unfinished)
+        return traffic
 
     def _views(self, source: Array, target: Array, block: Array | None) -> list[Array]:
         """Return the operands: input, output, parts of the scratch memory, parts of input and output."""
@@ -294,6 +315,24 @@ def _bound(program: Program, boxes: Mapping[int, Mailbox]) -> list[_Bound]:
             slots[key] = tuple(_array(program, count, slot) for slot in memory) if key[2] else ()
         bound.append((kind, peer, boxes[peer], header, number, nbytes, slots[key], first, second, third))
     return bound
+
+
+def _compile(program: Program, boxes: Mapping[int, Mailbox], work: Array | None) -> Any:
+    """Return the compiled form of a program; None where there is none: its messages are long, or C knows not its mailboxes or its reduction."""
+    modules = {box.compiled for box in boxes.values()}
+    compiled = modules.pop() if len(modules) == 1 else None
+    if compiled is None or any(step.kind > COPY for step in program.steps):
+        return None
+    dtype, reduction = program.dtype, program.reduction
+    combine = None if reduction is None else reduction.combine
+    if combine is not None and not (isinstance(combine, np.ufunc) and dtype.isnative):
+        return None
+    steps = tuple((kind, boxes.get(peer), *rest) for kind, peer, *rest in program.steps)
+    operands = ((INPUT, 0, -1), (OUTPUT, 0, -1), *program.regions)
+    try:
+        return compiled.Program(steps, operands, combine, dtype.num, max(1, dtype.itemsize), program.work_bytes, work)
+    except ValueError:  # C knows no such reduction
+        return None
 
 
 def _array(program: Program, count: int, memory: memoryview, offset: int = 0) -> Array:

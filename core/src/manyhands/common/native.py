@@ -1,0 +1,31 @@
+"""The compiled executor, where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from types import ModuleType
+
+__all__ = ["native", "why_not_native"]
+
+
+def native() -> ModuleType | None:
+    """Return the module ``manyhands_native``; None where it is not installed or could not be built."""
+    return _load()[0]
+
+
+def why_not_native() -> str:
+    """Return in words why `native` returns None; an empty text where it does not."""
+    return _load()[1]
+
+
+@cache
+def _load() -> tuple[ModuleType | None, str]:
+    try:
+        return importlib.import_module("manyhands_native"), ""
+    except ModuleNotFoundError as error:
+        if error.name == "manyhands_native":
+            return None, "not installed"
+        return None, "installed without its compiled part, for which there was no C compiler"
+    except ImportError as error:
+        return None, str(error)

@@ -1,0 +1,302 @@
+/* The interpreter of programs (manyhands.calls.engine.program) whose messages are all short.
+
+   It does what manyhands.calls.engine.execute does, step by step, and stops before whatever is unusual: a message that does not come for a while,
+   another header, a broken connection. Python goes on from that step, waits, and says what is wrong. So nothing here can fail, and an
+   error is the same in both forms. */
+#include "native.h"
+
+enum { SEND, RECV, RECV_RIGHT, RECV_LEFT, REDUCE, COPY };
+enum { INPUT, OUTPUT, WORK };
+
+typedef struct {
+    int memory;
+    size_t offset, nbytes; /* the whole memory where `whole` */
+    bool whole;
+} Operand;
+
+typedef struct {
+    int kind;
+    PortKind port;
+    union {
+        Ring *ring;
+        Stream *stream;
+        PyObject *object;
+    } box;
+    size_t nbytes;
+    unsigned number_at; /* where the number of the call stands in the header */
+    unsigned operand[3];
+    unsigned char header[HEADER_BYTES];
+} Step;
+
+typedef struct {
+    PyObject_HEAD
+    Step *steps;
+    Operand *operands;
+    size_t count, operand_count, itemsize;
+    PyObject *ufunc; /* whose loop the kernel is; NULL where nothing is reduced */
+    Kernel kernel;
+    size_t work_bytes;
+    Py_buffer work; /* scratch memory that both forms use, so that Python can go on in the midst of a program; none where each run brings it */
+} Program;
+
+static void program_dealloc(Program *self) {
+    PyTypeObject *type = TYPE_OF(self);
+    PyObject_GC_UnTrack(self);
+    for (size_t i = 0; i < self->count; i++) Py_XDECREF(self->steps[i].box.object);
+    PyMem_Free(self->steps);
+    PyMem_Free(self->operands);
+    Py_XDECREF(self->ufunc);
+    if (self->work.obj) PyBuffer_Release(&self->work);
+    freefunc release = PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static int program_traverse(Program *self, visitproc visit, void *arg) {
+    Py_VISIT(TYPE_OF(self));
+    Py_VISIT(self->ufunc);
+    for (size_t i = 0; i < self->count; i++) Py_VISIT(self->steps[i].box.object);
+    return 0;
+}
+
+static int refuse(const char *text) {
+    PyErr_SetString(PyExc_ValueError, text);
+    return -1;
+}
+
+/* Read (kind, box, head, tail, nbytes, first, second, third). */
+static int read_step(Program *self, State *state, Step *step, PyObject *given) {
+    PyObject *box;
+    const char *head, *tail;
+    Py_ssize_t head_bytes, tail_bytes, nbytes;
+    if (!PyArg_ParseTuple(given, "iOy#y#nIII", &step->kind, &box, &head, &head_bytes, &tail, &tail_bytes, &nbytes, &step->operand[0],
+                          &step->operand[1], &step->operand[2]))
+        return -1;
+    if (step->kind < SEND || step->kind > COPY || nbytes < 0) return refuse("a step of another kind");
+    for (int i = 0; i < 3; i++)
+        if (step->operand[i] >= self->operand_count) return refuse("a step names an operand that is not there");
+    step->nbytes = (size_t)nbytes;
+    if (step->kind >= REDUCE) return 0;
+    if (head_bytes + 8 + tail_bytes != HEADER_BYTES) return refuse("a header of another size");
+    memcpy(step->header, head, (size_t)head_bytes);
+    memcpy(step->header + head_bytes + 8, tail, (size_t)tail_bytes);
+    step->number_at = (unsigned)head_bytes;
+    uint64_t most;
+    if (PyObject_TypeCheck(box, state->ring)) {
+        step->port = RING_PORT;
+        most = ((Ring *)box)->slot_bytes;
+    } else if (PyObject_TypeCheck(box, state->stream)) {
+        step->port = STREAM_PORT;
+        most = ((Stream *)box)->slot_bytes;
+    } else {
+        return refuse("a mailbox of another kind");
+    }
+    step->box.object = Py_NewRef(box);
+    if (step->nbytes > most) return refuse("a message that is longer than a slot");
+    return 0;
+}
+
+static int program_init(Program *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"steps", "operands", "ufunc", "number", "itemsize", "work_bytes", "work", NULL};
+    PyObject *steps, *operands, *work, *ufunc;
+    int number;
+    Py_ssize_t itemsize, work_bytes;
+    if (self->steps) return refuse("a program is made once");
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OinnO", names, &PyTuple_Type, &steps, &PyTuple_Type, &operands, &ufunc, &number,
+                                     &itemsize, &work_bytes, &work))
+        return -1;
+    if (itemsize < 1 || work_bytes < 0) return refuse("sizes are not negative");
+    State *state = state_of(TYPE_OF(self));
+    if (!state) return -1;
+    if (ufunc != Py_None) {
+        if (!kernel_of(ufunc, number, &self->kernel)) return refuse("a reduction that C does not know");
+        self->ufunc = Py_NewRef(ufunc);
+    }
+    self->itemsize = (size_t)itemsize;
+    self->operand_count = (size_t)PyTuple_Size(operands);
+    self->work_bytes = (size_t)work_bytes;
+    size_t count = (size_t)PyTuple_Size(steps);
+    self->operands = PyMem_Calloc(self->operand_count + 1, sizeof(Operand));
+    self->steps = PyMem_Calloc(count + 1, sizeof(Step));
+    if (!self->operands || !self->steps) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (work != Py_None && PyObject_GetBuffer(work, &self->work, PyBUF_WRITABLE) < 0) return -1;
+    if (work != Py_None && (size_t)self->work.len < self->work_bytes) return refuse("too little scratch memory");
+    for (size_t i = 0; i < self->operand_count; i++) {
+        Operand *operand = &self->operands[i];
+        Py_ssize_t start, stop;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(operands, (Py_ssize_t)i), "inn", &operand->memory, &start, &stop)) return -1;
+        operand->whole = stop < 0;
+        if (operand->memory < INPUT || operand->memory > WORK || start < 0 || (!operand->whole && stop < start))
+            return refuse("a part of memory that is none");
+        operand->offset = (size_t)start * self->itemsize;
+        operand->nbytes = operand->whole ? 0 : (size_t)(stop - start) * self->itemsize;
+        if (operand->memory == WORK && (operand->whole || operand->offset + operand->nbytes > self->work_bytes))
+            return refuse("a part beyond the scratch memory");
+    }
+    for (size_t i = 0; i < count; i++) {
+        self->count = i + 1;
+        if (read_step(self, state, &self->steps[i], PyTuple_GetItem(steps, (Py_ssize_t)i)) < 0) return -1;
+        int kind = self->steps[i].kind;
+        if (!self->ufunc && (kind == REDUCE || kind == RECV_LEFT || kind == RECV_RIGHT)) return refuse("nothing is said of how to reduce");
+    }
+    return 0;
+}
+
+/* Where the operands of a call lie. */
+typedef struct {
+    const Program *program;
+    unsigned char *base[3];
+    size_t size[3];
+} Call;
+
+static unsigned char *at(const Call *call, unsigned number, size_t *nbytes) {
+    const Operand *operand = &call->program->operands[number];
+    *nbytes = operand->whole ? call->size[operand->memory] : operand->nbytes;
+    return call->base[operand->memory] + operand->offset;
+}
+
+static void combine(const Program *program, void *target, const void *left, const void *right, size_t nbytes) {
+    reduce(&program->kernel, target, left, right, nbytes / program->itemsize, program->itemsize);
+}
+
+static void apply(const Call *call, const Step *step, const unsigned char *came) {
+    const Program *program = call->program;
+    size_t nbytes, ignored;
+    unsigned char *first = at(call, step->operand[0], &nbytes);
+    switch (step->kind) {
+    case RECV:
+        if (step->nbytes) memcpy(first, came, step->nbytes);
+        break;
+    case RECV_RIGHT:
+        combine(program, at(call, step->operand[1], &ignored), first, came, step->nbytes);
+        break;
+    case RECV_LEFT:
+        combine(program, at(call, step->operand[1], &ignored), came, first, step->nbytes);
+        break;
+    case REDUCE:
+        combine(program, at(call, step->operand[2], &ignored), first, at(call, step->operand[1], &ignored), nbytes);
+        break;
+    case COPY:
+        memmove(at(call, step->operand[1], &ignored), first, nbytes);
+        break;
+    }
+}
+
+static Outcome carry_out(const Call *call, Step *step, uint64_t number, Patience *patience) {
+    size_t ignored;
+    memcpy(step->header + step->number_at, &number, 8);
+    if (step->port == RING_PORT) {
+        Ring *ring = step->box.ring;
+        unsigned tries = ring->spins;
+        double until = 0.0;
+        if (step->kind == SEND) {
+            while (!ring_has_room(ring))
+                if (!patience_allows(patience, &tries, &until)) return STOPPED;
+            ring_post(ring, step->header, at(call, step->operand[0], &ignored), step->nbytes, patience);
+            return MOVED;
+        }
+        ring_taken(ring, patience);
+        while (!ring_arrived(ring))
+            if (!patience_allows(patience, &tries, &until)) return STOPPED;
+        if (memcmp(ring_header(ring), step->header, HEADER_BYTES)) return STOPPED;
+        const unsigned char *came = ring_payload(ring);
+        ring_take(ring);
+        apply(call, step, came);
+        return MOVED;
+    }
+    Stream *stream = step->box.stream;
+    if (step->kind == SEND) {
+        if (stream->sent != stream->sending) return STOPPED;
+        return stream_post(stream, step->header, at(call, step->operand[0], &ignored), step->nbytes);
+    }
+    if (stream_fetch(stream, step->header, step->nbytes, patience) == STOPPED) return STOPPED;
+    apply(call, step, stream->incoming + HEADER_BYTES);
+    return MOVED;
+}
+
+/* Whether all that was sent has gone, and the next slot of each ring is free. */
+static bool is_over(const Program *program) {
+    for (size_t i = 0; i < program->count; i++) {
+        const Step *step = &program->steps[i];
+        if (step->kind != SEND) continue;
+        if (step->port == RING_PORT ? !ring_has_room(step->box.ring) : step->box.stream->sent != step->box.stream->sending) return false;
+    }
+    return true;
+}
+
+static PyObject *program_run(Program *self, PyObject *args) {
+    PyObject *source, *target, *block = Py_None;
+    unsigned long long number;
+    if (!PyArg_ParseTuple(args, "OOK|O", &source, &target, &number, &block)) return NULL;
+    Py_buffer in, out, work = {0};
+    if (PyObject_GetBuffer(source, &in, PyBUF_SIMPLE) < 0) goto other;
+    if (PyObject_GetBuffer(target, &out, PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(&in);
+        goto other;
+    }
+    if (block != Py_None && PyObject_GetBuffer(block, &work, PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(&out);
+        PyBuffer_Release(&in);
+        goto other;
+    }
+    const Py_buffer *scratch = block == Py_None ? &self->work : &work;
+    Call call = {self, {in.buf, out.buf, scratch->buf}, {(size_t)in.len, (size_t)out.len, (size_t)scratch->len}};
+    Py_ssize_t stopped = self->work_bytes && !scratch->buf ? 0 : -1;
+    /* NumPy's loops are for operands that are one or apart, and that stand where their type wants it: no type wants more than 16 bytes. */
+    size_t alignment = self->itemsize < 16 ? self->itemsize : 16;
+    if (self->ufunc && ((uintptr_t)in.buf % alignment || (uintptr_t)out.buf % alignment)) stopped = 0;
+    if (in.buf != out.buf && (char *)in.buf < (char *)out.buf + out.len && (char *)out.buf < (char *)in.buf + in.len) stopped = 0;
+    for (size_t i = 0; i < self->operand_count; i++) {
+        const Operand *operand = &self->operands[i];
+        if (!operand->whole && operand->offset + operand->nbytes > call.size[operand->memory]) stopped = 0;
+    }
+    if (stopped < 0) {
+        Patience patience = {NULL, 0.0, 0};
+        size_t i = 0;
+        for (; i < self->count; i++) {
+            Step *step = &self->steps[i];
+            if (step->kind >= REDUCE) {
+                apply(&call, step, NULL);
+                continue;
+            }
+            patience.spin_s = step->port == RING_PORT ? step->box.ring->spin_s : step->box.stream->spin_s;
+            if (carry_out(&call, step, number, &patience) == STOPPED) break;
+        }
+        if (i < self->count || !is_over(self)) stopped = (Py_ssize_t)i;
+        patience_end(&patience);
+    }
+    if (work.obj) PyBuffer_Release(&work);
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&in);
+    return PyLong_FromSsize_t(stopped);
+other:
+    /* Not one piece of memory: Python knows how to read it. */
+    if (!PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_BufferError)) return NULL;
+    PyErr_Clear();
+    return PyLong_FromLong(0);
+}
+
+static PyMethodDef program_methods[] = {
+    {"run", (PyCFunction)program_run, METH_VARARGS,
+     "Carry out the program on an input and an output, as call `number`; return -1, or the step at which Python must go on."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot program_slots[] = {
+    {Py_tp_doc, "What one rank does in a call whose messages are all short."},
+    {Py_tp_init, program_init},
+    {Py_tp_traverse, program_traverse},
+    {Py_tp_dealloc, program_dealloc},
+    {Py_tp_methods, program_methods},
+    {0, NULL},
+};
+
+PyType_Spec program_spec = {
+    .name = "manyhands_native._core.Program",
+    .basicsize = sizeof(Program),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = program_slots,
+};

@@ -1,0 +1,107 @@
+"""Calls by the compiled executor and by Python: the same bits, and ranks of both kinds in one world."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.worlds import thread_world
+
+from manyhands.api import Group
+
+native = pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
+
+BACKENDS = ["shm", "tcp"]
+DTYPES = ["int8", "int64", "uint16", "float16", "float32", "float64", "complex64", "bool"]
+
+
+def bits(value: Any) -> Any:
+    return (
+        [bits(each) for each in value]
+        if isinstance(value, list)
+        else None
+        if value is None
+        else (value.dtype, value.shape, value.tobytes())
+    )
+
+
+def program(group: Group, seed: int, dtype: str, count: int, layout: str) -> list[Any]:
+    """Make one call of each kind that reduces or copies; return what came."""
+    rng = np.random.default_rng([seed, group.rank])
+    array: Any = rng.integers(0, 2 if dtype == "bool" else 4, (2, count, 3)).astype(dtype)
+    array = {"C": array, "F": np.asfortranarray(array), "strided": array[:, ::-1]}[layout]
+    op = "or" if dtype == "bool" else "sum"
+    found = [
+        group.all_reduce(array, op),
+        group.all_reduce(array, "and" if array.dtype.kind in "bui" else "product", out=np.empty_like(array, order="C")),
+        group.reduce(array, op, root=group.world_size - 1),
+        group.broadcast(array, root=0),
+        group.all_gather(array),
+        group.reduce_scatter(np.concatenate([array[0]] * group.world_size), op),
+        group.all_to_all(np.concatenate([array[1]] * group.world_size)),
+        group.scan(array, op),
+        group.sendrecv(array, (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size),
+    ]
+    group.barrier()
+    return bits(found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=6)
+@given(
+    size=st.integers(2, 5),
+    seed=st.integers(0, 99),
+    dtype=st.sampled_from(DTYPES),
+    count=st.sampled_from([0, 1, 7, 1000, 30_000]),
+    layout=st.sampled_from(["C", "F", "strided"]),
+)
+def test_both_forms_give_the_same_bits(backend: str, size: int, seed: int, dtype: str, count: int, layout: str) -> None:
+    both = [
+        thread_world(lambda group: program(group, seed, dtype, count, layout), size, backend, config={"native": form})
+        for form in (True, False)
+    ]
+    for outcome in both[0]:
+        assert not isinstance(outcome, BaseException), outcome
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_python_goes_on_where_c_has_stopped(backend: str) -> None:
+    def late(group: Group) -> list[float]:
+        found = []
+        for number in range(60):
+            if number % 7 == group.rank * 3:
+                time.sleep(0.02)  # longer than anyone looks for a message before it sleeps
+            found.append(float(group.all_reduce(np.full(900, float(number + group.rank)), "sum")[-1]))
+            group.broadcast(np.full(20_000, 1.0), root=number % 3)  # nobody waits for those behind, until the slots are full
+        return found
+
+    expected = [3.0 * number + 3 for number in range(60)]
+    assert thread_world(late, 3, backend) == [expected] * 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_of_both_forms_understand_each_other(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "mixed.py").write_text(
+        "import os\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    os.environ['MANYHANDS_NATIVE'] = 'false'\n"
+        "import numpy as np\n"
+        "import manyhands as mh\n"
+        "with mh.init() as group:\n"
+        "    for count in (0, 3, 5000, 200_000):\n"
+        "        for _ in range(20):\n"
+        "            assert (group.all_reduce(np.full(count, group.rank + 1.0)) == 6).all()\n"
+        "            group.barrier()\n"
+        "    print('well')\n"
+    )
+    command = [sys.executable, "-m", "manyhands", "run", "-n", "3", "--no-prefix", "--backend", backend, "mixed.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["well"] * 3, done.stderr
