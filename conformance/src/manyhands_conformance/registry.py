@@ -20,6 +20,7 @@ CHAPTERS: Final[dict[str, str]] = {
     "async": "calls in the background",
     "groups": "groups of some of the ranks",
     "threads": "several threads of a rank",
+    "transport": "the transport by itself, without core",
     "mismatches": "ranks that do not make the same call are told so, all of them",
     "deadlines": "a late rank is named in time",
     "close": "leaving a group, whatever goes on",
@@ -35,6 +36,7 @@ NEEDS: Final[dict[str, str]] = {
     "cuda": "it does not move the memory of GPUs: Backend.memory",
     "clock": "its spec declares 'virtual time'",
     "processes": "its ranks are no processes: its spec declares 'virtual time'",
+    "threads": "its ranks live in processes of their own, which have ended then",
 }
 """What a check may need, and why a backend lacks it."""
 

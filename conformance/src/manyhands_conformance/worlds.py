@@ -88,6 +88,8 @@ class WorldMaker:
         """Tell whether the backend has declared that it lacks something: a word of `registry.NEEDS`."""
         if need in ("cpu", "cuda"):
             return need not in self._memory
+        if need == "threads":
+            return not self.has_threads
         return "virtual time" in self.spec.capabilities
 
     def run(self, program: Program, ranks: int | None = None, **facts: Any) -> list[Any]:

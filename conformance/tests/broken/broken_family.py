@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from broken_loft import Letter, Loft, LoftTransport
 
-from manyhands.api import CollectiveRequest, Deadline, LinkLost, NativeCollective, Transfer, hookimpl
+from manyhands.api import CollectiveRequest, Deadline, HeaderMismatch, LinkLost, NativeCollective, Transfer, hookimpl
 
 WRONG = r"\d+ of \d+ elements are wrong, the first is element \d+"
 
@@ -389,6 +389,113 @@ class Busy(LoftTransport):
             except TimeoutError:
                 if deadline.passed():
                     raise
+
+
+# The bare transport
+
+BARE = 900
+"""The channels from here on are used without core."""
+
+
+@fault("moved stays 0", "transport.messages", r"recv of 1 bytes is done, and its `moved` is 0")
+class Unmoved(LoftTransport):
+    def take(self, letter: Letter) -> None:
+        super().take(letter)
+        letter.moved = 0
+
+
+@fault("done becomes False again", "transport.messages", r"`done` of a message of \d+ bytes became False again")
+class Undone(LoftTransport):
+    class Once(Letter):
+        looks = 0
+
+        @property
+        def done(self) -> bool:  # type: ignore[override]
+            self.looks += self.is_done
+            return self.is_done and self.looks < 2
+
+        @done.setter
+        def done(self, value: bool) -> None:
+            self.is_done = value
+
+    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        sent = super().send(peer, header, payload)
+        return sent if self.channel < BARE else self.Once(peer, header, payload).end()
+
+
+@fault("connect waits for the peer", "transport.connect_alone", r"rank 0 raised TimeoutError")
+class Meets(LoftTransport):
+    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
+        if self.channel < BARE:
+            return
+        mine = self.backend.inboxes[self.backend.rank]
+        mine.__dict__.setdefault("met", set()).add(self.channel)
+        limit = Deadline(0.5)
+        while not all(self.channel in getattr(self.backend.inboxes[peer], "met", ()) for peer in peers):
+            if limit.passed():
+                raise TimeoutError
+            time.sleep(0.001)
+
+
+@fault("wait returns at its deadline", "transport.waiting_again", r"while nothing came, ended with nothing")
+class Returns(LoftTransport):
+    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
+        try:
+            super().wait(transfers, deadline)
+        except TimeoutError:
+            return
+
+
+@fault("the expected header is told", "transport.other_header", r"HeaderMismatch.header is b'\\x02.* and b'\\x01")
+class Expected(LoftTransport):
+    def take(self, letter: Letter) -> None:
+        try:
+            super().take(letter)
+        except HeaderMismatch:
+            raise HeaderMismatch(letter.peer, letter.header) from None
+
+
+@fault("the first transfer alone goes on", "transport.all_transfers_go_on", r"and one that does ended with TimeoutError")
+class FirstAlone(LoftTransport):
+    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
+        super().wait(transfers if self.channel < BARE else transfers[:1], deadline)
+
+
+@fault("a send goes with the next call", "transport.done_arrives", r"only after their sender had made another call")
+class Held(LoftTransport):
+    held: tuple[int, bytes, memoryview] | None = None
+
+    def flush(self) -> None:
+        held, self.held = self.held, None
+        if held is not None:
+            super().put(*held)
+
+    def put(self, peer: int, header: bytes, payload: memoryview) -> None:
+        self.flush()
+        if self.channel < BARE:
+            super().put(peer, header, payload)
+            return
+        self.held = peer, header, payload
+        threading.Timer(0.8, self.flush).start()
+
+
+@fault("abort ends one wait alone", "transport.abort", r"(send|recv|connect) after that (ended with|raised nothing)")
+class Forgets(LoftTransport):
+    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
+        try:
+            super().wait(transfers, deadline)
+        except LinkLost:
+            self.own.aborted = False
+            raise
+
+
+@fault("a lost link is another rank's", "transport.lost_link", r"waited for ranks 1 and 2: LinkLost.peer is 1")
+class WrongPeer(LoftTransport):
+    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
+        try:
+            super().wait(transfers, deadline)
+        except LinkLost as lost:
+            raise LinkLost(transfers[0].peer, lost.reason) from None
 
 
 # Native collectives

@@ -14,7 +14,7 @@ from broken_family import FAULTS, Fault, Native, Natives, clear
 from manyhands.config.plugins import get_plugin_manager
 from manyhands_conformance import WorldMaker, all_checks, run_checks
 from manyhands_conformance import worlds as worlds_module
-from manyhands_conformance.chapters import deadlines_, leaks_
+from manyhands_conformance.chapters import deadlines_, leaks_, transport_
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,6 +26,8 @@ def _registered() -> None:
 def be_impatient(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
     monkeypatch.setattr(leaks_, "_SETTLE_S", 0.5)
     monkeypatch.setattr(deadlines_, "_LATER_S", 1.0)
+    monkeypatch.setattr(transport_, "_PATIENCE_S", 1.2)
+    monkeypatch.setattr(transport_, "_PROMPT_S", 1.2)
     if not check.startswith(("leaks", "speed")):  # those are long, and do not hang
         monkeypatch.setattr(worlds_module, "_TIMEOUT_S", 2.0)  # what hangs is waited for so long
         monkeypatch.setattr(worlds_module, "_GRACE_S", 1.5)

@@ -196,11 +196,9 @@ def _fails(group: Group) -> None:
     group.recv(1)
 
 
-@check(chapter="leaks")
+@check(chapter="leaks", needs="cpu threads")
 def check_failures(worlds: WorldMaker) -> None:
     """Worlds that failed hold nothing either."""
-    if not worlds.has_threads:
-        return  # their processes have ended
 
     def action() -> None:
         outcomes = worlds.attempt(_fails, 2)
