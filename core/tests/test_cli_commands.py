@@ -213,7 +213,7 @@ def test_ranks_are_started_without_a_look_at_commands(
     program = (
         "import sys\n"
         "from manyhands.launch import processes\n"
-        "processes.run_job = lambda job, environ: 0\n"
+        "processes.run_job = lambda *_: 0\n"
         "from manyhands.cli.main import main\n"
         "open('script.py', 'w').close()\n"
         "assert main(['run', '-n', '2', '--backend', 'tcp', 'script.py']) == 0\n"

@@ -115,7 +115,7 @@ def test_a_launcher_loads_neither_typer_nor_numpy_before_the_ranks_start(
         "-c",
         "import sys\n"
         "from manyhands.launch import processes\n"
-        "processes.run_job = lambda job, environ: 0\n"
+        "processes.run_job = lambda *_: 0\n"
         "from manyhands.cli.main import main\n"
         f"assert main(['run', '-n', '2', '--backend', 'tcp', {str(tmp_path / 'script.py')!r}]) == 0\n"
         "print(*sorted({'typer', 'rich', 'numpy', 'asyncio', 'msgspec'} & set(sys.modules)))",

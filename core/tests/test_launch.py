@@ -40,6 +40,13 @@ def report(fifo):
 
 
 started: list[subprocess.Popen[str]] = []
+forking: list[bool] = [False]
+
+
+@pytest.fixture(autouse=True, params=[pytest.param(False, id="exec"), pytest.param(True, id="fork", marks=pytest.mark.long)])
+def _in_both_forms(request: pytest.FixtureRequest) -> None:
+    """Start ranks as processes of their own, and forked from one; what begins otherwise then is tested by test_launch_fork.py."""
+    forking[-1] = request.param
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +70,7 @@ def start(
     path = directory / "program.py"
     path.write_text(textwrap.dedent(script))
     process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, json.dumps({"target": str(path), "end_s": end_s, **job})],
+        [sys.executable, "-c", DRIVER, json.dumps({"target": str(path), "end_s": end_s, "fork": forking[-1], **job})],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -453,6 +460,7 @@ def test_a_ctrl_c_while_a_rank_starts_is_told_without_the_frames_of_what_it_impo
         mh.init()
         """,
         ranks=1,
+        fork=False,
     )
     shown = re.findall(r'File "(.*)", line', result.stderr)
     assert {Path(each).name for each in shown} == {"program.py"}  # its second frame is the finder's

@@ -12,7 +12,7 @@ from manyhands.cli.run import CONTEXT_SETTINGS, run
 from manyhands.contract.backend import BackendConfig, BackendSpec, LaunchRequest
 from manyhands.contract.hookspecs import hookimpl
 from manyhands.errors import BackendUnavailableError, ConfigError, ManyHandsError, UsageError
-from manyhands.launch import processes, resolve
+from manyhands.launch import processes, resolve, starting
 from manyhands.launch.launching import Launch
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Plugin:
 def _surroundings(manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager.register(Plugin(), "for tests")
     monkeypatch.setattr(resolve, "get_plugin_manager", lambda: manager)
+    monkeypatch.setattr(starting, "fork_server", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text("")
     for name in ("MANYHANDS_SECRET", "MANYHANDS_BACKEND", "MANYHANDS_CONFIG"):
@@ -55,7 +56,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Launch, dict[str, str]]]
     """The jobs that would have been started; each ends with the exit code 4."""
     started: list[tuple[Launch, dict[str, str]]] = []
 
-    def run_job(job: Launch, environ: dict[str, str]) -> int:
+    def run_job(job: Launch, environ: dict[str, str], *_: object) -> int:
         started.append((job, environ))
         return 4
 

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["understand"]
 
-_FLAGS = {"-m": "module", "--module": "module", "--no-prefix": "no_prefix", "--keep-going": "keep_going"}
+_FLAGS = {
+    "-m": "module",
+    "--module": "module",
+    "--no-prefix": "no_prefix",
+    "--keep-going": "keep_going",
+    "--no-fork": "no_fork",
+}
 _NUMBERS = {"-n": "ranks", "--ranks": "ranks", "--nnodes": "nnodes", "--node-rank": "node_rank"}
 _TEXTS = {"--backend": "backend", "--config": "config", "--rendezvous": "rendezvous"}
 

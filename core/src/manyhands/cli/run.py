@@ -36,6 +36,9 @@ def run(
         bool,
         typer.Option("--keep-going", help="Let the other ranks go on when one fails, as programs do that call Group.shrink()."),
     ] = False,
+    no_fork: Annotated[
+        bool, typer.Option("--no-fork", help="Start a Python for each rank, instead of forking one that has imported NumPy.")
+    ] = False,
 ) -> None:
     """Run a script as several ranks, and end all of them when one fails, unless --keep-going says otherwise.
 
@@ -52,6 +55,6 @@ def run(
     from manyhands.launch.starting import RunOptions, start
 
     options = RunOptions(
-        target, tuple(args or ()), ranks, module, backend, config, nnodes, node_rank, rendezvous, no_prefix, keep_going
+        target, tuple(args or ()), ranks, module, backend, config, nnodes, node_rank, rendezvous, no_prefix, keep_going, no_fork
     )
     raise typer.Exit(start(options))

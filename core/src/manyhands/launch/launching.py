@@ -15,7 +15,7 @@ from manyhands.control.environment import parse_address
 from manyhands.control.network import bind
 from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, UsageError
 
-__all__ = ["Launch", "MeetingPlace", "arrange_meeting"]
+__all__ = ["Launch", "MeetingPlace", "arrange_meeting", "shared_variables"]
 
 _MISLEADING = (
     # An outer launcher's or the shell's own say about ranks; it would win over, or contradict, what this launcher sets.
@@ -47,6 +47,8 @@ class Launch:
         Whether each line of output begins with its rank.
     keep_going
         Whether the others go on when a rank fails.
+    fork
+        Whether ranks may be forked from a process that has imported what they need, instead of starting a Python each.
     """
 
     target: str
@@ -59,6 +61,7 @@ class Launch:
     environ: Mapping[str, str] = field(default_factory=dict)
     prefix: bool = True
     keep_going: bool = False
+    fork: bool = True
 
     @property
     def world_size(self) -> int:
@@ -109,7 +112,12 @@ class Launch:
 
     def command(self) -> list[str]:
         """Return the command of one rank; its Python does not buffer output, so that lines appear when they are printed."""
-        return [sys.executable, "-u", *(["-m"] if self.is_module else []), self.target, *self.args]
+        return [sys.executable, "-u", *self.words]
+
+    @property
+    def words(self) -> list[str]:
+        """What stands behind ``python -u``."""
+        return [*(["-m"] if self.is_module else []), self.target, *self.args]
 
     def _find_program(self) -> None:
         if not self.is_module:
@@ -140,8 +148,8 @@ class MeetingPlace:
     def variables(self, job: Launch, local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the whole environment of one rank: torchrun's variables and ours, upon ``environ``."""
         rank = job.local_ranks[local_rank]
-        variables = {name: value for name, value in environ.items() if name not in _MISLEADING}
-        variables |= {
+        variables = {
+            **shared_variables(job.ranks, environ),
             "RANK": str(rank),
             "LOCAL_RANK": str(local_rank),
             "WORLD_SIZE": str(job.world_size),
@@ -150,7 +158,6 @@ class MeetingPlace:
             "MASTER_ADDR": self.host,
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_RUN_ID": self.name,
-            **_threads_per_rank(job.ranks, variables),
             "MANYHANDS_LAUNCHED": "1",
             "MANYHANDS_SECRET": self.secret,
             **job.environ,
@@ -158,6 +165,20 @@ class MeetingPlace:
         if rank == 0 and self.listener is not None:
             variables["MANYHANDS_RENDEZVOUS_FD"] = str(self.listener.fileno())
         return variables
+
+
+def shared_variables(ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return those variables of a rank that are the same for all, and that something may read while a Python begins.
+
+    Parameters
+    ----------
+    ranks
+        How many ranks this host starts.
+    environ
+        The variables that they inherit.
+    """
+    variables = {name: value for name, value in environ.items() if name not in _MISLEADING}
+    return variables | _threads_per_rank(max(1, ranks), variables)
 
 
 def _threads_per_rank(ranks: int, variables: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
@@ -20,8 +20,9 @@ from typing import IO, Self
 from manyhands.errors import UsageError
 from manyhands.launch import error_file
 from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
+from manyhands.launch.forked import ForkedRank, ForkServer, fork_server
 from manyhands.launch.guard import Guard, guarded
-from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
+from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting, shared_variables
 from manyhands.launch.output import Stream, screens
 
 __all__ = ["run_job"]
@@ -37,7 +38,9 @@ _READ_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_job(job: Launch, environ: Mapping[str, str] | None = None) -> int:
+def run_job(
+    job: Launch, environ: Mapping[str, str] | None = None, server: ForkServer | None = None, modules: Sequence[str] = ()
+) -> int:
     """Run the ranks of this host to their end.
 
     Must be called from the main thread: it handles signals. While it runs, SIGINT, SIGTERM and SIGHUP are passed on to the ranks.
@@ -48,6 +51,10 @@ def run_job(job: Launch, environ: Mapping[str, str] | None = None) -> int:
         What to run.
     environ
         The variables that the ranks inherit, by default those of this process.
+    server
+        What forks the ranks, where it was started for this job already; closed at the end.
+    modules
+        What it is to import beside what every rank needs.
 
     Returns
     -------
@@ -61,21 +68,27 @@ def run_job(job: Launch, environ: Mapping[str, str] | None = None) -> int:
         The job cannot be started; see `Launch.validate` and `arrange_meeting`.
     """
     environ = dict(os.environ if environ is None else environ)
-    job.validate(environ)
-    meeting = arrange_meeting(job, environ)
-    try:
-        with guarded() as guard, _Launcher(job, guard) as launcher:
-            launcher.start(meeting, environ)
-            return launcher.wait()
-    finally:
+    with contextlib.ExitStack() as cleanup:
+        job.validate(environ)
+        if server is None and job.fork:
+            server = fork_server(job.target, job.is_module, shared_variables(job.ranks, environ))
+        if server is not None:
+            cleanup.callback(server.close)
+        meeting = arrange_meeting(job, environ)
         if meeting.listener is not None:
-            meeting.listener.close()
+            cleanup.callback(meeting.listener.close)
+        guard = cleanup.enter_context(guarded())
+        if server is not None and not server.prepare(modules):
+            server = None
+        launcher = cleanup.enter_context(_Launcher(job, guard, server))
+        launcher.start(meeting, environ)
+        return launcher.wait()
 
 
 @dataclass(slots=True)
 class _Child:
     rank: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedRank
     error_file: Path
     stderr: Stream
     signalled: bool = False
@@ -88,8 +101,9 @@ class _Child:
 class _Launcher:
     """The ranks of one host, from their start to their end."""
 
-    def __init__(self, job: Launch, guard: Guard) -> None:
+    def __init__(self, job: Launch, guard: Guard, server: ForkServer | None) -> None:
         self._job = job
+        self._server = server
         self._guard = guard
         self._screens = screens(1, 2)
         for screen in self._screens:
@@ -106,7 +120,9 @@ class _Launcher:
     def __enter__(self) -> Self:
         self._cleanup.enter_context(self._selector)
         self._signals = self._cleanup.enter_context(_signals_as_bytes())
-        self._selector.register(self._signals, selectors.EVENT_READ, None)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+        if self._server is not None:
+            self._selector.register(self._server, selectors.EVENT_READ, self._on_news)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,17 +145,7 @@ class _Launcher:
             variables = meeting.variables(job, local_rank, environ) | {"MANYHANDS_ERROR_FILE": str(path)}
             handed_over = (meeting.listener.fileno(),) if rank == 0 and meeting.listener is not None else ()
             try:
-                process = subprocess.Popen(
-                    job.command(),
-                    env=variables,
-                    stdin=None if job.world_size == 1 else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    pass_fds=handed_over,
-                    # A session of its own, and so a process group: signals reach the rank's own children as well, and the
-                    # terminal's Ctrl-C reaches the launcher alone, which passes it on once.
-                    start_new_session=True,
-                )
+                process = self._process(variables, handed_over)
             except OSError as error:
                 raise UsageError(
                     f"rank {rank} of {job.world_size} could not be started: {error}; start fewer ranks, or raise the limits of this "
@@ -157,10 +163,33 @@ class _Launcher:
             # Rank 0 holds it now. Were it open here too, connections would still be taken, and never answered, after rank 0's end.
             meeting.listener.close()
 
+    def _process(self, variables: Mapping[str, str], handed_over: tuple[int, ...]) -> subprocess.Popen[bytes] | ForkedRank:
+        """Start a process, by the server where it can.
+
+        A session of its own, and so a process group: signals reach the rank's own children as well, and the terminal's Ctrl-C reaches the
+        launcher alone, which passes it on once.
+        """
+        job = self._job
+        with Path(os.devnull).open("rb") if job.world_size > 1 else contextlib.nullcontext(None) as nothing:
+            if self._server is not None and self._server.open:
+                forked = self._server.fork(job.words, variables, 0 if nothing is None else nothing.fileno(), handed_over)
+                if forked is not None:
+                    return forked
+            return subprocess.Popen(
+                job.command(),
+                env=variables,
+                stdin=nothing,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=handed_over,
+                start_new_session=True,
+            )
+
     def wait(self) -> int:
         """Pass on output and signals until all ranks have ended; return the exit code."""
         sys.stdout.flush()
         sys.stderr.flush()
+        self._reap()  # who ended while others were still started
         while self._running():
             self._step()
         self._to_send.clear()
@@ -178,10 +207,10 @@ class _Launcher:
         due += [until] if until is not None else []
         timeout = max(0.0, min(due) - time.monotonic()) if due else None
         for key, _ in self._selector.select(timeout):
-            if key.data is None:
-                self._on_signals()
-            else:
+            if isinstance(key.data, Stream):
                 self._on_output(key.fileobj, key.data)
+            else:
+                key.data()
         now = time.monotonic()
         for stream in self._streams:
             if stream.show_at is not None and stream.show_at <= now:
@@ -202,8 +231,11 @@ class _Launcher:
         if self._told_to_end is not None and not self._running():
             return False
         timeout = max(0.0, self._to_send[0][0] - time.monotonic()) if self._to_send else None
-        if select.select([self._signals], [fd], [], timeout)[0]:
-            self._on_signals()
+        served = {self._signals.fileno(): self._on_signals}
+        if self._server is not None and self._server.open:
+            served[self._server.fileno()] = self._on_news
+        for each in select.select(list(served), [fd], [], timeout)[0]:
+            served[each]()
         self._send_what_is_due()
         return True
 
@@ -230,6 +262,16 @@ class _Launcher:
                 self._reap()
             else:
                 self._end_from_outside(signal.Signals(number))
+
+    def _on_news(self) -> None:
+        """Hear of ranks that were forked."""
+        assert self._server is not None
+        if self._server.open:
+            self._server.read()
+        if not self._server.open:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._server)
+        self._reap()
 
     def _end_from_outside(self, number: signal.Signals) -> None:
         now = time.monotonic()

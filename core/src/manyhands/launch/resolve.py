@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from manyhands.config import load
 from manyhands.config.plugins import get_plugin_manager
+from manyhands.config.plugins.loading import IN_PROCESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,8 @@ class Resolution:
     settings: Settings
     config: BackendConfig
     """That of the backend."""
+    modules: tuple[str, ...] = ()
+    """What each rank will import for it: the descriptions of what may be chosen, and what moves bytes between processes of hosts alone."""
 
 
 def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
@@ -55,4 +58,10 @@ def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
     else:
         resolved.runnable(name)
     config_of_backend = resolved.backend_config(name)
-    return Resolution(name, manager.load_launcher(manager.describe(name)), settings, config_of_backend)
+    spec = manager.describe(name)
+    described = manager.entries() if settings.backend == "auto" else [each for each in manager.entries() if each.name == name]
+    modules = [each.value.partition(":")[0] for each in described if each.distribution != IN_PROCESS]
+    # MPI, CUDA and the like begin something of their own when they are imported, which no fork would share.
+    if spec.auto_priority is not None and spec.devices == ("cpu",):
+        modules.append(spec.factory.partition(":")[0])
+    return Resolution(name, manager.load_launcher(spec), settings, config_of_backend, tuple(modules))

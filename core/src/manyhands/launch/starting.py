@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyhands.errors import ConfigError, UsageError
-from manyhands.launch.launching import Launch
+from manyhands.launch.forked import ForkServer, fork_server
+from manyhands.launch.launching import Launch, shared_variables
 
 __all__ = ["RunOptions", "start"]
 
@@ -30,6 +31,7 @@ class RunOptions:
     rendezvous: str | None = None
     no_prefix: bool = False
     keep_going: bool = False
+    no_fork: bool = False
 
 
 def start(options: RunOptions) -> int:
@@ -45,16 +47,23 @@ def start(options: RunOptions) -> int:
         The backend is not installed, is broken, or cannot run here.
     """
     doing = "read the configuration and looked for the backend"
+    # It imports what the ranks need while the configuration is read here.
+    server = None
+    if not options.no_fork:
+        server = fork_server(options.target, options.module, shared_variables(options.ranks, os.environ))
     try:
-        run = _prepared(options)
+        run = _prepared(options, server)
         doing = "got ready to start the ranks"
         return run()
     except KeyboardInterrupt:
         sys.stderr.write(f"\nmanyhands run: ended by SIGINT, while it {doing}\n")
         return 128 + signal.SIGINT
+    finally:
+        if server is not None:
+            server.close()
 
 
-def _prepared(options: RunOptions) -> Callable[[], int]:
+def _prepared(options: RunOptions, server: ForkServer | None) -> Callable[[], int]:
     """Check all that can be known before a rank is there; return what starts them. Raises as `start`."""
     config, backend, rendezvous = options.config, options.backend, options.rendezvous
     if config is not None and not Path(config).is_file():
@@ -88,12 +97,13 @@ def _prepared(options: RunOptions) -> Callable[[], int]:
         chosen,
         not options.no_prefix,
         options.keep_going,
+        not options.no_fork,
     )
     job.validate(environ)
     if resolution.launcher is None:
         from manyhands.launch.processes import run_job
 
-        return lambda: run_job(job, environ)
+        return lambda: run_job(job, environ, server, resolution.modules)
 
     from manyhands.contract.backend import LaunchRequest
 

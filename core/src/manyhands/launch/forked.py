@@ -1,0 +1,222 @@
+"""Ranks that are forked from a process that has imported all: the launcher's side of `manyhands.launch.server`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+__all__ = ["ForkServer", "ForkedRank", "fork_server"]
+
+_PATIENCE_S = 30.0
+"""How long the server's imports may take before the ranks are started without it."""
+
+_OWN: Final = ("MANYHANDS_", "MASTER_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+"""What the names of the variables begin with that may differ from the server's: nothing reads them while Python or a library begins."""
+
+_TOLD_BY_PYTHON: Final = (
+    # What they ask for is said, or done, once for each Python that begins.
+    "COVERAGE_PROCESS_CONFIG",
+    "COVERAGE_PROCESS_START",
+    "PYTHONINSPECT",
+    "PYTHONPROFILEIMPORTTIME",
+    "PYTHONVERBOSE",
+)
+
+
+class ForkedRank:
+    """A rank that the server has forked, as far as `subprocess.Popen` would be needed for it.
+
+    Attributes
+    ----------
+    pid
+        Its process.
+    returncode
+        As that of `subprocess.Popen`: None until `poll` or `wait` has found its end.
+    stdout, stderr
+        What it writes.
+    """
+
+    def __init__(self, pid: int, stdout: IO[bytes], stderr: IO[bytes], server: ForkServer) -> None:
+        self.pid: int = pid
+        self.returncode: int | Any = None
+        self.stdout: IO[bytes] | None = stdout
+        self.stderr: IO[bytes] | None = stderr
+        self.told: int | None = None
+        """How the server says that it has ended."""
+        self._server = server
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs as far as the server has told."""
+        self.returncode = self.told
+        return self.told
+
+    def wait(self) -> int:
+        """Wait for the end, and return the exit code."""
+        while self.told is None:
+            self._server.read()
+        self.returncode = self.told
+        return self.told
+
+
+class ForkServer:
+    """The process that forks ranks.
+
+    Parameters
+    ----------
+    environ
+        What all ranks share of their variables.
+    folder
+        Where the program finds its own modules first.
+    """
+
+    def __init__(self, environ: Mapping[str, str], folder: str) -> None:
+        self._environ = dict(environ)
+        self._ranks: dict[int, ForkedRank] = {}
+        self._unread = b""
+        self._link, its = socket.socketpair()
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", str(Path(__file__).with_name("server.py")), str(its.fileno()), folder],
+                env=self._environ,
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # no signal to the launcher's group is for it
+            )
+        self.open: bool = True
+        """Whether it answers."""
+
+    def fileno(self) -> int:
+        """Return what becomes readable when a rank has ended or stopped."""
+        return self._link.fileno()
+
+    def prepare(self, modules: Iterable[str]) -> bool:
+        """Have it import what else the ranks will need; tell whether they can be forked from it."""
+        self._link.settimeout(_PATIENCE_S)
+        try:
+            self._send({"modules": list(modules)})
+            return self._answer("ready", "no") == ["ready"]
+        except (OSError, EOFError):
+            return False
+        finally:
+            self._link.settimeout(None)
+
+    def fork(self, words: Sequence[str], environ: Mapping[str, str], stdin: int, listener: Sequence[int]) -> ForkedRank | None:
+        """Start a rank; None where it needs a Python of its own.
+
+        Parameters
+        ----------
+        words
+            What stands behind ``python -u``.
+        environ
+            All its variables.
+        stdin
+            The file that it reads.
+        listener
+            The socket at which the ranks meet, for rank 0.
+        """
+        changed = {name: value for name, value in environ.items() if self._environ.get(name) != value}
+        unset = [name for name in self._environ if name not in environ]
+        if not all(name.startswith(_OWN) for name in (*changed, *unset)):
+            return None
+        out, its_out = os.pipe()
+        err, its_err = os.pipe()
+        rank = None
+        try:
+            self._send({"words": list(words), "environ": changed, "unset": unset}, [stdin, its_out, its_err, *listener])
+            answer = self._answer("started", "failed")
+            if answer[0] == "started":
+                rank = ForkedRank(int(answer[1]), os.fdopen(out, "rb", 0), os.fdopen(err, "rb", 0), self)
+                self._ranks[rank.pid] = rank
+        except (OSError, EOFError):
+            self._lose()
+        finally:
+            os.close(its_out)
+            os.close(its_err)
+            if rank is None:
+                os.close(out)
+                os.close(err)
+        return rank
+
+    def read(self) -> None:
+        """Take in what it says; call it when `fileno` is readable. Ranks whose end it can tell no more are killed."""
+        with contextlib.suppress(EOFError):
+            self._note(self._line())
+            while b"\n" in self._unread:
+                self._note(self._line())
+
+    def close(self) -> None:
+        """End it. What it has forked and what still runs is the caller's to end before."""
+        self.open = False
+        self._link.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _send(self, request: Mapping[str, object], files: Sequence[int] = ()) -> None:
+        data = json.dumps(request).encode()
+        socket.send_fds(self._link, [len(data).to_bytes(8, "big")], list(files))
+        self._link.sendall(data)
+
+    def _answer(self, *words: str) -> list[str]:
+        """Return the next line that begins with one of some words; take in those before it."""
+        while True:
+            line = self._line()
+            if line[0] in words:
+                return line
+            self._note(line)
+
+    def _note(self, line: list[str]) -> None:
+        if line[0] == "ended":
+            self._ranks.pop(int(line[1])).told = int(line[2])
+
+    def _line(self) -> list[str]:
+        while b"\n" not in self._unread:
+            data = self._link.recv(4096) if self.open else b""
+            if not data:
+                self._lose()
+                raise EOFError
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode().split()
+
+    def _lose(self) -> None:
+        """Take note that the server is gone, and with it whoever would tell how its ranks end."""
+        self.open = False
+        for rank in self._ranks.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            rank.told = -signal.SIGKILL
+        self._ranks.clear()
+
+
+def fork_server(target: str, is_module: bool, environ: Mapping[str, str]) -> ForkServer | None:
+    """Start a server for a program; None where each rank needs a Python of its own.
+
+    It begins to import at once; what is wrong with the program need not be known before.
+
+    Parameters
+    ----------
+    target, is_module
+        A script's path or a module's name. What is no ``.py`` file, such as a folder, is not run by it.
+    environ
+        What all ranks share of their variables.
+    """
+    is_free_threaded = not getattr(sys, "_is_gil_enabled", lambda: True)()
+    if not sys.platform.startswith("linux") or sys.implementation.name != "cpython" or is_free_threaded or not sys.executable:
+        return None
+    if any(environ.get(name) for name in _TOLD_BY_PYTHON):
+        return None
+    if is_module:
+        return ForkServer(environ, str(Path.cwd()))
+    if not target.endswith(".py") or not Path(target).is_file():
+        return None
+    return ForkServer(environ, str(Path(target).resolve().parent))

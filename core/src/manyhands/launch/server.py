@@ -1,0 +1,247 @@
+"""The process that imports Python, NumPy and manyhands once, and forks each rank of `manyhands run` from there.
+
+It is started as a script, with the variables that all ranks share, so that whatever is read when Python or a library begins is as in
+a rank of its own. It has one thread, a socket to the launcher, and no other state but its modules. What it forks becomes one rank: a
+session and group of its own, its own variables, files and ``__main__``, and ends as any Python ends.
+"""
+
+import gc
+import sys
+
+if __name__ == "__main__":
+    gc.disable()  # what is imported stays, so that a collection finds nothing
+    if not sys.flags.safe_path:
+        del sys.path[0]  # this folder, whose modules are the launcher's own
+
+import builtins
+import importlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterable
+from importlib.machinery import PathFinder, SourceFileLoader
+from types import ModuleType, TracebackType
+from typing import Any
+
+__all__: list[str] = []
+
+_MODULES = ("numpy", "manyhands.group.init", "manyhands.config.select.table", "encodings.idna", "importlib.metadata")
+"""What every rank imports that calls `manyhands.init`."""
+
+
+class _Server:
+    """Serves one launcher: says once whether ranks can be forked from here, forks them, and tells when they stop or end."""
+
+    def __init__(self, link: socket.socket, folder: str) -> None:
+        self._link = link
+        self._folder = folder
+        self._ranks: set[int] = set()
+        self._woken, self._waking = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waking.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(self._waking.fileno(), warn_on_full_buffer=False)
+        self._files = len(os.listdir("/proc/self/fd"))
+        self._reason = self._load(_MODULES)
+
+    def serve(self) -> list[str]:
+        """Answer until the launcher is gone; in a rank, return the words that say what it is to run."""
+        poll = select.poll()
+        poll.register(self._link, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            for number, _ in poll.poll():
+                if number == self._woken.fileno():
+                    self._woken.recv(4096)
+                    self._tell_of_ranks()
+                    continue
+                length, files, _, _ = socket.recv_fds(self._link, 8, 8)
+                if not length:
+                    os._exit(0)
+                request = json.loads(self._link.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
+                if "modules" in request:
+                    self._prepare(request["modules"])
+                elif self._fork(request, files):
+                    words: list[str] = request["words"]
+                    return words
+                for file in files:
+                    os.close(file)
+
+    def _load(self, modules: Iterable[str]) -> str:
+        """Import modules; return what went wrong."""
+        try:
+            for module in modules:
+                importlib.import_module(module)
+        except BaseException as error:  # noqa: BLE001 - a rank that is no fork meets it too, and says it in its own words
+            return f"an import raised {type(error).__name__}: {error}"
+        return ""
+
+    def _prepare(self, modules: Iterable[str]) -> None:
+        reason = self._reason or self._load(modules) or self._tied() or _shadowed(self._folder)
+        if not reason:
+            if not sys.flags.safe_path:
+                sys.path.insert(0, self._folder)
+            _look_up()
+        gc.freeze()  # no collection in a rank looks at what all share, which would copy the memory of it
+        self._tell(f"no {reason}" if reason else "ready")
+
+    def _tied(self) -> str:
+        """Say what of this process a fork would not have; empty where there is nothing."""
+        if len(os.listdir("/proc/self/fd")) > self._files:
+            return "an import has opened a file"
+        if len(os.listdir("/proc/self/task")) > 1:
+            # The threads of OpenBLAS end before a fork, and begin again where they are needed.
+            if not (child := os.fork()):
+                os._exit(0)
+            os.waitpid(child, 0)
+            if len(os.listdir("/proc/self/task")) > 1:
+                return "an import has started a thread"
+        return ""
+
+    def _fork(self, request: dict[str, Any], files: list[int]) -> bool:
+        begun, beginning = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell(f"failed {error}")
+            pid = -1
+        if not pid:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for each in (self._link, self._woken, self._waking):
+                each.close()
+            os.close(begun)
+            os.close(beginning)
+            _become(request, files)
+            return True
+        os.close(beginning)
+        if pid > 0:
+            os.read(begun, 1)  # nothing but the end: the rank has its session now, or is gone
+            self._ranks.add(pid)
+            self._tell(f"started {pid}")
+        os.close(begun)
+        return False
+
+    def _tell_of_ranks(self) -> None:
+        for rank in list(self._ranks):
+            pid, status = os.waitpid(rank, os.WNOHANG | os.WUNTRACED)
+            if not pid:
+                continue
+            if os.WIFSTOPPED(status):
+                self._tell(f"stopped {pid}")
+                continue
+            self._ranks.remove(pid)
+            self._tell(f"ended {pid} {os.waitstatus_to_exitcode(status)}")
+
+    def _tell(self, line: str) -> None:
+        try:
+            self._link.sendall(" ".join(line.split()).encode(errors="backslashreplace") + b"\n")
+        except OSError:  # nobody hears it any more
+            os._exit(0)
+
+
+def _shadowed(folder: str) -> str:
+    """Say which module here a program in ``folder`` would not have, since its own one comes first; empty where there is none."""
+    try:
+        beside = {entry.partition(".")[0] for entry in os.listdir(folder)}
+    except OSError:
+        return ""
+    for name in beside.intersection(sys.modules):
+        found = PathFinder.find_spec(name, [folder])
+        if found is not None and found.loader is not None and found.origin != getattr(sys.modules[name], "__file__", None):
+            return f"the program has a module {name} of its own"
+    return ""
+
+
+def _look_up() -> None:
+    """Find once what every rank looks up, and what does not change."""
+    from manyhands.config.plugins.installed import BACKEND_GROUP, EXTENSION_GROUP
+    from manyhands.config.plugins.loading import installed
+    from manyhands.config.select.table import default_rules
+
+    default_rules()
+    installed(BACKEND_GROUP)
+    installed(EXTENSION_GROUP)
+
+
+def _become(request: dict[str, Any], files: list[int]) -> None:
+    """Make a forked process a rank: its files, its variables, and random numbers of its own."""
+    for name in request["unset"]:
+        os.environ.pop(name, None)
+    os.environ.update(request["environ"])
+    for number, file in enumerate(files[:3]):
+        os.dup2(file, number)
+        os.close(file)
+    for file in files[3:]:  # where the ranks meet
+        os.set_inheritable(file, True)
+        os.environ["MANYHANDS_RENDEZVOUS_FD"] = str(file)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        _open_stream(number, name)
+    if "numpy.random" in sys.modules:  # `random` does so by itself
+        sys.modules["numpy.random"].seed()
+    gc.enable()
+
+
+def _open_stream(number: int, name: str) -> None:
+    """Open a standard stream as ``python -u`` does; one of the server's knows what its own file was."""
+    before = getattr(sys, name)
+    raw = io.FileIO(number, "w" if number else "r", closefd=False)
+    raw.name = f"<{name}>"
+    stream: Any = io.TextIOWrapper(
+        raw if number else io.BufferedReader(raw),
+        before.encoding,
+        before.errors,
+        "\n" if number else None,
+        write_through=True,
+    )
+    stream.mode = "w" if number else "r"
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
+
+
+def _run(words: list[str]) -> None:
+    """Run what stands behind ``python``, a script or ``-m`` and a module, as ``__main__``."""
+    main = ModuleType("__main__")
+    names = vars(main)
+    names.update({name: {} for name in ("__annotations__",) if name in globals()}, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    sys.orig_argv = [sys.executable, "-u", *words]
+    if words[0] == "-m":
+        import runpy
+
+        sys.argv = ["-m", *words[2:]]
+        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined] # what `python -m` calls
+        return
+    sys.argv = words
+    path = os.path.abspath(words[0])
+    names.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    with io.open_code(path) as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), names)  # noqa: S102 - this is what it is for
+
+
+class _Hook:
+    """Leaves the frames of this file out of the traceback that ends a program."""
+
+    def __init__(self) -> None:
+        self._before = sys.excepthook
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        self._before(kind, error.with_traceback(trace), trace)
+
+
+if __name__ == "__main__":
+    _words = _Server(socket.socket(fileno=int(sys.argv[1])), sys.argv[2]).serve()
+    try:
+        _run(_words)
+    except SystemExit:
+        raise
+    except BaseException:
+        sys.excepthook = _Hook()  # called by Python, which then ends as it does: by SIGINT, where that interrupted it
+        raise
