@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from manyhands.cli.quick import understand
-from manyhands.common.installing import install_command
 from manyhands.errors import ManyHandsError
 
 if TYPE_CHECKING:
@@ -66,6 +65,8 @@ def _with_typer(words: list[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "typer":
             raise
+        from manyhands.common.installing import install_command
+
         print(f"error: the command line needs typer; try: {install_command(_WITH_TYPER)}", file=sys.stderr)
         return 2
     make_app(words)(args=words, prog_name="manyhands")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["ForkServer", "ForkedRank", "fork_server"]
 
@@ -84,7 +84,7 @@ class ForkServer:
         self._link, its = socket.socketpair()
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", str(Path(__file__).with_name("server.py")), str(its.fileno()), folder],
+                [sys.executable, "-u", f"{__file__.rpartition(os.sep)[0]}{os.sep}server.py", str(its.fileno()), folder],
                 env=self._environ,
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -155,13 +155,15 @@ class ForkServer:
                 self._note(self._line())
 
     def close(self) -> None:
-        """End it. What it has forked and what still runs is the caller's to end before."""
+        """End it, once or more often. What it has forked and what still runs is the caller's to end before."""
         self.open = False
         self._link.close()
         self._process.kill()
         self._process.wait()
 
     def _send(self, request: Mapping[str, object], files: Sequence[int] = ()) -> None:
+        import json  # not before the server has been started, as all that can wait
+
         data = json.dumps(request).encode()
         socket.send_fds(self._link, [len(data).to_bytes(8, "big")], list(files))
         self._link.sendall(data)
@@ -216,7 +218,7 @@ def fork_server(target: str, is_module: bool, environ: Mapping[str, str]) -> For
     if any(environ.get(name) for name in _TOLD_BY_PYTHON):
         return None
     if is_module:
-        return ForkServer(environ, str(Path.cwd()))
-    if not target.endswith(".py") or not Path(target).is_file():
+        return ForkServer(environ, os.getcwd())
+    if not target.endswith(".py") or not os.path.isfile(target):
         return None
-    return ForkServer(environ, str(Path(target).resolve().parent))
+    return ForkServer(environ, os.path.dirname(os.path.realpath(target)))

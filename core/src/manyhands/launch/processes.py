@@ -22,8 +22,9 @@ from manyhands.launch import error_file
 from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
 from manyhands.launch.forked import ForkedRank, ForkServer, fork_server
 from manyhands.launch.guard import Guard, guarded
-from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting, shared_variables
+from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
 from manyhands.launch.output import Stream, screens
+from manyhands.launch.variables import shared_variables
 
 __all__ = ["run_job"]
 

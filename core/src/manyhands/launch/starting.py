@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from manyhands.errors import ConfigError, UsageError
 from manyhands.launch.forked import ForkServer, fork_server
-from manyhands.launch.launching import Launch, shared_variables
+from manyhands.launch.variables import shared_variables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 __all__ = ["RunOptions", "start"]
 
 
-@dataclass(slots=True)
-class RunOptions:
+class RunOptions(NamedTuple):
     """What the command line says; `manyhands.cli.run.run` has the words for people."""
 
     target: str
@@ -47,7 +48,7 @@ def start(options: RunOptions) -> int:
         The backend is not installed, is broken, or cannot run here.
     """
     doing = "read the configuration and looked for the backend"
-    # It imports what the ranks need while the configuration is read here.
+    # It imports what the ranks need while the configuration is read here, and so comes before all that this process imports itself.
     server = None
     if not options.no_fork:
         server = fork_server(options.target, options.module, shared_variables(options.ranks, os.environ))
@@ -65,12 +66,15 @@ def start(options: RunOptions) -> int:
 
 def _prepared(options: RunOptions, server: ForkServer | None) -> Callable[[], int]:
     """Check all that can be known before a rank is there; return what starts them. Raises as `start`."""
+    from pathlib import Path
+
     config, backend, rendezvous = options.config, options.backend, options.rendezvous
     if config is not None and not Path(config).is_file():
         raise ConfigError(
             f"--config {config}: there is no such file in {Path.cwd()}", file="argument", key="config", value=config
         )
     # Needs pydantic and every plugin that may be chosen, hence a good part of the time until the ranks start.
+    from manyhands.launch.launching import Launch
     from manyhands.launch.resolve import resolve_launcher
 
     file = None if config is None else str(Path(config).resolve())
@@ -105,6 +109,8 @@ def _prepared(options: RunOptions, server: ForkServer | None) -> Callable[[], in
 
         return lambda: run_job(job, environ, server, resolution.modules)
 
+    if server is not None:
+        server.close()  # nobody asks it for ranks
     from manyhands.contract.backend import LaunchRequest
 
     if options.nnodes > 1 or rendezvous is not None:
