@@ -123,7 +123,11 @@ def alone(words: Sequence[str], environ: dict[str, str], folder: Path, typed: by
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words", [["surroundings.py", "-x", "a b"], ["-m", "surroundings", "-x"]], ids=["script", "module"])
+@pytest.mark.parametrize(
+    "words",
+    [["surroundings.py", "-x", "a b"], ["./surroundings.py"], ["-m", "surroundings", "-x"]],
+    ids=["script", "path", "module"],
+)
 def test_a_program_sees_what_it_sees_in_a_python_of_its_own(
     server: ForkServer, folder: Path, environ: dict[str, str], words: list[str]
 ) -> None:

@@ -44,7 +44,6 @@ class _Server:
         self._waking.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._waking.fileno(), warn_on_full_buffer=False)
-        self._files = len(os.listdir("/proc/self/fd"))
         self._reason = self._load(_MODULES)
 
     def serve(self) -> list[str]:
@@ -61,7 +60,7 @@ class _Server:
                 length, files, _, _ = socket.recv_fds(self._link, 8, 8)
                 if not length:
                     os._exit(0)
-                request = json.loads(self._link.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
+                request = json.loads(self._read(int.from_bytes(length, "big")))
                 if "modules" in request:
                     self._prepare(request["modules"])
                 elif self._fork(request, files):
@@ -69,6 +68,15 @@ class _Server:
                     return words
                 for file in files:
                     os.close(file)
+
+    def _read(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:  # the end of a rank may interrupt it
+            part = self._link.recv(length - len(data))
+            if not part:
+                os._exit(0)
+            data += part
+        return data
 
     def _load(self, modules: Iterable[str]) -> str:
         """Import modules; return what went wrong."""
@@ -90,7 +98,8 @@ class _Server:
 
     def _tied(self) -> str:
         """Say what of this process a fork would not have; empty where there is nothing."""
-        if len(os.listdir("/proc/self/fd")) > self._files:
+        known = {0, 1, 2, *(each.fileno() for each in (self._link, self._woken, self._waking))}
+        if any(os.path.exists(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd") if int(each) not in known):
             return "an import has opened a file"
         if len(os.listdir("/proc/self/task")) > 1:
             # The threads of OpenBLAS end before a fork, and begin again where they are needed.
@@ -217,7 +226,7 @@ def _run(words: list[str]) -> None:
         runpy._run_module_as_main(words[1])  # type: ignore[attr-defined] # what `python -m` calls
         return
     sys.argv = words
-    path = os.path.abspath(words[0])
+    path = os.path.join(os.getcwd(), words[0])
     names.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     with io.open_code(path) as file:
         source = file.read()
