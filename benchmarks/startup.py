@@ -1,13 +1,13 @@
 """What it costs to use manyhands: time to import it, time from the launcher to the first all_reduce, and memory.
 
 - import: NumPy, pluggy and pydantic alone; manyhands with the tcp backend loaded.
-- start: from the launcher's start until each of two ranks has finished its first all_reduce; next to mpi4py and Gloo where they are found.
+- start: from the launcher's start until each of the ranks, two by default, has finished its first all_reduce; next to mpi4py and Gloo where they are found.
 - memory: what is resident in a rank by then (VmRSS), next to NumPy and pydantic alone.
 
 Each run is a fresh process; the kinds take turns, so that all see the same machine, and medians are compared. Peers are looked for
 in virtual environments: an mpiexec with mpi4py, and torchrun.
 
-Usage: python benchmarks/startup.py [-h] [--runs N] [--peers DIR ...]
+Usage: python benchmarks/startup.py [-h] [--runs N] [--ranks N] [--peers DIR ...]
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60
-RANKS = 2
 
 BASE = "import numpy, pluggy, pydantic; pydantic.BaseModel"
 IMPORTS = {
@@ -76,7 +75,7 @@ class Start:
     command: tuple[str, ...]
     program: str
     environ: Mapping[str, str]
-    ranks: int = RANKS
+    ranks: int
 
 
 @dataclass(frozen=True)
@@ -87,36 +86,37 @@ class Found:
     mebibytes: list[float]
 
 
-def ways(peers: list[Path]) -> Iterator[Start]:
+def ways(peers: list[Path], ranks: int) -> Iterator[Start]:
     """Return what there is to start: one process without anything, manyhands, and all peers that are found."""
-    yield Start("numpy, pluggy, pydantic", (sys.executable,), ALONE, {}, ranks=1)
+    yield Start("numpy, pluggy, pydantic", (sys.executable,), ALONE, {}, 1)
     # -P: as the console script, the launcher must not take the working directory for its own.
-    run = (sys.executable, "-P", "-m", "manyhands", "run", "-n", str(RANKS))
-    yield Start("manyhands run, tcp", (*run, "--backend", "tcp"), OURS, {})
-    yield Start("manyhands run, auto", run, OURS, {})
+    run = (sys.executable, "-P", "-m", "manyhands", "run", "-n", str(ranks))
+    yield Start("manyhands run, tcp", (*run, "--backend", "tcp"), OURS, {}, ranks)
+    yield Start("manyhands run, auto", run, OURS, {}, ranks)
+    yield Start("manyhands run --no-fork, tcp", (*run, "--no-fork", "--backend", "tcp"), OURS, {}, ranks)
     for directory in peers:
         python, mpiexec, torchrun = (directory.absolute() / "bin" / name for name in ("python", "mpiexec", "torchrun"))
         if mpiexec.exists() and _imports(str(python), "mpi4py"):
-            yield from _mpi(str(python), str(mpiexec))
+            yield from _mpi(str(python), str(mpiexec), ranks)
         if torchrun.exists():
-            command = (str(torchrun), "--standalone", f"--nproc-per-node={RANKS}")
-            yield Start("torchrun, Gloo", command, GLOO, {"OMP_NUM_THREADS": "1"})
+            command = (str(torchrun), "--standalone", f"--nproc-per-node={ranks}")
+            yield Start("torchrun, Gloo", command, GLOO, {"OMP_NUM_THREADS": "1"}, ranks)
 
 
-def _mpi(python: str, mpiexec: str) -> Iterator[Start]:
+def _mpi(python: str, mpiexec: str, ranks: int) -> Iterator[Start]:
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" not in version and "OpenRTE" not in version:
-        yield Start("mpiexec, MPICH", (mpiexec, "-n", str(RANKS), python), MPI, {})
+        yield Start("mpiexec, MPICH", (mpiexec, "-n", str(ranks), python), MPI, {}, ranks)
         return
     environ = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "MPI4PY_MPIABI": "openmpi",
     }
-    program = ("--oversubscribe", "-n", str(RANKS), python)
-    yield Start("mpiexec, Open MPI", (mpiexec, *program), MPI, environ)
+    program = ("--oversubscribe", "-n", str(ranks), python)
+    yield Start("mpiexec, Open MPI", (mpiexec, *program), MPI, environ, ranks)
     tcp = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self")
-    yield Start("mpiexec, Open MPI over tcp", (mpiexec, *tcp, *program), MPI, environ)
+    yield Start("mpiexec, Open MPI over tcp", (mpiexec, *tcp, *program), MPI, environ, ranks)
 
 
 def _imports(python: str, module: str) -> bool:
@@ -193,6 +193,7 @@ def main() -> None:
     """Measure, and print three tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=15, help="how often each kind is started (default: 15)")
+    parser.add_argument("--ranks", type=int, default=2, help="how many ranks each start has (default: 2)")
     parser.add_argument(
         "--peers",
         type=Path,
@@ -202,7 +203,7 @@ def main() -> None:
         help="virtual environments with mpi4py and an MPI, or with torch (default: those named .venv-peers*)",
     )
     arguments = parser.parse_args()
-    starts = list(ways(arguments.peers))
+    starts = list(ways(arguments.peers, arguments.ranks))
     imports, found, failed = take_turns(starts, arguments.runs)
     print(f"{arguments.runs} runs each, taking turns; ratios are those of medians")
     base = "numpy, pluggy, pydantic"

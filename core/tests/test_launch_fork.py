@@ -92,7 +92,7 @@ def server(folder: Path, environ: dict[str, str]) -> Iterator[ForkServer]:
     made = ForkServer(environ, str(folder))
     os.chdir(before)
     with contextlib.closing(made):
-        assert made.prepare(["manyhands_tcp.plugin"])
+        assert made.prepare(["manyhands_tcp.plugin", "numpy.random"])
         yield made
 
 

@@ -249,8 +249,6 @@ if __name__ == "__main__":
     _words = _Server(socket.socket(fileno=int(sys.argv[1])), sys.argv[2]).serve()
     try:
         _run(_words)
-    except SystemExit:
-        raise
     except BaseException:
         sys.excepthook = _Hook()  # called by Python, which then ends as it does: by SIGINT, where that interrupted it
         raise
