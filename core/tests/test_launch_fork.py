@@ -238,6 +238,9 @@ def test_ranks_end_with_their_server_and_nothing_hangs(tmp_path: Path) -> None:
         assert lines[0][1] == lines[1][1]
         assert lines[0][2] == "True"
         os.kill(int(lines[0][1]), signal.SIGKILL)
-        _, told = job.communicate(timeout=20)
+        try:
+            _, told = job.communicate(timeout=20)
+        finally:
+            job.kill()
     assert job.returncode == 128 + signal.SIGKILL
     assert "killed by SIGKILL" in told
