@@ -33,8 +33,7 @@ def test_an_import_loads_nothing_else_and_a_group_only_what_core_depends_on(
     imported, grouped = (set(line.split()) for line in done.stdout.splitlines())
     assert imported == {"manyhands"}
     plugins = {name for name in grouped if name.startswith("manyhands_")}
-    assert grouped - plugins - {"manyhands", "typing_extensions"} == {
-        *("msgspec", "numpy", "pluggy"),
-        *("annotated_types", "pydantic", "pydantic_core", "typing_inspection"),
-    }
+    own = {"manyhands", "typing_extensions", "typing_inspection"}  # the last with newer versions of pydantic
+    of_cython = {name for name in grouped if "cython" in name}  # with older ones of NumPy
+    assert grouped - plugins - own - of_cython == {"annotated_types", "msgspec", "numpy", "pluggy", "pydantic", "pydantic_core"}
     assert not plugins & {"manyhands_conformance", "manyhands_lab", "manyhands_parallel"}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import preloaded
 import pytest
 
@@ -174,8 +175,8 @@ def test_what_should_fail_does_and_nothing_else(done, shown):
 def test_an_assertion_on_a_rank_reads_like_any_other(shown):
     lines = shown["test_wrong"]
     assert errors(lines) == [
-        "assert np.float64(6.0) == 7",
-        "+  where np.float64(6.0) = <built-in method sum of numpy.ndarray object at 0x>()",
+        f"assert {np.float64(6.0)!r} == 7",
+        f"+  where {np.float64(6.0)!r} = <built-in method sum of numpy.ndarray object at 0x>()",
         "+    where <built-in method sum of numpy.ndarray object at 0x> = array([2., 2., 2.]).sum",
         "raised on rank 1 of 2, in a simulated world of seed 0",
         "repeat with: pytest test_it.py::test_wrong --manyhands-seed=0",
@@ -186,7 +187,7 @@ def test_an_assertion_on_a_rank_reads_like_any_other(shown):
 
 
 def test_where_the_test_gives_the_seed_the_option_is_not_needed(shown):
-    assert errors(shown["test_wrong_with_arguments"])[0] == "assert np.float64(6.0) == 8"
+    assert errors(shown["test_wrong_with_arguments"])[0] == f"assert {np.float64(6.0)!r} == 8"
     assert errors(shown["test_wrong_with_arguments"])[-2:] == [
         "raised on rank 1 of 2, in a simulated world of seed 3",
         "repeat with: pytest test_it.py::test_wrong_with_arguments",
