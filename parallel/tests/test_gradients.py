@@ -23,7 +23,7 @@ PARAMETERS = {name: np.zeros(shape, "f8" if name in "ce" else "f4") for name, sh
 
 
 def gradients_of(rank, step=0, like=PARAMETERS):
-    rng = np.random.default_rng((rank, step))
+    rng = np.random.default_rng((rank, *np.ravel(step)))
     return {name: np.asarray(rng.standard_normal(leaf.shape)).astype(leaf.dtype) for name, leaf in like.items()}
 
 
