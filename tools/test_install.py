@@ -30,6 +30,9 @@ UV = Path(sys.executable).parent / "uv"
 OLDEST = "3.11"
 TESTED = ["conformance/tests", "core/tests", "lab/tests", "plugins"]
 TRAINING = ["parallel/tests"]
+TESTED_EVERYWHERE = ["core/tests", "plugins/shm/tests", "plugins/simulated/tests", "plugins/tcp/tests"]
+"""What is tested on each Python; the rest on the newest one, and with the lowest versions."""
+
 TEST_TOOLS = ("griffelib", "hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 HEAVY = ("torch", "cupy")
 """Peers of gigabytes: whether pip could install the extras that bring them is asked, and no more."""
@@ -329,11 +332,13 @@ def pythons() -> dict[str, Path]:
 
 def python(matrix: Matrix) -> None:
     """Run tests and the conformance suite on the wheels, on each Python."""
-    for version, path in pythons().items():
-        with matrix.step("python", f"{version} manyhands[all], and the tests of {', '.join([*TESTED, *TRAINING])}"):
+    found = pythons()
+    for version, path in found.items():
+        folders = [*TESTED, *TRAINING] if version == list(found)[-1] else TESTED_EVERYWHERE
+        with matrix.step("python", f"{version} manyhands[all], and the tests of {', '.join(folders)}"):
             python = matrix.environment(path, ["manyhands[all]", *test_tools()])
             matrix.probe(python, [str(each["name"]) for each in matrix.projects.values()])
-            run_tests(python, [*TESTED, *TRAINING])
+            run_tests(python, folders)
         for backend, settings in CHECKED.items():
             with matrix.step("python", f"{version} manyhands check {backend}"):
                 run([python.with_name("manyhands"), "check", backend, "--quick"], cwd=matrix.empty, more=settings)
