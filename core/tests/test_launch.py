@@ -430,7 +430,8 @@ def test_error_files_are_gone_afterwards(tmp_path: Path) -> None:
 
 WITH_CHILDREN = WATCHED + textwrap.dedent("""
     code = "import os, sys, signal; p = os.open(sys.argv[1], os.O_WRONLY); os.write(p, b'%d\\\\n' % os.getpid()); signal.pause()"
-    subprocess.Popen([sys.executable, "-c", code, sys.argv[1]])
+    # Its traceback would run into that of the rank.
+    subprocess.Popen([sys.executable, "-c", code, sys.argv[1]], stderr=subprocess.DEVNULL)
     report(sys.argv[1])
     while True:
         signal.pause()
@@ -558,7 +559,7 @@ def test_what_a_rank_leaves_running_ends_with_it(tmp_path: Path, watch: Watch) -
     script = WATCHED + textwrap.dedent("""
         if sys.argv[2:]:
             report(sys.argv[1])
-            print("ready")
+            print("ready", flush=True)
             signal.pause()
         child = subprocess.Popen([sys.executable, __file__, sys.argv[1], "child"], stdout=subprocess.PIPE)
         child.stdout.readline()
