@@ -335,8 +335,8 @@ def python(matrix: Matrix) -> None:
     found = pythons()
     for version, path in found.items():
         folders = [*TESTED, *TRAINING] if version == list(found)[-1] else TESTED_EVERYWHERE
-        with matrix.step("python", f"{version} manyhands[all], and the tests of {', '.join(folders)}"):
-            python = matrix.environment(path, ["manyhands[all]", *test_tools()])
+        with matrix.step("python", f"{version} manyhands[all,plot], and the tests of {', '.join(folders)}"):
+            python = matrix.environment(path, ["manyhands[all,plot]", *test_tools()])
             matrix.probe(python, [str(each["name"]) for each in matrix.projects.values()])
             run_tests(python, folders)
         for backend, settings in CHECKED.items():
