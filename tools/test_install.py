@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 UV = Path(sys.executable).parent / "uv"
 OLDEST = "3.11"
-TESTED = ["conformance/tests", "core/tests", "lab/tests", "plugins"]
+TESTED = ["conformance/tests", "core/tests", "lab/tests", "native/tests", "plugins"]
 TRAINING = ["parallel/tests"]
 TESTED_EVERYWHERE = ["core/tests", "plugins/shm/tests", "plugins/simulated/tests", "plugins/tcp/tests"]
 """What is tested on each Python; the rest on the newest one, and with the lowest versions."""
@@ -114,15 +114,22 @@ class Matrix:
         self.world.write_text(WORLD, encoding="utf-8")
         self.empty = folder / "empty"
         self.empty.mkdir()
-        # From the built wheels or from here alone, whatever an index has under these names: `manyhands` there is somebody else's.
+        # What takes distributions from the built wheels alone, or from here, whatever an index has under these names: `manyhands` there
+        # is somebody else's.
         self.constraints, self.versions = folder / "constraints.txt", folder / "versions.txt"
-        names = {str(each["name"]): self.wheel(each).as_uri() for each in self.projects.values()}
-        self.constraints.write_text("".join(f"{name} @ {url}\n" for name, url in names.items()), encoding="utf-8")
+
+    def constrain(self) -> None:
+        """Write what keeps other distributions of these names away, once the wheels are built."""
+        names = [str(each["name"]) for each in self.projects.values()]
+        self.constraints.write_text("".join(f"{name} @ {self.wheel(name).as_uri()}\n" for name in names), encoding="utf-8")
         self.versions.write_text("".join(f"{name}=={self.version}\n" for name in names), encoding="utf-8")
 
-    def wheel(self, project: Mapping[str, Any]) -> Path:
-        """Return where the wheel of a distribution lies."""
-        return self.folder / "dist" / f"{project['name'].replace('-', '_')}-{self.version}-py3-none-any.whl"
+    def wheel(self, name: str) -> Path:
+        """Return where the only wheel of a distribution lies."""
+        found = list((self.folder / "dist").glob(f"{name.replace('-', '_')}-{self.version}-*.whl"))
+        if len(found) != 1:
+            raise Failed(f"{name} has {len(found)} wheels, and not one")
+        return found[0]
 
     @contextmanager
     def step(self, part: str, what: str) -> Iterator[None]:
@@ -214,25 +221,34 @@ def build(matrix: Matrix) -> None:
     for folder, project in matrix.projects.items():
         with matrix.step("build", project["name"]):
             run([UV, "build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", dist, folder])
-            look_inside(folder, matrix.wheel(project))
+            look_inside(folder, matrix.wheel(project["name"]))
     with matrix.step("build", "twine check --strict"):
+        matrix.constrain()
         run([sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.glob("*.whl")), *sorted(dist.glob("*.tar.gz"))])
 
 
 def look_inside(folder: Path, wheel: Path) -> None:
     """See that a wheel holds the files of the package, its licence and what describes it, and nothing else, and its sdist no less."""
-    source = {path for path in (folder / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    package = {str(path.relative_to(folder / "src")) for path in source}
+    made = re.compile(r"__pycache__|\.egg-info|\.so$")  # by an editable install
+    paths = [path.relative_to(folder / "src") for path in (folder / "src").rglob("*") if path.is_file()]
+    source = {str(path) for path in paths if not made.search(str(path))}
+    to_compile = {name for name in source if name.endswith((".c", ".h"))}
+    package = source - to_compile
     info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
-    described = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
+    described = {
+        f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt")
+    }
     held = set(zipfile.ZipFile(wheel).namelist())
+    compiled = {name for name in held if name.endswith(".abi3.so")}
+    if len(compiled) != bool(to_compile):
+        raise Failed(f"{wheel.name} holds {sorted(compiled)} of what is compiled")
     if lost := (package | {f"{info}/licenses/LICENSE"}) - held:
         raise Failed(f"{wheel.name} lacks {sorted(lost)}")
-    if strange := held - package - described:
+    if strange := held - package - described - compiled:
         raise Failed(f"{wheel.name} holds {sorted(strange)} as well")
     with tarfile.open(wheel.parent / f"{'-'.join(wheel.name.split('-')[:2])}.tar.gz") as sdist:
         packed = {name.partition("/")[2] for name in sdist.getnames()}
-    needed = {"LICENSE", "README.md", "pyproject.toml", "PKG-INFO", *(f"src/{name}" for name in package)}
+    needed = {"LICENSE", "README.md", "pyproject.toml", "PKG-INFO", *(f"src/{name}" for name in source)}
     if lost := needed - packed:
         raise Failed(f"the sdist lacks {sorted(lost)}")
 
@@ -248,7 +264,9 @@ def alone(matrix: Matrix) -> None:
                     matrix.environment(sys.executable, [name], "--dry-run")
                 continue
             with matrix.step("alone", name):
-                matrix.probe(matrix.environment(sys.executable, [name]), [project["name"]])
+                # The compiled executor depends on nothing, and is of use beside the core alone.
+                beside = [] if project.get("dependencies") else ["manyhands-core"]
+                matrix.probe(matrix.environment(sys.executable, [name, *beside]), [project["name"]])
     core_alone(matrix)
 
 
@@ -346,11 +364,14 @@ def python(matrix: Matrix) -> None:
 
 def lowest(matrix: Matrix) -> None:
     """Run tests with the lowest versions that the distributions allow, of the oldest Python as well."""
-    with matrix.step("lowest", "hatchling builds manyhands-core"):
-        table = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text(encoding="utf-8"))
-        pinned = matrix.folder / "hatchling.txt"
-        pinned.write_text("\n".join(each.replace(">=", "==") for each in table["build-system"]["requires"]), encoding="utf-8")
-        run([UV, "build", "--quiet", "--build-constraints", pinned, "--out-dir", matrix.folder / "lowest", ROOT / "core"])
+    for folder, builder in (("core", "hatchling"), ("native", "setuptools")):
+        with matrix.step("lowest", f"{builder} builds manyhands-{folder}"):
+            table = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+            pinned = matrix.folder / f"{builder}.txt"
+            pinned.write_text(
+                "\n".join(each.replace(">=", "==") for each in table["build-system"]["requires"]), encoding="utf-8"
+            )
+            run([UV, "build", "--quiet", "--build-constraints", pinned, "--out-dir", matrix.folder / "lowest", ROOT / folder])
     # The training layers apart: they ask for a newer NumPy than the rest.
     for apart, folders in (("manyhands-parallel", TESTED), ("", TRAINING)):
         with matrix.step("lowest", f"{OLDEST} the tests of {', '.join(folders)}"):
