@@ -102,6 +102,13 @@ class ProcessGroup:
         if self.ended:
             raise LinkLost((self.rank + 1) % self.size, self.ended)
 
+    def living(self) -> Any:
+        """Return Gloo's group; raise RuntimeError where another thread has closed it."""
+        group = self.group
+        if group is None:
+            raise RuntimeError(self.ended)
+        return group
+
     def hold(self, what: object) -> None:
         """Keep memory that Gloo uses, until `release`: for ever where a call fails."""
         self._held[id(what)] = what

@@ -126,6 +126,7 @@ class GlooTransport(Transport):
         return self._begun(lambda: _Receiving(self, peer, header, payload), peer)
 
     def _begun(self, make: Callable[[], _Moving], peer: int) -> _Moving:
+        self._group.check()
         try:
             transfer = make()
         except RuntimeError as error:
@@ -136,11 +137,11 @@ class GlooTransport(Transport):
 
     def send_tensor(self, tensor: Any, peer: int) -> Any:
         """Start to send a tensor; return Gloo's handle."""
-        return self._group.group.send([tensor], peer, self._channel)
+        return self._group.living().send([tensor], peer, self._channel)
 
     def receive_tensor(self, tensor: Any, peer: int) -> Any:
         """Start to receive a tensor; return Gloo's handle."""
-        return self._group.group.recv([tensor], peer, self._channel)
+        return self._group.living().recv([tensor], peer, self._channel)
 
     def finished(self, transfer: _Moving) -> None:
         """Let go of the memory of a transfer that is done."""
