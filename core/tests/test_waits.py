@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.control.protocol import Progress, Stalled, Wait
-from manyhands.control.waits import circle, still_owed, unread
+from manyhands.control.protocol import Testimony as Answer  # pytest takes what begins with Test for a test
+from manyhands.control.waits import behind_whom, circle, still_owed, unread
 
 COLLECTIVES, MESSAGES = 0, 1
 """The channels of a group."""
@@ -481,3 +482,21 @@ def test_who_is_accused_can_never_go_on_and_who_never_can_is_accused(program: Pr
     )
     # Who waits for a rank that has ended is told by another rule.
     assert abandoned or not program.running or any(found)
+
+
+def answers(*stalls: Stalled | None) -> dict[int, Answer]:
+    """Return what ranks say of themselves; None is one that has made no call yet."""
+    return {
+        rank: Answer(1, entered=False, text="") if stall is None else Answer(1, True, "", 0, stall.waits, stall.progress)
+        for rank, stall in enumerate(stalls)
+    }
+
+
+@pytest.mark.parametrize(("reporter", "first"), [(0, 1), (0, 2), (1, 0), (1, 2)])
+def test_who_is_late_in_a_ring_is_named_though_the_message_of_another_rank_still_moves(reporter: int, first: int) -> None:
+    ring = answers(talk([(1, True, 0), (2, False, 0)]), talk([(2, True, 0), (0, False, 0)]), None)
+    assert behind_whom(reporter, first, ring, []) == 2
+
+
+def test_nobody_is_named_where_what_was_waited_for_has_come() -> None:
+    assert behind_whom(0, 1, answers(recv(1), send(0)), []) is None

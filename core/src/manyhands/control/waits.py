@@ -68,8 +68,10 @@ def behind_whom(rank: int, peer: int | None, answers: Mapping[int, Testimony], s
     None where what was waited for has come meanwhile, and where all wait for each other: who was late cannot be told any more.
     """
     path = [rank]
-    if rank in answers and peer in _awaited(rank, answers, still=False) and peer not in _awaited(rank, answers):
-        peer = None
+    if rank in answers and peer in _awaited(rank, answers, still=False):
+        owing = _awaited(rank, answers)
+        if peer not in owing:  # it has done its part, and perhaps not the one of the others that the same call waits for
+            peer = min(owing, key=lambda other: other in answers, default=None)
     while peer is not None and peer in answers:
         if peer in path:  # a circle, with no end
             peer = None
