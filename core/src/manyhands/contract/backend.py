@@ -59,8 +59,9 @@ class Backend(ABC):
     """A way of moving bytes between the ranks of a job; made by the factory that a `BackendSpec` names, once for each job.
 
     A backend ends by `abort` and `close`, in this order, whether the job went well or not. Either may come again, also `abort` after `close`.
-    From the first `abort` on, what waits in a transport raises `LinkLost`, and so does every call that still comes: another thread may
-    be on its way into one. Core calls no method in a forked child of the process.
+    From the first `abort` on, what waits in a transport raises `LinkLost`, and so does every call that still comes, or the wait for what
+    it returned: another thread may be on its way into one. A call that waits for nothing may return, such as `Transport.connect` to a
+    connected peer. Core calls no method in a forked child of the process.
 
     Attributes
     ----------

@@ -24,7 +24,8 @@ Sink = Callable[[memoryview, int], None]
 class LinkLost(ConnectionError):
     """The connection to a rank broke. A transport raises it; core finds out why and raises the typed error.
 
-    After `Backend.abort` a transport raises it as well, with any rank as ``peer``: core knows the reason by then, and reads neither.
+    A transport that cannot see that a peer is lost need not: core sees it by its own connection, and calls `Backend.abort`. After that a
+    transport raises it as well, with any rank as ``peer``: core knows the reason by then, and reads neither.
 
     Parameters
     ----------
@@ -83,8 +84,8 @@ class Transfer(ABC):
         True once a send's memory may be reused, or a receive's memory is filled. It never becomes False again, and the transport
         does not touch the memory from then on.
     moved
-        How many bytes have moved so far; it never shrinks. It tells a slow message from one that stands still, of which core
-        suspects a deadlock.
+        How many bytes have moved so far, with those of the header or without; it never shrinks, and all have moved when the transfer is
+        done. It tells a slow message from one that stands still, of which core suspects a deadlock.
     """
 
     __slots__ = ("done", "moved")
