@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "native" / "src" / "manyhands_native"
 SANITIZERS = {"address": ("address,undefined", ["asan", "ubsan"]), "thread": ("thread", ["tsan"])}
@@ -46,6 +48,7 @@ def sanitized(part: str, folder: Path) -> bool:
     compiler = shutil.which("gcc") or sys.exit("gcc is not installed")
     command = [compiler, "-shared", "-fPIC", "-g", "-O1", "-fno-omit-frame-pointer", f"-fsanitize={flags}", "-std=c11"]
     command += ["-Wall", "-Wextra", "-Werror", "-DPy_LIMITED_API=0x030B0000", f"-I{sysconfig.get_paths()['include']}"]
+    command += ["-isystem", np.get_include()]
     subprocess.run([*command, *map(str, SOURCE.glob("*.c")), "-o", package / "_core.abi3.so"], check=True)
     found = [
         subprocess.run([compiler, f"-print-file-name=lib{name}.so"], check=True, capture_output=True, text=True).stdout.strip()

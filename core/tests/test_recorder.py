@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from manyhands.calls.books import PythonBooks
 from manyhands.control.protocol import Wait
 from manyhands.control.recorder import FlightRecorder, Record
 from manyhands.control.signatures import CallSignature
@@ -133,17 +134,20 @@ def test_recorders_of_different_ranks_know_nothing_of_each_other() -> None:
 
 
 def test_a_short_call_is_told_while_it_runs_and_after_it_has_ended() -> None:
-    recorder = FlightRecorder(length=4)
-    recorder.short[2] = BARRIER, 7, time.monotonic()
+    recorder, books = FlightRecorder(length=4), PythonBooks(2)
+    books.next = 7
+    recorder.counted.calls[2] = books
+    assert books.begin(BARRIER) == 7
     assert recorder.testify(2, 7) == (True, "barrier() #7 of group 1")
     entered, text = recorder.testify(2, 8)
     assert not entered
     assert text.startswith("in barrier() #7 of group 1, for ")
-    recorder.note(2, 7, BARRIER, time.monotonic())
+    books.leave()
     assert recorder.testify(2, 7) == (True, "barrier() #7 of group 1")
     assert recorder.testify(2, 8)[1].startswith("in no call; the last was barrier() #7 of group 1, which ended ")
+    recorder.forget(2)  # its group has been closed
+    assert recorder.testify(2, 7) == (True, "barrier() #7 of group 1")
     for number in range(10):  # it is forgotten in time
         recorder.note(0, number, BARRIER, time.monotonic())
     assert recorder.testify(2, 7)[0] is False
     assert recorder.testify(0, 20)[1].startswith("in no call; the last was barrier() #9, which ended ")
-    assert not recorder.short

@@ -37,7 +37,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def queued(lane: Turns) -> int:
     """Return how many turns are waited for."""
-    return len(lane._queue)
+    return len(lane.books._queue)  # type: ignore[attr-defined]
 
 
 class Takers:

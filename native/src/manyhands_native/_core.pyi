@@ -1,7 +1,7 @@
 # What C has. Core and the backends use it; see docs/native.md.
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -74,3 +74,95 @@ class Program:
     def run(
         self, source: _Memory, target: _Memory, number: int, work: _Memory | None = None, /
     ) -> int: ...  # Carry out the program as call ``number``; return -1, or the step at which Python must go on.
+
+class Books:
+    # `manyhands.calls.books.Books`.
+
+    busy: bool
+    next: int
+    messages: int
+    call: int
+    started: float
+
+    def __init__(self, channel: int = -1, counted: Books | None = None) -> None: ...
+    def take(self, turn: object = None, /) -> bool: ...
+    def give(self) -> Any: ...
+    def drop(self, turn: object, /) -> bool: ...
+    def begin(self, what: object, /) -> int: ...
+    def leave(self) -> None: ...
+    def undo(self) -> None: ...
+    def count_message(self) -> int: ...
+    def short(self) -> list[tuple[int, int, object, float, float]]: ...
+
+class Call:
+    # A collective that was made before; ``python`` goes on where C stops, and ``given`` and ``result`` are arrays of those dtypes and shapes.
+
+    def __init__(
+        self,
+        python: object,
+        turns: object,
+        books: Books,
+        what: object,
+        given: npt.NDArray[Any],
+        result: npt.NDArray[Any],
+        nothing: npt.NDArray[Any],
+        program: Program,
+        gives: bool,
+        takes: bool,
+        in_place: bool,
+    ) -> None: ...
+
+class Send:
+    # Sends to one rank, of one dtype and shape.
+
+    stale: bool
+
+    def __init__(
+        self,
+        python: object,
+        turns: object,
+        books: Books,
+        what: object,
+        given: npt.NDArray[Any],
+        box: object,
+        header: _Memory,
+        number_at: int,
+        opening_bytes: int,
+        tag: int,
+    ) -> None: ...
+
+class Recv:
+    # Receives from one rank.
+
+    def __init__(
+        self,
+        python: object,
+        turns: object,
+        books: Books,
+        what: object,
+        given: npt.NDArray[Any],
+        box: object,
+        header: _Memory,
+        number_at: int,
+        opening_bytes: int,
+    ) -> None: ...
+    def know(
+        self, tag: int, example: npt.NDArray[Any], /
+    ) -> None: ...  # Say of what dtype and shape the arrays are that a tag stands for.
+
+class Caller:
+    # What leads from a call to the fast way that it has: for each key of ``table`` those of arrays of different kinds.
+
+    def __init__(
+        self,
+        table: dict[Any, list[Any]],
+        otherwise: Callable[..., Any],
+        resume: Callable[..., Any],
+        job: object,
+        control: object,
+        left: set[int],
+        group: int,
+        plugins: object,
+        seconds: float,
+    ) -> None: ...
+    def call(self, key: object, array: object, out: object, timeout_s: float | None, /) -> Any: ...

@@ -1,34 +1,41 @@
 /* The module: its types, and nothing else. */
+#define IMPORTS_NUMPY
 #include "native.h"
 
 static struct PyModuleDef definition;
 
 State *state_of(PyTypeObject *type) { return PyType_GetModuleState(type); }
 
-static int add(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
-    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
-    return *type ? PyModule_AddType(module, *type) : -1;
-}
+/* The types, and where the module keeps those that others ask for. */
+static const struct {
+    PyType_Spec *spec;
+    size_t place;
+} types[] = {
+    {&ring_spec, offsetof(State, ring)},   {&stream_spec, offsetof(State, stream)}, {&program_spec, offsetof(State, program)},
+    {&books_spec, offsetof(State, books)}, {&caller_spec, offsetof(State, caller)}, {&call_spec, offsetof(State, call)},
+    {&send_spec, offsetof(State, send)},   {&recv_spec, offsetof(State, recv)},
+};
+#define TYPES (sizeof types / sizeof *types)
+
+static PyTypeObject **type_at(PyObject *module, size_t i) { return (PyTypeObject **)(void *)((char *)PyModule_GetState(module) + types[i].place); }
 
 static int execute(PyObject *module) {
-    State *state = PyModule_GetState(module);
-    if (add(module, &ring_spec, &state->ring) < 0 || add(module, &stream_spec, &state->stream) < 0) return -1;
-    return add(module, &program_spec, &state->program);
+    if (PyArray_ImportNumPyAPI() < 0) return -1;
+    for (size_t i = 0; i < TYPES; i++) {
+        PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, types[i].spec, NULL);
+        *type_at(module, i) = type;
+        if (!type || PyModule_AddType(module, type) < 0) return -1;
+    }
+    return 0;
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {
-    State *state = PyModule_GetState(module);
-    Py_VISIT(state->ring);
-    Py_VISIT(state->stream);
-    Py_VISIT(state->program);
+    for (size_t i = 0; i < TYPES; i++) Py_VISIT(*type_at(module, i));
     return 0;
 }
 
 static int clear(PyObject *module) {
-    State *state = PyModule_GetState(module);
-    Py_CLEAR(state->ring);
-    Py_CLEAR(state->stream);
-    Py_CLEAR(state->program);
+    for (size_t i = 0; i < TYPES; i++) Py_CLEAR(*type_at(module, i));
     return 0;
 }
 

@@ -6,6 +6,14 @@
 #include <Python.h>
 #include <structmember.h>
 
+#define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_25_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL manyhands_native_numpy
+#ifndef IMPORTS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -52,11 +60,49 @@ typedef struct {
     int held;
 } Stream;
 
+/* The turn and the numbers of calls that run one after the other: manyhands.calls.books. */
+#define KEPT 32
 typedef struct {
-    PyTypeObject *ring, *stream, *program;
+    PyObject *what;
+    uint64_t call;
+    double started, finished;
+} Short;
+typedef struct Books {
+    PyObject_HEAD
+    PyObject *queue; /* what stands for turns that are waited for, from `first` on */
+    Py_ssize_t first;
+    bool busy;
+    long long channel;
+    uint64_t next, messages, call, ended_count;
+    double started;
+    PyObject *what; /* the short call that runs */
+    struct Books *counted;
+    Short ended[KEPT];
+} Books;
+
+bool books_take(Books *books);
+bool books_free(Books *books);
+uint64_t books_begin(Books *books, PyObject *what);
+void books_leave(Books *books);
+
+/* A dtype and a shape. */
+typedef struct {
+    PyArray_Descr *dtype;
+    int ndim;
+    npy_intp *lengths;
+    size_t nbytes;
+} Kind;
+
+bool kind_of(PyObject *example, Kind *kind);
+void kind_release(Kind *kind);
+bool kind_fits(const Kind *kind, PyArrayObject *array);
+PyArrayObject *kind_place(const Kind *kind, PyObject *out);
+
+typedef struct {
+    PyTypeObject *ring, *stream, *program, *books, *caller, *call, *send, *recv;
 } State;
 
-extern PyType_Spec ring_spec, stream_spec, program_spec;
+extern PyType_Spec ring_spec, stream_spec, program_spec, books_spec, caller_spec, call_spec, send_spec, recv_spec;
 
 State *state_of(PyTypeObject *type);
 
@@ -84,6 +130,27 @@ void ring_take(Ring *ring);
 /* Streams. */
 Outcome stream_post(Stream *stream, const unsigned char *header, const unsigned char *payload, size_t nbytes);
 Outcome stream_fetch(Stream *stream, const unsigned char *header, size_t nbytes, Patience *patience);
+
+/* Programs. */
+typedef struct Program Program;
+Py_ssize_t program_carry(Program *program, void *source, size_t source_bytes, void *target, size_t target_bytes, uint64_t number);
+
+/* A call that was made before. `make` begins it in the books, and carries it out; `result` is what the caller gets. Where it stops, Python goes on
+   with the number that the call has, at a step. */
+typedef enum { ENDED, STOPPED_AT, LONG_WAY } How;
+typedef struct Fast {
+    PyObject_HEAD
+    How (*make)(struct Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step);
+    PyObject *python; /* its form in Python */
+    PyObject *turns, *what;
+    Books *books;
+    Kind given; /* what the array must be */
+} Fast;
+
+int fast_init(Fast *fast, PyObject *python, PyObject *turns, PyObject *books, PyObject *what, PyObject *example);
+int fast_traverse(Fast *fast, visitproc visit, void *arg);
+int fast_clear(Fast *fast);
+void fast_release(Fast *fast);
 
 /* Reductions: target[i] = left[i] op right[i], of `count` elements; target may be left or right, else it overlaps neither. */
 typedef void (*Loop)(char **operands, const Py_ssize_t *length, const Py_ssize_t *steps, void *data);

@@ -28,7 +28,7 @@ typedef struct {
     unsigned char header[HEADER_BYTES];
 } Step;
 
-typedef struct {
+struct Program {
     PyObject_HEAD
     Step *steps;
     Operand *operands;
@@ -37,7 +37,7 @@ typedef struct {
     Kernel kernel;
     size_t work_bytes;
     Py_buffer work; /* scratch memory that both forms use, so that Python can go on in the midst of a program; none where each run brings it */
-} Program;
+};
 
 static void program_dealloc(Program *self) {
     PyTypeObject *type = TYPE_OF(self);
@@ -227,6 +227,39 @@ static bool is_over(const Program *program) {
     return true;
 }
 
+/* Carry out a program; return -1, or the step at which Python must go on. */
+static Py_ssize_t carry(Program *self, Call *call, uint64_t number) {
+    const unsigned char *in = call->base[INPUT], *out = call->base[OUTPUT];
+    if (self->work_bytes && !call->base[WORK]) return 0;
+    /* NumPy's loops are for operands that are one or apart, and that stand where their type wants it: no type wants more than 16 bytes. */
+    size_t alignment = self->itemsize < 16 ? self->itemsize : 16;
+    if (self->ufunc && ((uintptr_t)in % alignment || (uintptr_t)out % alignment)) return 0;
+    if (in != out && in < out + call->size[OUTPUT] && out < in + call->size[INPUT]) return 0;
+    for (size_t i = 0; i < self->operand_count; i++) {
+        const Operand *operand = &self->operands[i];
+        if (!operand->whole && operand->offset + operand->nbytes > call->size[operand->memory]) return 0;
+    }
+    Patience patience = {NULL, 0.0, 0};
+    size_t i = 0;
+    for (; i < self->count; i++) {
+        Step *step = &self->steps[i];
+        if (step->kind >= REDUCE) {
+            apply(call, step, NULL);
+            continue;
+        }
+        patience.spin_s = step->port == RING_PORT ? step->box.ring->spin_s : step->box.stream->spin_s;
+        if (carry_out(call, step, number, &patience) == STOPPED) break;
+    }
+    bool over = i == self->count && is_over(self);
+    patience_end(&patience);
+    return over ? -1 : (Py_ssize_t)i;
+}
+
+Py_ssize_t program_carry(Program *program, void *source, size_t source_bytes, void *target, size_t target_bytes, uint64_t number) {
+    Call call = {program, {source, target, program->work.buf}, {source_bytes, target_bytes, (size_t)program->work.len}};
+    return carry(program, &call, number);
+}
+
 static PyObject *program_run(Program *self, PyObject *args) {
     PyObject *source, *target, *block = Py_None;
     unsigned long long number;
@@ -244,30 +277,7 @@ static PyObject *program_run(Program *self, PyObject *args) {
     }
     const Py_buffer *scratch = block == Py_None ? &self->work : &work;
     Call call = {self, {in.buf, out.buf, scratch->buf}, {(size_t)in.len, (size_t)out.len, (size_t)scratch->len}};
-    Py_ssize_t stopped = self->work_bytes && !scratch->buf ? 0 : -1;
-    /* NumPy's loops are for operands that are one or apart, and that stand where their type wants it: no type wants more than 16 bytes. */
-    size_t alignment = self->itemsize < 16 ? self->itemsize : 16;
-    if (self->ufunc && ((uintptr_t)in.buf % alignment || (uintptr_t)out.buf % alignment)) stopped = 0;
-    if (in.buf != out.buf && (char *)in.buf < (char *)out.buf + out.len && (char *)out.buf < (char *)in.buf + in.len) stopped = 0;
-    for (size_t i = 0; i < self->operand_count; i++) {
-        const Operand *operand = &self->operands[i];
-        if (!operand->whole && operand->offset + operand->nbytes > call.size[operand->memory]) stopped = 0;
-    }
-    if (stopped < 0) {
-        Patience patience = {NULL, 0.0, 0};
-        size_t i = 0;
-        for (; i < self->count; i++) {
-            Step *step = &self->steps[i];
-            if (step->kind >= REDUCE) {
-                apply(&call, step, NULL);
-                continue;
-            }
-            patience.spin_s = step->port == RING_PORT ? step->box.ring->spin_s : step->box.stream->spin_s;
-            if (carry_out(&call, step, number, &patience) == STOPPED) break;
-        }
-        if (i < self->count || !is_over(self)) stopped = (Py_ssize_t)i;
-        patience_end(&patience);
-    }
+    Py_ssize_t stopped = carry(self, &call, number);
     if (work.obj) PyBuffer_Release(&work);
     PyBuffer_Release(&out);
     PyBuffer_Release(&in);

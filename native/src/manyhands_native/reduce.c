@@ -1,24 +1,16 @@
 /* Reductions: the inner loops of NumPy's own ufuncs, called without Python. So their bits are NumPy's, and their speed, whatever the processor. */
 #include "native.h"
 
-/* The beginning of NumPy's PyUFuncObject, which is part of its stable binary interface (numpy/ufuncobject.h). */
-typedef struct {
-    PyObject_HEAD
-    int nin, nout, nargs, identity;
-    Loop *functions;
-    void *const *data;
-    int ntypes, reserved;
-    const char *name, *types;
-} Ufunc;
+#include <numpy/ufuncobject.h>
 
 /* Find the loop of a ufunc, an object of type numpy.ufunc, that takes two operands of the type `number` and gives a third one. */
 bool kernel_of(PyObject *ufunc, int number, Kernel *kernel) {
-    const Ufunc *given = (const Ufunc *)ufunc;
+    const PyUFuncObject *given = (const PyUFuncObject *)ufunc;
     if (given->nin != 2 || given->nout != 1) return false;
     for (int i = 0; i < given->ntypes; i++) {
         const char *types = given->types + 3 * i;
         if (types[0] == number && types[1] == number && types[2] == number) {
-            kernel->loop = given->functions[i];
+            kernel->loop = (Loop)given->functions[i];
             kernel->data = given->data ? given->data[i] : NULL;
             return kernel->loop != NULL;
         }

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from manyhands.arrays.memory import Array, divide
-from manyhands.calls.engine import Patience
+from manyhands.calls.engine import Executable, Patience
 from manyhands.calls.engine.waiting import Waiter
 from manyhands.calls.failures import again, guarded
 from manyhands.calls.ledger import Ledger
@@ -27,9 +27,15 @@ from manyhands.control.signatures import CallSignature
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["FastCall"]
+__all__ = ["FastCall", "example"]
 
 _ndarray, _empty, _share, _now = np.ndarray, np.empty, np.may_share_memory, time.monotonic
+_Run = Callable[[Array, Array, int, Patience], None]
+
+
+def example(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Return an array of a dtype and shape that shows no more than these, and takes no memory."""
+    return np.broadcast_to(_empty((), dtype), shape)
 
 
 class FastCall:
@@ -93,7 +99,7 @@ class FastCall:
         self._ledger = ledger
         self._signature = plan.signature
         self._plan = plan
-        self._run: Callable[[Array, Array, int, Patience], None] = self._run_first
+        self._run: _Run = self._run_first
         self._any_layout = False
         self._divisor = plan.divisor if takes else 1
         self._dtype = dtype
@@ -125,17 +131,41 @@ class FastCall:
         target = self.target(array, out)
         if target is None:
             return LONG_WAY
-        return self._carry_out(array, target, timeout_s, self._ledger.enter, gives_turn=True)
+        return self._carry_out(array, target, timeout_s, self._ledger.enter, self._run, gives_turn=True)
 
     def later(self, array: Array, out: object) -> Later | None:
         """Return the call to be made later: in words, whose turn it needs, and what makes it in so many seconds then; None where it must go the long way."""
         target = self.target(array, out)
         return None if target is None else (self._signature.operation, self._ledger, partial(self._in_turn, array, target))
 
+    def compiled(self, module: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """As for `HostFast`."""
+        way, ledger = self._plan.way, self._ledger
+        if not isinstance(way, Executable) or way.compiled is None or self._divisor > 1:
+            return None
+        given, result, flags = (
+            example(dtype, shape),
+            example(self._dtype, self._shape),
+            (self._gives, self._takes, self._in_place),
+        )
+        return module.Call(self, ledger, ledger.books, self._signature, given, result, self._nothing, way.compiled, *flags)
+
+    def go_on(self, array: Array, target: Array | None, at: tuple[int, int], timeout_s: float) -> Any:
+        """As for `HostFast`."""
+        (number, step), way = at, self._plan.way
+        assert isinstance(way, Executable)
+
+        def run(source: Array, target: Array, number: int, patience: Patience) -> None:
+            way.go_on(source, target, number, patience, step)
+
+        return self._carry_out(
+            array, self._nothing if target is None else target, timeout_s, lambda _: number, run, gives_turn=True
+        )
+
     def _in_turn(self, array: Array, target: Array, timeout_s: float) -> Any:
         ledger = self._ledger
         ledger.check(self._signature.operation, ledger.next)
-        return self._carry_out(array, target, timeout_s, ledger.enter_in_turn, gives_turn=False)
+        return self._carry_out(array, target, timeout_s, ledger.books.begin, self._run, gives_turn=False)
 
     def target(self, array: Array, out: object) -> Array | None:
         """Return where the result goes; None where the call must go the long way."""
@@ -155,7 +185,14 @@ class FastCall:
         return None
 
     def _carry_out(
-        self, array: Array, target: Array, timeout_s: float, enter: Callable[[CallSignature], int], *, gives_turn: bool
+        self,
+        array: Array,
+        target: Array,
+        timeout_s: float,
+        enter: Callable[[CallSignature], int],
+        run: _Run,
+        *,
+        gives_turn: bool,
     ) -> Any:
         signature, number = self._signature, -1
         try:
@@ -164,7 +201,7 @@ class FastCall:
                 if number < 0:
                     return LONG_WAY
                 self._timeout_s = timeout_s
-                self._run(array if self._gives else self._nothing, target, number, self._patience)
+                run(array if self._gives else self._nothing, target, number, self._patience)
             except BaseException as error:
                 if number < 0:
                     raise
@@ -173,7 +210,7 @@ class FastCall:
                 divide(target, self._divisor)
         finally:
             if number >= 0:
-                self._ledger.leave(signature, gives_turn)
+                self._ledger.leave(gives_turn)
         return target if self._takes else None
 
     def _run_first(self, source: Array, target: Array, number: int, patience: Patience) -> None:

@@ -13,12 +13,14 @@ import numpy as np
 from manyhands.arrays.memory import Array, contiguous
 from manyhands.calls.engine.waiting import StallCallback, Waiter, checked_transfer
 from manyhands.calls.failures import again, guarded
+from manyhands.calls.fast import example
 from manyhands.calls.ledger import Direction, Ledger
 from manyhands.calls.point_to_point import FIRST_BYTES, OPENING_BYTES, TAG_BYTES, Kind
 from manyhands.calls.request import ARRAY, LONG_WAY, Later
 from manyhands.contract.backend import Mailbox, Transfer, Transport
 from manyhands.contract.deadline import Deadline
 from manyhands.control.signatures import pack_header, split_header
+from manyhands.errors import InternalError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
@@ -68,7 +70,7 @@ class _Fast(ABC):
         The books of its direction, where it takes turns.
     """
 
-    __slots__ = ("_box", "_end", "_header", "_name", "_number", "_tags", "_what", "turns")
+    __slots__ = ("_box", "_end", "_header", "_name", "_number", "_number_at", "_tags", "_what", "turns")
 
     def __init__(self, end: End) -> None:
         self._end = end
@@ -78,6 +80,7 @@ class _Fast(ABC):
         self._what = end.what
         head, tail = split_header(pack_header(ARRAY, end.sender, end.members.channel + 1, 0, OPENING_BYTES, 0))
         self._header = bytearray(head + bytes(8) + tail)
+        self._number_at = len(head)
         self._number = memoryview(self._header)[len(head) : len(head) + 8].cast("Q")
         slots = end.box.outgoing if end.direction.is_send else end.box.incoming
         self._tags = [slot[:TAG_BYTES].cast("Q") for slot in slots]
@@ -113,19 +116,41 @@ class _Fast(ABC):
         """
         if not self._fits(array, out):
             return LONG_WAY
-        return self._carry_out(array, out, timeout_s, self.turns.enter, gives_turn=True)
+        return self._carry_out(array, out, timeout_s, self.turns.enter, self._go, gives_turn=True)
+
+    def go_on(self, array: Any, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
+        """As for `HostFast`; step 0 is the beginning, and at step 1 the opening has been posted or fetched."""
+        number, step = at
+        return self._carry_out(array, target, timeout_s, lambda _: number, self._end_of if step else self._go, gives_turn=True)
+
+    def _compiled_parts(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Any, ...] | None:
+        """Return what its compiled form is made of; None where the mailbox has none."""
+        if self._box.compiled is None:
+            return None
+        turns = self.turns
+        own = self, turns, turns.books, self._what, example(dtype, shape)
+        return *own, self._box, bytes(self._header), self._number_at, OPENING_BYTES
 
     def _in_turn(self, array: Any, out: Any, timeout_s: float) -> Any:
         self._end.ledger.check(self._what)
-        return self._carry_out(array, out, timeout_s, self.turns.enter_in_turn, gives_turn=False)
+        return self._carry_out(array, out, timeout_s, self.turns.books.begin, self._go, gives_turn=False)
 
-    def _carry_out(self, array: Any, out: Any, timeout_s: float, enter: Callable[[], int], *, gives_turn: bool) -> Any:
+    def _carry_out(
+        self,
+        array: Any,
+        out: Any,
+        timeout_s: float,
+        enter: Callable[[object], int],
+        go: Callable[[Any, Any, int, float], Any],
+        *,
+        gives_turn: bool,
+    ) -> Any:
         end, direction, number = self._end, self.turns, -1
         try:
-            number = enter()
+            number = enter(self._what)
             if number < 0:
                 return LONG_WAY
-            return self._go(array, out, number, timeout_s)
+            return go(array, out, number, timeout_s)
         except BaseException as error:
             if number < 0:
                 raise
@@ -133,7 +158,7 @@ class _Fast(ABC):
             guarded(end.job, end.members, direction.call, ARRAY, deadline, partial(again, error), self._what)
         finally:
             if number >= 0:
-                direction.leave(self._what, gives_turn)
+                direction.leave(gives_turn)
 
     @abstractmethod
     def _fits(self, array: Any, out: Any) -> bool:
@@ -142,6 +167,10 @@ class _Fast(ABC):
     @abstractmethod
     def _go(self, array: Any, out: Any, number: int, timeout_s: float) -> Any:
         """Move message ``number``, which has begun."""
+
+    @abstractmethod
+    def _end_of(self, array: Any, out: Any, number: int, timeout_s: float) -> Any:
+        """Do what is left of it where its opening has been posted or fetched."""
 
 
 class _Slow:
@@ -213,16 +242,31 @@ class FastSend(_Fast):
         if transfer is not None:
             self._wait([transfer], number, _until(self.turns.started, timeout_s))
 
+    def _end_of(self, array: Array, out: object, number: int, timeout_s: float) -> None:
+        transfer = self._box.unsent()
+        if transfer is not None:
+            self._wait([transfer], number, _until(self.turns.started, timeout_s))
+
+    def compiled(self, module: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """As for `HostFast`."""
+        parts = self._compiled_parts(dtype, shape)
+        if parts is None or not self.is_short or self.is_stale:
+            return None
+        made = module.Send(*parts, self._tag)
+        self._kinds.users.append(made)
+        return made
+
 
 class FastRecv(_Fast):
     """Receives from one rank. Arrays that travel in their opening alone are fast; what else comes goes on from there the long way."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_learns")
 
     is_stale: ClassVar[bool] = False
 
     def __init__(self, end: End) -> None:
         super().__init__(end)
+        self._learns: Callable[[int, Array], object] | None = None
         self._known: dict[int, tuple[Kind, list[Array]]] = {}
 
     def _fits(self, array: object, out: Any) -> bool:
@@ -233,6 +277,22 @@ class FastRecv(_Fast):
         if transfer is not None:
             self._wait([transfer], number, _until(self.turns.started, timeout_s))
         return self.take(number, out, timeout_s)
+
+    def _end_of(self, array: object, out: Any, number: int, timeout_s: float) -> Array:
+        tag = self._tags[self._box.next_in][0]
+        came = self.take(number, out, timeout_s)
+        if self._learns is not None and tag in self._known:
+            self._learns(tag, came)
+        return came
+
+    def compiled(self, module: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """As for `HostFast`. It learns what comes."""
+        parts = self._compiled_parts(dtype, shape)
+        if parts is None:
+            return None
+        made = module.Recv(*parts)
+        self._learns = made.know
+        return made
 
     def start(self, number: int) -> Transfer | None:
         """Fetch the opening of message ``number``."""
@@ -303,8 +363,8 @@ class FastExchange:
         sending, receiving = send.turns, recv.turns
         sent = received = -1
         try:
-            sent = sending.enter()
-            received = receiving.enter() if sent >= 0 and not send.is_stale else -1
+            sent = sending.enter(self._what)
+            received = receiving.enter(self._what) if sent >= 0 and not send.is_stale else -1
             if received < 0:
                 return LONG_WAY
             # Both have begun before either is waited for: the peers do the same.
@@ -319,13 +379,20 @@ class FastExchange:
             guarded(end.job, end.members, receiving.call, ARRAY, deadline, partial(again, error), self._what)
         finally:
             if received >= 0:
-                receiving.leave(self._what, gives_turn=True)
-                sending.leave(self._what, gives_turn=True)
+                receiving.leave(gives_turn=True)
+                sending.leave(gives_turn=True)
             elif sent >= 0:
                 sending.take_back()
 
     def later(self, array: Array, out: Any) -> None:
         """Return None: there is no sendrecv in the background."""
+
+    def compiled(self, module: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        """Return None: it has no compiled form."""
+
+    def go_on(self, array: Any, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
+        """Not called, since there is no compiled form."""
+        raise InternalError("a sendrecv went on where none had stopped")
 
     def _wait(self, transfers: Sequence[Transfer], sent: int, received: int, deadline: Deadline) -> None:
         sending, receiving, ledger = self._send.turns, self._recv.turns, self._end.ledger

@@ -7,10 +7,11 @@ come from here alone.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from functools import partial
+from types import ModuleType
 
+from manyhands.calls.books import Books, books_of
 from manyhands.calls.point_to_point import Kinds
 from manyhands.calls.turns import Turns
 from manyhands.config.plugins import PluginManager
@@ -24,7 +25,6 @@ from manyhands.job.job import Job
 __all__ = ["Direction", "Ledger"]
 
 _NOBODY = -1
-_now = time.monotonic
 
 
 class Direction(Turns):
@@ -40,8 +40,8 @@ class Direction(Turns):
         The other rank, as the world counts; -1 for nobody.
     is_send
         Whether this rank sends.
-    begun
-        For each rank how many messages have begun, where the store can ask for it.
+    books
+        Where its messages are numbered.
 
     Attributes
     ----------
@@ -49,85 +49,52 @@ class Direction(Turns):
         As above.
     kinds
         The dtypes and shapes that have travelled.
-    call, started
-        The number, among the calls that move messages, of the fast one that has its turn, and when that began.
     """
 
-    __slots__ = (
-        "_begun",
-        "_control",
-        "_job",
-        "_ledger",
-        "_noted",
-        "_number",
-        "_where",
-        "call",
-        "is_send",
-        "kinds",
-        "rank",
-        "started",
-    )
+    __slots__ = ("_ledger", "is_send", "kinds", "rank")
 
-    def __init__(self, ledger: Ledger, job: Job, members: Members, rank: int, begun: dict[int, int], *, is_send: bool) -> None:
-        super().__init__(job.runtime, f"another call of rank {job.rank} was still talking with rank {rank}", rank)
+    def __init__(self, ledger: Ledger, job: Job, rank: int, books: Books, *, is_send: bool) -> None:
+        super().__init__(job.runtime, f"another call of rank {job.rank} was still talking with rank {rank}", rank, books)
         self._ledger = ledger
-        self._job = job
-        self._control = job.control
-        self._noted = job.control.recorder.records.append
-        self._number = members.number
-        self._where = members.channel + 1
-        self._begun = begun
         self.rank: int = rank
         self.is_send: bool = is_send
         self.kinds: Kinds = Kinds()
-        self.call: int = 0
-        self.started: float = 0.0
+
+    @property
+    def call(self) -> int:
+        """The number, among the calls that move messages, of the fast one that has its turn."""
+        return self.books.call
+
+    @property
+    def started(self) -> float:
+        """When that began."""
+        return self.books.started
 
     def next(self) -> int:
         """Return the number of the next message, whose turn it is."""
-        number = self._begun.get(self.rank, 0)
-        self._begun[self.rank] = number + 1
+        number = self.books.next
+        self.books.next = number + 1
         return number
 
-    def enter(self) -> int:
+    def enter(self, what: object) -> int:
         """Begin a message now: its turn, and its number, which is returned; -1 where it must go the long way."""
-        with self._lock:
-            if self._busy:
-                return -1
-            self._busy = True
+        if not (self._ledger.is_usable and self.books.take()):
+            return -1
         try:
-            job = self._job
-            if job.closed or self._control.verdict or self._number in job.left:
-                self.give()
-                return -1
-            self.call = self._ledger.count_message()
-            self.started = _now()
-            number = self._begun.get(self.rank, 0)
+            return self.books.begin(what)
         except BaseException:  # a signal: nothing has begun
             self.give()
             raise
-        self._begun[self.rank] = number + 1
-        return number
-
-    def enter_in_turn(self) -> int:
-        """Begin a message whose turn it is, as `enter`; whose turn it is stays so."""
-        self.call = self._ledger.count_message()
-        self.started = _now()
-        return self.next()
 
     def take_back(self) -> None:
         """Undo `enter`: the message was not begun after all."""
-        self._begun[self.rank] -= 1
+        self.books.undo()
         self.give()
 
-    def leave(self, what: object, gives_turn: bool) -> None:
-        """End the message that `enter` or `enter_in_turn` began, well or badly; the former's turn is over as well."""
-        self._noted((self._where, self.call, what, self.started, _now()))
+    def leave(self, gives_turn: bool) -> None:
+        """End the message that `enter` or the books began, well or badly; the former's turn is over as well."""
+        self.books.leave()
         if gives_turn:
-            with self._lock:
-                if not self._queue:
-                    self._busy = False
-                    return
             self.give()
 
 
@@ -140,54 +107,54 @@ class Ledger(Turns):
         Where the group lives, and who belongs to it.
     plugins
         Who may observe.
-
-    Attributes
-    ----------
-    next
-        The number of the next collective.
-    messages
-        How many calls there were that move messages.
-    started
-        When the fast call that has its turn began.
+    module
+        The compiled executor, for its form of the books; None for Python's.
     """
 
     __slots__ = (
-        "_calls",
         "_channel",
         "_control",
-        "_counting",
         "_directions",
         "_job",
+        "_making",
         "_members",
-        "_noted",
+        "_module",
         "_number",
         "_plugins",
         "_record",
         "_recorder",
-        "_short",
-        "messages",
-        "next",
-        "started",
     )
 
-    def __init__(self, job: Job, members: Members, plugins: PluginManager) -> None:
-        super().__init__(job.runtime, "an earlier collective on this group was still running")
+    def __init__(self, job: Job, members: Members, plugins: PluginManager, module: ModuleType | None = None) -> None:
+        books = books_of(module, members.channel)
+        super().__init__(job.runtime, "an earlier collective on this group was still running", books=books)
         self._job = job
         self._members = members
         self._plugins = plugins
+        self._module = module
         self._number = members.number
         self._channel = members.channel
         self._control = job.control
         self._recorder = job.control.recorder
-        self._short = job.control.recorder.short
-        self._noted = job.control.recorder.records.append
-        self._calls = job.control.progress.calls
         self._directions: dict[tuple[int, bool], Direction] = {}
+        self._making = threading.Lock()
         self._record: Record | None = None
-        self.next: int = 0
-        self.messages: int = 0
-        self._counting = threading.Lock()
-        self.started: float = 0.0
+        job.control.counted.calls[members.channel] = books
+
+    @property
+    def next(self) -> int:
+        """The number of the next collective."""
+        return self.books.next
+
+    @property
+    def messages(self) -> int:
+        """How many calls there were that move messages."""
+        return self.books.messages
+
+    @property
+    def started(self) -> float:
+        """When the fast call that has its turn began."""
+        return self.books.started
 
     # May the group be used?
 
@@ -222,8 +189,8 @@ class Ledger(Turns):
 
     def number(self) -> int:
         """Return the number of the collective that begins now, whose turn it is."""
-        number = self.next
-        self.next = self._calls[self._channel] = number + 1
+        number = self.books.next
+        self.books.next = number + 1
         return number
 
     def begin(self, signature: CallSignature, nbytes: int) -> Record:
@@ -236,9 +203,7 @@ class Ledger(Turns):
 
     def count_message(self) -> int:
         """Return the number of a call that moves messages and begins now; several directions may begin at once."""
-        with self._counting:
-            self.messages = number = self.messages + 1
-        return number
+        return self.books.count_message()
 
     def record_message(self, what: object, number: int, nbytes: int = 0) -> Record:
         """Make a call that moves messages a record of its own; `end` must follow."""
@@ -267,48 +232,26 @@ class Ledger(Turns):
 
     def enter(self, signature: CallSignature) -> int:
         """Begin a call now: its turn, its number, and its place in the recorder. Return the number; -1 where it must go the long way."""
-        with self._lock:
-            if self._busy:
-                return -1
-            self._busy = True
+        if self._plugins.observed or not (self.is_usable and self.books.take()):
+            return -1
         try:
-            job = self._job
-            if job.closed or self._control.verdict or self._number in job.left or self._plugins.observed:
-                self.give()
-                return -1
-            number = self.next
-            self.started = started = _now()
-            self._short[self._channel] = signature, number, started
+            return self.books.begin(signature)
         except BaseException:  # a signal: nothing has begun
             self.give()
             raise
-        self.next = self._calls[self._channel] = number + 1
-        return number
-
-    def enter_in_turn(self, signature: CallSignature) -> int:
-        """Begin a call whose turn it is, as `enter`; whose turn it is stays so."""
-        number = self.number()
-        self.started = _now()
-        self._short[self._channel] = signature, number, self.started
-        return number
 
     def record_slow(self, signature: CallSignature) -> partial[None]:
         """Make the call that has its turn a record of its own, since it must wait; return what tells the store of that."""
         self._record = record = self._recorder.start(self._channel, self.next - 1, signature)
         return partial(self.report_wait, record, signature)
 
-    def leave(self, signature: CallSignature, gives_turn: bool) -> None:
-        """End the call that `enter` or `enter_in_turn` began, well or badly; the former's turn is over as well."""
-        self._noted((self._channel, self.next - 1, signature, self.started, _now()))
-        self._short.pop(self._channel, None)
+    def leave(self, gives_turn: bool) -> None:
+        """End the call that `enter` or the books began, well or badly; the former's turn is over as well."""
+        self.books.leave()
         if self._record is not None:
             self._recorder.finish(self._record)
             self._record = None
         if gives_turn:
-            with self._lock:
-                if not self._queue:
-                    self._busy = False
-                    return
             self.give()
 
     # Messages
@@ -318,11 +261,18 @@ class Ledger(Turns):
         key = _NOBODY if peer is None else peer, is_send
         direction = self._directions.get(key)
         if direction is None:
-            progress = self._control.progress
-            begun = (progress.sends if is_send else progress.receives).setdefault(self._channel + 1, {})
-            direction = Direction(self, self._job, self._members, key[0], begun, is_send=is_send)
-            direction = self._directions.setdefault(key, direction)
+            with self._making:
+                direction = self._directions.get(key) or self._direction(key[0], is_send)
         return direction
+
+    def _direction(self, rank: int, is_send: bool) -> Direction:
+        channel = self._channel + 1
+        books = books_of(self._module, channel, self.books)
+        if rank != _NOBODY:
+            counted = self._control.counted.sends if is_send else self._control.counted.receives
+            counted.setdefault(channel, {})[rank] = books
+        made = self._directions[rank, is_send] = Direction(self, self._job, rank, books, is_send=is_send)
+        return made
 
     def turns(self) -> Sequence[Turns]:
         """Return all in which calls of this group take turns."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from types import ModuleType
 from typing import Any, Protocol
+
+import numpy as np
 
 from manyhands.arrays.libraries import DeviceArray
 from manyhands.calls.devices.actions import check_arrays, collective, copied, message
@@ -14,6 +17,7 @@ from manyhands.calls.messages import MessagePath
 from manyhands.calls.plans import VECTOR
 from manyhands.calls.request import Later, Local, Message, Step, Tell
 from manyhands.calls.turns import Turns
+from manyhands.common.native import native
 from manyhands.config import Settings
 from manyhands.config.plugins import PluginManager
 from manyhands.config.select import Selector
@@ -22,7 +26,7 @@ from manyhands.contract.device import DeviceChannel
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["Action", "Fast", "Paths"]
+__all__ = ["Action", "Fast", "HostFast", "Paths"]
 
 
 class Action(Protocol):
@@ -55,6 +59,18 @@ class Fast(Protocol):
         ...
 
 
+class HostFast(Fast, Protocol):
+    """One that may have a compiled form."""
+
+    def compiled(self, module: ModuleType, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """Return its compiled form of the module ``manyhands_native``, for arrays of a dtype and shape; None where it has none. Where that stops, `go_on` does the rest."""
+        ...
+
+    def go_on(self, array: Any, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
+        """Go on ``at`` the number of a call that has begun and at a step of it; return its result."""
+        ...
+
+
 class Paths:
     """What carries out the steps of one group's calls.
 
@@ -71,6 +87,10 @@ class Paths:
 
     Attributes
     ----------
+    plugins
+        As above.
+    native
+        The compiled executor; None where there is none.
     ledger
         The group's books.
     fast
@@ -88,8 +108,9 @@ class Paths:
         channel: DeviceChannel | None,
         settings: Settings,
     ) -> None:
-        self._plugins = plugins
-        self.ledger: Ledger = Ledger(job, members, plugins)
+        self.plugins: PluginManager = plugins
+        self.native: ModuleType | None = native() if settings.native else None
+        self.ledger: Ledger = Ledger(job, members, plugins, self.native)
         self.fast: dict[Hashable, Fast] = {}
         self.host: HostPath = HostPath(job, members, self.ledger, plugins, selector)
         self.messages: MessagePath = MessagePath(job, members, self.ledger)
@@ -127,7 +148,7 @@ class Paths:
     @property
     def observed(self) -> bool:
         """Whether anybody observes, who wants to see every call."""
-        return self._plugins.observed
+        return self.plugins.observed
 
     def close(self) -> None:
         """Give back the transports; no call may follow."""

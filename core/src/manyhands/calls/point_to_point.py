@@ -69,14 +69,17 @@ class Kinds:
         How many are remembered.
     forgotten
         How many were forgotten.
+    users
+        Compiled sends that use a kind, and become ``stale`` when one is forgotten.
     """
 
     most: ClassVar[int] = 256
 
-    __slots__ = ("_kinds", "_tags", "forgotten")
+    __slots__ = ("_kinds", "_tags", "forgotten", "users")
 
     def __init__(self) -> None:
         self.forgotten: int = 0
+        self.users: list[Any] = []
         self._kinds: dict[bytes, Kind] = {}
         self._tags: dict[Kind, bytes] = {}
 
@@ -92,6 +95,8 @@ class Kinds:
         """Remember a kind that is not known, whose description has just travelled."""
         while len(self._kinds) >= self.most:
             self.forgotten += 1
+            while self.users:
+                self.users.pop().stale = True
             self._tags.pop(self._kinds.pop(next(iter(self._kinds))), None)
         tag = hashlib.blake2b(pack_description(*kind), digest_size=TAG_BYTES).digest()
         other = self._kinds.get(tag)

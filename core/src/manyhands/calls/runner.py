@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from manyhands.calls.failures import awaited
 from manyhands.calls.host import HostAction
 from manyhands.calls.inputs import Inputs
 from manyhands.calls.messages import MessageAction, Words
-from manyhands.calls.paths import Action, Fast, Paths
+from manyhands.calls.paths import Action, HostFast, Paths
 from manyhands.calls.plans import VECTOR
 from manyhands.calls.programs import Programs
 from manyhands.calls.request import LONG_WAY, Message, Program, Step, Tell
@@ -40,6 +40,8 @@ _MAX_FAST = 512
 
 Key = tuple[Any, ...]
 """The name of a call, and its arguments but for the arrays, in the order of `Programs`; made by the methods of a group alone."""
+_Place = tuple[Key, np.dtype[Any], tuple[int, ...]]
+"""A key, and the dtype and shape of the array."""
 
 
 class Call:
@@ -132,14 +134,20 @@ class Calls:
         self._timeout_s = settings.timeout_s
         self._callbacks = Turns(job.runtime)
         self._fast = paths.fast
+        self._compiled: dict[Hashable, Any] = {}
+        self._table: dict[Key, list[Any]] = {}
+        self._call: Callable[[Key, Any, Any, float | None], Any] = self._call_python
+        if paths.native is not None:
+            whose = job, job.control, job.left, members.number, paths.plugins, float(settings.timeout_s)
+            self._call = paths.native.Caller(self._table, self._call_python, self._go_on, *whose).call
         watches = settings.check_inputs or job.runtime.is_simulated
         self._inputs: Inputs | None = Inputs(job, members) if watches else None
 
     # From a key to what carries the call out
 
-    def _call(self, key: Key, array: Any, out: Any, timeout_s: float | None) -> Any:
-        """Make a call and wait for its result: the fast way where one like it was made before."""
-        place: Hashable
+    def _call_python(self, key: Key, array: Any, out: Any, timeout_s: float | None) -> Any:
+        """Make a call and wait for its result: the fast way where one like it was made before. C comes here with all that it does not know."""
+        place: Any
         try:
             place = (key, array.dtype, array.shape) if type(array) is _ndarray else (key, type(array), array.dtype, array.shape)
             fast = self._fast.get(place)
@@ -168,7 +176,15 @@ class Calls:
         self._remember(call, place, array)
         return result
 
-    def _first(self, action: HostAction, place: Hashable, timeout_s: float | None) -> Any:
+    def _go_on(self, fast: HostFast, array: Any, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
+        """Go on where C has stopped in the midst of a call."""
+        try:
+            return fast.go_on(array, target, at, timeout_s)
+        except CommError:
+            self._saw()
+            raise
+
+    def _first(self, action: HostAction, place: _Place, timeout_s: float | None) -> Any:
         """Make the first call of its kind, as those after it will be made; `LONG_WAY` where they have no fast way."""
         fast, out = self._paths.host.fast(action), action.step.out
         if fast is None or (out is not None and out is not action.target):
@@ -217,14 +233,14 @@ class Calls:
             call.action.then = partial(remember, in_place=call.step.request.collective in VECTOR)
         return call
 
-    def _remember(self, call: Call, place: Hashable, array: Any) -> None:
+    def _remember(self, call: Call, place: Any, array: Any) -> None:
         """Let the next call of this kind go the fast way, where it has one."""
         if place is None or type(array) is not _ndarray:
             return
         known = self._fast.get(place)
         if known is not None and not known.is_stale:
             return  # it was only this call that was unusual
-        fast: Fast | None = None
+        fast: HostFast | None = None
         if isinstance(call.action, HostAction):
             fast = self._paths.host.fast(call.action)
         elif isinstance(call.action, MessageAction):
@@ -232,10 +248,27 @@ class Calls:
         if fast is not None:
             self._keep(place, fast)
 
-    def _keep(self, place: Hashable, fast: Fast) -> None:
+    def _keep(self, place: _Place, fast: HostFast) -> None:
         while len(self._fast) >= _MAX_FAST:
-            self._fast.pop(next(iter(list(self._fast))), None)
+            self._forget(next(iter(list(self._fast))))
+        self._forget(place)
         self._fast[place] = fast
+        key, dtype, shape = place
+        compiled = None if self._paths.native is None else fast.compiled(self._paths.native, dtype, shape)
+        if compiled is not None:
+            self._compiled[place] = compiled
+            self._table.setdefault(key, []).append(compiled)
+
+    def _forget(self, place: Hashable) -> None:
+        self._fast.pop(place, None)
+        compiled = self._compiled.pop(place, None)
+        if compiled is not None:
+            key = cast("_Place", place)[0]
+            left = [each for each in self._table.get(key, ()) if each is not compiled]
+            if left:
+                self._table[key] = left
+            else:
+                self._table.pop(key, None)
 
     def _run_program(self, name: str, make: Callable[[], Program], timeout_s: float | None) -> Any:
         """Make a call that has a program of its own, and wait for its result."""

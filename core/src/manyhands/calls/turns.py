@@ -8,9 +8,10 @@ when nobody else has it), a background thread where it does not.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 
+from manyhands.calls.books import Books, PythonBooks
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Place, Runtime
 from manyhands.control.computer import COMPUTER
@@ -33,23 +34,25 @@ class Turns:
         Who has the turn while others wait, in words.
     peer
         The rank of the world that the calls talk with, where it is one.
+    books
+        Where the turn is kept.
     """
 
-    __slots__ = ("_busy", "_lock", "_queue", "_runner", "holder", "peer", "runtime")
+    __slots__ = ("_runner", "books", "holder", "peer", "runtime")
 
-    def __init__(self, runtime: Runtime = COMPUTER, holder: str = "", peer: int | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime = COMPUTER, holder: str = "", peer: int | None = None, books: Books | None = None
+    ) -> None:
         self.runtime: Runtime = runtime
         self.holder: str = holder
         self.peer: int | None = peer
-        self._lock = threading.Lock()
-        self._busy = False
-        self._queue: deque[_Turn] = deque()
+        self.books: Books = PythonBooks() if books is None else books
         self._runner: int | None = None
 
     @property
     def is_free(self) -> bool:
         """Whether nobody has a turn."""
-        return not self._busy
+        return not self.books.busy
 
     @property
     def runs_here(self) -> bool:
@@ -72,82 +75,63 @@ class Turns:
         TimeoutError
             The turn did not come in time; its place in the queue is given up.
         """
-        with self._lock:
-            if not self._busy:
-                self._busy = True
-                return True
-            come = self.runtime.place(for_good=for_good)
-            turn = None, come
-            self._queue.append(turn)
+        books = self.books
+        if books.take():
+            return True
+        come = self.runtime.place(for_good=for_good)
+        turn: _Turn = None, come
+        if books.take(turn):
+            return True
         try:
             if come.wait(deadline.remaining()):
                 return False
         except BaseException:
-            if not self._leave(turn):
+            if not books.drop(turn):
                 self.give()
             raise
-        if self._leave(turn):
+        if books.drop(turn):
             raise TimeoutError
         return False
 
     def take_if_free(self) -> bool:
         """Take the turn if nobody has it and nobody waits, without waiting; `give` must follow where that was so."""
-        with self._lock:
-            free = not self._busy
-            self._busy = True
-        return free
+        return self.books.take()
 
     def give(self) -> None:
         """End the calling thread's turn."""
-        with self._lock:
-            if not self._queue:
-                self._busy = False
-                return
-            come = self._queue[0][1]
-            if come is not None:
-                self._queue.popleft()
-                come.wake()
-                return
-        try:
-            self.runtime.start(self._drain)
-        except RuntimeError:  # no thread can be had: what was promised is done all the same, only not in the background
-            self._drain()
+        turn: _Turn | None = self.books.give()
+        if turn is not None:
+            self._pass(*turn)
 
     def submit(self, action: Callable[[], None]) -> None:
         """Run ``action``, which must not raise, in a background thread when its turn comes.
 
         Where this process can have no more threads, which is so while the interpreter ends, it runs here and now.
         """
-        with self._lock:
-            self._queue.append((action, None))
-            if self._busy:
-                return
-            self._busy = True
-        try:
-            self.runtime.start(self._drain)
-        except RuntimeError:
-            self._drain()
+        if self.books.take((action, None)):
+            self._pass(action, None)
 
-    def _drain(self) -> None:
-        """Run the actions that come next, one after the other, in this thread."""
-        before, self._runner = self._runner, threading.get_ident()
-        while True:
-            with self._lock:
-                action, come = self._queue.popleft() if self._queue else (None, None)
-                if action is None:
-                    self._runner = before
-                    if come is None:
-                        self._busy = False
-                    else:
-                        come.wake()
-                    return
+    def _pass(self, action: Callable[[], None] | None, come: Place | None) -> None:
+        """Let the turn be had by an action or a thread that waits."""
+        if come is not None:
+            come.wake()
+        elif action is not None:
+            try:
+                self.runtime.start(partial(self._drain, action))
+            except RuntimeError:  # no thread can be had: what was promised is done all the same, only not in the background
+                self._drain(action)
+
+    def _drain(self, action: Callable[[], None] | None) -> None:
+        """Run an action whose turn it is, and those that come next, one after the other, in this thread."""
+        before = self._runner
+        while action is not None:
+            self._runner = threading.get_ident()
             action()
             del action  # it holds arrays, and the next one may be long in coming
-
-    def _leave(self, turn: _Turn) -> bool:
-        """Give up a place in the queue; tell whether it was still one. Else the turn has just come."""
-        with self._lock:
-            if turn in self._queue:
-                self._queue.remove(turn)
-                return True
-        return False
+            self._runner = before
+            turn: _Turn | None = self.books.give()
+            if turn is None:
+                return
+            action, come = turn
+            if come is not None:
+                come.wake()

@@ -47,7 +47,7 @@ from manyhands.control.protocol import (
     encode,
     ranks_in,
 )
-from manyhands.control.recorder import FlightRecorder, Record
+from manyhands.control.recorder import Counted, FlightRecorder, Record
 from manyhands.control.signatures import CallSignature
 from manyhands.errors import CommError, DeadlineError, InternalError, ManyHandsError
 
@@ -86,8 +86,8 @@ class Control(ABC):
         Who this rank is.
     recorder
         Its last calls.
-    progress
-        How far it has come; those who make calls count there.
+    counted
+        How far it has come.
     host
         The address by which this rank reaches the store.
     runtime
@@ -104,7 +104,7 @@ class Control(ABC):
         self.host = host
         self.runtime = runtime
         self.recorder: FlightRecorder = recorder or FlightRecorder()
-        self.progress: Progress = Progress({}, {}, {})
+        self.counted: Counted = self.recorder.counted
         self.origins: tuple[int, ...] = ()
         self._changed = runtime.condition()
         self.verdict: Verdict | None = None
@@ -252,13 +252,12 @@ class Control(ABC):
 
     def leave_group(self, number: int, members: Sequence[int], then: Callable[[], None]) -> None:
         """Say that this rank has finished with a group; call ``then`` once all its members have. Never blocks."""
-        progress, now = self.progress, self._come_so_far()
+        now = self.counted.progress()
         channels = (2 * number, 2 * number + 1)
 
         def disbanded() -> None:
-            for counts in (progress.calls, progress.sends, progress.receives):
-                for channel in channels:
-                    counts.pop(channel, None)
+            for channel in channels:
+                self.recorder.forget(channel)
             then()
 
         mine = Progress(
@@ -275,7 +274,7 @@ class Control(ABC):
 
     def waits_in_background(self, wait: Wait) -> None:
         """Tell the store what this rank's device waits for, while none of its threads need do so."""
-        self._post(Stalled(wait, [wait], self._come_so_far(), False))
+        self._post(Stalled(wait, [wait], self.counted.progress(), False))
 
     def checkpoint(self, place: str, count: int, digest: bytes, members: Sequence[int]) -> None:
         """Tell the store which calls on devices this rank has made; it compares them with those of the other members."""
@@ -287,15 +286,7 @@ class Control(ABC):
         before = last_move()
         waits, stuck = self.recorder.waits()
         quiet = stuck and nobody_else(self._home, before)
-        self._post(Stalled(wait, waits, self._come_so_far(), quiet))
-
-    def _come_so_far(self) -> Progress:
-        """Return a copy of the progress: in a job of threads the store reads it while calls of this rank go on counting."""
-        sends, receives = (
-            {channel: dict(counts) for channel, counts in list(all_counts.items())}
-            for all_counts in (self.progress.sends, self.progress.receives)
-        )
-        return Progress(dict(self.progress.calls), sends, receives)
+        self._post(Stalled(wait, waits, self.counted.progress(), quiet))
 
     def report(self, report: Report) -> ManyHandsError:
         """Report a failure; return the first cause that all ranks agree on, or this finding if the store does not answer."""
@@ -348,7 +339,7 @@ class Control(ABC):
         CommError
             The job failed before all ranks had left.
         """
-        self._post(Leave(self._come_so_far()))
+        self._post(Leave(self.counted.progress()))
         self._wait(lambda: self._farewell and not self.failed, deadline)
         return self._farewell
 
@@ -413,11 +404,12 @@ class Control(ABC):
                 self.fail(message)
             case Question(inquest, channel, sequence):
                 entered, text = self.recorder.testify(channel, sequence)
-                if not entered and 0 <= sequence < self.progress.calls.get(channel, 0):
+                progress = self.counted.progress()
+                calls = progress.calls.get(channel, 0)
+                if not entered and 0 <= sequence < calls:
                     # So long ago that it is not recorded any more: calls on GPUs are made ahead of what the GPU has done.
                     entered, text = True, f"has made it; {text}"
-                calls, waits = self.progress.calls.get(channel, 0), self.recorder.waits()[0]
-                self._post(Testimony(inquest, entered, text, calls, waits, self._come_so_far()))
+                self._post(Testimony(inquest, entered, text, calls, self.recorder.waits()[0], progress))
             case Disbanded(group):
                 then = self._disbanding.pop(group, None)
                 if then is not None:

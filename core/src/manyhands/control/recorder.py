@@ -5,13 +5,66 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from manyhands.control.bystanders import blocked, released
-from manyhands.control.protocol import Wait
+from manyhands.control.protocol import Progress, Wait
 from manyhands.control.signatures import CallSignature
 
-__all__ = ["FlightRecorder", "Record"]
+__all__ = ["Books", "Counted", "FlightRecorder", "Record", "Short"]
+
+Short = tuple[int, int, object, float, float]
+"""A short call: channel, sequence number, what it is, when it began, and when it ended; 0.0 while it runs."""
+
+
+class Books(Protocol):
+    """Whoever numbers calls: ``next`` is the number of the next one."""
+
+    next: int
+
+    def short(self) -> Iterable[Short]:
+        """Return the last short calls, the oldest first, also the one that runs."""
+        ...
+
+
+class Counted:
+    """How far a rank has come, where it is counted.
+
+    Attributes
+    ----------
+    calls
+        For each channel of a group who numbers its collectives.
+    sends, receives
+        For each channel and rank who numbers the messages to or from it.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Books] = {}
+        self.sends: dict[int, dict[int, Books]] = {}
+        self.receives: dict[int, dict[int, Books]] = {}
+
+    def books(self, channel: int | None = None) -> list[Books]:
+        """Return all, or those of a channel."""
+        found = [books for where, books in list(self.calls.items()) if channel in (None, where)]
+        for counts in (self.sends, self.receives):
+            found += [
+                books for where, each in list(counts.items()) if channel in (None, where) for books in list(each.values())
+            ]
+        return found
+
+    def forget(self, channel: int) -> None:
+        """Forget a channel."""
+        for counts in (self.calls, self.sends, self.receives):
+            counts.pop(channel, None)
+
+    def progress(self) -> Progress:
+        """Return how far that is now: in a job of threads the store reads it while calls of this rank go on counting."""
+        sends, receives = (
+            {channel: {rank: books.next for rank, books in list(each.items())} for channel, each in list(counts.items())}
+            for counts in (self.sends, self.receives)
+        )
+        return Progress({channel: books.next for channel, books in list(self.calls.items())}, sends, receives)
 
 
 class Record:
@@ -87,10 +140,6 @@ class Record:
         return f"{self.what} #{self.sequence}" + (f" of group {group}" if group else "") + where
 
 
-_Short = tuple[int, int, CallSignature | object, float, float]
-"""A short call that has ended: channel, sequence number, signature, when it began and ended."""
-
-
 def _record(channel: int, sequence: int, call: CallSignature | object, started: float, finished: float) -> Record:
     record = Record(channel, sequence, call, started)
     record.finished = finished
@@ -109,18 +158,15 @@ class FlightRecorder:
 
     Attributes
     ----------
-    records
-        The calls; those that were short as tuples of channel, number, signature, beginning and end.
-    short
-        For each channel its short call that runs: signature, sequence number, and when it began. Such a call is a record of its own only
-        when it has to wait, or once it has ended (`note`).
+    counted
+        How far the rank has come. Calls that are short stand in the books there, and are records here only when they have to wait.
     """
 
     def __init__(self, length: int = 128, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self.records: deque[Record | _Short] = deque(maxlen=length)
+        self.counted: Counted = Counted()
+        self._records: deque[Record | Short] = deque(maxlen=length)
         self._running: set[Record] = set()
-        self.short: dict[int, tuple[CallSignature, int, float]] = {}
 
     def start(self, channel: int, sequence: int, call: CallSignature | object, nbytes: int = 0) -> Record:
         """Note that a call begins; `finish` must follow, from the same thread.
@@ -132,7 +178,7 @@ class FlightRecorder:
         """
         record = Record(channel, sequence, call, self._now())
         record.nbytes = nbytes
-        self.records.append(record)
+        self._records.append(record)
         self._running.add(record)
         return record
 
@@ -144,8 +190,13 @@ class FlightRecorder:
         channel, sequence, call, started
             As for `Record`.
         """
-        self.records.append((channel, sequence, call, started, self._now()))
-        self.short.pop(channel, None)
+        self._records.append((channel, sequence, call, started, self._now()))
+
+    def forget(self, channel: int) -> None:
+        """Count a channel no more; its last calls are kept."""
+        for books in self.counted.books(channel):
+            self._records.extend(books.short())
+        self.counted.forget(channel)
 
     def finish(self, record: Record) -> None:
         """Note that a call has ended, well or badly.
@@ -188,10 +239,9 @@ class FlightRecorder:
             The channel of the call's group, and its number there.
         """
         now = self._now()
-        records = [record if isinstance(record, Record) else _record(*record) for record in list(self.records)]
-        for begun_in, (call, number, started) in list(self.short.items()):
-            if not any(record.channel == begun_in and record.sequence == number for record in records):
-                records.append(_record(begun_in, number, call, started, 0.0))
+        shorts = [short for books in self.counted.books() for short in books.short()]
+        records = [each if isinstance(each, Record) else _record(*each) for each in [*shorts, *list(self._records)]]
+        records.sort(key=lambda record: record.started)  # a short call that became a record began before it did
         for record in reversed(records):
             if record.channel == channel and record.sequence == sequence:
                 return True, record.describe()

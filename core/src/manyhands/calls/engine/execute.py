@@ -69,6 +69,8 @@ class Executable:
     ----------
     takes_any_layout
         `Program.takes_any_layout`.
+    compiled
+        The program in its compiled form, which brings the scratch memory that it needs; None where there is none.
     """
 
     __slots__ = (
@@ -82,6 +84,7 @@ class Executable:
         "_steps",
         "_transport",
         "_work_bytes",
+        "compiled",
         "takes_any_layout",
     )
 
@@ -103,8 +106,9 @@ class Executable:
         # Then the operands are what is given and what is kept, and nothing has to be made.
         self._is_plain = not self._parts and self._work_bytes <= _KEPT_SCRATCH_BYTES
         self.takes_any_layout: bool = program.takes_any_layout
+        self.compiled: Any = self._compiled if self._work_bytes <= _KEPT_SCRATCH_BYTES else None
 
-    def run(self, source: Array, target: Array, sequence: int, patience: Patience) -> None:  # noqa: PLR0912 - the loop of every call
+    def run(self, source: Array, target: Array, sequence: int, patience: Patience) -> None:
         """Carry out the program.
 
         Parameters
@@ -124,15 +128,19 @@ class Executable:
             must not be used again.
         """
         block = shared_pool.take(self._work_bytes) if self._work_bytes > _KEPT_SCRATCH_BYTES else None
-        steps, traffic = self._steps, None
-        if self._compiled is not None:
-            stopped = self._compiled.run(source, target, sequence, block)
-            if stopped < 0:
-                if block is not None:
-                    shared_pool.give(block)
-                return
-            # Something is unusual, or has to be waited for. That is for Python.
-            steps, traffic = steps[stopped:], self._left_over(patience)
+        stopped = 0 if self._compiled is None else self._compiled.run(source, target, sequence, block)
+        if stopped >= 0:
+            self.go_on(source, target, sequence, patience, stopped, block)
+        if block is not None:
+            # After a failure it is not kept: the transport may still have views of it.
+            shared_pool.give(block)
+
+    def go_on(  # noqa: PLR0912 - the loop of every call
+        self, source: Array, target: Array, sequence: int, patience: Patience, step: int, block: Array | None = None
+    ) -> None:
+        """Carry out the program from a step on, as `run`; where there is a compiled form, what that has posted may still be on its way."""
+        traffic = None if self._compiled is None else self._left_over(patience)
+        steps = self._steps[step:] if step else self._steps
         views = [source, target, *self._scratch] if self._is_plain else self._views(source, target, block)
         combine = self._combine
         for kind, peer, box, header, number, nbytes, slots, first, second, third in steps:
@@ -173,9 +181,6 @@ class Executable:
                     self._carry(kind, peer, bytes(header), views[first], views[second], traffic)
         if traffic is not None:
             traffic.finish()
-        if block is not None:
-            # After a failure it is not kept: the transport may still have views of it.
-            shared_pool.give(block)
 
     def _left_over(self, patience: Patience) -> _Traffic:
         """Return what the compiled form has posted, and has not been sent."""

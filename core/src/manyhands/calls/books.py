@@ -1,0 +1,164 @@
+"""Books: the turn and the numbers of calls that run one after the other, and the last of them that were short.
+
+They are what a fast call touches each time. So they have a compiled form, of the module ``manyhands_native``, which does the same; there the
+interpreter's lock takes the place of theirs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any, Protocol
+
+from manyhands.control.recorder import Short
+
+__all__ = ["Books", "PythonBooks", "books_of"]
+
+_KEPT = 32
+_now = time.monotonic
+
+
+class Books(Protocol):
+    """What is kept for calls that run one after the other.
+
+    Attributes
+    ----------
+    busy
+        Whether anybody has the turn.
+    next
+        The number of the next call.
+    messages
+        How many calls there were that move messages, in any direction, where these books are those that count them.
+    call
+        The number by which the call that runs is known to the user.
+    started
+        When it began.
+    """
+
+    busy: bool
+    next: int
+    messages: int
+    call: int
+    started: float
+
+    def take(self, turn: object = None, /) -> bool:
+        """Take the turn where nobody has it; else put what stands for a turn at the end of the queue, unless it is None. Tell which."""
+        ...
+
+    def give(self) -> Any:
+        """Give the turn to the first in the queue, which is returned; None where there is nobody, and the turn is free."""
+        ...
+
+    def drop(self, turn: object, /) -> bool:
+        """Take a turn out of the queue; tell whether it was in there."""
+        ...
+
+    def begin(self, what: object, /) -> int:
+        """Begin a short call whose turn it is; return its number."""
+        ...
+
+    def leave(self) -> None:
+        """End the short call that runs; whose turn it is stays so."""
+        ...
+
+    def undo(self) -> None:
+        """Undo `begin`: the call was not made after all."""
+        ...
+
+    def count_message(self) -> int:
+        """Count a call that moves messages; return its number."""
+        ...
+
+    def short(self) -> Iterable[Short]:
+        """Return the last short calls, the oldest first, also the one that runs."""
+        ...
+
+
+class PythonBooks:
+    """Books in Python; also those of a queue that numbers nothing.
+
+    Parameters
+    ----------
+    channel
+        Where its calls are.
+    counted
+        Other books, in which the calls are counted as ones that move messages; None where they are known by their number here.
+    """
+
+    __slots__ = ("_channel", "_counted", "_ended", "_lock", "_queue", "_what", "busy", "call", "messages", "next", "started")
+
+    def __init__(self, channel: int = -1, counted: Books | None = None) -> None:
+        self._channel = channel
+        self._counted = counted
+        self._lock = threading.Lock()
+        self._queue: deque[object] = deque()
+        self._what: object = None
+        self._ended: deque[Short] = deque(maxlen=_KEPT)
+        self.busy: bool = False
+        self.next: int = 0
+        self.messages: int = 0
+        self.call: int = 0
+        self.started: float = 0.0
+
+    def take(self, turn: object = None, /) -> bool:
+        """As `Books.take`."""
+        with self._lock:
+            free = not self.busy
+            self.busy = True
+            if not free and turn is not None:
+                self._queue.append(turn)
+        return free
+
+    def give(self) -> Any:
+        """As `Books.give`."""
+        with self._lock:
+            if self._queue:
+                return self._queue.popleft()
+            self.busy = False
+        return None
+
+    def drop(self, turn: object, /) -> bool:
+        """As `Books.drop`."""
+        with self._lock:
+            if turn in self._queue:
+                self._queue.remove(turn)
+                return True
+        return False
+
+    def begin(self, what: object, /) -> int:
+        """As `Books.begin`."""
+        number = self.next
+        self.call = number if self._counted is None else self._counted.count_message()
+        self.started = _now()
+        self._what = what
+        self.next = number + 1
+        return number
+
+    def leave(self) -> None:
+        """As `Books.leave`."""
+        self._ended.append((self._channel, self.call, self._what, self.started, _now()))
+        self._what = None
+
+    def undo(self) -> None:
+        """As `Books.undo`."""
+        self._what = None
+        self.next -= 1
+
+    def count_message(self) -> int:
+        """As `Books.count_message`; several directions may begin at once."""
+        with self._lock:
+            self.messages = number = self.messages + 1
+        return number
+
+    def short(self) -> Iterable[Short]:
+        """As `Books.short`."""
+        what, running = self._what, (self._channel, self.call, self._what, self.started, 0.0)
+        return list(self._ended) if what is None else [*self._ended, running]
+
+
+def books_of(module: ModuleType | None, channel: int, counted: Books | None = None) -> Books:
+    """Return books in the form that a job has: that of the module ``manyhands_native``, or Python's where it is None."""
+    return PythonBooks(channel, counted) if module is None else module.Books(channel, counted)

@@ -1,0 +1,188 @@
+/* The books of calls that run one after the other: manyhands.calls.books.PythonBooks in C. The interpreter's lock is held wherever they are touched. */
+#include "native.h"
+
+bool books_take(Books *books) {
+    bool free = !books->busy;
+    books->busy = true;
+    return free;
+}
+
+/* Make the turn free, unless somebody waits for it: that is for Python. */
+bool books_free(Books *books) {
+    if (books->first < PyList_Size(books->queue)) return false;
+    books->busy = false;
+    return true;
+}
+
+uint64_t books_begin(Books *books, PyObject *what) {
+    uint64_t number = books->next++;
+    books->call = books->counted ? ++books->counted->messages : number;
+    books->started = now_s();
+    PyObject *before = books->what;
+    books->what = Py_NewRef(what);
+    Py_XDECREF(before);
+    return number;
+}
+
+void books_leave(Books *books) {
+    Short *kept = &books->ended[books->ended_count++ % KEPT];
+    PyObject *before = kept->what;
+    *kept = (Short){books->what, books->call, books->started, now_s()};
+    books->what = NULL;
+    Py_XDECREF(before);
+}
+
+static int books_init(Books *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"channel", "counted", NULL};
+    PyObject *counted = Py_None;
+    if (self->queue) {
+        PyErr_SetString(PyExc_RuntimeError, "books are made once");
+        return -1;
+    }
+    self->channel = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|LO", names, &self->channel, &counted)) return -1;
+    if (counted != Py_None) {
+        if (!PyObject_TypeCheck(counted, TYPE_OF(self))) {
+            PyErr_SetString(PyExc_TypeError, "calls are counted in other books of this form");
+            return -1;
+        }
+        self->counted = (Books *)Py_NewRef(counted);
+    }
+    self->queue = PyList_New(0);
+    return self->queue ? 0 : -1;
+}
+
+static int books_traverse(Books *self, visitproc visit, void *arg) {
+    Py_VISIT(TYPE_OF(self));
+    Py_VISIT(self->queue);
+    Py_VISIT(self->counted);
+    Py_VISIT(self->what);
+    for (size_t i = 0; i < KEPT; i++) Py_VISIT(self->ended[i].what);
+    return 0;
+}
+
+static int books_clear(Books *self) {
+    Py_CLEAR(self->what);
+    for (size_t i = 0; i < KEPT; i++) Py_CLEAR(self->ended[i].what);
+    return 0; /* the queue and the other books stay: whoever has these may still ask for its turn */
+}
+
+static void books_dealloc(Books *self) {
+    PyTypeObject *type = TYPE_OF(self);
+    PyObject_GC_UnTrack(self);
+    books_clear(self);
+    Py_XDECREF(self->queue);
+    Py_XDECREF((PyObject *)self->counted);
+    freefunc release = PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *py_take(Books *self, PyObject *args) {
+    PyObject *turn = Py_None;
+    if (!PyArg_ParseTuple(args, "|O", &turn)) return NULL;
+    if (self->busy && turn != Py_None && PyList_Append(self->queue, turn) < 0) return NULL;
+    return PyBool_FromLong(books_take(self));
+}
+
+static PyObject *py_give(Books *self, PyObject *Py_UNUSED(none)) {
+    if (books_free(self)) Py_RETURN_NONE;
+    PyObject *turn = Py_NewRef(PyList_GetItem(self->queue, self->first));
+    /* The list gives up what was had in one go, now and then. */
+    Py_ssize_t had = self->first + 1, all = PyList_Size(self->queue);
+    if (had == all || had >= 64) {
+        if (PyList_SetSlice(self->queue, 0, had, NULL) < 0) {
+            Py_DECREF(turn);
+            return NULL;
+        }
+        had = 0;
+    } else if (PyList_SetItem(self->queue, self->first, Py_NewRef(Py_None)) < 0) {
+        Py_DECREF(turn);
+        return NULL;
+    }
+    self->first = had;
+    return turn;
+}
+
+static PyObject *py_drop(Books *self, PyObject *turn) {
+    for (Py_ssize_t i = self->first; i < PyList_Size(self->queue); i++) {
+        if (PyList_GetItem(self->queue, i) != turn) continue;
+        if (PyList_SetSlice(self->queue, i, i + 1, NULL) < 0) return NULL;
+        Py_RETURN_TRUE;
+    }
+    Py_RETURN_FALSE;
+}
+
+static PyObject *py_begin(Books *self, PyObject *what) { return PyLong_FromUnsignedLongLong(books_begin(self, what)); }
+
+static PyObject *py_leave(Books *self, PyObject *Py_UNUSED(none)) {
+    if (self->what) books_leave(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_undo(Books *self, PyObject *Py_UNUSED(none)) {
+    Py_CLEAR(self->what);
+    self->next--;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_count_message(Books *self, PyObject *Py_UNUSED(none)) { return PyLong_FromUnsignedLongLong(++self->messages); }
+
+static int add_short(PyObject *list, const Books *books, PyObject *what, uint64_t call, double started, double finished) {
+    Py_INCREF(what); /* making a tuple may let the garbage collector run, and that anything */
+    PyObject *made = Py_BuildValue("LKOdd", books->channel, (unsigned long long)call, what, started, finished);
+    int failed = made ? PyList_Append(list, made) : -1;
+    Py_XDECREF(made);
+    Py_DECREF(what);
+    return failed;
+}
+
+static PyObject *py_short(Books *self, PyObject *Py_UNUSED(none)) {
+    PyObject *list = PyList_New(0);
+    uint64_t end = self->ended_count;
+    for (uint64_t i = end > KEPT ? end - KEPT : 0; list && i < end; i++) {
+        const Short *kept = &self->ended[i % KEPT];
+        if (kept->what && add_short(list, self, kept->what, kept->call, kept->started, kept->finished) < 0) Py_CLEAR(list);
+    }
+    if (list && self->what && add_short(list, self, self->what, self->call, self->started, 0.0) < 0) Py_CLEAR(list);
+    return list;
+}
+
+static PyMethodDef books_methods[] = {
+    {"take", (PyCFunction)py_take, METH_VARARGS, "Take the turn where nobody has it, else queue up a turn that is given; tell which."},
+    {"give", (PyCFunction)py_give, METH_NOARGS, "Give the turn to the first in the queue, which is returned; None where it is free now."},
+    {"drop", (PyCFunction)py_drop, METH_O, "Take a turn out of the queue; tell whether it was there."},
+    {"begin", (PyCFunction)py_begin, METH_O, "Begin a short call whose turn it is; return its number."},
+    {"leave", (PyCFunction)py_leave, METH_NOARGS, "End the short call that runs."},
+    {"undo", (PyCFunction)py_undo, METH_NOARGS, "Undo begin."},
+    {"count_message", (PyCFunction)py_count_message, METH_NOARGS, "Count a call that moves messages; return its number."},
+    {"short", (PyCFunction)py_short, METH_NOARGS, "Return the last short calls, the oldest first, also the one that runs."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef books_members[] = {
+    {"busy", T_BOOL, offsetof(Books, busy), READONLY, NULL},
+    {"next", T_ULONGLONG, offsetof(Books, next), 0, NULL},
+    {"messages", T_ULONGLONG, offsetof(Books, messages), READONLY, NULL},
+    {"call", T_ULONGLONG, offsetof(Books, call), READONLY, NULL},
+    {"started", T_DOUBLE, offsetof(Books, started), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot books_slots[] = {
+    {Py_tp_doc, "The turn and the numbers of calls that run one after the other, and the last of them that were short."},
+    {Py_tp_init, books_init},
+    {Py_tp_traverse, books_traverse},
+    {Py_tp_clear, books_clear},
+    {Py_tp_dealloc, books_dealloc},
+    {Py_tp_methods, books_methods},
+    {Py_tp_members, books_members},
+    {0, NULL},
+};
+
+PyType_Spec books_spec = {
+    .name = "manyhands_native._core.Books",
+    .basicsize = sizeof(Books),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = books_slots,
+};

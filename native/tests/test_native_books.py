@@ -1,0 +1,135 @@
+"""The books of C do what those of Python do, and calls that C makes keep what Python promises."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.worlds import must, thread_world
+
+from manyhands.api import Group
+from manyhands.calls.books import PythonBooks
+
+native = pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
+
+BACKENDS = ["shm", "tcp"]
+STEPS = st.sampled_from(["take", "queue", "give", "drop", "begin", "leave", "undo", "count", "set"])
+
+
+def story(books: Any, counted: Any, steps: list[tuple[str, int]]) -> list[object]:
+    """Take steps; return all that can be seen of them."""
+    told: list[object] = []
+    turns: list[object] = []
+    begun = False
+    for step, number in steps:
+        match step:
+            case "take":
+                told.append(books.take())
+            case "queue":
+                turns.append((None, number))
+                told.append(books.take(turns[-1]))
+            case "give":
+                told.append(books.give())
+            case "drop" if turns:
+                told.append(books.drop(turns[number % len(turns)]))
+            case "begin" if not begun:
+                told.append(books.begin(f"call {number}"))
+                begun = True
+            case "leave" if begun:
+                books.leave()
+                begun = False
+            case "undo" if begun:
+                books.undo()
+                begun = False
+            case "count":
+                told.append(counted.count_message())
+            case "set":
+                books.next = number
+        told += [books.busy, books.next, counted.messages]
+        told.append([(channel, call, what, finished > 0) for channel, call, what, _, finished in books.short()])
+    return told
+
+
+@given(st.lists(st.tuples(STEPS, st.integers(0, 99)), max_size=150), st.booleans())
+def test_books_of_both_forms_say_the_same(steps: list[tuple[str, int]], is_counted: bool) -> None:
+    one, other = PythonBooks(4), native.Books(4)
+    both = [(PythonBooks(5, one), one), (native.Books(5, other), other)] if is_counted else [(one, one), (other, other)]
+    assert story(*both[0], steps) == story(*both[1], steps)
+
+
+def test_many_turns_come_in_their_order() -> None:
+    books = native.Books()
+    assert books.take()
+    turns = [(None, number) for number in range(1000)]
+    assert not any(books.take(turn) for turn in turns)
+    assert [books.give() for _ in turns] == turns
+    assert books.give() is None
+    assert not books.busy
+
+
+@pytest.mark.parametrize("wrong", [1, object(), PythonBooks()])
+def test_books_are_counted_in_books_of_their_form(wrong: object) -> None:
+    with pytest.raises(TypeError, match="other books of this form"):
+        native.Books(1, wrong)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_threads_of_a_group_take_turns(backend: str) -> None:
+    """Whoever finds the turn taken goes the long way, and waits for it there."""
+
+    def program(group: Group) -> list[float]:
+        found: list[float] = []
+
+        def work() -> None:
+            found.extend(float(group.all_reduce(np.ones(3))[0]) for _ in range(200))
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    assert must(thread_world(program, 2, backend)) == [[2.0] * 600] * 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_kind_that_both_ends_have_forgotten_is_described_anew(backend: str) -> None:
+    def program(group: Group) -> bool:
+        other = 1 - group.rank
+        for _ in range(2):
+            for length in range(300):  # more kinds than a direction remembers
+                for _ in range(2):
+                    if group.rank == 0:
+                        group.send(np.full(length % 150, length, np.int32 if length < 150 else np.float32), other)
+                    else:
+                        came = group.recv(other)
+                        assert came.dtype == (np.int32 if length < 150 else np.float32)
+                        assert came.tolist() == [length] * (length % 150)
+        return True
+
+    assert must(thread_world(program, 2, backend)) == [True, True]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_group_was_is_freed_when_it_is_closed(backend: str) -> None:
+    def program(group: Group) -> Any:
+        x = np.ones(4)
+        for _ in range(3):
+            group.all_reduce(x)
+            group.sendrecv(x, 1 - group.rank, 1 - group.rank)
+            if group.rank == 0:
+                group.send(x, 1)
+            else:
+                group.recv(0)
+        return weakref.ref(group)
+
+    groups = must(thread_world(program, 2, backend))
+    gc.collect()
+    assert [group() for group in groups] == [None, None]
