@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.worlds import thread_world
+from tests.worlds import must, thread_world
 
 from manyhands.api import Group
 
@@ -85,6 +85,36 @@ def test_python_goes_on_where_c_has_stopped(backend: str) -> None:
 
     expected = [3.0 * number + 3 for number in range(60)]
     assert thread_world(late, 3, backend) == [expected] * 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=5)
+@given(seed=st.integers(0, 999))
+def test_messages_of_any_length_and_haste_are_those_that_were_sent(backend: str, seed: int) -> None:
+    """Whoever is late, and wherever C stops: before an opening, behind it, in the midst of an exchange."""
+    lengths = [0, 3, 161, 162, 400, 5000, 65_697, 200_000]  # of float64: 161 fill an opening, and 65,697 an opening and a slot
+
+    def program(group: Group) -> list[bytes]:
+        own, alike = np.random.default_rng([seed, group.rank]), np.random.default_rng(seed)
+        other, found = 1 - group.rank, []
+        for number in range(40):
+            length, way, keeps = int(alike.choice(lengths)), int(alike.integers(3)), int(alike.integers(2))
+            if own.random() < 0.15:
+                time.sleep(0.003 * own.random())
+            array = np.arange(length, dtype=np.float64) + 1000.0 * number
+            out = np.empty(length) if keeps else None
+            if way == 2:
+                found.append(group.sendrecv(array + group.rank, other, other, out=out).tobytes())
+                assert found[-1] == (array + other).tobytes()
+            elif way == group.rank:
+                group.send(array, other)
+            else:
+                found.append(group.recv(other, out=out).tobytes())
+                assert found[-1] == array.tobytes()
+        return found
+
+    both = [thread_world(program, 2, backend, config={"native": form}) for form in (True, False)]
+    assert must(both[0]) == must(both[1])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -129,6 +129,7 @@ class Send:
         number_at: int,
         opening_bytes: int,
         tag: int,
+        rest_header: bytes,
     ) -> None: ...
 
 class Recv:
@@ -147,8 +148,13 @@ class Recv:
         opening_bytes: int,
     ) -> None: ...
     def know(
-        self, tag: int, example: npt.NDArray[Any], /
+        self, tag: int, example: npt.NDArray[Any], rest_header: bytes, /
     ) -> None: ...  # Say of what dtype and shape the arrays are that a tag stands for.
+
+class Exchange:
+    # Sends to one rank and receives from one, at once.
+
+    def __init__(self, python: object, send: Send, recv: Recv, what: object) -> None: ...
 
 class Caller:
     # What leads from a call to the fast way that it has: for each key of ``table`` those of arrays of different kinds.

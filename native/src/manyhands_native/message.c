@@ -1,10 +1,12 @@
-/* The fast way of messages whose dtype and shape have travelled before, and that are short: manyhands.calls.fast_messages in C.
+/* The fast way of messages whose dtype and shape have travelled before, and that go through a mailbox: manyhands.calls.fast_messages in C.
 
-   Such a message is an opening of fixed length: a tag of 8 bytes that stands for dtype and shape, and the array. */
+   Such a message is an opening of fixed length, a tag of 8 bytes that stands for dtype and shape and the beginning of the array, and then the rest of
+   the array, if there is any, as a message of its own. How far it has got is said in the steps of manyhands.calls.point_to_point.move. */
 #include "native.h"
 
 #define TAG_BYTES 8
 #define KNOWN 8
+enum { AT_BEGINNING, OPENED, OVER, DONE };
 
 /* One direction to or from a peer. */
 typedef struct {
@@ -34,36 +36,77 @@ static int port_init(Port *port, State *state, PyObject *box, const char *header
     return 0;
 }
 
+/* What follows an opening: its header, and how many bytes. */
+typedef struct {
+    unsigned char header[HEADER_BYTES];
+    size_t nbytes;
+} Rest;
+
+/* How many bytes of an array travel in its opening. */
+static size_t first_of(const Port *port, const Kind *kind) {
+    size_t most = port->opening_bytes - TAG_BYTES;
+    return kind->nbytes < most ? kind->nbytes : most;
+}
+
+static int rest_init(Rest *rest, const Port *port, const Kind *kind, const char *header, Py_ssize_t header_bytes) {
+    uint64_t most = port->ring ? port->ring->slot_bytes : port->stream->slot_bytes;
+    rest->nbytes = kind->nbytes - first_of(port, kind);
+    if (rest->nbytes > most || header_bytes != (rest->nbytes ? HEADER_BYTES : 0)) {
+        PyErr_SetString(PyExc_ValueError, "what follows the opening has a header, and goes into a slot");
+        return -1;
+    }
+    if (rest->nbytes) memcpy(rest->header, header, HEADER_BYTES);
+    return 0;
+}
+
 /* Send. */
 
 typedef struct {
     Fast fast;
     Port port;
+    Rest rest;
     uint64_t tag;
     bool stale; /* the two ends may have forgotten the tag */
 } Send;
 
-enum { AT_BEGINNING, AT_END };
+/* Post what a slot holds; tell whether the next one is free. */
+static bool ring_posted(Ring *ring, const unsigned char *header) {
+    ring_post(ring, header, NULL, 0, NULL);
+    return ring_has_room(ring);
+}
 
-/* Post the opening of a message; return whether it has gone, else where Python must go on. */
+/* Post a message; tell how far it got. */
 static How send_post(Send *send, PyArrayObject *array, uint64_t number, Py_ssize_t *step) {
     Port *port = &send->port;
+    Rest *rest = &send->rest;
+    size_t first = first_of(port, &send->fast.given);
+    const char *data = PyArray_BYTES(array);
     memcpy(port->header + port->number_at, &number, 8);
-    unsigned char *opening =
-        port->ring ? port->ring->out + port->ring->payloads + port->ring->next_out * port->ring->slot_bytes : port->stream->outgoing + HEADER_BYTES;
-    memcpy(opening, &send->tag, TAG_BYTES);
-    if (send->fast.given.nbytes) memcpy(opening + TAG_BYTES, PyArray_DATA(array), send->fast.given.nbytes);
+    if (rest->nbytes) memcpy(rest->header + port->number_at, &number, 8);
+    *step = AT_BEGINNING;
     if (port->ring) {
-        ring_post(port->ring, port->header, NULL, port->opening_bytes, NULL);
-        *step = AT_END;
-        return ring_has_room(port->ring) ? ENDED : STOPPED_AT;
+        Ring *ring = port->ring;
+        unsigned char *slot = ring->out + ring->payloads + ring->next_out * ring->slot_bytes;
+        memcpy(slot, &send->tag, TAG_BYTES);
+        if (first) memcpy(slot + TAG_BYTES, data, first);
+        bool more = ring_posted(ring, port->header);
+        *step = rest->nbytes ? OPENED : OVER;
+        if (!more || !rest->nbytes) return more ? ENDED : STOPPED_AT;
+        memcpy(ring->out + ring->payloads + ring->next_out * ring->slot_bytes, data + first, rest->nbytes);
+        *step = OVER;
+        return ring_posted(ring, rest->header) ? ENDED : STOPPED_AT;
     }
-    if (stream_post(port->stream, port->header, opening, port->opening_bytes) == STOPPED) {
-        *step = AT_BEGINNING;
-        return STOPPED_AT;
-    }
-    *step = AT_END;
-    return port->stream->sent == port->stream->sending ? ENDED : STOPPED_AT;
+    Stream *stream = port->stream;
+    unsigned char *slot = stream->outgoing + HEADER_BYTES;
+    memcpy(slot, &send->tag, TAG_BYTES);
+    if (first) memcpy(slot + TAG_BYTES, data, first);
+    if (stream_post(stream, port->header, slot, port->opening_bytes) == STOPPED) return STOPPED_AT;
+    bool gone = stream->sent == stream->sending;
+    *step = rest->nbytes ? OPENED : OVER;
+    if (!gone || !rest->nbytes) return gone ? ENDED : STOPPED_AT;
+    if (stream_post(stream, rest->header, (const unsigned char *)data + first, rest->nbytes) == STOPPED) return STOPPED_AT;
+    *step = OVER;
+    return stream->sent == stream->sending ? ENDED : STOPPED_AT;
 }
 
 static How send_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
@@ -75,24 +118,20 @@ static How send_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject *
 }
 
 static int send_init(Send *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"python", "turns", "books", "what", "given", "box", "header", "number_at", "opening_bytes", "tag", NULL};
+    static char *names[] = {"python", "turns", "books", "what", "given", "box", "header", "number_at", "opening_bytes", "tag", "rest_header", NULL};
     PyObject *python, *turns, *books, *what, *given, *box;
-    const char *header;
-    Py_ssize_t header_bytes, opening_bytes;
+    const char *header, *rest_header;
+    Py_ssize_t header_bytes, opening_bytes, rest_bytes;
     int number_at;
     unsigned long long tag;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOy#inK", names, &python, &turns, &books, &what, &given, &box, &header, &header_bytes,
-                                     &number_at, &opening_bytes, &tag))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOy#inKy#", names, &python, &turns, &books, &what, &given, &box, &header, &header_bytes,
+                                     &number_at, &opening_bytes, &tag, &rest_header, &rest_bytes))
         return -1;
     if (fast_init(&self->fast, python, turns, books, what, given) < 0) return -1;
     if (port_init(&self->port, state_of(TYPE_OF(self)), box, header, header_bytes, number_at, opening_bytes) < 0) return -1;
-    if (self->fast.given.nbytes > self->port.opening_bytes - TAG_BYTES) {
-        PyErr_SetString(PyExc_ValueError, "an array that does not travel in its opening alone");
-        return -1;
-    }
     self->tag = tag;
     self->fast.make = send_make;
-    return 0;
+    return rest_init(&self->rest, &self->port, &self->fast.given, rest_header, rest_bytes);
 }
 
 static int send_traverse(Send *self, visitproc visit, void *arg) {
@@ -134,48 +173,72 @@ PyType_Spec send_spec = {
 
 /* Receive. */
 
+/* What a tag stands for. */
+typedef struct {
+    uint64_t tag;
+    Kind kind;
+    Rest rest;
+} Known;
+
 typedef struct {
     Fast fast;
     Port port;
-    uint64_t tags[KNOWN];
-    Kind kinds[KNOWN]; /* what the tags stand for */
-    unsigned known, oldest;
+    Known known[KNOWN];
+    unsigned count, oldest;
 } Recv;
 
-static const unsigned char *fetched(Port *port, Patience *patience) {
-    if (port->stream) return stream_fetch(port->stream, port->header, port->opening_bytes, patience) == MOVED ? port->stream->incoming + HEADER_BYTES : NULL;
-    Ring *ring = port->ring;
-    unsigned tries = ring->spins;
-    double until = 0.0;
-    ring_taken(ring, patience);
-    while (!ring_arrived(ring))
-        if (!patience_allows(patience, &tries, &until)) return NULL;
-    if (memcmp(ring_header(ring), port->header, HEADER_BYTES)) return NULL;
-    const unsigned char *opening = ring_payload(ring);
-    ring_take(ring);
-    return opening;
+/* Wait a moment for a message with a header; return its payload, NULL where it did not come as it should. */
+static const unsigned char *fetched(const Port *port, const unsigned char *header, size_t nbytes) {
+    Patience patience = {NULL, port->ring ? port->ring->spin_s : port->stream->spin_s, 0};
+    const unsigned char *payload = NULL;
+    if (port->stream) {
+        if (stream_fetch(port->stream, header, nbytes, &patience) == MOVED) payload = port->stream->incoming + HEADER_BYTES;
+    } else {
+        Ring *ring = port->ring;
+        unsigned tries = ring->spins;
+        double until = 0.0;
+        bool came;
+        ring_taken(ring, &patience);
+        while (!(came = ring_arrived(ring)) && patience_allows(&patience, &tries, &until)) continue;
+        if (came && !memcmp(ring_header(ring), header, HEADER_BYTES)) {
+            payload = ring_payload(ring);
+            ring_take(ring);
+        }
+    }
+    patience_end(&patience);
+    return payload;
 }
 
-/* Fetch an opening, and copy the array that is in it; `result` is that array, or `out` as it was where Python goes on. */
+/* Fetch an array; `result` is that array, or `out` as it was where Python goes on before there is one. */
 static How recv_fetch(Recv *recv, PyObject *out, PyObject **result, uint64_t number, Py_ssize_t *step) {
     Port *port = &recv->port;
-    Patience patience = {NULL, port->ring ? port->ring->spin_s : port->stream->spin_s, 0};
     memcpy(port->header + port->number_at, &number, 8);
-    const unsigned char *opening = fetched(port, &patience);
-    patience_end(&patience);
-    *step = opening ? AT_END : AT_BEGINNING;
+    const unsigned char *opening = fetched(port, port->header, port->opening_bytes);
+    *step = opening ? OPENED : AT_BEGINNING;
     uint64_t tag = 0;
     if (opening) memcpy(&tag, opening, TAG_BYTES);
-    for (unsigned i = 0; opening && i < recv->known; i++) {
-        if (recv->tags[i] != tag) continue;
-        PyArrayObject *into = kind_place(&recv->kinds[i], out);
-        if (!into) break;
-        if (recv->kinds[i].nbytes) memcpy(PyArray_DATA(into), opening + TAG_BYTES, recv->kinds[i].nbytes);
-        *result = (PyObject *)into;
-        return ENDED;
+    unsigned i = 0;
+    while (i < recv->count && recv->known[i].tag != tag) i++;
+    Known *known = &recv->known[i];
+    PyArrayObject *into = opening && i < recv->count ? kind_place(&known->kind, out) : NULL;
+    if (!into) {
+        *result = Py_NewRef(out);
+        return STOPPED_AT;
     }
-    *result = Py_NewRef(out);
-    return STOPPED_AT;
+    *result = (PyObject *)into;
+    *step = OVER;
+    char *data = PyArray_BYTES(into);
+    size_t first = first_of(port, &known->kind);
+    if (first) memcpy(data, opening + TAG_BYTES, first);
+    if (!known->rest.nbytes) return ENDED;
+    unsigned char header[HEADER_BYTES];
+    size_t nbytes = known->rest.nbytes;
+    memcpy(header, known->rest.header, HEADER_BYTES); /* while it waits, another thread may let it know other kinds */
+    memcpy(header + port->number_at, &number, 8);
+    const unsigned char *rest = fetched(port, header, nbytes);
+    if (!rest) return STOPPED_AT;
+    memcpy(data + first, rest, nbytes);
+    return ENDED;
 }
 
 static How recv_make(Fast *fast, PyArrayObject *Py_UNUSED(array), PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
@@ -209,39 +272,40 @@ static void recv_dealloc(Recv *self) {
     PyObject_GC_UnTrack(self);
     fast_release(&self->fast);
     Py_XDECREF(self->port.box);
-    for (unsigned i = 0; i < self->known; i++) kind_release(&self->kinds[i]);
+    for (unsigned i = 0; i < self->count; i++) kind_release(&self->known[i].kind);
     freefunc release = PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
 }
 
-/* know(tag, example): what a tag stands for; the oldest of too many is forgotten. */
+/* know(tag, example, rest_header): what a tag stands for; the oldest of too many is forgotten. */
 static PyObject *recv_know(Recv *self, PyObject *args) {
     unsigned long long tag;
     PyObject *example;
-    Kind kind;
-    if (!PyArg_ParseTuple(args, "KO", &tag, &example) || !kind_of(example, &kind)) return NULL;
-    if (kind.nbytes > self->port.opening_bytes - TAG_BYTES) {
-        kind_release(&kind);
-        PyErr_SetString(PyExc_ValueError, "an array that does not travel in its opening alone");
+    const char *rest_header;
+    Py_ssize_t rest_bytes;
+    Known made;
+    if (!PyArg_ParseTuple(args, "KOy#", &tag, &example, &rest_header, &rest_bytes) || !kind_of(example, &made.kind)) return NULL;
+    if (rest_init(&made.rest, &self->port, &made.kind, rest_header, rest_bytes) < 0) {
+        kind_release(&made.kind);
         return NULL;
     }
+    made.tag = tag;
     unsigned place = 0;
-    while (place < self->known && self->tags[place] != tag) place++;
+    while (place < self->count && self->known[place].tag != tag) place++;
     if (place == KNOWN) place = self->oldest++ % KNOWN;
     Kind before = {NULL, 0, NULL, 0};
-    if (place == self->known)
-        self->known++;
+    if (place == self->count)
+        self->count++;
     else
-        before = self->kinds[place];
-    self->tags[place] = tag;
-    self->kinds[place] = kind;
+        before = self->known[place].kind;
+    self->known[place] = made;
     if (before.dtype) kind_release(&before);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef recv_methods[] = {
-    {"know", (PyCFunction)recv_know, METH_VARARGS, "know(tag, example): say of what dtype and shape the arrays are that a tag stands for."},
+    {"know", (PyCFunction)recv_know, METH_VARARGS, "know(tag, example, rest_header): say of what dtype and shape the arrays are that a tag stands for."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -260,4 +324,100 @@ PyType_Spec recv_spec = {
     .basicsize = sizeof(Recv),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = recv_slots,
+};
+
+/* Send and receive at once. */
+
+typedef struct {
+    Fast fast; /* with the books of what is received */
+    Send *send;
+    Recv *recv;
+} Exchange;
+
+static void give(Fast *fast) {
+    books_leave(fast->books);
+    if (books_free(fast->books)) return;
+    PyObject *done = PyObject_CallMethod(fast->turns, "give", NULL);
+    if (!done) PyErr_WriteUnraisable(fast->turns);
+    Py_XDECREF(done);
+}
+
+static How exchange_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
+    Exchange *both = (Exchange *)fast;
+    Fast *send = &both->send->fast;
+    if (both->send->stale || !PyArray_IS_C_CONTIGUOUS(array) || send->books == fast->books) return LONG_WAY;
+    if (out != Py_None && !(PyArray_CheckExact(out) && PyArray_ISCARRAY((PyArrayObject *)out))) return LONG_WAY;
+    if (send->books->busy || !books_take(fast->books)) return LONG_WAY;
+    books_take(send->books);
+    uint64_t sent = books_begin(send->books, fast->what);
+    *number = books_begin(fast->books, fast->what);
+    /* Both have begun before either is waited for: the peers do the same. */
+    Py_ssize_t steps[2];
+    How posted = send_post(both->send, array, sent, &steps[0]);
+    if (posted == ENDED || steps[0] == OVER) {
+        if (recv_fetch(both->recv, out, result, *number, &steps[1]) == ENDED) {
+            steps[1] = DONE;
+            if (posted == ENDED) {
+                give(send);
+                return ENDED;
+            }
+        }
+    } else {
+        steps[1] = AT_BEGINNING;
+        *result = Py_NewRef(out);
+    }
+    *step = (posted == ENDED ? OVER : steps[0]) * 4 + steps[1];
+    return STOPPED_AT;
+}
+
+static int exchange_init(Exchange *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"python", "send", "recv", "what", NULL};
+    PyObject *python, *send, *recv, *what;
+    State *state = state_of(TYPE_OF(self));
+    if (!state || self->send) return -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O", names, &python, state->send, &send, state->recv, &recv, &what)) return -1;
+    const Fast *sending = &((Send *)send)->fast, *receiving = &((Recv *)recv)->fast;
+    PyArray_Descr *dtype = sending->given.dtype;
+    Py_INCREF((PyObject *)dtype);
+    PyObject *example = PyArray_NewFromDescr(&PyArray_Type, dtype, sending->given.ndim, sending->given.lengths, NULL, NULL, 0, NULL);
+    int failed = example ? fast_init(&self->fast, python, receiving->turns, (PyObject *)receiving->books, what, example) : -1;
+    Py_XDECREF(example);
+    if (failed) return -1;
+    self->send = (Send *)Py_NewRef(send);
+    self->recv = (Recv *)Py_NewRef(recv);
+    self->fast.make = exchange_make;
+    return 0;
+}
+
+static int exchange_traverse(Exchange *self, visitproc visit, void *arg) {
+    Py_VISIT((PyObject *)self->send);
+    Py_VISIT((PyObject *)self->recv);
+    return fast_traverse(&self->fast, visit, arg);
+}
+
+static void exchange_dealloc(Exchange *self) {
+    PyTypeObject *type = TYPE_OF(self);
+    PyObject_GC_UnTrack(self);
+    fast_release(&self->fast);
+    Py_XDECREF((PyObject *)self->send);
+    Py_XDECREF((PyObject *)self->recv);
+    freefunc release = PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot exchange_slots[] = {
+    {Py_tp_doc, "Sends to one rank and receives from one, at once."},
+    {Py_tp_init, exchange_init},
+    {Py_tp_traverse, exchange_traverse},
+    {Py_tp_clear, fast_clear},
+    {Py_tp_dealloc, exchange_dealloc},
+    {0, NULL},
+};
+
+PyType_Spec exchange_spec = {
+    .name = "manyhands_native._core.Exchange",
+    .basicsize = sizeof(Exchange),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = exchange_slots,
 };

@@ -14,6 +14,7 @@ static const struct {
     {&ring_spec, offsetof(State, ring)},   {&stream_spec, offsetof(State, stream)}, {&program_spec, offsetof(State, program)},
     {&books_spec, offsetof(State, books)}, {&caller_spec, offsetof(State, caller)}, {&call_spec, offsetof(State, call)},
     {&send_spec, offsetof(State, send)},   {&recv_spec, offsetof(State, recv)},
+    {&exchange_spec, offsetof(State, exchange)},
 };
 #define TYPES (sizeof types / sizeof *types)
 

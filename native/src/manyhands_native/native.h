@@ -99,10 +99,10 @@ bool kind_fits(const Kind *kind, PyArrayObject *array);
 PyArrayObject *kind_place(const Kind *kind, PyObject *out);
 
 typedef struct {
-    PyTypeObject *ring, *stream, *program, *books, *caller, *call, *send, *recv;
+    PyTypeObject *ring, *stream, *program, *books, *caller, *call, *send, *recv, *exchange;
 } State;
 
-extern PyType_Spec ring_spec, stream_spec, program_spec, books_spec, caller_spec, call_spec, send_spec, recv_spec;
+extern PyType_Spec ring_spec, stream_spec, program_spec, books_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec;
 
 State *state_of(PyTypeObject *type);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,12 +16,11 @@ from manyhands.calls.engine.waiting import StallCallback, Waiter, checked_transf
 from manyhands.calls.failures import again, guarded
 from manyhands.calls.fast import example
 from manyhands.calls.ledger import Direction, Ledger
-from manyhands.calls.point_to_point import FIRST_BYTES, OPENING_BYTES, TAG_BYTES, Kind
+from manyhands.calls.point_to_point import AT_BEGINNING, FIRST_BYTES, OPENED, OPENING_BYTES, TAG_BYTES, Kind
 from manyhands.calls.request import ARRAY, LONG_WAY, Later
 from manyhands.contract.backend import Mailbox, Transfer, Transport
 from manyhands.contract.deadline import Deadline
 from manyhands.control.signatures import pack_header, split_header
-from manyhands.errors import InternalError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
@@ -46,8 +46,8 @@ class End(NamedTuple):
     sender
         Who sends, as a rank of the world.
     move
-        ``move(number, array, deadline, on_stall)``: sends an array whole, or receives what an opening in the mailbox begins, into an array
-        or None for a new one; returns it.
+        ``move(number, array, deadline, on_stall, step)``: sends an array, or receives one into an array or None for a new one, from a step on,
+        as `manyhands.calls.point_to_point.move` counts them; returns it.
     """
 
     job: Job
@@ -58,7 +58,7 @@ class End(NamedTuple):
     box: Mailbox
     what: object
     sender: int
-    move: Callable[[int, Array | None, Deadline, StallCallback], Array]
+    move: Callable[[int, Array | None, Deadline, StallCallback, int], Array]
 
 
 class _Fast(ABC):
@@ -78,12 +78,15 @@ class _Fast(ABC):
         self._name = str(end.what)
         self._box = end.box
         self._what = end.what
-        head, tail = split_header(pack_header(ARRAY, end.sender, end.members.channel + 1, 0, OPENING_BYTES, 0))
-        self._header = bytearray(head + bytes(8) + tail)
-        self._number_at = len(head)
-        self._number = memoryview(self._header)[len(head) : len(head) + 8].cast("Q")
+        self._header, self._number_at = self._blank_header(OPENING_BYTES, 0)
+        self._number = memoryview(self._header)[self._number_at : self._number_at + 8].cast("Q")
         slots = end.box.outgoing if end.direction.is_send else end.box.incoming
         self._tags = [slot[:TAG_BYTES].cast("Q") for slot in slots]
+
+    def _blank_header(self, nbytes: int, index: int) -> tuple[bytearray, int]:
+        """Return the header of a message but for its number, and where that stands."""
+        head, tail = split_header(pack_header(ARRAY, self._end.sender, self._end.members.channel + 1, 0, nbytes, index))
+        return bytearray(head + bytes(8) + tail), len(head)
 
     def _slots(self, kind: Kind) -> list[Array]:
         """Return where arrays of a kind lie in each slot."""
@@ -94,13 +97,13 @@ class _Fast(ABC):
         """Wait for what was not done at once."""
         for transfer in transfers:
             checked_transfer(transfer, self._box, "post" if self.turns.is_send else "fetch")
-        with _Slow(self._end, number) as slow:
+        with _Slow(self._end, [(self.turns.rank, self.turns.is_send, number)]) as slow:
             _wait(self._end.transport, transfers, deadline, slow.report, [self.turns.rank])
 
-    def _move(self, number: int, array: Array | None, deadline: Deadline) -> Array:
-        """Move what does not travel in an opening alone."""
-        with _Slow(self._end, number) as slow:
-            return self._end.move(number, array, deadline, slow.report)
+    def _move(self, number: int, array: Array | None, timeout_s: float, step: int) -> Array:
+        """Move what does not travel in an opening alone, from a step on."""
+        with _Slow(self._end, [(self.turns.rank, self.turns.is_send, number)]) as slow:
+            return self._end.move(number, array, _until(self.turns.started, timeout_s), slow.report, step)
 
     def later(self, array: Any, out: Any) -> Later | None:
         """Return the call to be made later: in words, whose turn it needs, and what makes it in so many seconds then; None where it must go the long way."""
@@ -119,9 +122,14 @@ class _Fast(ABC):
         return self._carry_out(array, out, timeout_s, self.turns.enter, self._go, gives_turn=True)
 
     def go_on(self, array: Any, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
-        """As for `HostFast`; step 0 is the beginning, and at step 1 the opening has been posted or fetched."""
+        """As for `HostFast`, with the steps of `manyhands.calls.point_to_point.move`."""
         number, step = at
-        return self._carry_out(array, target, timeout_s, lambda _: number, self._end_of if step else self._go, gives_turn=True)
+        rest = partial(self._rest, step)
+        return self._carry_out(array, target, timeout_s, lambda _: number, rest, gives_turn=True)
+
+    @abstractmethod
+    def _rest(self, step: int, array: Any, out: Any, number: int, timeout_s: float) -> Any:
+        """Move message ``number`` from a step on."""
 
     def _compiled_parts(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Any, ...] | None:
         """Return what its compiled form is made of; None where the mailbox has none."""
@@ -130,6 +138,16 @@ class _Fast(ABC):
         turns = self.turns
         own = self, turns, turns.books, self._what, example(dtype, shape)
         return *own, self._box, bytes(self._header), self._number_at, OPENING_BYTES
+
+    def rest_header(self, nbytes: int) -> bytes | None:
+        """Return the header, but for its number, of what follows the opening of an array of ``nbytes`` bytes, through the mailbox.
+
+        Empty where nothing follows; None where more follows than the mailbox takes.
+        """
+        rest = nbytes - FIRST_BYTES
+        if rest > len(self._box.outgoing[0]):
+            return None
+        return bytes(self._blank_header(rest, 1)[0]) if rest > 0 else b""
 
     def _in_turn(self, array: Any, out: Any, timeout_s: float) -> Any:
         self._end.ledger.check(self._what)
@@ -168,19 +186,15 @@ class _Fast(ABC):
     def _go(self, array: Any, out: Any, number: int, timeout_s: float) -> Any:
         """Move message ``number``, which has begun."""
 
-    @abstractmethod
-    def _end_of(self, array: Any, out: Any, number: int, timeout_s: float) -> Any:
-        """Do what is left of it where its opening has been posted or fetched."""
-
 
 class _Slow:
     """A message that has to wait, which makes it a record of its own."""
 
     __slots__ = ("_end", "_messages", "_record")
 
-    def __init__(self, end: End, number: int) -> None:
+    def __init__(self, end: End, messages: list[tuple[int, bool, int]]) -> None:
         self._end = end
-        self._messages = [(end.direction.rank, end.direction.is_send, number)]
+        self._messages = messages
         self._record = end.ledger.record_message(end.what, end.direction.call)
 
     def __enter__(self) -> Self:
@@ -236,23 +250,21 @@ class FastSend(_Fast):
 
     def _go(self, array: Array, out: object, number: int, timeout_s: float) -> None:
         if not self.is_short or self._kinds.forgotten != self._forgotten:  # as `is_stale`
-            self._move(number, contiguous(array), _until(self.turns.started, timeout_s))
+            self._move(number, contiguous(array), timeout_s, AT_BEGINNING)
             return
         transfer = self.start(array, number)
         if transfer is not None:
             self._wait([transfer], number, _until(self.turns.started, timeout_s))
 
-    def _end_of(self, array: Array, out: object, number: int, timeout_s: float) -> None:
-        transfer = self._box.unsent()
-        if transfer is not None:
-            self._wait([transfer], number, _until(self.turns.started, timeout_s))
+    def _rest(self, step: int, array: Array, out: object, number: int, timeout_s: float) -> None:
+        self._move(number, array, timeout_s, step)
 
     def compiled(self, module: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         """As for `HostFast`."""
-        parts = self._compiled_parts(dtype, shape)
-        if parts is None or not self.is_short or self.is_stale:
+        parts, header = self._compiled_parts(dtype, shape), self.rest_header(math.prod(shape) * dtype.itemsize)
+        if parts is None or header is None or self.is_stale:
             return None
-        made = module.Send(*parts, self._tag)
+        made = module.Send(*parts, self._tag, header)
         self._kinds.users.append(made)
         return made
 
@@ -266,7 +278,7 @@ class FastRecv(_Fast):
 
     def __init__(self, end: End) -> None:
         super().__init__(end)
-        self._learns: Callable[[int, Array], object] | None = None
+        self._learns: Callable[[int, Array, bytes], object] | None = None
         self._known: dict[int, tuple[Kind, list[Array]]] = {}
 
     def _fits(self, array: object, out: Any) -> bool:
@@ -278,12 +290,16 @@ class FastRecv(_Fast):
             self._wait([transfer], number, _until(self.turns.started, timeout_s))
         return self.take(number, out, timeout_s)
 
-    def _end_of(self, array: object, out: Any, number: int, timeout_s: float) -> Array:
-        tag = self._tags[self._box.next_in][0]
-        came = self.take(number, out, timeout_s)
-        if self._learns is not None and tag in self._known:
-            self._learns(tag, came)
+    def _rest(self, step: int, array: object, out: Any, number: int, timeout_s: float) -> Array:
+        came = self._move(number, out, timeout_s, step)
+        self.learn(came)
         return came
+
+    def learn(self, came: Array) -> None:
+        """Let the compiled form know the kind of what came."""
+        tag, header = self.turns.kinds.tag((came.dtype, came.shape)), self.rest_header(came.nbytes)
+        if self._learns is not None and tag is not None and header is not None:
+            self._learns(int.from_bytes(tag, "little"), came, header)
 
     def compiled(self, module: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         """As for `HostFast`. It learns what comes."""
@@ -310,11 +326,11 @@ class FastRecv(_Fast):
             if out.dtype is dtype and out.shape == shape:
                 out[...] = arrays[slot]
                 return out
-        return self._others(number, out, _until(self.turns.started, timeout_s))
+        return self._others(number, out, timeout_s)
 
-    def _others(self, number: int, out: Array | None, deadline: Deadline) -> Array:
+    def _others(self, number: int, out: Array | None, timeout_s: float) -> Array:
         """Receive what is new, or long, or does not fit."""
-        array, kinds = self._move(number, out, deadline), self.turns.kinds
+        array, kinds = self._move(number, out, timeout_s, OPENED), self.turns.kinds
         kind = array.dtype, array.shape
         tag = kinds.tag(kind)
         if tag is not None and array.nbytes <= FIRST_BYTES:
@@ -334,11 +350,16 @@ class FastExchange:
         The two halves.
     what
         The call in words.
+    end
+        This rank's end of the direction that it receives from.
+    move
+        ``move((sent, received), array, out, deadline, on_stall, steps)``: moves both messages from steps on, and returns what came.
     """
 
-    __slots__ = ("_end", "_recv", "_send", "_what")
+    __slots__ = ("_end", "_move", "_recv", "_send", "_what")
 
-    def __init__(self, send: FastSend, recv: FastRecv, what: object, end: End) -> None:
+    def __init__(self, send: FastSend, recv: FastRecv, what: object, end: End, move: Callable[..., Array]) -> None:
+        self._move = move
         self._send = send
         self._recv = recv
         self._what = what
@@ -357,21 +378,34 @@ class FastExchange:
         CommError
             The first cause, alike on all ranks; ``out`` is then undefined.
         """
-        send, recv = self._send, self._recv
-        if not send.is_short or (out is not None and not (type(out) is _ndarray and out.flags.carray)):
+        if not self._send.is_short or (out is not None and not (type(out) is _ndarray and out.flags.carray)):
             return LONG_WAY
-        sending, receiving = send.turns, recv.turns
-        sent = received = -1
+        return self._carry_out(array, out, timeout_s, self._enter, self._go)
+
+    def _enter(self) -> tuple[int, int]:
+        sending, receiving = self._send.turns, self._recv.turns
+        sent, received = sending.enter(self._what), -1
         try:
-            sent = sending.enter(self._what)
-            received = receiving.enter(self._what) if sent >= 0 and not send.is_stale else -1
-            if received < 0:
-                return LONG_WAY
-            # Both have begun before either is waited for: the peers do the same.
-            active = [transfer for transfer in (send.start(array, sent), recv.start(received)) if transfer is not None]
-            if active:
-                self._wait(active, sent, received, _until(receiving.started, timeout_s))
-            return recv.take(received, out, timeout_s)
+            if sent >= 0 and not self._send.is_stale:
+                received = receiving.enter(self._what)
+        finally:
+            if sent >= 0 > received:
+                sending.take_back()
+        return sent, received
+
+    def _carry_out(
+        self,
+        array: Array,
+        out: Any,
+        timeout_s: float,
+        enter: Callable[[], tuple[int, int]],
+        go: Callable[[Array, Any, tuple[int, int], float], Array],
+    ) -> Any:
+        sending, receiving = self._send.turns, self._recv.turns
+        received = -1
+        try:
+            sent, received = enter()
+            return LONG_WAY if received < 0 else go(array, out, (sent, received), timeout_s)
         except BaseException as error:
             if received < 0:
                 raise
@@ -381,30 +415,44 @@ class FastExchange:
             if received >= 0:
                 receiving.leave(gives_turn=True)
                 sending.leave(gives_turn=True)
-            elif sent >= 0:
-                sending.take_back()
+
+    def _go(self, array: Array, out: Any, numbers: tuple[int, int], timeout_s: float) -> Array:
+        # Both have begun before either is waited for: the peers do the same.
+        send, recv, (sent, received) = self._send, self._recv, numbers
+        active = [transfer for transfer in (send.start(array, sent), recv.start(received)) if transfer is not None]
+        if active:
+            self._wait(active, sent, received, _until(recv.turns.started, timeout_s))
+        return recv.take(received, out, timeout_s)
+
+    def go_on(self, array: Array, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
+        """As for `HostFast`: the number is that of what is received, and the step has both, that of what is sent times 4."""
+        received, step = at
+        sent = self._send.turns.books.next - 1
+        return self._carry_out(array, target, timeout_s, lambda: (sent, received), partial(self._rest, divmod(step, 4)))
+
+    def _rest(self, steps: tuple[int, int], array: Array, out: Any, numbers: tuple[int, int], timeout_s: float) -> Array:
+        receiving = self._recv.turns
+        with _Slow(self._end, self._messages(*numbers)) as slow:
+            came = self._move(numbers, array, out, _until(receiving.started, timeout_s), slow.report, steps)
+        self._recv.learn(came)
+        return came
 
     def later(self, array: Array, out: Any) -> None:
         """Return None: there is no sendrecv in the background."""
 
-    def compiled(self, module: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Return None: it has no compiled form."""
+    def compiled(self, module: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """As for `HostFast`."""
+        send, recv = self._send.compiled(module, dtype, shape), self._recv.compiled(module, dtype, shape)
+        return None if send is None or recv is None else module.Exchange(self, send, recv, self._what)
 
-    def go_on(self, array: Any, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
-        """Not called, since there is no compiled form."""
-        raise InternalError("a sendrecv went on where none had stopped")
+    def _messages(self, sent: int, received: int) -> list[tuple[int, bool, int]]:
+        return [(self._send.turns.rank, True, sent), (self._recv.turns.rank, False, received)]
 
     def _wait(self, transfers: Sequence[Transfer], sent: int, received: int, deadline: Deadline) -> None:
-        sending, receiving, ledger = self._send.turns, self._recv.turns, self._end.ledger
-        messages = [(sending.rank, True, sent), (receiving.rank, False, received)]
-        record = ledger.record_message(self._what, receiving.call)
-        try:
-            for transfer in transfers:
-                checked_transfer(transfer, self._end.box, "post or fetch")
-            report = partial(ledger.report_message_wait, record, messages)
-            _wait(self._end.transport, transfers, deadline, report, [receiving.rank, sending.rank])
-        finally:
-            ledger.end(record)
+        for transfer in transfers:
+            checked_transfer(transfer, self._end.box, "post or fetch")
+        with _Slow(self._end, self._messages(sent, received)) as slow:
+            _wait(self._end.transport, transfers, deadline, slow.report, [self._recv.turns.rank, self._send.turns.rank])
 
 
 def _wait(

@@ -15,7 +15,7 @@ from manyhands.calls.engine.waiting import StallCallback
 from manyhands.calls.failures import guarded
 from manyhands.calls.fast_messages import End, FastExchange, FastRecv, FastSend
 from manyhands.calls.ledger import Direction, Ledger
-from manyhands.calls.point_to_point import OPENING_BYTES, DescriptionMismatch, Incoming, Outgoing, move
+from manyhands.calls.point_to_point import AT_BEGINNING, OPENING_BYTES, DescriptionMismatch, Incoming, Outgoing, move
 from manyhands.calls.request import ARRAY, Message
 from manyhands.calls.turns import Turns
 from manyhands.contract.backend import Mailbox, Transport
@@ -107,7 +107,9 @@ class MessagePath:
         recv = None if receiving is None else FastRecv(self._end(self._transport, receiving, action.what))
         if send is None or recv is None or receiving is None:
             return send or recv
-        return FastExchange(send, recv, action.what, self._end(self._transport, receiving, action.what))
+        assert sending is not None
+        rest = partial(self._exchange, sending, receiving, action.what)
+        return FastExchange(send, recv, action.what, self._end(self._transport, receiving, action.what), rest)
 
     def _end(self, transport: Transport, direction: Direction, what: Words) -> End:
         return End(
@@ -119,20 +121,44 @@ class MessagePath:
             self._boxes[direction.rank],
             what,
             self.job.rank if direction.is_send else direction.rank,
-            partial(self._send_whole if direction.is_send else self._recv_rest, direction, what),
+            partial(self._send if direction.is_send else self._recv, direction, what),
         )
 
-    def _send_whole(
-        self, direction: Direction, what: Words, number: int, array: Array, deadline: Deadline, stall: StallCallback
+    def _send(
+        self, direction: Direction, what: Words, number: int, array: Array, deadline: Deadline, stall: StallCallback, step: int
     ) -> Array:
-        self._carry(self.outgoing(direction, number, array), None, what, deadline, stall)
+        self._carry(self.outgoing(direction, number, array), None, what, deadline, stall, (step, AT_BEGINNING))
         return array
 
-    def _recv_rest(
-        self, direction: Direction, what: Words, number: int, out: Array | None, deadline: Deadline, stall: StallCallback
+    def _recv(
+        self,
+        direction: Direction,
+        what: Words,
+        number: int,
+        out: Array | None,
+        deadline: Deadline,
+        stall: StallCallback,
+        step: int,
     ) -> Array:
         flow = self.incoming(direction, number, out)
-        self._carry(None, flow, what, deadline, stall, is_opened=True)
+        self._carry(None, flow, what, deadline, stall, (AT_BEGINNING, step))
+        assert flow.array is not None
+        return flow.array
+
+    def _exchange(
+        self,
+        sending: Direction,
+        receiving: Direction,
+        what: Words,
+        numbers: tuple[int, int],
+        array: Array,
+        out: Array | None,
+        deadline: Deadline,
+        stall: StallCallback,
+        steps: tuple[int, int],
+    ) -> Array:
+        flow = self.incoming(receiving, numbers[1], out)
+        self._carry(self.outgoing(sending, numbers[0], array), flow, what, deadline, stall, steps)
         assert flow.array is not None
         return flow.array
 
@@ -143,13 +169,12 @@ class MessagePath:
         what: Words,
         deadline: Deadline,
         stall: StallCallback | None,
-        *,
-        is_opened: bool = False,
+        steps: tuple[int, int] = (AT_BEGINNING, AT_BEGINNING),
     ) -> None:
         """Move a message as `move` of `manyhands.calls.point_to_point` does; a mismatch ends the job."""
         transport = self._connected([flow.peer for flow in (outgoing, incoming) if flow is not None], deadline)
         try:
-            move(transport, self._boxes, outgoing, incoming, deadline, stall, is_opened=is_opened)
+            move(transport, self._boxes, outgoing, incoming, deadline, stall, steps=steps)
         except DescriptionMismatch as mismatch:
             text = f"{what} on rank {self.job.rank}: {mismatch.problem}"
             members = list(self.members.ranks)

@@ -35,7 +35,23 @@ from manyhands.control.signatures import (
     split_header,
 )
 
-__all__ = ["FIRST_BYTES", "OPENING_BYTES", "TAG_BYTES", "DescriptionMismatch", "Incoming", "Kind", "Kinds", "Outgoing", "move"]
+__all__ = [
+    "AT_BEGINNING",
+    "FIRST_BYTES",
+    "OPENED",
+    "OPENING_BYTES",
+    "OVER",
+    "TAG_BYTES",
+    "DescriptionMismatch",
+    "Incoming",
+    "Kind",
+    "Kinds",
+    "Outgoing",
+    "move",
+]
+
+AT_BEGINNING, OPENED, OVER, DONE = range(4)
+"""How far a message has got: see `move`."""
 
 TAG_BYTES: int = 8
 FIRST_BYTES: int = DESCRIPTION_BYTES + 1024
@@ -144,6 +160,10 @@ class Outgoing:
         opening[start : start + first] = data[:first]
         return data[first:]
 
+    def rest(self) -> memoryview:
+        """Return what does not travel in the opening, where the kind is known."""
+        return bytes_of(self._array)[FIRST_BYTES:]
+
     def header(self, nbytes: int, index: int) -> bytes:
         """Return the header of one of its messages."""
         return _header(self._signature, self._rank, self._channel, self.number, nbytes, index)
@@ -219,6 +239,11 @@ class Incoming:
             self.peer, f"rank {self.peer} sent {sent}, and out= is {expected}: give an out= like what is sent, or none"
         )
 
+    def rest(self) -> memoryview:
+        """Return the memory for what does not travel in the opening, where the kind is known and the array is there."""
+        assert self.array is not None
+        return bytes_of(self.array)[FIRST_BYTES:]
+
     def header(self, nbytes: int, index: int) -> bytes:
         """Return the header that one of its messages must have."""
         return _header(self._signature, self.peer, self._channel, self.number, nbytes, index)
@@ -243,7 +268,7 @@ def move(
     deadline: Deadline,
     on_stall: StallCallback | None,
     *,
-    is_opened: bool = False,
+    steps: tuple[int, int] = (AT_BEGINNING, AT_BEGINNING),
 ) -> None:
     """Move an array in either direction or both, at once, so that two ranks that exchange arrays never wait for each other's receive.
 
@@ -257,8 +282,9 @@ def move(
         What to move.
     deadline, on_stall
         As for `Waiter`.
-    is_opened
-        Whether the opening of the array that comes lies in its mailbox already.
+    steps
+        How far the one that is sent and the one that comes have got already: nowhere; their opening is posted or lies in its mailbox; all is
+        posted, or the opening has been taken, into the array of ``incoming``; all has come.
 
     Raises
     ------
@@ -268,9 +294,9 @@ def move(
         As `Waiter.wait`; ``out=`` may be partly written.
     """
     mover = _Mover(transport, boxes)
-    ways = [mover.send(outgoing)] if outgoing is not None else []
+    ways = [mover.send(outgoing, steps[0])] if outgoing is not None else []
     if incoming is not None:
-        ways.append(mover.receive(incoming, is_opened=is_opened))
+        ways.append(mover.receive(incoming, steps[1]))
     waiter: Waiter | None = None
     # Each way goes on as far as it can, and says what it waits for.
     active = [(way, transfer) for way in ways if (transfer := next(way, None)) is not None]
@@ -295,11 +321,15 @@ class _Mover:
         self._transport = transport
         self._boxes = boxes
 
-    def send(self, flow: Outgoing) -> Iterator[Transfer]:
+    def send(self, flow: Outgoing, step: int) -> Iterator[Transfer]:
         """Send the opening, and the rest: through the mailbox where it is short."""
         box = self._boxes[flow.peer]
-        rest = flow.open(box.outgoing[box.next_out])
-        yield from _unfinished(box.post(flow.header(OPENING_BYTES, 0), OPENING_BYTES), box, "post")
+        if step == AT_BEGINNING:
+            rest = flow.open(box.outgoing[box.next_out])
+            yield from _unfinished(box.post(flow.header(OPENING_BYTES, 0), OPENING_BYTES), box, "post")
+        else:
+            rest = flow.rest()[: None if step == OPENED else 0]
+            yield from _unfinished(box.unsent(), box, "post")
         if 0 < len(rest) <= len(box.outgoing[0]):
             box.outgoing[box.next_out][: len(rest)] = rest
             yield from _unfinished(box.post(flow.header(len(rest), 1), len(rest)), box, "post")
@@ -308,12 +338,15 @@ class _Mover:
                 yield from _unfinished(self._transport.send(flow.peer, header, piece), self._transport, "send")
         flow.finished = True
 
-    def receive(self, flow: Incoming, *, is_opened: bool) -> Iterator[Transfer]:
+    def receive(self, flow: Incoming, step: int) -> Iterator[Transfer]:
         """Receive the opening, unless it is there, and the rest: through the mailbox where it is short."""
+        if step == DONE:
+            flow.finished = True
+            return
         box = self._boxes[flow.peer]
-        if not is_opened:
+        if step == AT_BEGINNING:
             yield from _unfinished(box.fetch(flow.header(OPENING_BYTES, 0), OPENING_BYTES), box, "fetch")
-        rest = flow.opened(box.incoming[box.next_in])
+        rest = flow.rest() if step == OVER else flow.opened(box.incoming[box.next_in])
         if 0 < len(rest) <= len(box.incoming[0]):
             yield from _unfinished(box.fetch(flow.header(len(rest), 1), len(rest)), box, "fetch")
             rest[:] = box.incoming[box.next_in][: len(rest)]
