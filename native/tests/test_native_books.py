@@ -32,10 +32,11 @@ def story(books: Any, counted: Any, steps: list[tuple[str, int]]) -> list[object
             case "take":
                 told.append(books.take())
             case "queue":
-                turns.append((None, number))
+                turns.append((None, object()))
                 told.append(books.take(turns[-1]))
             case "give":
-                told.append(books.give())
+                turn = books.give()
+                told.append(None if turn is None else turns.index(turn))
             case "drop" if turns:
                 told.append(books.drop(turns[number % len(turns)]))
             case "begin" if not begun:
