@@ -13,7 +13,17 @@ core = Extension(
     sources=sorted(map(str, SOURCES.glob("*.c"))),
     depends=[str(SOURCES / "native.h")],
     define_macros=[("Py_LIMITED_API", "0x030B0000")],
-    extra_compile_args=["-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-isystem", np.get_include()],
+    extra_compile_args=[
+        "-std=c11",
+        "-O3",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fvisibility=hidden",
+        "-fno-trapping-math",
+        "-isystem",
+        np.get_include(),
+    ],
     py_limited_api=True,
     optional=True,
 )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tests.worlds import must, thread_world
+
+from manyhands.api import Group
+from manyhands.arrays.low_precision import compiled_combine, fast_combine
 
 native = pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
 
@@ -49,3 +56,73 @@ def test_what_lies_askew_or_shares_memory_in_part_is_left_to_python(shift: int) 
     numbers = np.arange(12.0)
     assert reduction(np.add, "f8").run(numbers[:8], numbers[shift : shift + 8], 0) == 0
     assert numbers.tolist() == list(range(12))
+
+
+def reductions() -> Iterator[tuple[np.dtype, np.ufunc]]:
+    """Yield the reductions of floats of 16 and 8 bits that C has."""
+    names = [name for name in dir(ml_dtypes) if name.startswith("float8")]
+    for dtype in map(np.dtype, (np.float16, ml_dtypes.bfloat16, *(getattr(ml_dtypes, name) for name in names))):
+        for ufunc in (np.add, np.multiply, np.minimum, np.maximum):
+            if fast_combine(ufunc, dtype) is not ufunc:
+                yield dtype, ufunc
+
+
+LOW = list(reductions())
+
+
+@pytest.mark.parametrize(("dtype", "ufunc"), LOW, ids=[f"{ufunc.__name__} {dtype}" for dtype, ufunc in LOW])
+def test_bits_of_short_floats_are_those_of_numpy(dtype: np.dtype, ufunc: np.ufunc) -> None:
+    _, combine = compiled_combine(native, fast_combine(ufunc, dtype))
+    rng = np.random.default_rng(7)
+    every = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}").view(dtype)
+    every = np.tile(every, max(1, 5000 // every.size))
+    harmless = np.where(np.isfinite(every.astype(np.float32)), every, dtype.type(1))
+    for left, right in ((every, rng.permutation(every)), (harmless, rng.permutation(harmless)), (every, every[::-1].copy())):
+        mixed = np.concatenate([harmless, left[: left.size // 2 + 3]])[
+            -every.size :
+        ].copy()  # Python does its part in the midst
+        with np.errstate(all="ignore"):
+            for one, other in ((left, right), (mixed, right)):
+                expected, found = ufunc(one, other), one.copy()
+                assert combine(found, other, out=found) is found  # in place
+                assert found.tobytes() == expected.tobytes()
+
+
+def test_it_warns_of_what_numpy_warns_of() -> None:
+    _, combine = compiled_combine(native, fast_combine(np.add, np.dtype(np.float16)))
+    large = np.full(10_000, 60_000, np.float16)
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        combine(large, large, out=large)
+
+
+@pytest.mark.parametrize("wrong", ["float16 subtract", "float8", ""])
+def test_a_reduction_that_c_has_not_is_refused(wrong: str) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        native.Low(wrong)
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2])
+def test_calls_with_what_c_leaves_to_python_give_the_same_bits(backend: str, dtype: type) -> None:
+    """NaN, infinities and overflows come in the midst of a program, and of a message that is received in place."""
+
+    def program(group: Group) -> list[bytes]:
+        found = []
+        for seed in range(6):
+            rng = np.random.default_rng([seed, group.rank])
+            values = rng.standard_normal(30_000).astype(np.float32)
+            values[rng.integers(0, values.size, seed)] = np.array([np.nan, np.inf, -np.inf, 6e4, -0.0])[
+                rng.integers(0, 5, seed)
+            ]
+            array = values.astype(dtype)
+            with np.errstate(all="ignore"):
+                found += [
+                    group.all_reduce(array).tobytes(),
+                    group.all_reduce(array, "max").tobytes(),
+                    group.scan(array).tobytes(),
+                ]
+                found.append(group.all_reduce(array, out=array).tobytes())
+        return found
+
+    both = [must(thread_world(program, 3, backend, config={"native": form})) for form in (True, False)]
+    assert both[0] == both[1]

@@ -65,7 +65,7 @@ class Program:
         self,
         steps: tuple[tuple[object, ...], ...],
         operands: tuple[tuple[int, int, int], ...],
-        ufunc: np.ufunc | None,
+        ufunc: np.ufunc | Low | None,
         number: int,
         itemsize: int,
         work_bytes: int,
@@ -172,3 +172,11 @@ class Caller:
         seconds: float,
     ) -> None: ...
     def call(self, key: object, array: object, out: object, timeout_s: float | None, /) -> Any: ...
+
+class Low:
+    # A reduction of floats of 16 or 8 bits: `manyhands.arrays.low_precision`.
+
+    def __init__(self, name: str, table: npt.NDArray[np.uint16] | None = None) -> None: ...
+    def combine(
+        self, left: npt.NDArray[Any], right: npt.NDArray[Any], out: npt.NDArray[Any], start: int, /
+    ) -> int: ...  # Reduce from an element on; return the first one that Python must do.

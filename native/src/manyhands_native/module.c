@@ -15,6 +15,7 @@ static const struct {
     {&books_spec, offsetof(State, books)}, {&caller_spec, offsetof(State, caller)}, {&call_spec, offsetof(State, call)},
     {&send_spec, offsetof(State, send)},   {&recv_spec, offsetof(State, recv)},
     {&exchange_spec, offsetof(State, exchange)},
+    {&low_spec, offsetof(State, low)},
 };
 #define TYPES (sizeof types / sizeof *types)
 

@@ -99,10 +99,10 @@ bool kind_fits(const Kind *kind, PyArrayObject *array);
 PyArrayObject *kind_place(const Kind *kind, PyObject *out);
 
 typedef struct {
-    PyTypeObject *ring, *stream, *program, *books, *caller, *call, *send, *recv, *exchange;
+    PyTypeObject *ring, *stream, *program, *books, *caller, *call, *send, *recv, *exchange, *low;
 } State;
 
-extern PyType_Spec ring_spec, stream_spec, program_spec, books_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec;
+extern PyType_Spec ring_spec, stream_spec, program_spec, books_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec, low_spec;
 
 State *state_of(PyTypeObject *type);
 
@@ -160,5 +160,10 @@ typedef struct {
 } Kernel;
 bool kernel_of(PyObject *ufunc, int number, Kernel *kernel);
 void reduce(const Kernel *kernel, void *target, const void *left, const void *right, size_t count, size_t itemsize);
+
+/* Reductions of floats of 16 and 8 bits. */
+typedef struct Low Low;
+size_t low_combine(const Low *low, void *target, const void *left, const void *right, size_t count);
+size_t low_itemsize(const Low *low);
 
 #endif

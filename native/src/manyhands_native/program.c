@@ -33,8 +33,9 @@ struct Program {
     Step *steps;
     Operand *operands;
     size_t count, operand_count, itemsize;
-    PyObject *ufunc; /* whose loop the kernel is; NULL where nothing is reduced */
+    PyObject *ufunc; /* whose loop the kernel is, or the kernel itself; NULL where nothing is reduced */
     Kernel kernel;
+    const Low *low;
     size_t work_bytes;
     Py_buffer work; /* scratch memory that both forms use, so that Python can go on in the midst of a program; none where each run brings it */
 };
@@ -109,7 +110,10 @@ static int program_init(Program *self, PyObject *args, PyObject *kwargs) {
     State *state = state_of(TYPE_OF(self));
     if (!state) return -1;
     if (ufunc != Py_None) {
-        if (!kernel_of(ufunc, number, &self->kernel)) return refuse("a reduction that C does not know");
+        if (PyObject_TypeCheck(ufunc, state->low))
+            self->low = (const Low *)ufunc;
+        else if (!kernel_of(ufunc, number, &self->kernel))
+            return refuse("a reduction that C does not know");
         self->ufunc = Py_NewRef(ufunc);
     }
     self->itemsize = (size_t)itemsize;
@@ -158,11 +162,20 @@ static unsigned char *at(const Call *call, unsigned number, size_t *nbytes) {
     return call->base[operand->memory] + operand->offset;
 }
 
-static void combine(const Program *program, void *target, const void *left, const void *right, size_t nbytes) {
-    reduce(&program->kernel, target, left, right, nbytes / program->itemsize, program->itemsize);
+/* Reduce; where that is for Python, nothing is done. */
+static Outcome combine(const Program *program, void *target, const void *left, const void *right, size_t nbytes) {
+    size_t count = nbytes / program->itemsize;
+    if (program->low) {
+        if (low_combine(program->low, NULL, left, right, count) < count) return STOPPED;
+        low_combine(program->low, target, left, right, count);
+    } else {
+        reduce(&program->kernel, target, left, right, count, program->itemsize);
+    }
+    return MOVED;
 }
 
-static void apply(const Call *call, const Step *step, const unsigned char *came) {
+/* Do what is to be done with what came, or without anything that comes. */
+static Outcome apply(const Call *call, const Step *step, const unsigned char *came) {
     const Program *program = call->program;
     size_t nbytes, ignored;
     unsigned char *first = at(call, step->operand[0], &nbytes);
@@ -171,18 +184,16 @@ static void apply(const Call *call, const Step *step, const unsigned char *came)
         if (step->nbytes) memcpy(first, came, step->nbytes);
         break;
     case RECV_RIGHT:
-        combine(program, at(call, step->operand[1], &ignored), first, came, step->nbytes);
-        break;
+        return combine(program, at(call, step->operand[1], &ignored), first, came, step->nbytes);
     case RECV_LEFT:
-        combine(program, at(call, step->operand[1], &ignored), came, first, step->nbytes);
-        break;
+        return combine(program, at(call, step->operand[1], &ignored), came, first, step->nbytes);
     case REDUCE:
-        combine(program, at(call, step->operand[2], &ignored), first, at(call, step->operand[1], &ignored), nbytes);
-        break;
+        return combine(program, at(call, step->operand[2], &ignored), first, at(call, step->operand[1], &ignored), nbytes);
     case COPY:
         memmove(at(call, step->operand[1], &ignored), first, nbytes);
         break;
     }
+    return MOVED;
 }
 
 static Outcome carry_out(const Call *call, Step *step, uint64_t number, Patience *patience) {
@@ -202,9 +213,8 @@ static Outcome carry_out(const Call *call, Step *step, uint64_t number, Patience
         while (!ring_arrived(ring))
             if (!patience_allows(patience, &tries, &until)) return STOPPED;
         if (memcmp(ring_header(ring), step->header, HEADER_BYTES)) return STOPPED;
-        const unsigned char *came = ring_payload(ring);
+        if (apply(call, step, ring_payload(ring)) == STOPPED) return STOPPED;
         ring_take(ring);
-        apply(call, step, came);
         return MOVED;
     }
     Stream *stream = step->box.stream;
@@ -213,8 +223,9 @@ static Outcome carry_out(const Call *call, Step *step, uint64_t number, Patience
         return stream_post(stream, step->header, at(call, step->operand[0], &ignored), step->nbytes);
     }
     if (stream_fetch(stream, step->header, step->nbytes, patience) == STOPPED) return STOPPED;
-    apply(call, step, stream->incoming + HEADER_BYTES);
-    return MOVED;
+    if (apply(call, step, stream->incoming + HEADER_BYTES) == MOVED) return MOVED;
+    stream->got = HEADER_BYTES + step->nbytes; /* it has still to be fetched */
+    return STOPPED;
 }
 
 /* Whether all that was sent has gone, and the next slot of each ring is free. */
@@ -244,7 +255,7 @@ static Py_ssize_t carry(Program *self, Call *call, uint64_t number) {
     for (; i < self->count; i++) {
         Step *step = &self->steps[i];
         if (step->kind >= REDUCE) {
-            apply(call, step, NULL);
+            if (apply(call, step, NULL) == STOPPED) break;
             continue;
         }
         patience.spin_s = step->port == RING_PORT ? step->box.ring->spin_s : step->box.stream->spin_s;

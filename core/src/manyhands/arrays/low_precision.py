@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BLOCK", "divide", "fast_combine"]
+__all__ = ["BLOCK", "compiled_combine", "divide", "fast_combine"]
 
 Array = npt.NDArray[Any]
 Kernel = Callable[[Array, Array, Array], bool]
@@ -43,6 +43,9 @@ _LEAST: dict[str, dict[np.ufunc, int]] = {
     },
 }
 _LEAST_QUOTIENTS = 4096
+_LEAST_COMPILED = 1024
+_LEFT_BLOCK = 2048
+"""What C does at once, and leaves where it may not do it."""
 
 
 def fast_combine(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Callable[..., Any]:
@@ -67,6 +70,28 @@ def fast_combine(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Callable[..., Any]:
         return ufunc
     kernel = _kernel(ufunc, dtype)
     return ufunc if kernel is None else partial(_in_blocks, ufunc, kernel, least)
+
+
+def compiled_combine(module: Any, combine: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
+    """Return what `fast_combine` made in its compiled form: for programs of C, and as it was.
+
+    Parameters
+    ----------
+    module
+        The module ``manyhands_native``.
+    combine
+        What `fast_combine` returned, or any other function of its kind.
+
+    Returns
+    -------
+    tuple
+        A reduction of the module and a function; ``combine`` twice where there is no compiled form.
+    """
+    if not isinstance(combine, partial) or combine.func is not _in_blocks:
+        return combine, combine
+    ufunc, kernel, _ = combine.args
+    low = module.Low(*_compiled_kernel(ufunc, kernel))
+    return low, partial(_in_c, ufunc, low.combine)
 
 
 def divide(total: Array, count: int) -> None:
@@ -149,15 +174,44 @@ def _is_plain(array: Array) -> bool:
     return bool(flags.c_contiguous and flags.aligned)
 
 
-def _in_blocks(ufunc: np.ufunc, kernel: Kernel, least: int, left: Array, right: Array, out: Array) -> Array:
-    size = out.size
-    if (
-        size < least
-        or not (left.shape == right.shape == out.shape and left.dtype == right.dtype == out.dtype)
+def _fit(left: Array, right: Array, out: Array) -> bool:
+    """Tell whether arrays are such that blocks of them can be combined one after the other."""
+    return not (
+        not (left.shape == right.shape == out.shape and left.dtype == right.dtype == out.dtype)
         or not (_is_plain(left) and _is_plain(right) and _is_plain(out) and out.flags.writeable)
         or _shifted(left, out)
         or _shifted(right, out)
-    ):
+    )
+
+
+def _in_c(ufunc: np.ufunc, combine: Callable[[Array, Array, Array, int], int], left: Array, right: Array, out: Array) -> Array:
+    """Combine by C; what that leaves is done by the ufunc."""
+    if out.size < _LEAST_COMPILED or not _fit(left, right, out) or np.geterr()["under"] != "ignore":
+        ufunc(left, right, out=out)
+        return out
+    start = combine(left, right, out, 0)
+    while start < out.size:
+        part = slice(start, start + _LEFT_BLOCK)
+        ufunc(left.reshape(-1)[part], right.reshape(-1)[part], out=out.reshape(-1)[part])
+        start = combine(left, right, out, min(part.stop, out.size))
+    return out
+
+
+def _compiled_kernel(ufunc: np.ufunc, kernel: Kernel) -> tuple[str, Array | None]:
+    """Return the name that C has for a kernel, and its table."""
+    match kernel:
+        case partial(func=looks_up, args=(_, dtype)) if looks_up is _look_up:
+            return "float8", _results(ufunc, dtype)
+        case partial(func=through) if through is _through_float32:
+            return f"bfloat16 {ufunc.__name__}", None
+        case partial(args=(_, zero)):
+            return f"float16 {ufunc.__name__}" + ("" if zero is None else f", {('left', 'right')[zero]} zero"), None
+    return f"float16 {ufunc.__name__}", None
+
+
+def _in_blocks(ufunc: np.ufunc, kernel: Kernel, least: int, left: Array, right: Array, out: Array) -> Array:
+    size = out.size
+    if size < least or not _fit(left, right, out):
         ufunc(left, right, out=out)
         return out
     if size <= BLOCK:

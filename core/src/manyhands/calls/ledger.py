@@ -93,9 +93,11 @@ class Direction(Turns):
 
     def leave(self, gives_turn: bool) -> None:
         """End the message that `enter` or the books began, well or badly; the former's turn is over as well."""
-        self.books.leave()
-        if gives_turn:
-            self.give()
+        books = self.books
+        books.leave()
+        turn = books.give() if gives_turn else None
+        if turn is not None:
+            self.pass_on(turn)
 
 
 class Ledger(Turns):
@@ -232,10 +234,11 @@ class Ledger(Turns):
 
     def enter(self, signature: CallSignature) -> int:
         """Begin a call now: its turn, its number, and its place in the recorder. Return the number; -1 where it must go the long way."""
-        if self._plugins.observed or not (self.is_usable and self.books.take()):
+        job, books = self._job, self.books
+        if job.closed or self._control.verdict or self._number in job.left or self._plugins.observed or not books.take():
             return -1
         try:
-            return self.books.begin(signature)
+            return books.begin(signature)
         except BaseException:  # a signal: nothing has begun
             self.give()
             raise
@@ -247,12 +250,14 @@ class Ledger(Turns):
 
     def leave(self, gives_turn: bool) -> None:
         """End the call that `enter` or the books began, well or badly; the former's turn is over as well."""
-        self.books.leave()
+        books = self.books
+        books.leave()
         if self._record is not None:
             self._recorder.finish(self._record)
             self._record = None
-        if gives_turn:
-            self.give()
+        turn = books.give() if gives_turn else None
+        if turn is not None:
+            self.pass_on(turn)
 
     # Messages
 

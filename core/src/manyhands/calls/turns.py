@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 
 from manyhands.calls.books import Books, PythonBooks
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Place, Runtime
 from manyhands.control.computer import COMPUTER
 
-__all__ = ["Turns"]
+__all__ = ["Turn", "Turns"]
 
 
-_Turn = tuple[Callable[[], None] | None, Place | None]
+Turn = tuple[Callable[[], None] | None, Place | None]
 """A place in the queue: of an action for a background thread, or of a waiting thread. The other one is None."""
 
 
@@ -38,7 +37,7 @@ class Turns:
         Where the turn is kept.
     """
 
-    __slots__ = ("_runner", "books", "holder", "peer", "runtime")
+    __slots__ = ("_next", "_runner", "books", "holder", "peer", "runtime")
 
     def __init__(
         self, runtime: Runtime = COMPUTER, holder: str = "", peer: int | None = None, books: Books | None = None
@@ -48,6 +47,7 @@ class Turns:
         self.peer: int | None = peer
         self.books: Books = PythonBooks() if books is None else books
         self._runner: int | None = None
+        self._next: Callable[[], None] | None = None
 
     @property
     def is_free(self) -> bool:
@@ -79,7 +79,7 @@ class Turns:
         if books.take():
             return True
         come = self.runtime.place(for_good=for_good)
-        turn: _Turn = None, come
+        turn: Turn = None, come
         if books.take(turn):
             return True
         try:
@@ -99,37 +99,43 @@ class Turns:
 
     def give(self) -> None:
         """End the calling thread's turn."""
-        turn: _Turn | None = self.books.give()
+        turn: Turn | None = self.books.give()
         if turn is not None:
-            self._pass(*turn)
+            self.pass_on(turn)
+
+    def pass_on(self, turn: Turn) -> None:
+        """Let a turn be had that the books have given."""
+        self._next, come = turn
+        if come is not None:
+            come.wake()
+            return
+        try:
+            self.runtime.start(self._drain)
+        except RuntimeError:  # no thread can be had: what was promised is done all the same, only not in the background
+            self._drain()
 
     def submit(self, action: Callable[[], None]) -> None:
         """Run ``action``, which must not raise, in a background thread when its turn comes.
 
         Where this process can have no more threads, which is so while the interpreter ends, it runs here and now.
         """
-        if self.books.take((action, None)):
-            self._pass(action, None)
+        if not self.books.take((action, None)):
+            return
+        self._next = action
+        try:
+            self.runtime.start(self._drain)
+        except RuntimeError:
+            self._drain()
 
-    def _pass(self, action: Callable[[], None] | None, come: Place | None) -> None:
-        """Let the turn be had by an action or a thread that waits."""
-        if come is not None:
-            come.wake()
-        elif action is not None:
-            try:
-                self.runtime.start(partial(self._drain, action))
-            except RuntimeError:  # no thread can be had: what was promised is done all the same, only not in the background
-                self._drain(action)
-
-    def _drain(self, action: Callable[[], None] | None) -> None:
-        """Run an action whose turn it is, and those that come next, one after the other, in this thread."""
-        before = self._runner
+    def _drain(self) -> None:
+        """Run the action whose turn it is, and those that come next, one after the other, in this thread."""
+        before, action, self._next = self._runner, self._next, None
         while action is not None:
             self._runner = threading.get_ident()
             action()
             del action  # it holds arrays, and the next one may be long in coming
             self._runner = before
-            turn: _Turn | None = self.books.give()
+            turn: Turn | None = self.books.give()
             if turn is None:
                 return
             action, come = turn

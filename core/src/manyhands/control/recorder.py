@@ -193,7 +193,13 @@ class FlightRecorder:
         self._records.append((channel, sequence, call, started, self._now()))
 
     def forget(self, channel: int) -> None:
-        """Count a channel no more; its last calls are kept."""
+        """Count a channel no more; its last calls are kept.
+
+        Parameters
+        ----------
+        channel
+            That of a group that has ended.
+        """
         for books in self.counted.books(channel):
             self._records.extend(books.short())
         self.counted.forget(channel)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from manyhands.arrays.low_precision import compiled_combine
 from manyhands.arrays.memory import Array, bytes_of
 from manyhands.calls.engine.adapter import cutting
 from manyhands.calls.engine.program import (
@@ -92,7 +93,6 @@ class Executable:
         self._program = program
         whole = transport.streams and not 64 % max(1, program.dtype.itemsize)
         self._transport = transport if whole else cutting(transport, program)
-        self._combine: Callable[..., Any] = _no_reduction if program.reduction is None else program.reduction.combine
         self._steps: list[_Bound] = _bound(program, boxes)
         self._boxes = boxes
         self._parts = [region for region in program.regions if region[0] != WORK]
@@ -102,7 +102,7 @@ class Executable:
         if 0 < self._work_bytes <= _KEPT_SCRATCH_BYTES:
             work = np.empty(self._work_bytes, np.uint8)
             self._scratch = self._lay_out(work)
-        self._compiled = _compile(program, boxes, work)
+        self._compiled, self._combine = _compile(program, boxes, work)
         # Then the operands are what is given and what is kept, and nothing has to be made.
         self._is_plain = not self._parts and self._work_bytes <= _KEPT_SCRATCH_BYTES
         self.takes_any_layout: bool = program.takes_any_layout
@@ -322,22 +322,30 @@ def _bound(program: Program, boxes: Mapping[int, Mailbox]) -> list[_Bound]:
     return bound
 
 
-def _compile(program: Program, boxes: Mapping[int, Mailbox], work: Array | None) -> Any:
-    """Return the compiled form of a program; None where there is none: its messages are long, or C knows not its mailboxes or its reduction."""
-    modules = {box.compiled for box in boxes.values()}
-    compiled = modules.pop() if len(modules) == 1 else None
-    if compiled is None or any(step.kind > COPY for step in program.steps):
-        return None
+def _compile(program: Program, boxes: Mapping[int, Mailbox], work: Array | None) -> tuple[Any, Callable[..., Any]]:
+    """Return the compiled form of a program, and what reduces.
+
+    The former is None where there is none: its messages are long, or C knows not its mailboxes or its reduction.
+    """
     dtype, reduction = program.dtype, program.reduction
     combine = None if reduction is None else reduction.combine
-    if combine is not None and not (isinstance(combine, np.ufunc) and dtype.isnative):
-        return None
+    modules = {box.compiled for box in boxes.values()}
+    module = modules.pop() if len(modules) == 1 else None
+    if module is None:
+        return None, combine or _no_reduction
+    kernel: Any = combine
+    if combine is not None and not isinstance(combine, np.ufunc):
+        kernel, combine = compiled_combine(module, combine)
+    is_known = combine is None or kernel is not combine or (isinstance(combine, np.ufunc) and dtype.isnative)
+    if not is_known or any(step.kind > COPY for step in program.steps):
+        return None, combine or _no_reduction
     steps = tuple((kind, boxes.get(peer), *rest) for kind, peer, *rest in program.steps)
     operands = ((INPUT, 0, -1), (OUTPUT, 0, -1), *program.regions)
     try:
-        return compiled.Program(steps, operands, combine, dtype.num, max(1, dtype.itemsize), program.work_bytes, work)
+        made = module.Program(steps, operands, kernel, dtype.num, max(1, dtype.itemsize), program.work_bytes, work)
     except ValueError:  # C knows no such reduction
-        return None
+        made = None
+    return made, combine or _no_reduction
 
 
 def _array(program: Program, count: int, memory: memoryview, offset: int = 0) -> Array:
