@@ -180,3 +180,17 @@ class Low:
     def combine(
         self, left: npt.NDArray[Any], right: npt.NDArray[Any], out: npt.NDArray[Any], start: int, /
     ) -> int: ...  # Reduce from an element on; return the first one that Python must do.
+
+# What the machine allows: each does something `times` times, and returns how many seconds that took.
+
+def measure_copy(target: _Memory, source: _Memory, times: int, /) -> float: ...
+def measure_add(target: _Memory, left: _Memory, right: _Memory, times: int, /) -> float: ...  # Of float32.
+def measure_stream(
+    fd: int, outgoing: _Memory, incoming: _Memory, times: int, timeout_s: float, /
+) -> float: ...  # Both ways at once. Raises OSError where the connection broke, TimeoutError where nothing moves any more.
+def measure_flags(
+    memory: _Memory, first: bool, times: int, timeout_s: float, /
+) -> float: ...  # Round trips over two flags in shared memory. Raises TimeoutError.
+def measure_pings(
+    fd: int, first: bool, times: int, timeout_s: float, /
+) -> float: ...  # Round trips of 8 bytes over a socket. Raises OSError, TimeoutError.

@@ -168,7 +168,6 @@ size_t low_combine(const Low *low, void *target, const void *left, const void *r
     return done;
 }
 
-size_t low_itemsize(const Low *low) { return low->itemsize; }
 
 static int low_init(Low *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"name", "table", NULL};

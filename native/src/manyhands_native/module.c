@@ -1,4 +1,4 @@
-/* The module: its types, and nothing else. */
+/* The module: its types, and what measures the machine. */
 #define IMPORTS_NUMPY
 #include "native.h"
 
@@ -48,6 +48,7 @@ static struct PyModuleDef definition = {
     .m_name = "manyhands_native._core",
     .m_doc = "What Python does for a call, done by C.",
     .m_size = sizeof(State),
+    .m_methods = limit_methods,
     .m_slots = slots,
     .m_traverse = traverse,
     .m_clear = clear,

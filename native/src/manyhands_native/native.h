@@ -104,6 +104,9 @@ typedef struct {
 
 extern PyType_Spec ring_spec, stream_spec, program_spec, books_spec, caller_spec, call_spec, send_spec, recv_spec, exchange_spec, low_spec;
 
+extern PyType_Spec ring_spec, stream_spec, program_spec;
+extern PyMethodDef limit_methods[];
+
 State *state_of(PyTypeObject *type);
 
 /* Both return with the lock of the interpreter held as they were called; `idle` is set once the lock was released to wait. */
@@ -164,6 +167,5 @@ void reduce(const Kernel *kernel, void *target, const void *left, const void *ri
 /* Reductions of floats of 16 and 8 bits. */
 typedef struct Low Low;
 size_t low_combine(const Low *low, void *target, const void *left, const void *right, size_t count);
-size_t low_itemsize(const Low *low);
 
 #endif
