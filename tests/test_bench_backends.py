@@ -138,6 +138,33 @@ def test_the_last_column_compares_with_the_first_backend_and_each_row_is_printed
         assert [words[-1] for words in printed] == [f"{rows[backend, n] / rows['twin', n]:.3f}" for n in (8, 1024)]
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_limits_are_measured_in_the_same_run(bench: Bench, tmp_path: Path, ranks: int) -> None:
+    pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
+    words = ("--backends", "tcp,shm", "-n", str(ranks), "--sizes", "8,4KiB", "--iterations", "4", "--limits", "--json", "f")
+    answer = bench("all_gather,barrier", *words)
+    assert answer.returncode == 0, answer.stderr
+    assert "# executor of tcp and shm: compiled (manyhands-native)\n" in answer.stdout
+    assert answer.stdout.count("# the machine: ") == (3 if ranks > 1 else 2)  # a barrier of one takes no machine
+    two_at_least = {"copy_2_us", "both_ways_us", "one_way_us", "flag_us", "ping_us"}
+    for row in json.loads((tmp_path / "f").read_text()):
+        measured = {name for name, value in row["limits"].items() if value is not None}
+        expected = set(row["limits"]) - (two_at_least if ranks == 1 else set())
+        if not row["bytes"]:
+            expected &= {"flag_us", "ping_us"}
+        assert measured == expected
+        assert all(row["limits"][name] > 0 for name in measured)
+        if ranks == 1:
+            assert row["share"] is None
+        else:
+            assert row["share"] == pytest.approx(row["limit_us"] / row["median_us"])
+
+
+def test_without_the_compiled_executor_the_head_says_so(bench: Bench) -> None:
+    answer = bench("barrier", "--backends", "tcp", "-n", "2", "--iterations", "2", MANYHANDS_NATIVE="false")
+    assert "# executor of tcp and shm: Python (native = false)\n" in answer.stdout
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_floats_are_measured(bench: Bench, dtype: str) -> None:
     answer = bench("all_reduce", "--backends", "tcp", "-n", "3", "--sizes", "4000", "--iterations", "2", "--dtype", dtype)

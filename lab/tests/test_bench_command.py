@@ -24,15 +24,18 @@ from manyhands.errors import (
     DTypeError,
     InvalidWorldSizeError,
     UnknownBackendError,
+    UnsupportedError,
     UsageError,
 )
 from manyhands.launch import processes, resolve
 from manyhands.launch.launching import Launch
 from manyhands.schedule.steps import Collective
-from manyhands_lab.bench.plan import BENCHMARKS, Done, Opened, Problem, Record, Row, Skipped, Target
+from manyhands_lab.bench.limits import WIRE
+from manyhands_lab.bench.plan import BENCHMARKS, Done, Limits, Opened, Problem, Record, Row, Skipped, Target
 from manyhands_lab.bench.plan import DEFAULT_SIZES as SIZES
 from manyhands_lab.bench.plan import Plan as Comparison
 from manyhands_lab.bench.plan import Point as Call
+from manyhands_lab.commands import bench_table
 from manyhands_lab.commands.bench import bench
 from manyhands_lab.commands.bench_table import Printer
 from manyhands_lab.tuning.plan import DEFAULT_SIZES, Plan, Point
@@ -349,6 +352,67 @@ def test_json_is_a_list_of_rows_with_these_keys() -> None:
     ]
 
 
+@pytest.fixture
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled part is here, whether it is or not, for nothing of it is called; and wires are wires."""
+    monkeypatch.setattr("manyhands_lab.bench.probes.native", lambda: re)
+    monkeypatch.setattr(bench_table, "link_of", lambda target, environ: WIRE if target == Target("wires") else None)
+
+
+LIMITS = Limits("all_reduce", 1 << 20, 100.0, 125.0, 200.0, 400.0, 500.0, 250.0, 0.25, 4.0)
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_with_limits_each_row_has_its_limit_and_its_share() -> None:
+    story[:] = [Opened([], {}, "compiled"), LIMITS, row("wires", 1 << 20, 1008.0), row("ropes", 1 << 20), Done()]
+    said = call("all_reduce", "--backends", "wires,ropes", "-n", "2", "--sizes", "1MiB", "--limits")
+    assert comparisons[0][0].limits
+    assert "# executor of tcp and shm: compiled\n" in said
+    head = next(line.split() for line in said.splitlines() if "backend " in line)
+    assert head == ["#", "size", "backend", "median", "min", "p95", "limit", "share", "/", "wires"]
+    speeds = (
+        "the machine: copy alone 10.49 GB/s, by two 8.39 GB/s, by all 5.24 GB/s, add 2.62 GB/s, TCP both ways 2.10 GB/s, one way "
+        "4.19 GB/s, flag 0.25 us, TCP ping 4.00 us"
+    )
+    assert speeds in said.replace("\n#  ", "")
+    assert lines(said) == [
+        # One ping, and all bytes both ways.
+        ["1", "MiB", "wires", "1008.0", "5.00", "20.00", "504.00", "50.0%", "1.000"],
+        ["1", "MiB", "ropes", "10.00", "5.00", "20.00", "-", "-", "0.010"],
+    ]
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_with_limits_json_has_them_too() -> None:
+    story[:] = [LIMITS, row("wires", 1 << 20, 1008.0), row("ropes", 1 << 20), Done()]
+    said = call("all_reduce", "--backends", "wires,ropes", "-n", "2", "--sizes", "1MiB", "--limits", "--json", "-")
+    wires, ropes = json.loads(said)
+    assert (wires["limit_us"], wires["share"]) == (504.0, 0.5)
+    assert (ropes["limit_us"], ropes["share"]) == (None, None)
+    assert wires["limits"] == ropes["limits"] == {
+        "copy_1_us": 100.0,
+        "copy_2_us": 125.0,
+        "copy_all_us": 200.0,
+        "add_all_us": 400.0,
+        "both_ways_us": 500.0,
+        "one_way_us": 250.0,
+        "flag_us": 0.25,
+        "ping_us": 4.0,
+    }  # fmt: skip
+
+
+def test_without_the_compiled_part_limits_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyhands_lab.bench.probes.native", lambda: None)
+    monkeypatch.setattr("manyhands_lab.bench.probes.why_not_native", lambda: "not installed")
+    message = (
+        r"--limits measures the machine in C, and the compiled part of manyhands is missing \(not installed\); try: pip install"
+    )
+    with pytest.raises(UnsupportedError, match=message):
+        call("all_reduce", "--backends", "wires", "-n", "2", "--limits")
+    assert not comparisons
+
+
 def test_what_failed_or_is_wrong_stands_in_the_table_and_in_the_exit_code() -> None:
     story[:] = [
         *(Problem("wires", "all_reduce", 8, "rank 1: it broke"), row("ropes"), Done()),
@@ -447,6 +511,7 @@ def test_a_plot_has_a_line_for_each_backend() -> None:
         (["--plot", "p.gif"], UsageError, "--plot p.gif: the name ends with '.gif'"),
         (["--plot", "no/p.svg"], UsageError, "--plot no/p.svg cannot be written: there is no folder no"),
         (["--tune", "--dtype", "float64"], UsageError, "--dtype is for comparing backends"),
+        (["--algorithms", "--limits"], UsageError, "--limits is for comparing backends"),
         (["--algorithms", "--backends", "wires,ropes"], UsageError, "algorithms are compared on one backend"),
     ],
 )

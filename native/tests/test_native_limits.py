@@ -57,14 +57,21 @@ def test_a_stream_carries_its_bytes_both_ways_or_one(ends: tuple[socket.socket, 
     rng = np.random.default_rng(0)
     given = rng.integers(0, 256, (2, 600_001), np.uint8)
     for out, back in ((given[0], given[1]), (given[0], given[1][:0])):
-        got = np.zeros_like(back), np.zeros_like(out)
+        # Three times all that is sent; the receiver's memory is too small for it, and holds what came last.
+        got = np.zeros(max(1, back.size), np.uint8), np.zeros(400_000, np.uint8)
         seconds = together(
-            lambda out=out, got=got: native.measure_stream(ends[0].fileno(), out, got[0], 3, PATIENCE_S),
-            lambda back=back, got=got: native.measure_stream(ends[1].fileno(), back, got[1], 3, PATIENCE_S),
+            lambda out=out, back=back, got=got: native.measure_stream(
+                ends[0].fileno(), out, 3 * out.size, got[0], 3 * back.size, PATIENCE_S
+            ),
+            lambda out=out, back=back, got=got: native.measure_stream(
+                ends[1].fileno(), back, 3 * back.size, got[1], 3 * out.size, PATIENCE_S
+            ),
         )
         assert all(each > 0 for each in seconds)
-        assert got[0].tobytes() == back.tobytes()
-        assert got[1].tobytes() == out.tobytes()
+        assert got[0][: back.size].tobytes() == back.tobytes()
+        whole = np.tile(out, 3)
+        last, before = whole[1_600_000:], whole[1_200_000 + len(whole[1_600_000:]) : 1_600_000]
+        assert got[1].tobytes() == np.concatenate([last, before]).tobytes()
 
 
 def test_pings_take_turns_and_may_be_repeated(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -74,7 +81,7 @@ def test_pings_take_turns_and_may_be_repeated(ends: tuple[socket.socket, socket.
         together(
             *(lambda n=n, end=end: native.measure_pings(end.fileno(), not n, 30, PATIENCE_S) for n, end in enumerate(ends))
         )
-    assert np.frombuffer(memory, np.uint64)[[0, 16]].tolist() == [60, 60]
+    assert np.frombuffer(memory, np.uint64)[[0, 16]].tolist() == [480, 480]  # eight in a batch
     for end in ends:
         end.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -86,7 +93,7 @@ def test_nobody_waits_for_ever(ends: tuple[socket.socket, socket.socket]) -> Non
     attempts: list[Callable[[], float]] = [
         lambda: native.measure_flags(bytearray(256), True, 1, 0.01),
         lambda: native.measure_pings(one, True, 1, 0.01),
-        lambda: native.measure_stream(one, b"", bytearray(8), 1, 0.01),
+        lambda: native.measure_stream(one, b"", 0, bytearray(8), 8, 0.01),
     ]
     for attempt in attempts:
         with pytest.raises(TimeoutError, match="did not come in time"):
@@ -96,13 +103,26 @@ def test_nobody_waits_for_ever(ends: tuple[socket.socket, socket.socket]) -> Non
 def test_a_connection_that_ends_is_an_error(ends: tuple[socket.socket, socket.socket]) -> None:
     ends[1].close()
     with pytest.raises(ConnectionError, match="closed the connection"):
-        native.measure_stream(ends[0].fileno(), b"", bytearray(8), 1, PATIENCE_S)
+        native.measure_stream(ends[0].fileno(), b"", 0, bytearray(8), 8, PATIENCE_S)
     with pytest.raises(ConnectionError):
         native.measure_pings(ends[0].fileno(), True, 1, PATIENCE_S)
     with pytest.raises(OSError, match="Bad file"):
         native.measure_pings(-1, True, 1, PATIENCE_S)
 
 
+@pytest.mark.parametrize("batches", [0, 1025])
+def test_no_batches_and_too_many_are_refused(batches: int, ends: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(ValueError, match="expected 1 to 1024 batches"):
+        native.measure_flags(bytearray(256), True, batches, PATIENCE_S)
+    with pytest.raises(ValueError, match="expected 1 to 1024 batches"):
+        native.measure_pings(ends[0].fileno(), True, batches, PATIENCE_S)
+
+
 def test_memory_that_holds_no_two_flags_is_refused() -> None:
     with pytest.raises(ValueError, match="expected 256 aligned bytes"):
         native.measure_flags(bytearray(200), True, 1, PATIENCE_S)
+
+
+def test_a_stream_that_has_no_memory_is_refused(ends: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(ValueError, match="there is no memory"):
+        native.measure_stream(ends[0].fileno(), b"", 1, bytearray(8), 8, PATIENCE_S)

@@ -181,16 +181,16 @@ class Low:
         self, left: npt.NDArray[Any], right: npt.NDArray[Any], out: npt.NDArray[Any], start: int, /
     ) -> int: ...  # Reduce from an element on; return the first one that Python must do.
 
-# What the machine allows: each does something `times` times, and returns how many seconds that took.
+# What the machine allows: each does something so often, and returns how many seconds that took; of pings, the median of a round trip.
 
 def measure_copy(target: _Memory, source: _Memory, times: int, /) -> float: ...
 def measure_add(target: _Memory, left: _Memory, right: _Memory, times: int, /) -> float: ...  # Of float32.
 def measure_stream(
-    fd: int, outgoing: _Memory, incoming: _Memory, times: int, timeout_s: float, /
+    fd: int, outgoing: _Memory, send_bytes: int, incoming: _Memory, recv_bytes: int, timeout_s: float, /
 ) -> float: ...  # Both ways at once. Raises OSError where the connection broke, TimeoutError where nothing moves any more.
 def measure_flags(
-    memory: _Memory, first: bool, times: int, timeout_s: float, /
-) -> float: ...  # Round trips over two flags in shared memory. Raises TimeoutError.
+    memory: _Memory, first: bool, batches: int, timeout_s: float, /
+) -> float: ...  # Eight round trips a batch, over two flags in shared memory. Raises TimeoutError.
 def measure_pings(
-    fd: int, first: bool, times: int, timeout_s: float, /
-) -> float: ...  # Round trips of 8 bytes over a socket. Raises OSError, TimeoutError.
+    fd: int, first: bool, batches: int, timeout_s: float, /
+) -> float: ...  # Eight round trips of 8 bytes a batch, over a socket. Raises OSError, TimeoutError.

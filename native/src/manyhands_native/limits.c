@@ -1,16 +1,21 @@
 /* What the machine itself allows, with nothing of manyhands between: each function does one thing a number of times, without the lock of the
-   interpreter, and returns how many seconds that took. `manyhands bench --limits` holds its results against these. */
+   interpreter, and returns the seconds that this took; of pings, the median of a round trip. `manyhands bench --limits` holds its results against these. */
 #include "native.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 
 #define PIECE ((uint64_t)256 << 10) /* of a stream, for each system call: more is not faster */
-#define LOOKS 1000                  /* at once, before others may have the processor */
+#define TRIES 20                    /* of a stream both ways, before it sleeps: who tries on and on keeps the kernel from moving anything */
+#define LONE_TRIES 200              /* of a stream one way */
 #define PAUSE_MS 10
-#define APART 128 /* bytes between two flags: processors fetch lines of 64 in pairs */
+#define LOOKS 1000 /* for a ping at once, before others may have the processor */
+#define TRIPS 8    /* in a batch of pings: more than reading the clock takes, less than until somebody else has the processor */
+#define MOST_BATCHES 1024
+#define APART 128  /* bytes between two flags: processors fetch lines of 64 in pairs */
 
 typedef enum { WENT, LATE, BROKE, CUT } Course;
 
@@ -97,7 +102,11 @@ static PyObject *measure_add(PyObject *Py_UNUSED(module), PyObject *args) {
     return repeated(args, 3, add);
 }
 
-/* A stream: both ways at once, or one way where an array is empty. */
+/* A stream: both ways at once, or one way where there is nothing to send or to receive. It begins anew at the end of its memory. */
+typedef struct {
+    Py_buffer memory;
+    unsigned long long total; /* bytes */
+} Way;
 
 /* Tell what a system call on a socket did: it moved bytes, or would have had to wait, or failed. */
 static Course took(ssize_t count, uint64_t *moved, bool *idle) {
@@ -110,27 +119,35 @@ static Course took(ssize_t count, uint64_t *moved, bool *idle) {
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? WENT : BROKE;
 }
 
-static uint64_t piece(uint64_t at, uint64_t length) { return length - at < PIECE ? length - at : PIECE; }
+/* Return the memory for what comes next, and how many bytes of it. */
+static char *next(const Way *way, uint64_t done, size_t *count) {
+    uint64_t length = (uint64_t)way->memory.len, at = done % length, left = way->total - done;
+    if (left > length - at) left = length - at;
+    *count = (size_t)(left < PIECE ? left : PIECE);
+    return (char *)way->memory.buf + at;
+}
 
-static Course stream(int fd, const Py_buffer *out, const Py_buffer *in, uint64_t times, double timeout_s) {
-    uint64_t sent = 0, got = 0, out_bytes = (uint64_t)out->len, in_bytes = (uint64_t)in->len, looks = 0;
+static Course stream(int fd, const Way *out, const Way *in, double timeout_s) {
+    uint64_t sent = 0, got = 0;
+    unsigned tries = 0, most = out->total && in->total ? TRIES : LONE_TRIES;
     double until = now_s() + timeout_s;
-    while (sent < out_bytes * times || got < in_bytes * times) {
+    while (sent < out->total || got < in->total) {
         bool idle = true;
+        size_t count;
         Course course = WENT;
-        if (sent < out_bytes * times) {
-            uint64_t at = sent % out_bytes;
-            course = took(send(fd, (char *)out->buf + at, piece(at, out_bytes), MSG_DONTWAIT | MSG_NOSIGNAL), &sent, &idle);
+        if (sent < out->total) {
+            const char *from = next(out, sent, &count);
+            course = took(send(fd, from, count, MSG_DONTWAIT | MSG_NOSIGNAL), &sent, &idle);
         }
-        if (course == WENT && got < in_bytes * times) {
-            uint64_t at = got % in_bytes;
-            course = took(recv(fd, (char *)in->buf + at, piece(at, in_bytes), MSG_DONTWAIT), &got, &idle);
+        if (course == WENT && got < in->total) {
+            char *into = next(in, got, &count);
+            course = took(recv(fd, into, count, MSG_DONTWAIT), &got, &idle);
         }
         if (course != WENT) return course;
         if (!idle) {
-            looks = 0;
-        } else if (++looks >= LOOKS) {
-            struct pollfd wanted = {.fd = fd, .events = (short)((sent < out_bytes * times ? POLLOUT : 0) | (got < in_bytes * times ? POLLIN : 0))};
+            tries = 0;
+        } else if (++tries >= most) {
+            struct pollfd wanted = {.fd = fd, .events = (short)((sent < out->total ? POLLOUT : 0) | (got < in->total ? POLLIN : 0))};
             if (now_s() > until) return LATE;
             poll(&wanted, 1, PAUSE_MS);
         }
@@ -140,37 +157,63 @@ static Course stream(int fd, const Py_buffer *out, const Py_buffer *in, uint64_t
 
 static PyObject *measure_stream(PyObject *Py_UNUSED(module), PyObject *args) {
     int fd;
-    Py_buffer out, in;
-    unsigned long long times;
+    Way out, in;
     double timeout_s;
-    if (!PyArg_ParseTuple(args, "iy*w*Kd", &fd, &out, &in, &times, &timeout_s)) return NULL;
-    Course course;
-    double seconds;
-    int error;
-    Py_BEGIN_ALLOW_THREADS;
-    double begin = now_s();
-    course = stream(fd, &out, &in, times, timeout_s);
-    error = errno;
-    seconds = now_s() - begin;
-    Py_END_ALLOW_THREADS;
-    PyBuffer_Release(&out);
-    PyBuffer_Release(&in);
+    if (!PyArg_ParseTuple(args, "iy*Kw*Kd", &fd, &out.memory, &out.total, &in.memory, &in.total, &timeout_s)) return NULL;
+    bool is_possible = (!out.total || out.memory.len) && (!in.total || in.memory.len);
+    Course course = WENT;
+    double seconds = 0.0;
+    int error = 0;
+    if (is_possible) {
+        Py_BEGIN_ALLOW_THREADS;
+        double begin = now_s();
+        course = stream(fd, &out, &in, timeout_s);
+        error = errno;
+        seconds = now_s() - begin;
+        Py_END_ALLOW_THREADS;
+    }
+    PyBuffer_Release(&out.memory);
+    PyBuffer_Release(&in.memory);
     errno = error;
-    return answer(course, seconds);
+    if (is_possible) return answer(course, seconds);
+    PyErr_SetString(PyExc_ValueError, "there is no memory for the bytes of a stream");
+    return NULL;
 }
 
-/* Pings: round trips, which the first side begins. */
+/* Pings: batches of round trips, which the first side begins. The median of the batches is not that of a moment when others had the processor. */
 
-static Course flags(unsigned char *memory, bool first, uint64_t times, double timeout_s) {
+static int compare(const void *left, const void *right) {
+    double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+/* Sort the times of batches; return the seconds of a round trip. */
+static double median(double *batches, size_t count) {
+    qsort(batches, count, sizeof *batches, compare);
+    return batches[count / 2] / TRIPS;
+}
+
+static bool batches_fit(unsigned long long count) {
+    if (count && count <= MOST_BATCHES) return true;
+    PyErr_Format(PyExc_ValueError, "expected 1 to %d batches", MOST_BATCHES);
+    return false;
+}
+
+static Course flags(unsigned char *memory, bool first, double *batches, uint64_t count, double timeout_s) {
     _Atomic uint64_t *own = (_Atomic uint64_t *)(void *)(memory + (first ? 0 : APART));
     const _Atomic uint64_t *other = (_Atomic uint64_t *)(void *)(memory + (first ? APART : 0));
     uint64_t from = atomic_load_explicit(own, memory_order_relaxed), looks = 0; /* alike on both sides when all before went well */
-    double until = now_s() + timeout_s;
-    for (uint64_t i = from + 1; i <= from + times; i++) {
+    double begin = now_s(), until = begin + timeout_s;
+    for (uint64_t i = from + 1; i <= from + count * TRIPS; i++) {
         if (first) atomic_store_explicit(own, i, memory_order_release);
         for (looks = 0; atomic_load_explicit(other, memory_order_acquire) != i;)
             if (too_late(&looks, until)) return LATE;
         if (!first) atomic_store_explicit(own, i, memory_order_release);
+        if ((i - from) % TRIPS == 0) {
+            double end = now_s();
+            batches[(i - from) / TRIPS - 1] = end - begin;
+            begin = end;
+        }
     }
     return WENT;
 }
@@ -178,38 +221,44 @@ static Course flags(unsigned char *memory, bool first, uint64_t times, double ti
 static PyObject *measure_flags(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer memory;
     int first;
-    unsigned long long times;
-    double timeout_s;
-    if (!PyArg_ParseTuple(args, "w*pKd", &memory, &first, &times, &timeout_s)) return NULL;
+    unsigned long long count;
+    double timeout_s, batches[MOST_BATCHES];
+    if (!PyArg_ParseTuple(args, "w*pKd", &memory, &first, &count, &timeout_s)) return NULL;
+    if (!batches_fit(count)) {
+        PyBuffer_Release(&memory);
+        return NULL;
+    }
     if (memory.len < 2 * APART || (uintptr_t)memory.buf % 8) {
         PyBuffer_Release(&memory);
         PyErr_Format(PyExc_ValueError, "expected %d aligned bytes for two flags", 2 * APART);
         return NULL;
     }
     Course course;
-    double seconds;
     Py_BEGIN_ALLOW_THREADS;
-    double begin = now_s();
-    course = flags(memory.buf, first, times, timeout_s);
-    seconds = now_s() - begin;
+    course = flags(memory.buf, first, batches, count, timeout_s);
     Py_END_ALLOW_THREADS;
     PyBuffer_Release(&memory);
-    return answer(course, seconds);
+    return answer(course, course == WENT ? median(batches, count) : 0.0);
 }
 
-static Course pings(int fd, bool first, uint64_t times, double timeout_s) {
+static Course pings(int fd, bool first, double *batches, uint64_t count, double timeout_s) {
     char message[8] = {0};
-    double until = now_s() + timeout_s;
-    for (uint64_t i = 0; i < 2 * times; i++) {
+    double begin = now_s(), until = begin + timeout_s;
+    for (uint64_t i = 0; i < 2 * TRIPS * count; i++) {
         bool sends = first == (i % 2 == 0), idle;
         uint64_t moved = 0, looks = 0;
         while (moved < sizeof message) {
             idle = true;
             size_t left = sizeof message - moved;
-            ssize_t count = sends ? send(fd, message + moved, left, MSG_DONTWAIT | MSG_NOSIGNAL) : recv(fd, message + moved, left, MSG_DONTWAIT);
-            Course course = took(count, &moved, &idle);
+            ssize_t went = sends ? send(fd, message + moved, left, MSG_DONTWAIT | MSG_NOSIGNAL) : recv(fd, message + moved, left, MSG_DONTWAIT);
+            Course course = took(went, &moved, &idle);
             if (course != WENT) return course;
             if (idle && too_late(&looks, until)) return LATE;
+        }
+        if ((i + 1) % (2 * TRIPS) == 0) {
+            double end = now_s();
+            batches[i / (2 * TRIPS)] = end - begin;
+            begin = end;
         }
     }
     return WENT;
@@ -217,27 +266,24 @@ static Course pings(int fd, bool first, uint64_t times, double timeout_s) {
 
 static PyObject *measure_pings(PyObject *Py_UNUSED(module), PyObject *args) {
     int fd, first;
-    unsigned long long times;
-    double timeout_s;
-    if (!PyArg_ParseTuple(args, "ipKd", &fd, &first, &times, &timeout_s)) return NULL;
+    unsigned long long count;
+    double timeout_s, batches[MOST_BATCHES];
+    if (!PyArg_ParseTuple(args, "ipKd", &fd, &first, &count, &timeout_s) || !batches_fit(count)) return NULL;
     Course course;
-    double seconds;
     int error;
     Py_BEGIN_ALLOW_THREADS;
-    double begin = now_s();
-    course = pings(fd, first, times, timeout_s);
+    course = pings(fd, first, batches, count, timeout_s);
     error = errno;
-    seconds = now_s() - begin;
     Py_END_ALLOW_THREADS;
     errno = error;
-    return answer(course, seconds);
+    return answer(course, course == WENT ? median(batches, count) : 0.0);
 }
 
 PyMethodDef limit_methods[] = {
     {"measure_copy", measure_copy, METH_VARARGS, "Copy `times` times: (target, source, times) -> seconds."},
     {"measure_add", measure_add, METH_VARARGS, "Add arrays of float32 `times` times: (target, left, right, times) -> seconds."},
-    {"measure_stream", measure_stream, METH_VARARGS, "Send and receive arrays over a socket at once: (fd, outgoing, incoming, times, timeout_s) -> seconds."},
-    {"measure_flags", measure_flags, METH_VARARGS, "Round trips over two flags in shared memory: (memory, first, times, timeout_s) -> seconds."},
-    {"measure_pings", measure_pings, METH_VARARGS, "Round trips of 8 bytes over a socket: (fd, first, times, timeout_s) -> seconds."},
+    {"measure_stream", measure_stream, METH_VARARGS, "Send and receive over a socket at once: (fd, outgoing, bytes, incoming, bytes, timeout_s) -> seconds."},
+    {"measure_flags", measure_flags, METH_VARARGS, "Batches of round trips over two flags in shared memory: (memory, first, batches, timeout_s) -> seconds of one trip."},
+    {"measure_pings", measure_pings, METH_VARARGS, "Batches of round trips of 8 bytes over a socket: (fd, first, batches, timeout_s) -> seconds of one trip."},
     {NULL, NULL, 0, NULL},
 };

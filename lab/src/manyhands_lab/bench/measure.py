@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
+from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
 
+from manyhands.common.native import why_not_native
 from manyhands.config import load
 from manyhands.config.plugins import get_plugin_manager
 from manyhands.errors import ManyHandsError, UnsupportedError, UsageError
@@ -28,6 +30,7 @@ from manyhands.job.threads import current_thread_rank
 from manyhands_lab.bench.cases import Arrays, Case, parse_dtype
 from manyhands_lab.bench.peers import best_settings, peer_versions
 from manyhands_lab.bench.plan import RAW, SYMMETRIC, Done, Opened, Plan, Point, Problem, Record, Row, Skipped, Target
+from manyhands_lab.bench.probes import Probes
 from manyhands_lab.bench.raw import RAW as _RAW
 from manyhands_lab.bench.statistics import bus_factor, order, samples, summary
 
@@ -75,10 +78,17 @@ def measure(plan: Plan) -> None:
     with init(carrier, config=base, timeout_s=patience_s) as control, _Scribe(plan, control.rank) as scribe:
         bench = _Bench(plan, control, scribe)
         try:
-            bench.open(base, settings.rendezvous_timeout_s)
+            bench.open(base, settings.rendezvous_timeout_s, _executor(settings.native))
             bench.run()
         finally:
             bench.close()
+
+
+def _executor(wanted: bool) -> str:
+    if not wanted:
+        return "Python (native = false)"
+    missing = why_not_native()
+    return f"Python (manyhands-native: {missing})" if missing else "compiled (manyhands-native)"
 
 
 def _is_available(backend: str) -> bool:
@@ -141,13 +151,16 @@ class _Bench:
         self._groups: dict[str, Group] = {}
         self._broken: dict[str, str] = {}
         self._dtype = parse_dtype(plan.dtype)
+        self._probes: Probes | None = None
         # Of threads there is one process, which others watch.
         self._watches = current_thread_rank() is None
 
     # What all ranks do together
 
-    def open(self, base: dict[str, Any], patience_s: float) -> None:
+    def open(self, base: dict[str, Any], patience_s: float, executor: str) -> None:
         """Make one group for each backend, each of which has ``patience_s`` seconds to meet."""
+        if self._plan.limits:
+            self._probes = Probes(self._control, Path(self._plan.stream).parent, self._plan.timeout_s)
         configured = base.get("backends", {})
         tables = {each.backend: best_settings(each.backend, configured.get(each.backend, {})) for each in self._plan.targets}
         for name, table in tables.items():
@@ -159,12 +172,14 @@ class _Bench:
             text, _ = self._attempt(name, join, patience_s)
             if text:
                 self._give_up(name, text)
-        self._scribe.say(Opened(peer_versions(), {name: table for name, table in tables.items() if table}))
+        self._scribe.say(Opened(peer_versions(), {name: table for name, table in tables.items() if table}, executor))
 
     def close(self) -> None:
         """Close what is still open."""
         for name in list(self._groups):
             self._close(name)
+        if self._probes is not None:
+            self._probes.close()
 
     def run(self) -> None:
         """Measure all points."""
@@ -187,11 +202,18 @@ class _Bench:
             if run is not None:
                 runs.append(run)
         self._estimate(runs, point)
-        rounds = self._rounds(runs, share_s)
+        probes = self._probes if runs else None
+        [probes_s], _ = self._agree([0.0 if probes is None else probes.begin(point.nbytes)])
+        rounds = self._rounds(runs, share_s, probes_s)
         for turn in range(rounds):
             for run in [runs[place] for place in order(turn, len(runs))]:
                 if run in runs and not self._batch(run, case, point, turn, rounds):
                     runs.remove(run)
+            if probes is not None:
+                probes.turn()
+        limits = None if probes is None else probes.result(point)
+        if limits is not None:
+            self._scribe.say(limits)
         for run in runs:
             self._scribe.say(*self._row(run, point))
 
@@ -230,8 +252,8 @@ class _Bench:
             for run, estimate in zip(runs, slowest, strict=True):
                 run.estimate_s = estimate
 
-    def _rounds(self, runs: list[_Run], share_s: float) -> int:
-        """Decide how many calls make a batch of each target, and how many batches there are."""
+    def _rounds(self, runs: list[_Run], share_s: float, more_s: float) -> int:
+        """Decide how many calls make a batch of each target, and how many batches there are, with ``more_s`` seconds after each of all."""
         most = self._plan.iterations
         for run in runs:
             estimate = max(run.estimate_s, 1e-9)
@@ -244,7 +266,7 @@ class _Bench:
             for run in runs:
                 run.calls = calls
             return -(-most // calls)  # the last batch may be shorter
-        one_round = sum(run.estimate_s * (run.calls + run.warmup + 1) for run in runs)
+        one_round = more_s + sum(run.estimate_s * (run.calls + run.warmup + 1) for run in runs)
         return max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(share_s / max(one_round, 1e-9))))
 
     def _batch(self, run: _Run, case: Case, point: Point, turn: int, rounds: int) -> bool:

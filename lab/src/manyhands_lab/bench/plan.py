@@ -19,6 +19,7 @@ __all__ = [
     "SYMMETRIC",
     "VARIANTS",
     "Done",
+    "Limits",
     "Opened",
     "Plan",
     "Point",
@@ -120,6 +121,8 @@ class Plan(msgspec.Struct, frozen=True):
         Seconds that one call may take.
     stream, state
         The files to which rank 0 writes records, and what it is doing.
+    limits
+        Whether to measure what the machine allows as well.
     """
 
     targets: list[Target]
@@ -132,6 +135,7 @@ class Plan(msgspec.Struct, frozen=True):
     timeout_s: float
     stream: str
     state: str
+    limits: bool = False
 
     def dump(self) -> str:
         """Return the plan as JSON."""
@@ -144,10 +148,21 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """The ranks have met: what runs there, as ``"torch 2.13.0"``, and the settings that peers run with, by backend."""
+    """The ranks have met.
+
+    Attributes
+    ----------
+    versions
+        What runs there, as ``"torch 2.13.0"``.
+    settings
+        The settings that peers run with, by backend.
+    executor
+        Whether C or Python carries out the calls of manyhands' own backends, in words.
+    """
 
     versions: list[str]
     settings: dict[str, dict[str, str | int | float | bool]]
+    executor: str = ""
 
 
 class Row(msgspec.Struct, frozen=True, tag=True):
@@ -164,6 +179,36 @@ class Row(msgspec.Struct, frozen=True, tag=True):
     p95_us: float
     algbw_GBps: float  # noqa: N815 - the names of the JSON
     busbw_GBps: float  # noqa: N815
+
+
+class Limits(msgspec.Struct, frozen=True, tag=True):
+    """What the machine allows, in microseconds, measured between the turns at one point; None for what was not measured.
+
+    Attributes
+    ----------
+    collective, bytes
+        The point.
+    copy_1_us, copy_2_us, copy_all_us
+        To copy ``bytes``: on one rank, on two at once, and on all at once.
+    add_all_us
+        To add ``bytes`` of float32 to others, on all ranks at once.
+    both_ways_us, one_way_us
+        To move ``bytes`` over TCP of this host from each of two neighbours to the other at once, and from one to the other; all pairs of
+        neighbours at once.
+    flag_us, ping_us
+        From one rank to another: a word in shared memory, and 8 bytes over TCP.
+    """
+
+    collective: str
+    bytes: int
+    copy_1_us: float | None
+    copy_2_us: float | None
+    copy_all_us: float | None
+    add_all_us: float | None
+    both_ways_us: float | None
+    one_way_us: float | None
+    flag_us: float | None
+    ping_us: float | None
 
 
 class Problem(msgspec.Struct, frozen=True, tag=True):
@@ -187,7 +232,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """All records of one more point have been written."""
 
 
-Record = Opened | Row | Problem | Skipped | Done
+Record = Opened | Limits | Row | Problem | Skipped | Done
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 

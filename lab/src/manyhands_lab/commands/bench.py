@@ -62,6 +62,10 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw time against bytes, as .svg or .png.", show_default=False)
     ] = None,
+    limits: Annotated[
+        bool,
+        typer.Option("--limits", help="Measure in the same run what the machine itself allows, and each row's share of it."),
+    ] = False,
     algorithms: Annotated[
         bool, typer.Option("--algorithms", help="Compare the algorithms of one backend, not backends.")
     ] = False,
@@ -98,7 +102,14 @@ def bench(
     if algorithms or tune:
         from manyhands_lab.commands.bench_algorithms import compare_algorithms
 
-        foreign = {"--dtype": dtype, "--op": op, "--iterations": iterations, "--warmup": warmup, "--plot": plot}
+        foreign = {
+            "--dtype": dtype,
+            "--op": op,
+            "--iterations": iterations,
+            "--warmup": warmup,
+            "--plot": plot,
+            "--limits": limits or None,
+        }
         for name, value in foreign.items():
             if value is not None:
                 raise UsageError(
@@ -115,7 +126,18 @@ def bench(
     from manyhands_lab.commands.bench_backends import Request, compare_backends
 
     request = Request(
-        collective, ranks, backends, file, nbytes, dtype or "float32", op or "sum", iterations, warmup, budget_s, timeout_s
+        collective,
+        ranks,
+        backends,
+        file,
+        nbytes,
+        dtype or "float32",
+        op or "sum",
+        iterations,
+        warmup,
+        budget_s,
+        timeout_s,
+        limits,
     )
     raise typer.Exit(compare_backends(request, json_file, plot))
 

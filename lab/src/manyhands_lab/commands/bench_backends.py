@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from manyhands.errors import UsageError
 from manyhands_lab.commands.bench_ranks import names_of, start_ranks, write_json
 from manyhands_lab.commands.bench_table import Printer
@@ -43,6 +41,7 @@ class Request:
     warmup: int | None
     budget_s: float | None
     timeout_s: float
+    limits: bool
 
 
 def compare_backends(request: Request, json_file: str | None, plot: Path | None) -> int:
@@ -52,6 +51,8 @@ def compare_backends(request: Request, json_file: str | None, plot: Path | None)
     ------
     UsageError, DTypeError
         An argument cannot be, or a file cannot be written.
+    UnsupportedError
+        Limits are asked for, and the compiled part of manyhands is missing.
     PluginError
         A backend is not installed, or cannot run here.
     CommError
@@ -66,11 +67,25 @@ def compare_backends(request: Request, json_file: str | None, plot: Path | None)
         check_plot(plot)
     if json_file is not None:
         check_folder("--json", json_file)
+    if request.limits:
+        from manyhands_lab.bench.probes import compiled
+
+        compiled()
     targets, resolutions = _targets(request)
     points, rounded = _points(request)
     budget_s = max(_FEWEST_S, _EACH_S * len(points)) if request.budget_s is None else request.budget_s
     plan = Plan(
-        targets, points, request.dtype, request.op, request.iterations, request.warmup, budget_s, request.timeout_s, "", ""
+        targets,
+        points,
+        request.dtype,
+        request.op,
+        request.iterations,
+        request.warmup,
+        budget_s,
+        request.timeout_s,
+        "",
+        "",
+        request.limits,
     )
     # What is written to standard output must be nothing but JSON.
     printer = Printer(plan, request.ranks, sys.stderr if json_file == "-" else sys.stdout)
@@ -81,7 +96,7 @@ def compare_backends(request: Request, json_file: str | None, plot: Path | None)
     except Interrupted as interrupted:
         return interrupted.code
     if json_file is not None:
-        write_json(json.dumps([msgspec.structs.asdict(row) for row in printer.rows], indent=2), json_file)
+        write_json(json.dumps([printer.as_dict(row) for row in printer.rows], indent=2), json_file)
     if plot is not None:
         from manyhands_lab.commands.plots import write_bench_plot
 

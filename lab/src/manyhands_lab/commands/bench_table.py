@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import msgspec
 
 from manyhands.cli.console import columns
 from manyhands.common.units import bytes_text
 from manyhands.config.sources import as_toml
+from manyhands_lab.bench.limits import limit_us, link_of
 from manyhands_lab.bench.machine import describe
-from manyhands_lab.bench.plan import Opened, Plan, Point, Problem, Record, Row, Skipped, Target
+from manyhands_lab.bench.plan import Limits, Opened, Plan, Point, Problem, Record, Row, Skipped, Target
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,10 +23,13 @@ __all__ = ["Printer"]
 
 _BARRIER: Final[str] = "barrier"
 _REDUCING: Final[frozenset[str]] = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
-_NAMES: Final[tuple[str, ...]] = ("size", "backend", "median", "min", "p95", "algbw", "busbw")
-_UNITS: Final[tuple[str, ...]] = ("", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "")
-_NUMBERS: Final[tuple[int, ...]] = (8, 8, 8, 7, 7)
-"""How wide the columns of times and bandwidths are."""
+_NAMES: Final[tuple[str, ...]] = ("size", "backend", "median", "min", "p95")
+_UNITS: Final[tuple[str, ...]] = ("", "", "(us)", "(us)", "(us)")
+_BANDWIDTHS: Final = ("algbw", "busbw"), ("(GB/s)", "(GB/s)"), (7, 7)
+_LIMITS: Final = ("limit", "share"), ("(us)", ""), (8, 6)
+"""Names, units and widths of the last columns but one: bandwidths, or what the machine allows where that is asked for."""
+_TIMES: Final[tuple[int, ...]] = (8, 8, 8)
+"""How wide the columns of times are."""
 
 
 class Printer:
@@ -54,6 +61,8 @@ class Printer:
         self._console = _console(stream) if stream.isatty() else None
         self._pending: list[Point] = list(plan.points)
         self._known: dict[tuple[str, int], dict[str, Row | Problem]] = {}
+        self._limits: dict[tuple[str, int], Limits] = {}
+        self._links = {target.name: link_of(target, os.environ) for target in plan.targets}
         self._skipped: set[tuple[str, int]] = set()
         self._rounded: dict[str, list[tuple[int, int]]] = {}
         self._section = ""
@@ -63,9 +72,12 @@ class Printer:
         self._compared = "" if len(plan.targets) == 1 else f"/ {first}" if len(first) < 8 else "/ first"
         sizes = [len("size"), *(len(_size(point)) for point in plan.points)]
         backends = [len("backend"), *(len(target.name) for target in plan.targets)]
-        self._widths = (max(sizes), max(backends), *_NUMBERS, max(5, len(self._compared)))
+        names, units, widths = _LIMITS if plan.limits else _BANDWIDTHS
+        self._names = (*_NAMES, *names, self._compared)
+        self._units = (*_UNITS, *units, "")
+        self._widths = (max(sizes), max(backends), *_TIMES, *widths, max(5, len(self._compared)))
         # Two blanks between columns, or one where the line would be too long.
-        self._gap = " " * (2 if 1 + sum(self._widths) + 2 * len(_NAMES) <= columns() else 1)
+        self._gap = " " * (2 if 1 + sum(self._widths) + 2 * (len(self._names) - 1) <= columns() else 1)
 
     def heading(self, rounded: dict[str, list[tuple[int, int]]]) -> None:
         """Print what is measured where; ``rounded`` holds for each benchmark the sizes that became others."""
@@ -83,12 +95,32 @@ class Printer:
         match record:
             case Opened():
                 self._open(record)
+            case Limits():
+                self._limits[record.collective, record.bytes] = record
             case Row() | Problem():
                 self._known.setdefault((record.collective, record.bytes), {})[record.backend] = record
             case Skipped():
                 self._skipped.add((record.collective, record.bytes))
         while self._pending and self._is_complete(self._pending[0]):
             self._print_point(self._pending.pop(0))
+
+    def as_dict(self, row: Row) -> dict[str, Any]:
+        """Return a row as in the file of JSON: with its limits, where these are asked for."""
+        told: dict[str, Any] = msgspec.structs.asdict(row)
+        if self._plan.limits:
+            limits = self._limits.get((row.collective, row.bytes))
+            speeds = {} if limits is None else msgspec.structs.asdict(limits)
+            told["limit_us"], told["share"] = self._limit(row)
+            told["limits"] = {name: value for name, value in speeds.items() if name.endswith("_us")}
+        return told
+
+    def _limit(self, row: Row) -> tuple[float | None, float | None]:
+        """Return the microseconds that a row cannot be below, and their share of its median; None where they are not known."""
+        limits, link = self._limits.get((row.collective, row.bytes)), self._links[row.backend]
+        if limits is None or link is None or row.world_size == 1:
+            return None, None
+        least = limit_us(limits, row.world_size, link)
+        return least, least / row.median_us if row.median_us else None
 
     def _open(self, record: Opened) -> None:
         if self._opened:
@@ -97,6 +129,8 @@ class Printer:
         self._opened = True
         if record.versions:
             self._comment(", ".join(record.versions))
+        if record.executor:
+            self._comment(f"executor of tcp and shm: {record.executor}")
         for backend, table in record.settings.items():
             self._comment(f"[backends.{backend}] {', '.join(f'{key} = {as_toml(value)}' for key, value in table.items())}")
 
@@ -109,6 +143,9 @@ class Printer:
         if point.benchmark != self._section:
             self._section = point.benchmark
             self._print_section(point.benchmark)
+        limits = self._limits.get((point.benchmark, point.nbytes))
+        if limits is not None:
+            self._comment(_speeds(limits))
         known = self._known.get((point.benchmark, point.nbytes), {})
         for target in self._plan.targets:
             self._print_target(point, target, known)
@@ -121,8 +158,8 @@ class Printer:
             self._comment(
                 f"{bytes_text(asked)} measured as {bytes_text(measured)}: equal blocks of whole elements, at least one for each rank"
             )
-        self._line((*_NAMES, self._compared), "bold", front="#")
-        self._line(_UNITS, "dim", front="#")
+        self._line(self._names, "bold", front="#")
+        self._line(self._units, "dim", front="#")
 
     def _print_target(self, point: Point, target: Target, known: dict[str, Row | Problem]) -> None:
         has_bytes = point.benchmark != _BARRIER
@@ -137,8 +174,11 @@ class Printer:
             case Row():
                 self.rows.append(found)
                 times = [_microseconds(value) for value in (found.median_us, found.min_us, found.p95_us)]
-                bandwidths = [f"{value:.2f}" if has_bytes else "" for value in (found.algbw_GBps, found.busbw_GBps)]
-                self._line((front, target.name, *times, *bandwidths, self._ratio(found, known)), "")
+                last = [f"{value:.2f}" if has_bytes else "" for value in (found.algbw_GBps, found.busbw_GBps)]
+                if self._plan.limits:
+                    least, share = self._limit(found)
+                    last = ["-" if least is None else _microseconds(least), "-" if share is None else f"{share:.1%}"]
+                self._line((front, target.name, *times, *last, self._ratio(found, known)), "")
 
     def _complaint(self, problem: Problem) -> str:
         if problem.wrong:
@@ -184,6 +224,22 @@ def _console(stream: TextIO) -> Console:
 
 def _size(point: Point) -> str:
     return "" if point.benchmark == _BARRIER else bytes_text(point.nbytes)
+
+
+def _speeds(limits: Limits) -> str:
+    """Return in words what the machine allows at a point."""
+    speeds = {
+        "copy alone": limits.copy_1_us,
+        "by two": limits.copy_2_us,
+        "by all": limits.copy_all_us,
+        "add": limits.add_all_us,
+        "TCP both ways": limits.both_ways_us,
+        "one way": limits.one_way_us,
+    }
+    delays = {"flag": limits.flag_us, "TCP ping": limits.ping_us}
+    words = [f"{name} {limits.bytes / each / 1000:.2f} GB/s" for name, each in speeds.items() if each]
+    words += [f"{name} {each:.2f} us" for name, each in delays.items() if each]
+    return f"the machine: {', '.join(words)}"
 
 
 def _wrapped(line: str, indent: str) -> list[str]:
