@@ -18,6 +18,7 @@ import manyhands as mh
 from manyhands.api import ThreadWorld, UnsupportedError
 from manyhands_lab.bench.measure import measure
 from manyhands_lab.bench.plan import BENCHMARKS, Done, Opened, Plan, Point, Problem, Record, Row, Skipped, Target, decode_record
+from manyhands_lab.bench.statistics import overlapped
 
 Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -250,6 +251,30 @@ def test_gloo_is_measured_beside_the_others(bench: Bench) -> None:
     answer = bench("all", "--backends", "gloo,tcp", "-n", "2", "--sizes", "1KiB", "--iterations", "4")
     assert answer.returncode == 0, answer.stderr + answer.stdout
     assert len(cells(answer.stdout, "gloo")) == len(BENCHMARKS)
+
+
+def test_overlap_is_measured_behind_both_kinds_of_work(bench: Bench, tmp_path: Path) -> None:
+    words = ("-n", "2", "--bytes", "8KiB", "--iterations", "2", "--json", "f")
+    answer = bench("overlap", "--backends", "tcp,shm,wrong", *words)
+    assert answer.returncode == 1, answer.stderr  # because of the one that lies
+    rows = json.loads((tmp_path / "f").read_text())
+    assert [(row["work"], row["backend"]) for row in rows] == [
+        (work, backend) for work in ("numpy", "python") for backend in ("tcp", "shm")
+    ]
+    for row in rows:
+        assert (row["bytes"], row["dtype"], row["world_size"], row["iterations"]) == (8192, "float32", 2, 2)
+        assert min(row["comm_ms"], row["work_ms"], row["both_ms"]) > 0
+        hidden = overlapped(row["comm_ms"], row["work_ms"], row["both_ms"])
+        assert row["overlap"] == pytest.approx(hidden, abs=1e-9)
+    assert [words[2] for words in cells(answer.stdout, "wrong")] == ["WRONG:"] * 2
+
+
+@pytest.mark.peers
+def test_overlap_stands_beside_that_of_mpi_and_gloo(bench: Bench, tmp_path: Path) -> None:
+    answer = bench("overlap", "-n", "2", "--bytes", "64KiB", "--iterations", "2", "--json", "f")
+    assert answer.returncode == 0, answer.stderr + answer.stdout
+    rows = json.loads((tmp_path / "f").read_text())
+    assert [row["backend"] for row in rows] == ["shm", "gloo+raw", "mpi+raw"] * 2
 
 
 def test_a_backend_whose_time_is_virtual_is_refused(bench: Bench) -> None:

@@ -115,7 +115,10 @@ def test_each_plugin_is_found_by_its_entry_point(repository):
 
 def test_the_commands_of_the_lab_and_of_the_training_layers_are_found_by_entry_points(repository):
     assert table(repository / "lab")["entry-points"] == {
-        "manyhands.commands": {name: f"manyhands_lab.commands.{name}:{name}" for name in ("bench", "show", "simulate")}
+        "manyhands.commands": {
+            "bench.overlap": "manyhands_lab.commands.bench_overlap:bench_overlap",
+            **{name: f"manyhands_lab.commands.{name}:{name}" for name in ("bench", "show", "simulate")},
+        }
     }
     assert table(repository / "conformance")["entry-points"] == {
         "manyhands.commands": {

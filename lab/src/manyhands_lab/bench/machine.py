@@ -10,7 +10,7 @@ import numpy as np
 
 from manyhands._version import __version__
 
-__all__ = ["describe"]
+__all__ = ["describe", "processors"]
 
 _TELLING = ("MANYHANDS_", "OMPI_", "MPIR_", "MPICH_", "I_MPI_", "UCX_", "GLOO_", "OMP_")
 """The beginnings of variables that change how fast a backend is."""
@@ -19,8 +19,7 @@ _SECRET = ("SECRET", "TOKEN", "PASSWORD", "KEY")
 
 def describe() -> list[str]:
     """Return lines about the machine, the versions and the settings of its kernel that matter."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    lines = [f"{cores} cores of {_processor()}, {platform.system()} {platform.release()}"]
+    lines = [f"{processors()} cores of {_processor()}, {platform.system()} {platform.release()}"]
     congestion = _read("/proc/sys/net/ipv4/tcp_congestion_control").strip()
     versions = f"manyhands {__version__}, Python {platform.python_version()}, NumPy {np.__version__}"
     lines.append(versions)
@@ -32,6 +31,11 @@ def describe() -> list[str]:
         if name.startswith(_TELLING) and not any(word in name for word in _SECRET)
     ]
     return [*lines, *variables]
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

@@ -34,7 +34,7 @@ from manyhands_lab.bench.probes import Probes
 from manyhands_lab.bench.raw import RAW as _RAW
 from manyhands_lab.bench.statistics import bus_factor, order, samples, summary
 
-__all__ = ["main", "measure"]
+__all__ = ["Bench", "Scribe", "main", "measure"]
 
 _FEWEST_ROUNDS: Final[int] = 5
 _MOST_ROUNDS: Final[int] = 40
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
     measure(Plan.load(argv[0]))
 
 
-def measure(plan: Plan) -> None:
+def measure(plan: Plan, kind: type[Bench] | None = None) -> None:
     """Measure all that the plan names, and write down what comes out; every rank of the job must call this.
 
     A target that fails is left out from there on, as is said in a record; the others go on. A rank whose call is stuck beyond
@@ -75,8 +75,8 @@ def measure(plan: Plan) -> None:
     carrier = "tcp" if _is_available("tcp") else plan.targets[0].backend
     # What the ranks agree on must not fail with what is measured; it waits for the slowest of that.
     patience_s = 4 * (plan.timeout_s + _GRACE_S)
-    with init(carrier, config=base, timeout_s=patience_s) as control, _Scribe(plan, control.rank) as scribe:
-        bench = _Bench(plan, control, scribe)
+    with init(carrier, config=base, timeout_s=patience_s) as control, Scribe(plan, control.rank) as scribe:
+        bench = (kind or Bench)(plan, control, scribe)
         try:
             bench.open(base, settings.rendezvous_timeout_s, _executor(settings.native))
             bench.run()
@@ -96,7 +96,7 @@ def _is_available(backend: str) -> bool:
     return backend in plugins.names() and plugins.available(backend) is None
 
 
-class _Scribe:
+class Scribe:
     """What rank 0 writes down, for whoever started the ranks; the others write nothing."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
@@ -142,8 +142,10 @@ class _Run:
     batches: list[Stamps] = field(default_factory=list)
 
 
-class _Bench:
-    def __init__(self, plan: Plan, control: Group, scribe: _Scribe) -> None:
+class Bench:
+    """What one rank does for a plan; `run` measures all points, and `_point` one of them."""
+
+    def __init__(self, plan: Plan, control: Group, scribe: Scribe) -> None:
         self._plan = plan
         self._control = control
         self._scribe = scribe

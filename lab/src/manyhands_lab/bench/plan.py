@@ -18,9 +18,11 @@ __all__ = [
     "SENDRECV",
     "SYMMETRIC",
     "VARIANTS",
+    "WORKS",
     "Done",
     "Limits",
     "Opened",
+    "Overlap",
     "Plan",
     "Point",
     "Problem",
@@ -43,6 +45,9 @@ BENCHMARKS: Final[tuple[str, ...]] = (
     _BARRIER,
 )
 """All that can be measured: the collectives, and two ways of sending between ranks."""
+
+WORKS: Final[tuple[str, ...]] = ("numpy", "python")
+"""What a caller does while a call is under way: matrix products of NumPy's, which let go of the interpreter's lock, or Python alone."""
 
 BETWEEN_TWO: Final[frozenset[str]] = frozenset({SENDRECV, PINGPONG})
 """What a single rank cannot do."""
@@ -211,6 +216,33 @@ class Limits(msgspec.Struct, frozen=True, tag=True):
     ping_us: float | None
 
 
+class Overlap(msgspec.Struct, frozen=True, tag=True):
+    """How far one target's all_reduce goes on behind one kind of work; times in milliseconds, medians of the slowest rank's.
+
+    Attributes
+    ----------
+    backend, work
+        The target, and a name of `WORKS`.
+    dtype, world_size, bytes, iterations
+        What was called, and how often each time was measured.
+    comm_ms, work_ms, both_ms
+        The call alone, the work alone, and both at once.
+    overlap
+        The part of the shorter of both that was hidden, 0 to 1; see `manyhands_lab.bench.statistics.overlapped`.
+    """
+
+    backend: str
+    work: str
+    dtype: str
+    world_size: int
+    bytes: int
+    iterations: int
+    comm_ms: float
+    work_ms: float
+    both_ms: float
+    overlap: float
+
+
 class Problem(msgspec.Struct, frozen=True, tag=True):
     """A target was not measured at a point: it failed, or what it computed is wrong."""
 
@@ -232,7 +264,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """All records of one more point have been written."""
 
 
-Record = Opened | Limits | Row | Problem | Skipped | Done
+Record = Opened | Limits | Row | Overlap | Problem | Skipped | Done
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 

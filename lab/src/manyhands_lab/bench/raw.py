@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from manyhands.errors import UnsupportedError
 
-__all__ = ["RAW", "RawMpi"]
+__all__ = ["ASYNC_RAW", "RAW", "RawGloo", "RawMpi"]
 
 Array = npt.NDArray[Any]
 
@@ -27,6 +28,9 @@ _OPS: Final[dict[str, str]] = {
     "or": "BOR",
     "xor": "BXOR",
 }
+
+
+_TORCH_OPS: Final[dict[str, str]] = {"sum": "SUM", "product": "PRODUCT", "min": "MIN", "max": "MAX"}
 
 
 class RawMpi:
@@ -69,6 +73,10 @@ class RawMpi:
     def all_reduce(self, array: Array, op: str, *, out: Array) -> None:
         """Call MPI_Allreduce."""
         self._world.Allreduce(array, out, self._op(op))
+
+    def all_reduce_async(self, array: Array, op: str, *, out: Array) -> Any:
+        """Call MPI_Iallreduce; return the request."""
+        return self._world.Iallreduce(array, out, self._op(op))
 
     def reduce(self, array: Array, op: str, root: int, *, out: Array | None) -> None:
         """Call MPI_Reduce."""
@@ -119,5 +127,52 @@ class RawMpi:
         self._world.Recv(out, source)
 
 
+class RawGloo:
+    """The process group of torch.distributed over Gloo, as torch's users call it.
+
+    Parameters
+    ----------
+    rank, world_size
+        Who this rank is.
+    dtype
+        Of all arrays.
+    folder
+        A folder that all ranks see, and in which they meet.
+
+    Raises
+    ------
+    UnsupportedError
+        torch has no such dtype.
+    """
+
+    def __init__(self, rank: int, world_size: int, dtype: np.dtype[Any], folder: Path) -> None:
+        self._torch: Any = import_module("torch")
+        self._distributed: Any = import_module("torch.distributed")
+        if not hasattr(self._torch, dtype.name) or dtype.isbuiltin != 1:
+            raise UnsupportedError(f"torch takes no array of {dtype} from NumPy")
+        if not self._distributed.is_initialized():
+            where = f"file://{folder.resolve()}/gloo"
+            self._distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
+
+    def all_reduce_async(self, array: Array, op: str, *, out: Array) -> Any:
+        """Call all_reduce with ``async_op=True`` on ``out``, which holds what ``array`` does; return the work."""
+        if op not in _TORCH_OPS:
+            raise UnsupportedError(f"Gloo has no reduction {op!r}")
+        reduction = getattr(self._distributed.ReduceOp, _TORCH_OPS[op])
+        return self._distributed.all_reduce(self._torch.from_numpy(out), reduction, async_op=True)
+
+    def close(self) -> None:
+        """End the process group."""
+        if self._distributed.is_initialized():
+            self._distributed.destroy_process_group()
+
+
+def _mpi(rank: int, world_size: int, dtype: np.dtype[Any], folder: Path) -> RawMpi:  # noqa: ARG001 - as RawGloo is made
+    return RawMpi(rank, world_size, dtype)
+
+
 RAW: Final[dict[str, Callable[[int, int, np.dtype[Any]], Any]]] = {"mpi": RawMpi}
 """For a backend's name, what makes the calls of its library."""
+
+ASYNC_RAW: Final[dict[str, Callable[[int, int, np.dtype[Any], Path], Any]]] = {"gloo": RawGloo, "mpi": _mpi}
+"""For a backend's name, what begins calls of its library that go on by themselves."""

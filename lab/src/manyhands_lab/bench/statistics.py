@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from manyhands_lab.bench.plan import PINGPONG, SENDRECV
 
-__all__ = ["bus_factor", "order", "samples", "summary"]
+__all__ = ["bus_factor", "order", "overlapped", "samples", "summary"]
 
 _ALL_BUT_ONE = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"})
 
@@ -60,6 +60,20 @@ def summary(nanoseconds: Sequence[int], nbytes: int, factor: float) -> dict[str,
         "algbw_GBps": algbw,
         "busbw_GBps": algbw * factor,
     }
+
+
+def overlapped(comm_s: float, work_s: float, both_s: float) -> float:
+    """Return which part of the shorter of a call and of other work was hidden behind the longer one: 0 to 1.
+
+    Parameters
+    ----------
+    comm_s, work_s
+        Seconds of the call alone, and of the work alone.
+    both_s
+        Seconds of the work while the call is under way, until both are done.
+    """
+    shorter = min(comm_s, work_s)
+    return min(1.0, max(0.0, (comm_s + work_s - both_s) / shorter)) if shorter > 0 else 0.0
 
 
 def order(turn: int, count: int) -> list[int]:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyhands.errors import UsageError
-from manyhands_lab.commands.bench_ranks import names_of, start_ranks, write_json
+from manyhands_lab.commands.bench_ranks import names_of, start_plan, targets_of, write_json
 from manyhands_lab.commands.bench_table import Printer
 from manyhands_lab.commands.files import check_folder
 
 if TYPE_CHECKING:
-    from manyhands.launch.resolve import Resolution
-    from manyhands_lab.bench.plan import Point, Target
+    from manyhands_lab.bench.plan import Point
 
 __all__ = ["Request", "compare_backends"]
 
@@ -59,6 +58,7 @@ def compare_backends(request: Request, json_file: str | None, plot: Path | None)
         A rank failed before anything was measured.
     """
     from manyhands_lab.bench.plan import Plan
+    from manyhands_lab.bench.raw import RAW as RAW_CALLS
     from manyhands_lab.bench.running import Interrupted, compare
 
     if plot is not None:
@@ -71,7 +71,7 @@ def compare_backends(request: Request, json_file: str | None, plot: Path | None)
         from manyhands_lab.bench.probes import compiled
 
         compiled()
-    targets, resolutions = _targets(request)
+    targets, resolutions = targets_of(request.backends, request.file, RAW_CALLS)
     points, rounded = _points(request)
     budget_s = max(_FEWEST_S, _EACH_S * len(points)) if request.budget_s is None else request.budget_s
     plan = Plan(
@@ -90,7 +90,7 @@ def compare_backends(request: Request, json_file: str | None, plot: Path | None)
     # What is written to standard output must be nothing but JSON.
     printer = Printer(plan, request.ranks, sys.stderr if json_file == "-" else sys.stdout)
     printer.heading(rounded)
-    start = partial(_start, resolutions, request.file)
+    start = partial(start_plan, _WORKER, resolutions, request.file)
     try:
         compare(plan, request.ranks, start, printer.take)
     except Interrupted as interrupted:
@@ -102,33 +102,6 @@ def compare_backends(request: Request, json_file: str | None, plot: Path | None)
 
         write_bench_plot(printer.rows, plot)
     return 1 if printer.problems else 0
-
-
-def _start(resolutions: Sequence[Resolution], file: str | None, plan: str, ranks: int) -> int:
-    return start_ranks(_WORKER, plan, ranks, resolutions, file)
-
-
-def _targets(request: Request) -> tuple[list[Target], list[Resolution]]:
-    """Return what is compared, and how each backend is started."""
-    from manyhands.launch.resolve import resolve_launcher
-    from manyhands_lab.bench.plan import RAW, Target
-    from manyhands_lab.bench.raw import RAW as RAW_CALLS
-
-    targets: list[Target] = []
-    resolutions: dict[str, Resolution] = {}
-    for word in [None] if request.backends is None else [word.strip() for word in request.backends.split(",")]:
-        asked = Target.parse(word or "auto")
-        resolution = resolve_launcher(None if word is None else asked.backend, request.file)
-        target = Target(resolution.backend, asked.variant)
-        if target.variant == RAW and target.backend not in RAW_CALLS:
-            raise UsageError(
-                f"{target.name}: there is no other library behind {target.backend}; +raw is for {', '.join(RAW_CALLS)}"
-            )
-        if target in targets:
-            raise UsageError(f"--backends {request.backends}: {target.name} is there twice; name each once")
-        targets.append(target)
-        resolutions[target.backend] = resolution
-    return targets, list(resolutions.values())
 
 
 def _points(request: Request) -> tuple[list[Point], dict[str, list[tuple[int, int]]]]:

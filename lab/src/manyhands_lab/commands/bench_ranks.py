@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from manyhands.errors import UsageError
@@ -11,8 +11,9 @@ from manyhands_lab.commands.files import write_text
 
 if TYPE_CHECKING:
     from manyhands.launch.resolve import Resolution
+    from manyhands_lab.bench.plan import Target
 
-__all__ = ["names_of", "start_ranks", "write_json"]
+__all__ = ["names_of", "start_plan", "start_ranks", "targets_of", "write_json"]
 
 ALL = "all"
 
@@ -35,6 +36,52 @@ def names_of(text: str, known: Sequence[str]) -> list[str]:
             raise UsageError(f"there is no collective {name!r}{hint} Valid here: {', '.join([*known, ALL])}")
         found += [each for each in (known if name == ALL else [name]) if each not in found]
     return found
+
+
+def targets_of(
+    words: str | None, file: str | None, raw: Collection[str], more: Sequence[str] = ()
+) -> tuple[list[Target], list[Resolution]]:
+    """Return what is compared, and how each backend is started.
+
+    Parameters
+    ----------
+    words
+        The names of the targets, with commas between them; None for the backend of the configuration.
+    file
+        The configuration file, if one is named.
+    raw
+        The backends whose libraries can be called by themselves.
+    more
+        Further targets.
+
+    Raises
+    ------
+    UsageError
+        A target is there twice, or there is no library to call.
+    PluginError
+        A backend is not installed, or cannot run here.
+    """
+    from manyhands.launch.resolve import resolve_launcher
+    from manyhands_lab.bench.plan import RAW, Target
+
+    targets: list[Target] = []
+    resolutions: dict[str, Resolution] = {}
+    for word in [*([None] if words is None else [word.strip() for word in words.split(",")]), *more]:
+        asked = Target.parse(word or "auto")
+        resolution = resolve_launcher(None if word is None else asked.backend, file)
+        target = Target(resolution.backend, asked.variant)
+        if target.variant == RAW and target.backend not in raw:
+            raise UsageError(f"{target.name}: there is no other library behind {target.backend}; +raw is for {', '.join(raw)}")
+        if target in targets:
+            raise UsageError(f"--backends {words}: {target.name} is there twice; name each once")
+        targets.append(target)
+        resolutions[target.backend] = resolution
+    return targets, list(resolutions.values())
+
+
+def start_plan(module: str, resolutions: Sequence[Resolution], file: str | None, plan: str, ranks: int) -> int:
+    """Run a module with a plan on all ranks, as `start_ranks` does, in the order of arguments that `partial` needs."""
+    return start_ranks(module, plan, ranks, resolutions, file)
 
 
 def start_ranks(module: str, plan: str, ranks: int, resolutions: Sequence[Resolution], file: str | None) -> int:
@@ -67,7 +114,10 @@ def start_ranks(module: str, plan: str, ranks: int, resolutions: Sequence[Resolu
 
         return run_job(Launch(module, True, (plan,), ranks, environ=chosen), dict(os.environ))
     from manyhands.contract.backend import LaunchRequest
+    from manyhands.launch.variables import shared_variables
 
+    # Each rank gets its share of the processors, as from `manyhands run`.
+    chosen |= {name: value for name, value in shared_variables(ranks, os.environ).items() if name not in os.environ}
     return own[0].launcher(LaunchRequest(module, True, (plan,), ranks, own[0].backend, chosen, config=own[0].config))
 
 

@@ -19,7 +19,7 @@ from manyhands_lab.bench.plan import Limits, Opened, Plan, Point, Problem, Recor
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Printer"]
+__all__ = ["Printer", "wrapped"]
 
 _BARRIER: Final[str] = "barrier"
 _REDUCING: Final[frozenset[str]] = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
@@ -195,7 +195,7 @@ class Printer:
         return f"{row.median_us / first.median_us:.3f}" if isinstance(first, Row) and first.median_us else "-"
 
     def _comment(self, text: str) -> None:
-        for line in _wrapped(f"# {text}".rstrip(), "#   "):
+        for line in wrapped(f"# {text}".rstrip(), "#   "):
             self._write(line, "dim")
 
     def _line(self, cells: Sequence[str], style: str, text: str = "", *, front: str = " ") -> None:
@@ -204,7 +204,7 @@ class Printer:
             for place, (cell, width) in enumerate(zip(cells, self._widths, strict=False))
         ]
         row = f"{front}{self._gap.join(padded)}"
-        for line in _wrapped(f"{row}{self._gap}{text}", " " * (len(row) + len(self._gap))) if text else [row.rstrip()]:
+        for line in wrapped(f"{row}{self._gap}{text}", " " * (len(row) + len(self._gap))) if text else [row.rstrip()]:
             self._write(line, style)
 
     def _write(self, line: str, style: str) -> None:
@@ -242,7 +242,8 @@ def _speeds(limits: Limits) -> str:
     return f"the machine: {', '.join(words)}"
 
 
-def _wrapped(line: str, indent: str) -> list[str]:
+def wrapped(line: str, indent: str) -> list[str]:
+    """Return a line as lines that fit the terminal; ``indent`` stands before all but the first."""
     return textwrap.wrap(line, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
