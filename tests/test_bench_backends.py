@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import preloaded
 import pytest
 from worlds import must, on_threads
@@ -17,7 +18,21 @@ from worlds import must, on_threads
 import manyhands as mh
 from manyhands.api import ThreadWorld, UnsupportedError
 from manyhands_lab.bench.measure import measure
-from manyhands_lab.bench.plan import BENCHMARKS, Done, Opened, Plan, Point, Problem, Record, Row, Skipped, Target, decode_record
+from manyhands_lab.bench.overlap import measure_overlap
+from manyhands_lab.bench.plan import (
+    BENCHMARKS,
+    Done,
+    Opened,
+    Overlap,
+    Plan,
+    Point,
+    Problem,
+    Record,
+    Row,
+    Skipped,
+    Target,
+    decode_record,
+)
 from manyhands_lab.bench.statistics import overlapped
 
 Bench = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -92,7 +107,9 @@ def cells(output: str, backend: str) -> list[list[str]]:
     return [words for words in lines if backend in words]
 
 
-def on_rank_threads(plan: Plan, world_size: int, backend: str, tmp_path: Path) -> list[Record]:
+def on_rank_threads(
+    plan: Plan, world_size: int, backend: str, tmp_path: Path, run: Callable[[Plan], None] = measure
+) -> list[Record]:
     """Measure with ranks that are threads; return the records."""
     (tmp_path / "stream").touch()
     plan = msgspec.structs.replace(plan, stream=str(tmp_path / "stream"), state=str(tmp_path / "state"))
@@ -100,7 +117,7 @@ def on_rank_threads(plan: Plan, world_size: int, backend: str, tmp_path: Path) -
 
     def body(rank: int) -> None:
         with world.rank(rank):
-            measure(plan)
+            run(plan)
 
     must(on_threads(body, world_size))
     return [decode_record(line) for line in (tmp_path / "stream").read_bytes().splitlines()]
@@ -255,18 +272,18 @@ def test_gloo_is_measured_beside_the_others(bench: Bench) -> None:
 
 def test_overlap_is_measured_behind_both_kinds_of_work(bench: Bench, tmp_path: Path) -> None:
     words = ("-n", "2", "--bytes", "8KiB", "--iterations", "2", "--json", "f")
-    answer = bench("overlap", "--backends", "tcp,shm,wrong", *words)
+    answer = bench("overlap", "--backends", "tcp,shm+symmetric,tiring", *words)
     assert answer.returncode == 1, answer.stderr  # because of the one that lies
     rows = json.loads((tmp_path / "f").read_text())
     assert [(row["work"], row["backend"]) for row in rows] == [
-        (work, backend) for work in ("numpy", "python") for backend in ("tcp", "shm")
+        (work, backend) for work in ("numpy", "python") for backend in ("tcp", "shm+symmetric")
     ]
     for row in rows:
         assert (row["bytes"], row["dtype"], row["world_size"], row["iterations"]) == (8192, "float32", 2, 2)
         assert min(row["comm_ms"], row["work_ms"], row["both_ms"]) > 0
         hidden = overlapped(row["comm_ms"], row["work_ms"], row["both_ms"])
         assert row["overlap"] == pytest.approx(hidden, abs=1e-9)
-    assert [words[2] for words in cells(answer.stdout, "wrong")] == ["WRONG:"] * 2
+    assert [words[2] for words in cells(answer.stdout, "tiring")] == ["WRONG:"] * 2  # only the last results are
 
 
 @pytest.mark.peers
@@ -299,8 +316,6 @@ def test_what_the_budget_does_not_reach_is_skipped(tmp_path: Path) -> None:
 def test_symmetric_memory_comes_from_the_group_and_where_it_is_used_up_only_that_point_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import numpy as np
-
     made: list[int] = []
 
     def empty(group: mh.Group, shape: int, dtype: Any) -> Any:
@@ -320,6 +335,20 @@ def test_symmetric_memory_comes_from_the_group_and_where_it_is_used_up_only_that
         Problem("tcp+symmetric", "all_reduce", 16, "rank 0: UnsupportedError: there is no more of it")
     ]
     assert made == [2] * 8  # input and result, of two ranks, at two points
+
+
+def test_overlap_on_symmetric_memory_takes_its_arrays_from_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def empty(group: mh.Group, shape: int, dtype: Any) -> Any:
+        made.append(shape)
+        return np.empty(shape, dtype)
+
+    monkeypatch.setattr(mh.Group, "empty", empty, raising=False)
+    plan = plan_of([Target("tcp", "symmetric")], [Point("python", 16)], iterations=1)
+    records = on_rank_threads(plan, 2, "tcp", tmp_path, measure_overlap)
+    assert [record.backend for record in records if isinstance(record, Overlap)] == ["tcp+symmetric"]
+    assert made == [4] * 4  # input and result, of two ranks
 
 
 def test_a_backend_that_breaks_takes_its_symmetric_half_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,7 @@ class Bench:
                 runs.append(run)
         self._estimate(runs, point)
         probes = self._probes if runs else None
-        [probes_s], _ = self._agree([0.0 if probes is None else probes.begin(point.nbytes)])
+        probes_s = 0.0 if probes is None else self._agree([probes.begin(point.nbytes)])[0][0]
         rounds = self._rounds(runs, share_s, probes_s)
         for turn in range(rounds):
             for run in [runs[place] for place in order(turn, len(runs))]:

@@ -19,11 +19,11 @@ import numpy as np
 from manyhands.group.group import Group
 from manyhands_lab.bench.cases import Arrays, Case
 from manyhands_lab.bench.measure import Bench, Scribe, measure
-from manyhands_lab.bench.plan import RAW, WORKS, Overlap, Plan, Point, Target
+from manyhands_lab.bench.plan import RAW, SYMMETRIC, WORKS, Overlap, Plan, Point, Target
 from manyhands_lab.bench.raw import ASYNC_RAW
 from manyhands_lab.bench.statistics import order, overlapped
 
-__all__ = ["ITERATIONS", "main"]
+__all__ = ["ITERATIONS", "main", "measure_overlap"]
 
 ITERATIONS: Final[int] = 7
 """How often each time is measured unless the plan says otherwise."""
@@ -36,7 +36,18 @@ Work = Callable[[int], None]
 
 def main(argv: Sequence[str]) -> None:
     """Measure what the plan says whose JSON is the only argument."""
-    measure(Plan.load(argv[0]), _Overlapping)
+    measure_overlap(Plan.load(argv[0]))
+
+
+def measure_overlap(plan: Plan) -> None:
+    """Measure all that the plan names, as `manyhands_lab.bench.measure.measure` does, with `Overlap` records in place of rows.
+
+    Raises
+    ------
+    CommError, ConfigError
+        The ranks did not meet, or a rank was lost.
+    """
+    measure(plan, _Overlapping)
 
 
 @dataclass(slots=True, eq=False)
@@ -120,17 +131,18 @@ class _Overlapping(Bench):
 
         def first() -> None:
             group: Any = self._groups[target.backend]
+            own = case.arrays(group.empty) if target.variant == SYMMETRIC else arrays
             if target.variant == RAW:
                 if target.backend not in self._raw:
                     folder = Path(self._plan.stream).parent
                     self._raw[target.backend] = ASYNC_RAW[target.backend](case.rank, case.world_size, case.dtype, folder)
                 group = self._raw[target.backend]
-            run = _Run(target, arrays, lambda: group.all_reduce_async(arrays.given, case.op, out=arrays.result), work)
+            run = _Run(target, own, lambda: group.all_reduce_async(own.given, case.op, out=own.result), work)
             run.fresh()
             run.seconds(calls=True, units=0)
             made.append(run)
 
-        if not self._works(target, point, first) or not self._is_right(target, point, case, arrays):
+        if not self._works(target, point, first) or not self._is_right(target, point, case, made[0].arrays):
             return None
         run = made[0]
         comm_s = [self._slowest(run, point, calls=True) for _ in range(_TRIALS)]

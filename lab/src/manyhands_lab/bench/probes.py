@@ -33,8 +33,9 @@ _STREAM_BYTES: Final[int] = 16 << 20
 _STREAM_MEMORY_BYTES: Final[int] = 256 << 10
 """From how much memory a stream is sent at least, and into how much it is received, which stays in the cache."""
 _SOCKET_BYTES: Final[int] = 1 << 20
-_FLAG_BATCHES: Final[int] = 200
+_FLAG_BATCHES: Final[int] = 1000
 _PING_BATCHES: Final[int] = 40
+"""So many that they go on when ranks without a part in them have stopped looking for the next barrier, and sleep."""
 _PAGE: Final[int] = 4096
 _NAMES: Final[tuple[str, ...]] = ("copy_1", "copy_2", "copy_all", "add_all", "both_ways", "one_way", "flag", "ping")
 
@@ -109,11 +110,20 @@ class Probes:
         return time.monotonic() - begin
 
     def turn(self) -> None:
-        """Run every probe once, one after the other, all ranks together."""
+        """Run every probe once, one after the other, all ranks together.
+
+        Raises
+        ------
+        CommError
+            A neighbour did not answer in time, or its connection broke.
+        """
         seconds = []
         for action in self._actions:
             self._control.barrier()
-            seconds.append(0.0 if action is None else action())
+            try:
+                seconds.append(0.0 if action is None else action())
+            except OSError as error:
+                raise CommError(f"rank {self._rank} cannot measure the machine with its neighbour: {error}") from error
         self._turns.append(seconds)
 
     def result(self, point: Point) -> Limits | None:
