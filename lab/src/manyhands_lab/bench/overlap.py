@@ -1,7 +1,7 @@
 """How much of an all_reduce goes on while its caller does something else.
 
 It is the program of each rank of ``manyhands bench overlap``: ``manyhands run -n 2 -m manyhands_lab.bench.overlap PLAN``. A plan's points are works,
-of the names in `WORKS`, and sizes.
+of the names in `WORKS`, and sizes; it says how many iterations.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from manyhands_lab.bench.plan import RAW, SYMMETRIC, WORKS, Overlap, Plan, Point
 from manyhands_lab.bench.raw import ASYNC_RAW
 from manyhands_lab.bench.statistics import order, overlapped
 
-__all__ = ["ITERATIONS", "main", "measure_overlap"]
+__all__ = ["main", "measure_overlap"]
 
-ITERATIONS: Final[int] = 7
-"""How often each time is measured unless the plan says otherwise."""
 _TRIALS: Final[int] = 3
 _SIDE: Final[int] = 192
 _COUNTED: Final[int] = 2000
@@ -104,7 +102,7 @@ class _Overlapping(Bench):
             run = self._prepare(target, point, case, arrays, work)
             if run is not None:
                 runs.append(run)
-        count = ITERATIONS if self._plan.iterations is None else self._plan.iterations
+        count = self._plan.iterations or 1
         for turn in range(count):
             for run in [runs[place] for place in order(turn, len(runs))]:
                 if run in runs and not self._turn(run, case, point):

@@ -6,12 +6,11 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyhands.errors import UsageError
-from manyhands_lab.commands.bench_ranks import names_of, start_plan, targets_of, write_json
+from manyhands_lab.commands.bench_ranks import names_of, start_ranks, targets_of, write_json
 from manyhands_lab.commands.bench_table import Printer
 from manyhands_lab.commands.files import check_folder
 
@@ -90,7 +89,10 @@ def compare_backends(request: Request, json_file: str | None, plot: Path | None)
     # What is written to standard output must be nothing but JSON.
     printer = Printer(plan, request.ranks, sys.stderr if json_file == "-" else sys.stdout)
     printer.heading(rounded)
-    start = partial(start_plan, _WORKER, resolutions, request.file)
+
+    def start(text: str, ranks: int) -> int:
+        return start_ranks(_WORKER, text, ranks, resolutions, request.file)
+
     try:
         compare(plan, request.ranks, start, printer.take)
     except Interrupted as interrupted:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
@@ -85,7 +84,7 @@ def _measure(
     from manyhands_lab.bench.plan import WORKS, Plan, Point, round_size
     from manyhands_lab.bench.raw import ASYNC_RAW
     from manyhands_lab.bench.running import Interrupted, compare
-    from manyhands_lab.commands.bench_ranks import start_plan, targets_of, write_json
+    from manyhands_lab.commands.bench_ranks import start_ranks, targets_of, write_json
     from manyhands_lab.commands.files import check_folder
 
     if json_file is not None:
@@ -100,8 +99,12 @@ def _measure(
     # What is written to standard output must be nothing but JSON.
     table = Table(plan, ranks, sys.stderr if json_file == "-" else sys.stdout)
     table.heading()
+
+    def start(text: str, ranks: int) -> int:
+        return start_ranks(_WORKER, text, ranks, resolutions, file)
+
     try:
-        compare(plan, ranks, partial(start_plan, _WORKER, resolutions, file), table.take)
+        compare(plan, ranks, start, table.take)
     except Interrupted as interrupted:
         return interrupted.code
     if json_file is not None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from manyhands.launch.resolve import Resolution
     from manyhands_lab.bench.plan import Target
 
-__all__ = ["names_of", "start_plan", "start_ranks", "targets_of", "write_json"]
+__all__ = ["names_of", "start_ranks", "targets_of", "write_json"]
 
 ALL = "all"
 
@@ -77,11 +77,6 @@ def targets_of(
         targets.append(target)
         resolutions[target.backend] = resolution
     return targets, list(resolutions.values())
-
-
-def start_plan(module: str, resolutions: Sequence[Resolution], file: str | None, plan: str, ranks: int) -> int:
-    """Run a module with a plan on all ranks, as `start_ranks` does, in the order of arguments that `partial` needs."""
-    return start_ranks(module, plan, ranks, resolutions, file)
 
 
 def start_ranks(module: str, plan: str, ranks: int, resolutions: Sequence[Resolution], file: str | None) -> int:
