@@ -47,7 +47,14 @@ def sanitized(part: str, folder: Path) -> bool:
     shutil.copy(SOURCE / "__init__.py", package)
     compiler = shutil.which("gcc") or sys.exit("gcc is not installed")
     command = [compiler, "-shared", "-fPIC", "-g", "-O1", "-fno-omit-frame-pointer", f"-fsanitize={flags}", "-std=c11"]
-    command += ["-Wall", "-Wextra", "-Werror", "-fno-trapping-math", "-DPy_LIMITED_API=0x030B0000", f"-I{sysconfig.get_paths()['include']}"]
+    command += [
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fno-trapping-math",
+        "-DPy_LIMITED_API=0x030B0000",
+        f"-I{sysconfig.get_paths()['include']}",
+    ]
     command += ["-isystem", np.get_include()]
     subprocess.run([*command, *map(str, SOURCE.glob("*.c")), "-o", package / "_core.abi3.so"], check=True)
     found = [
