@@ -71,8 +71,9 @@ class WorldMaker:
         self._memory: frozenset[str] = frozenset(self.spec.devices)
         reason = self.spec.probe()
         if reason is not None:
+            what_to_do = f"try: {install_command(self.spec.install)}" if self.spec.install else "see: manyhands doctor"
             raise BackendUnavailableError(
-                f"the backend {backend!r} cannot run here, and cannot be checked: {reason}; try: {install_command(self.spec.install)}"
+                f"the backend {backend!r} cannot run here, and cannot be checked: {reason}; {what_to_do}"
             )
         self.has_threads: bool = self.spec.launcher is None
         self._try()

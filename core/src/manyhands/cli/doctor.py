@@ -177,7 +177,7 @@ def _examine(manager: PluginManager) -> list[_Finding]:
             findings.append(_Finding(plugin.name, plugin.distribution, plugin.version, False, reason, "", ""))
             continue
         reason = manager.available(plugin.name)
-        install = install_command(spec.install) or install_hint(plugin.name)
+        install = install_command(spec.install)
         findings.append(
             _Finding(plugin.name, plugin.distribution, plugin.version, reason is None, reason, install, spec.summary)
         )

@@ -32,7 +32,7 @@ EXTENSION_GROUP: Final[str] = "manyhands.extensions"
 COMMAND_GROUP: Final[str] = "manyhands.commands"
 """The entry-point group of commands of ``manyhands``; the switches of plugins do not count, as each is imported when it is typed."""
 
-_FIRST_PARTY: Final[tuple[str, ...]] = ("gloo", "hybrid", "mpi", "nccl", "shm", "simulated", "tcp")
+_FIRST_PARTY: Final[tuple[str, ...]] = ("gloo", "hybrid", "mpi", "nccl", "shm", "simulated", "tcp", "ucc", "ucx")
 """The backends that the extras of the distribution ``manyhands`` install."""
 
 _OFF: Final[frozenset[str]] = frozenset({"", "0", "false", "no", "off"})
