@@ -18,7 +18,7 @@ help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
 	@echo "make test           run the tests, but those that take long by nature: less than five minutes on two cores"
 	@echo "make test-all       run all tests"
-	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch and UCX, in environments of their own"
+	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch, UCX and, where there is one, UCC, in environments of their own"
 	@echo "make test-native    run the tests of the compiled executor under sanitizers, and those of calls without it"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
 	@echo "make test-install   install each distribution in clean environments, with each Python that is here, and test it there (twenty minutes)"
@@ -43,7 +43,7 @@ test-all: venv-dev
 test-peers:
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
-	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
+	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/ucc/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
 	.venv-peers-mpich/bin/python -m pytest -m peers -k mpi conformance/tests plugins/mpi/tests $(PYTEST_ARGS)
 
 test-native: venv-dev
@@ -72,6 +72,7 @@ check: venv-dev
 	$(PYRIGHT) --verifytypes manyhands_shm --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_simulated --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_tcp --ignoreexternal
+	$(PYRIGHT) --verifytypes manyhands_ucc --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_ucx --ignoreexternal
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_versions.py

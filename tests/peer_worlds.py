@@ -1,4 +1,4 @@
-"""Worlds of real processes over the peers, MPI and Gloo: programs for every rank, and what starts them.
+"""Worlds of real processes over the peers, MPI, Gloo, UCX and UCC: programs for every rank, and what starts them.
 
 A program asserts on each rank what holds there; a world that ends well has held all of it.
 """
@@ -9,9 +9,15 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["COLLECTIVES", "FAILING", "GROUPS", "run_ranks"]
+import pytest
+
+__all__ = ["COLLECTIVES", "FAILING", "GROUPS", "real_ucc", "run_ranks"]
 
 _PREAMBLE = """
 import faulthandler, os, signal, sys, threading, time
@@ -156,6 +162,7 @@ def run_ranks(
     ranks: int,
     *,
     command: list[str] | None = None,
+    options: tuple[str, ...] = (),
     timeout_s: float = 55,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
@@ -173,6 +180,8 @@ def run_ranks(
         How many there are.
     command
         What stands in front of a rank's own command, instead of ``manyhands run``.
+    options
+        Options of ``manyhands run``.
     timeout_s
         What no test exceeds.
     variables
@@ -183,7 +192,32 @@ def run_ranks(
     foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     environ |= {"MANYHANDS_BACKEND": backend, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | variables
-    start = [sys.executable, "-m", "manyhands", "run", "-n", str(ranks)] if command is None else [*command, sys.executable]
+    start = (
+        [sys.executable, "-m", "manyhands", "run", "-n", str(ranks), *options]
+        if command is None
+        else [*command, sys.executable]
+    )
     return subprocess.run(
         [*start, str(script)], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=timeout_s, check=False
     )
+
+
+@contextmanager
+def real_ucc() -> Iterator[None]:
+    """Let processes find the wheel's UCX, which UCC may need; skip the test where UCC cannot be loaded."""
+    spec = find_spec("libucx")
+    wheel = [str(Path(folder) / "lib") for folder in (spec and spec.submodule_search_locations) or ()]
+    folders = [*filter(None, [os.environ.get("LD_LIBRARY_PATH")]), *wheel]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_LIBRARY_PATH", os.pathsep.join(folders))
+        if reason := _without_ucc():
+            pytest.skip(reason)
+        yield
+
+
+@cache
+def _without_ucc() -> str:
+    """Return why UCC cannot be loaded, empty where it can."""
+    program = "from manyhands_ucc.library import load; load()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]

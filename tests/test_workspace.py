@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from manyhands.config.plugins.installed import install_hint
+
 MAX_LINES = 600
 PROJECTS = [
     "core",
@@ -26,6 +28,7 @@ PROJECTS = [
     "plugins/shm",
     "plugins/simulated",
     "plugins/tcp",
+    "plugins/ucc",
     "plugins/ucx",
 ]
 
@@ -61,8 +64,8 @@ def test_all_distributions_are_in_lockstep(repository, run_python):
         ("pyproject.toml", 'tcp = ["manyhands-tcp', 'net = ["manyhands-tcp', "no extra 'tcp' that brings manyhands-tcp"),
         (
             "pyproject.toml",
-            '0", "manyhands-tcp==0.1.0", "manyhands-ucx',
-            '0", "manyhands-ucx',
+            '0", "manyhands-tcp==0.1.0", "manyhands-ucc',
+            '0", "manyhands-ucc',
             "the extra 'all' leaves out manyhands-tcp",
         ),
         ("requirements.txt", "-e ./plugins/tcp", "", "requirements.txt: ./plugins/tcp is not installed"),
@@ -129,6 +132,12 @@ def test_the_commands_of_the_lab_and_of_the_training_layers_are_found_by_entry_p
     assert table(repository / "parallel")["entry-points"] == {
         "manyhands.commands": {"show.pipeline": "manyhands_parallel.commands.show_pipeline:show_pipeline"}
     }
+
+
+def test_who_names_a_backend_of_the_repository_that_is_not_installed_is_told_what_installs_it(repository):
+    names = sorted(path.parent.name for path in (repository / "plugins").glob("*/pyproject.toml"))
+    assert len(names) > 8
+    assert [name for name in names if not install_hint(name)] == []
 
 
 def test_every_package_is_typed(repository):

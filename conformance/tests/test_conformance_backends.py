@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
+from peer_worlds import real_ucc
 
 from manyhands_conformance.pytest import BackendConformance
 
@@ -42,6 +44,19 @@ class TestMpi(BackendConformance):
     backend = "mpi"
     ranks = 3
     quick = True
+
+
+@pytest.mark.peers
+class TestUcc(BackendConformance):
+    backend = "ucc"
+    ranks = 3
+    quick = True
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def library(cls) -> Iterator[None]:
+        with real_ucc():
+            yield
 
 
 @pytest.mark.peers

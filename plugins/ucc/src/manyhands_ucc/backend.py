@@ -1,0 +1,102 @@
+"""The ucc backend: a team of UCC for collectives, and another backend for messages and for all that UCC does not perform."""
+
+from __future__ import annotations
+
+from manyhands.api import Backend, BackendUnavailableError, Bootstrap, ConfigError, Transport, read_cards, write_card
+from manyhands_ucc.agreement import Agreement
+from manyhands_ucc.config import UccConfig
+from manyhands_ucc.library import Ucc, load
+from manyhands_ucc.team import Team
+
+__all__ = ["UccBackend"]
+
+_CHANNEL = (1 << 31) - 2
+"""That of the agreements: no group comes so far, and every backend can number it."""
+
+
+class UccBackend(Backend):
+    """UCC between the ranks of a job.
+
+    Parameters
+    ----------
+    bootstrap
+        Who this rank is, and how it finds the others.
+
+    Attributes
+    ----------
+    team
+        What performs collectives; None in a world of one.
+    agreement
+        What the ranks compare before and after.
+
+    Raises
+    ------
+    BackendUnavailableError
+        The ranks are threads of one process, UCC is not here, or it refuses something.
+    ConfigError
+        The ranks have different settings or versions of UCC.
+    UnsupportedError
+        The other backend moves no host memory.
+    RendezvousError
+        UCC did not connect the ranks in time.
+    DeadlineError, CommError
+        Not all ranks came.
+    """
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        config = bootstrap.config
+        assert isinstance(config, UccConfig)
+        if bootstrap.shared is not None:
+            raise BackendUnavailableError("the ranks of the ucc backend are processes, and these are threads of one process")
+        ucc = load()
+        _compare(bootstrap, config, ucc)
+        self._name = config.messages
+        self._messages = bootstrap.part(config.messages)
+        self.team: Team | None = None
+        try:
+            self.agreement: Agreement = Agreement(self._messages.open_transport(_CHANNEL), bootstrap.rank, bootstrap.world_size)
+            if bootstrap.world_size > 1:
+                self.team = Team(ucc, bootstrap, config.spin_us / 1e6)
+        except BaseException:
+            self._messages.abort()
+            self._messages.close()
+            raise
+
+    def open_transport(self, channel: int) -> Transport:
+        """Return the transport of a channel, which is the other backend's."""
+        return self._messages.open_transport(channel)
+
+    def part(self, name: str) -> Backend | None:
+        """Return the backend that carries messages, or a part of it."""
+        return self._messages if name == self._name else self._messages.part(name)
+
+    def allocate(self, nbytes: int) -> memoryview | None:
+        """Return memory of the other backend."""
+        return self._messages.allocate(nbytes)
+
+    def abort(self) -> None:
+        """End every wait."""
+        if self.team is not None:
+            self.team.abort("the job was aborted")
+        self._messages.abort()
+
+    def close(self) -> None:
+        """Let go of UCC and of the other backend."""
+        if self.team is not None:
+            self.team.close()
+        self._messages.close()
+
+
+def _compare(bootstrap: Bootstrap, config: UccConfig, ucc: Ucc) -> None:
+    """Find what must be alike on all ranks, and is not."""
+    mine = {"messages": config.messages, "library": ".".join(map(str, ucc.version[:2]))}
+    cards = read_cards(bootstrap.exchange("ucc", write_card(mine)), dict[str, str])
+    for rank, card in enumerate(cards):
+        for key, value in card.items():
+            if value != cards[0].get(key):
+                name = "the version of UCC" if key == "library" else f"backends.ucc.{key}"
+                raise ConfigError(
+                    f"{name} is {cards[0].get(key)} on rank 0 and {value} on rank {rank}: all ranks need the same",
+                    key=f"backends.ucc.{key}",
+                    value=value,
+                )
