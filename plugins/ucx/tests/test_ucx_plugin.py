@@ -167,6 +167,11 @@ def test_a_wrong_setting_is_refused(wrong: dict[str, Any]):
 def test_ucx_notices_lost_peers_where_it_can():
     assert UcxConfig().notices_lost_peers
     assert not UcxConfig(transports=("tcp", "shm")).notices_lost_peers
+    assert UcxConfig(transports=("tcp", "shm")).used == (
+        "tcp",
+        "posix",
+        "sysv",
+    )  # without cma, which aborts who reads a dead rank's memory
     assert not UcxConfig(errors="none").notices_lost_peers
 
 

@@ -74,7 +74,7 @@ def test_a_rank_that_does_not_come_is_named_when_the_deadline_passes(tmp_path: P
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("where", ["before a call", "in a call", "between two ranks"])
+@pytest.mark.parametrize("where", ["before a call", "in a call", "in a long call", "between two ranks"])
 def test_a_killed_rank_is_named_on_every_survivor(tmp_path: Path, where: str, mode: str):
     program = {
         "before a call": "os.kill(os.getpid(), 9) if rank == 1 else attempt(group.all_reduce, np.ones(9))",
@@ -82,6 +82,12 @@ def test_a_killed_rank_is_named_on_every_survivor(tmp_path: Path, where: str, mo
 if rank == 1:
     threading.Timer(0.3, os.kill, (os.getpid(), 9)).start()
 big = np.ones(1 << 18)
+attempt(lambda: [group.all_reduce(big, out=big, op="mean") for _ in range(10**9)])
+""",
+        "in a long call": """
+if rank == 1:
+    threading.Timer(0.3, os.kill, (os.getpid(), 9)).start()
+big = np.ones(1 << 21)
 attempt(lambda: [group.all_reduce(big, out=big, op="mean") for _ in range(10**9)])
 """,
         "between two ranks": """

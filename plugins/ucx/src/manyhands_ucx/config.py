@@ -12,6 +12,10 @@ __all__ = ["UcxConfig"]
 
 _SHARED_MEMORY = frozenset({"all", "cma", "knem", "mm", "posix", "shm", "sm", "sysv", "xpmem"})
 
+_COPYING = ("posix", "sysv")
+"""Shared memory into which both sides copy. UCX's words for shared memory also stand for cma, which reads the memory of the other process: where
+that dies meanwhile, UCX aborts the reader."""
+
 Word = Annotated[str, StringConstraints(pattern=r"^\S+$")]
 
 
@@ -21,7 +25,7 @@ class UcxConfig(BackendConfig):
     transports: tuple[Word, ...] = Field(
         default=("ib", "tcp"),
         min_length=1,
-        description='What UCX may use, in its own words: "ib" is InfiniBand and RoCE, "shm" shared memory. Alike on all ranks.',
+        description='What UCX may use, in its own words: "ib" is InfiniBand and RoCE, "shm" shared memory without cma. Alike on all ranks.',
     )
     devices: tuple[Word, ...] = Field(
         default=(),
@@ -49,6 +53,11 @@ class UcxConfig(BackendConfig):
     def notices_lost_peers(self) -> bool:
         """Whether UCX itself tells that a peer was lost."""
         return self.errors == "peer" or (self.errors == "auto" and not self._shared_memory())
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """What UCX is told to use."""
+        return tuple(each for name in self.transports for each in (_COPYING if name in ("shm", "sm") else (name,)))
 
     def _shared_memory(self) -> list[str]:
         return [name for name in self.transports if name in _SHARED_MEMORY]

@@ -161,7 +161,7 @@ class Worker:
         config, ucp = c_void_p(), self.ucp
         self._must(ucp.config_read(None, None, byref(config)), "read its settings")
         try:
-            named = {"TLS": ",".join(self._config.transports), "NET_DEVICES": ",".join(devices)}
+            named = {"TLS": ",".join(self._config.used), "NET_DEVICES": ",".join(devices)}
             for name, value in (named | self._config.variables).items():
                 self._set(config, name, value)
             params = Params(field_mask=1, features=_TAGS | _WAKEUP)
