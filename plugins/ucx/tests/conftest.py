@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from bootstraps import ThreadBootstrap
 from worlds import must, on_threads
 
-from manyhands.api import Backend, BackendSpec, Bootstrap, Deadline
 from manyhands_ucx import library, worker
 from manyhands_ucx.backend import UcxBackend
 from manyhands_ucx.config import UcxConfig
@@ -210,39 +210,6 @@ class FakeUcp:
 
     def request_free(self, request: int) -> None:
         del self._objects[request]
-
-
-class ThreadBootstrap(Bootstrap):
-    """A bootstrap of a rank whose peers are threads of this process."""
-
-    def __init__(self, rank: int, cards: dict[str, dict[int, bytes]], together: threading.Barrier, config: UcxConfig) -> None:
-        self.rank = rank
-        self.world_size = together.parties
-        self.config = config
-        self.host = "127.0.0.1"
-        self.deadline = Deadline(20)
-        self.shared = None
-        self._cards = cards
-        self._together = together
-
-    def describe(self, name: str) -> BackendSpec:
-        raise AssertionError("it is composed of nothing")
-
-    def part(self, name: str, ranks: Sequence[int] | None = None) -> Backend:
-        raise AssertionError("it is composed of nothing")
-
-    def exchange(self, name: str, card: bytes) -> list[bytes]:
-        assert len(card) <= 1 << 16
-        cards = self._cards.setdefault(name, {})
-        cards[self.rank] = card
-        self._together.wait(20)
-        return [cards[rank] for rank in range(self.world_size)]
-
-    def listen(self, host: str, accept: Callable[..., None]) -> tuple[str, int]:
-        raise AssertionError("UCX listens itself")
-
-    def dial(self, peer: int, address: tuple[str, int], hello: bytes, deadline: Deadline) -> Any:
-        raise AssertionError("UCX connects itself")
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.peers)])
