@@ -71,8 +71,8 @@ class _Entry:
 def _repeat(action: Callable[[], None], warm: int, times: int, meet: Callable[[], None] = lambda: None) -> str:
     """Do something again and again; return in words what this process holds more of then, an empty text where it is nothing.
 
-    Memory must have grown in most parts of the time and altogether: an allocator takes or gives some now and then. ``meet`` keeps ranks together while they
-    look.
+    Memory must have grown in most parts of the time, and altogether but for the parts in which it grew most and least: an allocator takes or gives some now and
+    then, and what was there before may be freed only now. ``meet`` keeps ranks together while they look.
     """
     for _ in range(warm):
         action()
@@ -87,8 +87,8 @@ def _repeat(action: Callable[[], None], warm: int, times: int, meet: Callable[[]
     meet()
     grown = _grown(before, times)
     meet()
-    steps = [later - earlier for earlier, later in pairwise(memory)]
-    if min(statistics.median(steps), statistics.fmean(steps)) > times / _PARTS * _MIB_EACH:
+    steps = sorted(later - earlier for earlier, later in pairwise(memory))
+    if min(statistics.median(steps), statistics.fmean(steps[1:-1])) > times / _PARTS * _MIB_EACH:
         grown.append(f"{memory[-1] - memory[0]:.0f} {_MEMORY}")
     return ", ".join(grown)
 
