@@ -49,6 +49,8 @@ def program(group: Group, seed: int, dtype: str, count: int, layout: str) -> lis
         group.scan(array, op),
         group.sendrecv(array, (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size),
     ]
+    if array.dtype.kind in "fc":
+        found += [group.all_reduce(array, "mean"), group.reduce_scatter(np.concatenate([array[0]] * group.world_size), "mean")]
     group.barrier()
     return bits(found)
 

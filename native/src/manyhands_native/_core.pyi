@@ -110,6 +110,8 @@ class Call:
         gives: bool,
         takes: bool,
         in_place: bool,
+        quotient: np.ufunc | None = None,
+        divisor: npt.NDArray[Any] | None = None,
     ) -> None: ...
 
 class Send:

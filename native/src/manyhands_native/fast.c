@@ -100,7 +100,15 @@ typedef struct {
     Kind result;
     PyArrayObject *nothing; /* stands for an input or an output that this rank does not have */
     bool gives, takes, in_place;
+    Kernel quotient; /* for a mean, what divides the sum by the number of ranks */
+    PyArrayObject *divisor;
 } Call;
+
+static void divide(const Call *call, PyArrayObject *total) {
+    char *operands[] = {PyArray_BYTES(total), PyArray_BYTES(call->divisor), PyArray_BYTES(total)};
+    Py_ssize_t length = PyArray_SIZE(total), itemsize = PyArray_ITEMSIZE(total), steps[] = {itemsize, 0, itemsize};
+    if (length) call->quotient.loop(operands, &length, steps, call->quotient.data);
+}
 
 static How call_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
     const Call *call = (const Call *)fast;
@@ -127,15 +135,17 @@ static How call_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject *
     PyArrayObject *source = call->gives ? array : call->nothing;
     *step = program_carry(call->program, PyArray_DATA(source), (size_t)PyArray_NBYTES(source), PyArray_DATA(into),
                           (size_t)PyArray_NBYTES(into), *number);
-    return *step < 0 ? ENDED : STOPPED_AT;
+    if (*step >= 0) return STOPPED_AT;
+    if (call->divisor) divide(call, into);
+    return ENDED;
 }
 
 static int call_init(Call *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"python", "turns", "books", "what", "given", "result", "nothing", "program", "gives", "takes", "in_place", NULL};
-    PyObject *python, *turns, *books, *what, *given, *result, *nothing, *program;
+    static char *names[] = {"python", "turns", "books", "what", "given", "result", "nothing", "program", "gives", "takes", "in_place", "quotient", "divisor", NULL};
+    PyObject *python, *turns, *books, *what, *given, *result, *nothing, *program, *quotient = Py_None, *divisor = Py_None;
     int gives, takes, in_place;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOppp", names, &python, &turns, &books, &what, &given, &result, &nothing, &program,
-                                     &gives, &takes, &in_place))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOppp|OO", names, &python, &turns, &books, &what, &given, &result, &nothing, &program,
+                                     &gives, &takes, &in_place, &quotient, &divisor))
         return -1;
     if (fast_init(&self->fast, python, turns, books, what, given) < 0) return -1;
     State *state = state_of(TYPE_OF(self));
@@ -144,6 +154,14 @@ static int call_init(Call *self, PyObject *args, PyObject *kwargs) {
         return -1;
     }
     if (!kind_of(result, &self->result)) return -1;
+    if (divisor != Py_None) {
+        if (!PyArray_CheckExact(divisor) || PyArray_DESCR((PyArrayObject *)divisor) != self->result.dtype || PyArray_NDIM((PyArrayObject *)divisor) ||
+            !kernel_of(quotient, self->result.dtype->type_num, &self->quotient)) {
+            PyErr_SetString(PyExc_ValueError, "a mean is divided by a number of its dtype");
+            return -1;
+        }
+        self->divisor = (PyArrayObject *)Py_NewRef(divisor);
+    }
     self->fast.make = call_make;
     self->program = (Program *)Py_NewRef(program);
     self->nothing = (PyArrayObject *)Py_NewRef(nothing);
@@ -164,6 +182,7 @@ static void call_dealloc(Call *self) {
     fast_release(&self->fast);
     Py_XDECREF((PyObject *)self->program);
     Py_XDECREF((PyObject *)self->nothing);
+    Py_XDECREF((PyObject *)self->divisor);
     kind_release(&self->result);
     freefunc release = PyType_GetSlot(type, Py_tp_free);
     release(self);
