@@ -141,21 +141,16 @@ class FastCall:
     def compiled(self, module: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         """As for `HostFast`."""
         way, ledger = self._plan.way, self._ledger
-        mean = () if self._divisor == 1 else (np.true_divide, np.array(self._divisor, self._dtype))
-        if (
-            not isinstance(way, Executable)
-            or way.compiled is None
-            or (mean and (self._dtype.itemsize <= 2 or mean[1].dtype is not self._dtype))
-        ):
+        if not isinstance(way, Executable) or way.compiled is None:
             return None
-        given, result, flags = (
-            example(dtype, shape),
-            example(self._dtype, self._shape),
-            (self._gives, self._takes, self._in_place),
-        )
-        return module.Call(
-            self, ledger, ledger.books, self._signature, given, result, self._nothing, way.compiled, *flags, *mean
-        )
+        mean: tuple[Any, ...] = ()
+        if self._divisor > 1:
+            mean = np.true_divide, np.array(self._divisor, self._dtype)
+            if self._dtype.itemsize <= 2 or mean[1].dtype is not self._dtype:
+                return None
+        given, result = example(dtype, shape), example(self._dtype, self._shape)
+        what = self._signature, given, result, self._nothing, way.compiled
+        return module.Call(self, ledger, ledger.books, *what, self._gives, self._takes, self._in_place, *mean)
 
     def go_on(self, array: Array, target: Array | None, at: tuple[int, int], timeout_s: float) -> Any:
         """As for `HostFast`."""
