@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from manyhands.api import BackendSpec, Deadline, LinkLost, Transfer, hookimpl
@@ -66,15 +67,26 @@ class _Transport(TcpTransport):
     def mailbox(self, peer: int) -> Any:
         return None
 
+    @contextlib.contextmanager
+    def _late(self) -> Iterator[None]:
+        """Where a link breaks, say so late."""
+        try:
+            yield
+        except LinkLost:
+            if self.backend.fault == "abort is ignored":
+                threading.Event().wait(7)
+            raise
+
     def send(self, peer: int, header: bytes, payload: memoryview) -> Any:
         if self.backend.fault == "the last byte is lost" and len(payload) > 3000:
             payload = memoryview(bytes(payload[:-1]) + b"\0")
-        return super().send(peer, header, payload)
+        with self._late():
+            return super().send(peer, header, payload)
+
+    def recv(self, peer: int, header: bytes, payload: memoryview) -> Any:
+        with self._late():
+            return super().recv(peer, header, payload)
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
-        try:
+        with self._late():
             super().wait(transfers, deadline)
-        except LinkLost:
-            if self.backend.fault == "abort is ignored":
-                threading.Event().wait(12)
-            raise

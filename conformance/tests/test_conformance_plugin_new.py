@@ -11,6 +11,8 @@ import pytest
 
 from manyhands.cli.main import main
 
+PATIENCE_S = 170.0
+
 
 def new(*words: str) -> int:
     try:
@@ -24,7 +26,7 @@ def run(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
     environ["PYTHONPATH"] = str(site)
     return subprocess.run(
-        [sys.executable, *words], cwd=site.parent, env=environ, capture_output=True, text=True, timeout=55, check=False
+        [sys.executable, *words], cwd=site.parent, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -34,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("new")
     assert new("carrier-dove", "--folder", str(folder / "source")) == 0
     build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*build, "--target", str(folder / "site"), str(folder / "source")], check=True, timeout=55)
+    subprocess.run([*build, "--target", str(folder / "site"), str(folder / "source")], check=True, timeout=PATIENCE_S)
     return folder / "site"
 
 
@@ -66,6 +68,7 @@ def test_a_new_distribution_is_listed_and_runs(site: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(180)
 def test_the_tests_of_a_new_distribution_pass(site: Path) -> None:
     done = run(site, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(site.parent / "source" / "tests"))
     assert done.returncode == 0, done.stdout

@@ -26,7 +26,7 @@ _MIB = 1 << 20
 _SHARED = Path("/dev/shm")  # noqa: S108 - where segments with names are
 _FILES = f"files in {_SHARED}"
 _MEMORY = "MiB of memory"
-_MIB_EACH = 0.4
+_MIB_EACH = 0.8
 """By how much each world, group or round of calls must grow a process to count as a leak."""
 _PARTS = 6
 _SLACK = 3
