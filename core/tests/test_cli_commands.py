@@ -167,7 +167,14 @@ def test_a_command_that_nobody_has_is_a_mistake_that_lists_what_is_near(
     assert "No such command 'gret'" in err
 
 
-ELSEWHERE = {"bench": "lab", "show": "lab", "simulate": "lab", "check": "conformance", "show pipeline": "parallel"}
+ELSEWHERE = {
+    "bench": "lab",
+    "show": "lab",
+    "simulate": "lab",
+    "check": "conformance",
+    "plugin new": "conformance",
+    "show pipeline": "parallel",
+}
 
 
 @pytest.fixture
@@ -201,7 +208,7 @@ def test_help_with_core_alone_lists_what_is_there_and_tells_of_what_is_not(
     listed, _, rest = page.partition("\n\n  More commands")
     assert "greet" in listed
     assert "simulate" not in listed
-    brought = {"lab": "bench, show, simulate", "conformance": "check", "parallel": "show pipeline"}
+    brought = {"lab": "bench, show, simulate", "conformance": "check, plugin new", "parallel": "show pipeline"}
     commands = {install_command(f"pip install 'manyhands[{extra}]'"): names for extra, names in brought.items()}
     assert rest == " can be installed:\n\n" + "".join(f"    {command}    # {names}\n" for command, names in commands.items())
 

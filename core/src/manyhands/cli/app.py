@@ -23,7 +23,14 @@ from manyhands.errors import PluginError, UsageError
 __all__ = ["make_app"]
 
 _OWN: Final[frozenset[str]] = frozenset({"run", "doctor", "config"})
-_ELSEWHERE: Final = {"bench": "lab", "check": "conformance", "show": "lab", "show pipeline": "parallel", "simulate": "lab"}
+_ELSEWHERE: Final = {
+    "bench": "lab",
+    "check": "conformance",
+    "plugin new": "conformance",
+    "show": "lab",
+    "show pipeline": "parallel",
+    "simulate": "lab",
+}
 """The extra that brings each command of another distribution, for the words that say how to get it."""
 
 
