@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from manyhands.cli.main import main
-from manyhands_conformance import CHAPTERS, all_checks, check, choose
+from manyhands_conformance import CHAPTERS, Check, WorldMaker, all_checks, check, choose, registry
 
 HERE = Path(__file__).resolve().parent
 
@@ -65,6 +65,24 @@ def test_a_backend_that_does_not_conform_is_told_what_is_wrong(
     assert "FAILED messages.every_size: Messages from none to several million bytes come whole" in out
     assert "rank 1 of 2 raised AssertionError" in out or "rank 0 of 2 raised AssertionError" in out
     assert out.endswith("broken does not conform: 1 of 2 checks failed\n")
+
+
+def test_an_interrupt_ends_with_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(_: WorldMaker) -> None:
+        raise KeyboardInterrupt
+
+    def fail(_: WorldMaker) -> None:
+        raise AssertionError("a byte is wrong")
+
+    chosen = [
+        Check(name, "close", f"It {name}s.", (), run) for name, run in (("fail", fail), ("stop", interrupt), ("go", fail))
+    ]
+    monkeypatch.setattr(registry, "choose", lambda *_: chosen)
+    assert run("tcp", "-v") == 130
+    out, err = capsys.readouterr()
+    assert out.startswith("FAILED close.fail: It fails.\n  a byte is wrong\n")
+    assert out.endswith("\ntcp was interrupted after 1 of 3 checks: 1 failed\n")
+    assert err.endswith("It fails.\n  a byte is wrong\n")
 
 
 @pytest.mark.parametrize(

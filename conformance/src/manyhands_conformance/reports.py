@@ -32,7 +32,10 @@ def as_text(report: Report) -> str:
     reasons = dict.fromkeys(each.text for each in report.results if each.status == "skipped")
     lines += [f"skipped: {reason}" for reason in reasons]
     failed, skipped = report.count("failed"), report.count("skipped")
-    if failed:
+    if report.left:
+        ran = len(report.results)
+        verdict = f"{report.backend} was interrupted after {ran} of {ran + report.left} checks: {failed} failed"
+    elif failed:
         verdict = f"{report.backend} does not conform: {failed} of {len(report.results) - skipped} checks failed"
     elif report.conforms:
         verdict = f"{report.backend} conforms: {report.count('passed')} checks passed"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,11 +50,14 @@ class Report:
         How many ranks its worlds had.
     results
         In the order in which the checks ran.
+    left
+        How many checks did not run, as the user interrupted them.
     """
 
     backend: str
     ranks: int
     results: tuple[Result, ...]
+    left: int = 0
 
     def count(self, status: Status, chapter: str | None = None) -> int:
         """Return how many checks, of one chapter or all, came out so."""
@@ -61,8 +65,8 @@ class Report:
 
     @property
     def conforms(self) -> bool:
-        """Whether no check failed, and one passed at least."""
-        return self.count("failed") == 0 < self.count("passed")
+        """Whether all checks ran, none failed, and one passed at least."""
+        return self.left == 0 == self.count("failed") < self.count("passed")
 
 
 def why_skipped(check: Check, worlds: WorldMaker) -> str:
@@ -85,7 +89,7 @@ def run_check(check: Check, worlds: WorldMaker) -> Result:
 
 
 def run_checks(
-    checks: Iterable[Check],
+    checks: Sequence[Check],
     worlds: WorldMaker,
     started: Callable[[Check], None] = lambda _: None,
     finished: Callable[[Result], None] = lambda _: None,
@@ -102,11 +106,12 @@ def run_checks(
     Returns
     -------
     Report
-        Also where checks failed.
+        Also where checks failed, and where a KeyboardInterrupt ended them.
     """
-    results = []
-    for check in checks:
-        started(check)
-        results.append(run_check(check, worlds))
-        finished(results[-1])
-    return Report(worlds.backend, worlds.ranks, tuple(results))
+    results: list[Result] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        for check in checks:
+            started(check)
+            results.append(run_check(check, worlds))
+            finished(results[-1])
+    return Report(worlds.backend, worlds.ranks, tuple(results), len(checks) - len(results))

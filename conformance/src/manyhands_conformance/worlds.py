@@ -198,11 +198,11 @@ class WorldMaker:
         finally:
             job.end(0.0)
 
-    def rest(self) -> str:
+    def rest(self, patience_s: float = _TIMEOUT_S + _GRACE_S) -> str:
         """End the worlds that were kept; return what is wrong where one does not end well, else an empty text."""
         for job in self._kept.values():
             job.leave()
-        faults = [job.end(_TIMEOUT_S + _GRACE_S) for job in self._kept.values()]
+        faults = [job.end(patience_s) for job in self._kept.values()]
         self._kept = {}
         return "\n".join(filter(None, faults))
 

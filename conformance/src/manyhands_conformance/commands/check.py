@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,7 +33,9 @@ def check(
         list[str] | None, typer.Option(help="Only this check; may be given again.", metavar="CHECK", show_default=False)
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Try fewer sizes and dtypes.")] = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print each check with its promise.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Print each check with its promise, and at once why it failed.")
+    ] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the checks, and run none.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit's XML.", metavar="FILE", show_default=False)] = None,
     json_file: Annotated[
@@ -42,6 +46,7 @@ def check(
     """Check that a backend keeps the contract of manyhands.
 
     Ends with exit code 0 where it does, and 1 where a check failed. Checks are skipped only for what the backend declares in its spec.
+    Ctrl-C ends it with what was found so far.
     """
     from manyhands_conformance.registry import choose
 
@@ -65,16 +70,16 @@ def check(
     progress = _Progress(len(checks), verbose=verbose)
     try:
         report = run_checks(checks, worlds, progress.started, progress.finished)
-        fault = worlds.rest()
     finally:
         progress.end()
     for file, text in ((junit, as_junit(report)), (Path(json_file) if json_file not in (None, "-") else None, as_json(report))):
         if file is not None:
             _write(file, text)
-    print(as_json(report) if json_file == "-" else as_text(report))
+    print(as_json(report) if json_file == "-" else as_text(report), flush=True)
+    fault = worlds.rest(1.0) if report.left else worlds.rest()  # after the report: what hangs takes its time
     if fault:
         print(f"\nat the end: {fault}", file=sys.stderr)
-    code = 0 if report.conforms and not fault else 1
+    code = 128 + signal.SIGINT if report.left else 0 if report.conforms and not fault else 1
     if has_stuck_threads():
         # What a broken backend holds for ever must not keep the process.
         sys.stdout.flush()
@@ -119,6 +124,8 @@ class _Progress:
         if self._verbose:
             line = f"{result.status:7} {result.took_s:6.2f} s  {result.check.title:36} {result.check.promise}"
             self._console.print(line)
+            if result.status == "failed":
+                self._console.print(indent(result.text, "  "))
 
     def end(self) -> None:
         self._bar.stop()
