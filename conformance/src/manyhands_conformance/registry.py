@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["CHAPTERS", "Check", "all_checks", "check", "choose"]
 
 CHAPTERS: Final[dict[str, str]] = {
+    "transport": "the transport by itself, without core",
     "bytes": "every collective, dtype, reduction, size and layout gives exact values",
     "messages": "sends and receives keep values and order",
     "async": "calls in the background",
     "groups": "groups of some of the ranks",
     "threads": "several threads of a rank",
-    "transport": "the transport by itself, without core",
     "mismatches": "ranks that do not make the same call are told so, all of them",
     "deadlines": "a late rank is named in time",
     "close": "leaving a group, whatever goes on",
@@ -29,7 +29,7 @@ CHAPTERS: Final[dict[str, str]] = {
     "speed": "calls take a sane share of what the machine can do",
     "device": "arrays on GPUs",
 }
-"""The chapters and what they are about, in the order in which they run. A chapter is a module of `manyhands_conformance.chapters`."""
+"""The chapters and what they are about, in the order in which they run: what the others stand on comes first. A chapter is a module of `manyhands_conformance.chapters`."""
 
 NEEDS: Final[dict[str, str]] = {
     "cpu": "it does not move the memory of the host: Backend.memory",

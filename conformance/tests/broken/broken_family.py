@@ -137,6 +137,24 @@ class Overtaking(LoftTransport):
                 waiting[-1], waiting[-2] = waiting[-2], waiting[-1]
 
 
+@fault(
+    "a message is overtaken by the next one",
+    "transport.messages",
+    "rank 1 of 3: message 2 from rank 0 was expected, and message 3 came",
+)
+class Overtaken(LoftTransport):
+    held: tuple[int, bytes, memoryview] | None = None
+
+    def put(self, peer: int, header: bytes, payload: memoryview) -> None:
+        if self.backend.rank == 0 and header == bytes([2]) * len(header):
+            self.held = peer, header, payload
+            return
+        super().put(peer, header, payload)
+        if self.held is not None:
+            held, self.held = self.held, None
+            super().put(*held)
+
+
 @fault("empty messages are lost", "bytes.barriers", r"DeadlineError|DeadlockError|did not return")
 class NoEmpty(LoftTransport):
     def put(self, peer: int, header: bytes, payload: memoryview) -> None:
@@ -423,7 +441,7 @@ class Undone(LoftTransport):
         return sent if self.channel < BARE else self.Once(peer, header, payload).end()
 
 
-@fault("connect waits for the peer", "transport.connect_alone", r"rank 0 raised TimeoutError")
+@fault("connect waits for the peer", "transport.connect_alone", r"rank 0 of 2 raised TimeoutError")
 class Meets(LoftTransport):
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
         if self.channel < BARE:
@@ -437,7 +455,7 @@ class Meets(LoftTransport):
             time.sleep(0.001)
 
 
-@fault("wait returns at its deadline", "transport.waiting_again", r"while nothing came, ended with nothing")
+@fault("wait returns at its deadline", "transport.waiting_again", r"while nothing came, returned, and did not raise")
 class Returns(LoftTransport):
     def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
         try:
@@ -455,7 +473,7 @@ class Expected(LoftTransport):
             raise HeaderMismatch(letter.peer, letter.header) from None
 
 
-@fault("the first transfer alone goes on", "transport.all_transfers_go_on", r"and one that does ended with TimeoutError")
+@fault("the first transfer alone goes on", "transport.all_transfers_go_on", r"and one that does raised TimeoutError")
 class FirstAlone(LoftTransport):
     def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
         super().wait(transfers if self.channel < BARE else transfers[:1], deadline)
@@ -479,7 +497,7 @@ class Held(LoftTransport):
         threading.Timer(0.8, self.flush).start()
 
 
-@fault("abort ends one wait alone", "transport.abort", r"(send|recv|connect) after that (ended with|raised nothing)")
+@fault("abort ends one wait alone", "transport.abort", r"(send|recv|connect) after that (raised|returned)")
 class Forgets(LoftTransport):
     def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import manyhands as mh
 from manyhands.api import HEADER_BYTES, Backend, Deadline, Group, HeaderMismatch, LinkLost, Transfer, Transport
+from manyhands_conformance.ranks import Outcome
 from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
 
@@ -57,6 +58,20 @@ def _caught(call: Callable[[], object]) -> tuple[str, str, float]:
     return "", "", time.monotonic() - began
 
 
+def _ended(error: str, text: str) -> str:
+    """Return in words how a call ended that `_caught` made."""
+    return f"raised {error}{text and ': '}{text}" if error else "returned"
+
+
+def _find_fault(outcomes: Sequence[Outcome], what: str = "") -> None:
+    """Find what a rank saw to be wrong, or raised: a rank that sees something leaves, and the others lose it."""
+    size = len(outcomes)
+    for rank, outcome in enumerate(outcomes):
+        assert not isinstance(outcome.value, str) or not outcome.value, f"{what}rank {rank} of {size}: {outcome.value}"
+    for rank, outcome in sorted(enumerate(outcomes), key=lambda each: each[1].error == "LinkLost"):
+        assert not outcome.errors, f"{what}rank {rank} of {size} {outcome}"
+
+
 def _exchange(group: Group) -> str:
     """Send to the next rank and receive from the one before it, all sizes; return what is wrong."""
     _, transport = _open(group)
@@ -65,8 +80,12 @@ def _exchange(group: Group) -> str:
         given = _payload(group.rank + number, size)[:size]
         expected, came = _payload(whence + number, size)[:size], bytearray(size)
         sending = transport.send(to, _header(number), memoryview(given))
-        receiving = transport.recv(whence, _header(number), memoryview(came))
-        _wait(transport, receiving, sending)
+        try:
+            receiving = transport.recv(whence, _header(number), memoryview(came))
+            _wait(transport, receiving, sending)
+        except HeaderMismatch as other:
+            instead = f"message {other.header[0]}" if other.header else "another one"
+            return f"message {number} from rank {whence} was expected, and {instead} came"
         if came != expected:
             return f"{size} bytes from rank {whence} came as others"
         for name, transfer in (("send", sending), ("recv", receiving)):
@@ -83,11 +102,7 @@ def _exchange(group: Group) -> str:
 @check(chapter="transport", needs="cpu clock")
 def check_messages(worlds: WorldMaker) -> None:
     """Messages of any length arrive as they were sent, in their order; `done` stays True, and `moved` counts all bytes."""
-    outcomes = worlds.attempt(_exchange, 3)
-    for rank, outcome in enumerate(outcomes):
-        assert not outcome.value, f"rank {rank} of 3: {outcome.value}"
-    for rank, outcome in enumerate(outcomes):  # afterwards: a rank that sees what is wrong leaves, and the others lose it
-        assert not outcome.errors, f"rank {rank} of 3 {outcome}"
+    _find_fault(worlds.attempt(_exchange, 3))
 
 
 def _alone(group: Group) -> float:
@@ -112,8 +127,9 @@ def _alone(group: Group) -> float:
 @check(chapter="transport", needs="cpu clock")
 def check_connect_alone(worlds: WorldMaker) -> None:
     """`connect` does not wait until the peer calls `connect` too: that may be much later, or never."""
-    for rank, outcome in enumerate(worlds.attempt(_alone, 2)):
-        assert not outcome.errors, f"while rank 1 did not connect until rank 0 had: rank {rank} {outcome}"
+    outcomes = worlds.attempt(_alone, 2)
+    _find_fault(outcomes, "while rank 1 did not connect until rank 0 had: ")
+    for outcome in outcomes:
         assert outcome.value < _PROMPT_S, f"connect of rank 0 took {outcome.value:.1f} s, while rank 1 did not connect"
 
 
@@ -132,7 +148,7 @@ def _again(group: Group) -> str:
     for _ in range(2):
         error, text, took_s = _caught(lambda: transport.wait([transfer], Deadline(_A_MOMENT_S)))
         if error != "TimeoutError":
-            return f"wait() for {_A_MOMENT_S} s, while nothing came, ended with {error or 'nothing'} {text}, and not with TimeoutError"
+            return f"wait() for {_A_MOMENT_S} s, while nothing came, {_ended(error, text)}, and did not raise TimeoutError"
         if not _A_MOMENT_S * 0.5 < took_s < _A_MOMENT_S + _PROMPT_S:
             return f"wait() with a deadline of {_A_MOMENT_S} s raised TimeoutError after {took_s:.2f} s"
         if transfer.moved < moved or transfer.done:
@@ -145,9 +161,7 @@ def _again(group: Group) -> str:
 @check(chapter="transport", needs="cpu clock")
 def check_waiting_again(worlds: WorldMaker) -> None:
     """`wait` ends at its deadline with TimeoutError; the transfer goes on, and can be waited for again."""
-    for rank, outcome in enumerate(worlds.attempt(_again, 2)):
-        assert not outcome.errors, f"rank {rank} of 2 {outcome}"
-        assert not outcome.value, f"rank {rank} of 2: {outcome.value}"
+    _find_fault(worlds.attempt(_again, 2))
 
 
 def _other_header(group: Group, sent: int, expected: int) -> str:
@@ -199,7 +213,7 @@ def _all_go_on(group: Group) -> str:
         while not other.done:
             error, text, _ = _caught(lambda: transport.wait([never, other], Deadline(_PROMPT_S)))
             if error:
-                return f"wait() for a message that does not come and one that does ended with {error} {text}"
+                return f"wait() for a message that does not come and one that does {_ended(error, text)}"
         if memory != _payload(5, _LONG)[:_LONG]:
             return "the second one came as another one"
     group.barrier()
@@ -213,9 +227,7 @@ def _all_go_on(group: Group) -> str:
 @check(chapter="transport", needs="cpu clock")
 def check_all_transfers_go_on(worlds: WorldMaker) -> None:
     """`wait` moves all of its transfers, and returns when any of them is done."""
-    for rank, outcome in enumerate(worlds.attempt(_all_go_on, 3)):
-        assert not outcome.errors, f"rank {rank} of 3 {outcome}"
-        assert not outcome.value, f"rank {rank} of 3: {outcome.value}"
+    _find_fault(worlds.attempt(_all_go_on, 3))
 
 
 def _without_help(group: Group) -> list[bool]:
@@ -245,8 +257,7 @@ def _without_help(group: Group) -> list[bool]:
 def check_done_arrives(worlds: WorldMaker) -> None:
     """A send that is done arrives without any further call of its rank."""
     outcomes = worlds.attempt(_without_help, 2)
-    for rank, outcome in enumerate(outcomes):
-        assert not outcome.errors, f"rank {rank} of 2 {outcome}"
+    _find_fault(outcomes)
     *came, in_time = outcomes[0].value
     assert all(came), f"of five short messages these came as they were sent: {came}"
     assert in_time, "the messages came only after their sender had made another call, or ended"
@@ -291,11 +302,11 @@ def check_abort(worlds: WorldMaker) -> None:
         if not outcome.value:
             continue  # 64 MiB were sent before the abort, so that nobody waited
         error, text, took_s = outcome.value["woken"]
-        assert error == "LinkLost", f"{what}: wait() ended with {error or 'nothing'} {text}, and not with LinkLost"
+        assert error == "LinkLost", f"{what}: wait() {_ended(error, text)}, and did not raise LinkLost"
         assert took_s < _A_MOMENT_S + _PROMPT_S, f"{what}: wait() ended {took_s:.1f} s later"
         for name, (error, text, took_s) in outcome.value["later"].items():
-            assert error in ("LinkLost", ""), f"{what}: {name} after that ended with {error} {text}, and not with LinkLost"
-            assert name != "recv" or error, f"{what}: {name} after that raised nothing"
+            assert error in ("LinkLost", ""), f"{what}: {name} after that {_ended(error, text)}, and did not raise LinkLost"
+            assert name != "recv" or error, f"{what}: {name} after that returned, and did not raise LinkLost"
             assert took_s < _PROMPT_S, f"{what}: {name} after that took {took_s:.1f} s"
         assert outcome.value["blocked"] < _PROMPT_S, f"abort or close blocked for {outcome.value['blocked']:.1f} s"
 
