@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -352,6 +355,8 @@ def clear() -> None:
     for each in LEFT:
         if isinstance(each, socket.socket):
             each.close()
+        elif isinstance(each, Path):
+            each.unlink()
     LEFT.clear()
 
 
@@ -367,6 +372,15 @@ class Threads(Loft):
     def __init__(self, bootstrap: Any) -> None:
         super().__init__(bootstrap)
         threading.Thread(target=threading.Event().wait, args=(20.0,), daemon=True).start()
+
+
+@fault("files are left behind", "leaks.worlds", r"it holds more: \d+ files in ")
+class Files(Loft):
+    def __init__(self, bootstrap: Any) -> None:
+        super().__init__(bootstrap)
+        descriptor, name = tempfile.mkstemp()
+        os.close(descriptor)
+        LEFT.append(Path(name))
 
 
 @fault("each call keeps memory", "leaks.calls", r"rank . of 2 holds more: \d+ MiB of memory")

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ _SETTLE_S = 5.0
 """How long what ends in the background may take to end."""
 _MIB = 1 << 20
 _SHARED = Path("/dev/shm")  # noqa: S108 - where segments with names are
-_FILES = f"files in {_SHARED}"
+_FOLDERS = {f"files in {folder}": folder for folder in (_SHARED, Path(tempfile.gettempdir()))}
 _MEMORY = "MiB of memory"
 _MIB_EACH = 0.8
 """By how much each world, group or round of calls must grow a process to count as a leak."""
@@ -53,8 +54,9 @@ def _held() -> dict[str, float]:
         sizes = dict(line.split(":", 1) for line in status.read_text(encoding="utf-8").splitlines())
         # Without pages of files, which the system takes and gives as it likes.
         found[_MEMORY] = sum(int(sizes[kind].split()[0]) for kind in ("RssAnon", "VmSwap")) / 1024
-    if _SHARED.is_dir():
-        found[_FILES] = sum(each.owner_is_me for each in map(_Entry, _SHARED.iterdir()))
+    for what, folder in _FOLDERS.items():
+        if folder.is_dir():
+            found[what] = sum(each.owner_is_me for each in map(_Entry, folder.iterdir()))
     return found
 
 
@@ -96,7 +98,7 @@ def _repeat(action: Callable[[], None], warm: int, times: int, meet: Callable[[]
 def _grown(before: dict[str, float], times: int) -> list[str]:
     """Return in words what has grown by more than some, and does not shrink within a moment."""
     slack = dict.fromkeys(before, min(_SLACK, times / 2))
-    slack[_FILES] = times - 1  # other programs may make some meanwhile
+    slack.update(dict.fromkeys(_FOLDERS, times - 1))  # other programs may make some meanwhile
     limit = time.monotonic() + _SETTLE_S
     while True:
         after = _held()
