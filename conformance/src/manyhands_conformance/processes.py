@@ -132,7 +132,8 @@ class ProcessJob:
 
     def whereabouts(self) -> str:
         """Return what the ranks wrote last."""
-        return f"  they wrote: {self._tail()}"
+        tail = self._tail()
+        return f"  they wrote: {tail}" if tail else "  they wrote nothing"
 
     def leave(self) -> None:
         """Let all ranks leave, and do not wait for them."""
