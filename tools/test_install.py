@@ -353,15 +353,15 @@ def python(matrix: Matrix) -> None:
     found = pythons()
     for version, path in found.items():
         folders = [*TESTED, *TRAINING] if version == list(found)[-1] else TESTED_EVERYWHERE
-        python: Path | None = None
+        made: list[Path] = []
         with matrix.step("python", f"{version} manyhands[all,plot], and the tests of {', '.join(folders)}"):
             python = matrix.environment(path, ["manyhands[all,plot]", *test_tools()])
+            made.append(python)
             matrix.probe(python, [str(each["name"]) for each in matrix.projects.values()])
             run_tests(python, folders)
-        for backend, settings in CHECKED.items() if python else ():
-            assert python is not None
+        for backend, settings in CHECKED.items() if made else ():
             with matrix.step("python", f"{version} manyhands check {backend}"):
-                run([python.with_name("manyhands"), "check", backend, "--quick"], cwd=matrix.empty, more=settings)
+                run([made[0].with_name("manyhands"), "check", backend, "--quick"], cwd=matrix.empty, more=settings)
 
 
 def lowest(matrix: Matrix) -> None:
