@@ -82,7 +82,7 @@ def test_an_interrupt_ends_with_what_was_found(monkeypatch: pytest.MonkeyPatch, 
     out, err = capsys.readouterr()
     assert out.startswith("FAILED close.fail: It fails.\n  a byte is wrong\n")
     assert out.endswith("\ntcp was interrupted after 1 of 3 checks: 1 failed\n")
-    assert err.endswith("It fails.\n  a byte is wrong\n")
+    assert err.rstrip().endswith("It fails.\n  a byte is wrong")
 
 
 @pytest.mark.parametrize(
