@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from hypothesis import strategies as st
 import manyhands as mh
 import manyhands_simulated as simulated
 from manyhands.api import NETWORKS, Group, Jitter
+from manyhands_simulated.outside import LOOK_S
+from manyhands_simulated.task import Task
 
 JITTERY = NETWORKS["fat-tree"].model_copy(update={"jitter": Jitter(distribution="exponential", mean_s=2e-6)})
 NETWORKS_TRIED: dict[str, Any] = {"none": None, "textbook": "textbook", "laptop": "laptop", "torus": "torus", "jitter": JITTERY}
@@ -109,6 +112,19 @@ def test_a_seed_gives_the_same_run_again_whatever_goes_wrong(network, faults):
     first = whole(3, NETWORKS_TRIED[network], FAULTS_TRIED[faults])
     assert bool(first["errors"]) == (faults in {"kill", "drop", "corrupt"})
     assert whole(3, NETWORKS_TRIED[network], FAULTS_TRIED[faults]) == first
+
+
+def test_a_seed_gives_the_same_run_again_on_a_computer_that_is_busy(monkeypatch):
+    first, given, give_baton = whole(3), itertools.count(1), Task.give_baton
+
+    def late(task: Task) -> None:
+        if next(given) % 100 == 0:
+            time.sleep(10 * LOOK_S)  # who passes the baton on has no processor for as long as this
+        give_baton(task)
+
+    monkeypatch.setattr(Task, "give_baton", late)
+    assert whole(3) == first
+    assert next(given) > 200
 
 
 def test_a_deadlock_is_told_in_the_same_words_again():
