@@ -9,7 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also for the factory, which core imports by its name
 import broken_loft
-from broken_family import FAULTS, Fault, Native, Natives, clear
+from broken_family import FAULTS, Fault, clear
+from broken_natives import Native, Natives
 
 from manyhands.config.plugins import get_plugin_manager
 from manyhands_conformance import WorldMaker, all_checks, run_checks

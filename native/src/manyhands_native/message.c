@@ -18,14 +18,14 @@ typedef struct {
     unsigned char header[HEADER_BYTES];
 } Port;
 
-static int port_init(Port *port, State *state, PyObject *box, const char *header, Py_ssize_t header_bytes, int number_at, Py_ssize_t opening_bytes) {
+static int port_init(Port *port, State *state, PyObject *box, PyObject *header, int number_at, Py_ssize_t opening_bytes) {
     bool is_ring = PyObject_TypeCheck(box, state->ring), is_stream = PyObject_TypeCheck(box, state->stream);
     uint64_t most = is_ring ? ((Ring *)box)->slot_bytes : is_stream ? ((Stream *)box)->slot_bytes : 0;
-    if (header_bytes != HEADER_BYTES || number_at < 0 || number_at > HEADER_BYTES - 8 || opening_bytes < TAG_BYTES || (uint64_t)opening_bytes > most) {
+    if (PyBytes_Size(header) != HEADER_BYTES || number_at < 0 || number_at > HEADER_BYTES - 8 || opening_bytes < TAG_BYTES || (uint64_t)opening_bytes > most) {
         PyErr_SetString(PyExc_ValueError, "no mailbox of C, or one with another header or with shorter slots");
         return -1;
     }
-    memcpy(port->header, header, HEADER_BYTES);
+    memcpy(port->header, PyBytes_AsString(header), HEADER_BYTES);
     port->number_at = (unsigned)number_at;
     port->opening_bytes = (size_t)opening_bytes;
     port->box = Py_NewRef(box);
@@ -48,14 +48,14 @@ static size_t first_of(const Port *port, const Kind *kind) {
     return kind->nbytes < most ? kind->nbytes : most;
 }
 
-static int rest_init(Rest *rest, const Port *port, const Kind *kind, const char *header, Py_ssize_t header_bytes) {
+static int rest_init(Rest *rest, const Port *port, const Kind *kind, PyObject *header) {
     uint64_t most = port->ring ? port->ring->slot_bytes : port->stream->slot_bytes;
     rest->nbytes = kind->nbytes - first_of(port, kind);
-    if (rest->nbytes > most || header_bytes != (rest->nbytes ? HEADER_BYTES : 0)) {
+    if (rest->nbytes > most || PyBytes_Size(header) != (rest->nbytes ? HEADER_BYTES : 0)) {
         PyErr_SetString(PyExc_ValueError, "what follows the opening has a header, and goes into a slot");
         return -1;
     }
-    if (rest->nbytes) memcpy(rest->header, header, HEADER_BYTES);
+    if (rest->nbytes) memcpy(rest->header, PyBytes_AsString(header), HEADER_BYTES);
     return 0;
 }
 
@@ -120,18 +120,18 @@ static How send_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject *
 static int send_init(Send *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"python", "turns", "books", "what", "given", "box", "header", "number_at", "opening_bytes", "tag", "rest_header", NULL};
     PyObject *python, *turns, *books, *what, *given, *box;
-    const char *header, *rest_header;
-    Py_ssize_t header_bytes, opening_bytes, rest_bytes;
+    PyObject *header, *rest_header;
+    Py_ssize_t opening_bytes;
     int number_at;
     unsigned long long tag;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOy#inKy#", names, &python, &turns, &books, &what, &given, &box, &header, &header_bytes,
-                                     &number_at, &opening_bytes, &tag, &rest_header, &rest_bytes))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOSinKS", names, &python, &turns, &books, &what, &given, &box, &header, &number_at,
+                                     &opening_bytes, &tag, &rest_header))
         return -1;
     if (fast_init(&self->fast, python, turns, books, what, given) < 0) return -1;
-    if (port_init(&self->port, state_of(TYPE_OF(self)), box, header, header_bytes, number_at, opening_bytes) < 0) return -1;
+    if (port_init(&self->port, state_of(TYPE_OF(self)), box, header, number_at, opening_bytes) < 0) return -1;
     self->tag = tag;
     self->fast.make = send_make;
-    return rest_init(&self->rest, &self->port, &self->fast.given, rest_header, rest_bytes);
+    return rest_init(&self->rest, &self->port, &self->fast.given, rest_header);
 }
 
 static int send_traverse(Send *self, visitproc visit, void *arg) {
@@ -251,15 +251,15 @@ static How recv_make(Fast *fast, PyArrayObject *Py_UNUSED(array), PyObject *out,
 static int recv_init(Recv *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"python", "turns", "books", "what", "given", "box", "header", "number_at", "opening_bytes", NULL};
     PyObject *python, *turns, *books, *what, *given, *box;
-    const char *header;
-    Py_ssize_t header_bytes, opening_bytes;
+    PyObject *header;
+    Py_ssize_t opening_bytes;
     int number_at;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOy#in", names, &python, &turns, &books, &what, &given, &box, &header, &header_bytes,
-                                     &number_at, &opening_bytes))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOSin", names, &python, &turns, &books, &what, &given, &box, &header, &number_at,
+                                     &opening_bytes))
         return -1;
     if (fast_init(&self->fast, python, turns, books, what, given) < 0) return -1;
     self->fast.make = recv_make;
-    return port_init(&self->port, state_of(TYPE_OF(self)), box, header, header_bytes, number_at, opening_bytes);
+    return port_init(&self->port, state_of(TYPE_OF(self)), box, header, number_at, opening_bytes);
 }
 
 static int recv_traverse(Recv *self, visitproc visit, void *arg) {
@@ -282,11 +282,10 @@ static void recv_dealloc(Recv *self) {
 static PyObject *recv_know(Recv *self, PyObject *args) {
     unsigned long long tag;
     PyObject *example;
-    const char *rest_header;
-    Py_ssize_t rest_bytes;
+    PyObject *rest_header;
     Known made;
-    if (!PyArg_ParseTuple(args, "KOy#", &tag, &example, &rest_header, &rest_bytes) || !kind_of(example, &made.kind)) return NULL;
-    if (rest_init(&made.rest, &self->port, &made.kind, rest_header, rest_bytes) < 0) {
+    if (!PyArg_ParseTuple(args, "KOS", &tag, &example, &rest_header) || !kind_of(example, &made.kind)) return NULL;
+    if (rest_init(&made.rest, &self->port, &made.kind, rest_header) < 0) {
         kind_release(&made.kind);
         return NULL;
     }

@@ -67,20 +67,20 @@ static int refuse(const char *text) {
 
 /* Read (kind, box, head, tail, nbytes, first, second, third). */
 static int read_step(Program *self, State *state, Step *step, PyObject *given) {
-    PyObject *box;
-    const char *head, *tail;
-    Py_ssize_t head_bytes, tail_bytes, nbytes;
-    if (!PyArg_ParseTuple(given, "iOy#y#nIII", &step->kind, &box, &head, &head_bytes, &tail, &tail_bytes, &nbytes, &step->operand[0],
-                          &step->operand[1], &step->operand[2]))
+    PyObject *box, *head, *tail;
+    Py_ssize_t nbytes;
+    /* Without "#" in the format: whether that means Py_ssize_t depends on the headers of 3.11 or 3.13, and the module must run with both. */
+    if (!PyArg_ParseTuple(given, "iOSSnIII", &step->kind, &box, &head, &tail, &nbytes, &step->operand[0], &step->operand[1], &step->operand[2]))
         return -1;
+    Py_ssize_t head_bytes = PyBytes_Size(head), tail_bytes = PyBytes_Size(tail);
     if (step->kind < SEND || step->kind > COPY || nbytes < 0) return refuse("a step of another kind");
     for (int i = 0; i < 3; i++)
         if (step->operand[i] >= self->operand_count) return refuse("a step names an operand that is not there");
     step->nbytes = (size_t)nbytes;
     if (step->kind >= REDUCE) return 0;
     if (head_bytes + 8 + tail_bytes != HEADER_BYTES) return refuse("a header of another size");
-    memcpy(step->header, head, (size_t)head_bytes);
-    memcpy(step->header + head_bytes + 8, tail, (size_t)tail_bytes);
+    memcpy(step->header, PyBytes_AsString(head), (size_t)head_bytes);
+    memcpy(step->header + head_bytes + 8, PyBytes_AsString(tail), (size_t)tail_bytes);
     step->number_at = (unsigned)head_bytes;
     uint64_t most;
     if (PyObject_TypeCheck(box, state->ring)) {

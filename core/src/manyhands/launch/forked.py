@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -61,7 +62,7 @@ class ForkedRank:
     def wait(self) -> int:
         """Wait for the end, and return the exit code."""
         while self.told is None:
-            self._server.read()
+            self._server.read(waits=True)
         self.returncode = self.told
         return self.told
 
@@ -147,12 +148,22 @@ class ForkServer:
                 os.close(err)
         return rank
 
-    def read(self) -> None:
-        """Take in what it says; call it when `fileno` is readable. Ranks whose end it can tell no more are killed."""
+    def read(self, *, waits: bool = False) -> None:
+        """Take in all that it says now; call it when `fileno` is readable. Ranks whose end it can tell no more are killed.
+
+        What made it readable may have been taken in meanwhile. Where that is so nothing is waited for, unless it ``waits``.
+        """
         with contextlib.suppress(EOFError):
-            self._note(self._line())
-            while b"\n" in self._unread:
+            while waits or b"\n" in self._unread or self._speaks():
                 self._note(self._line())
+                waits = False
+
+    def _speaks(self) -> bool:
+        """Tell whether it has said something, or has ended."""
+        poll = select.poll()
+        if self.open:
+            poll.register(self._link, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """End it, once or more often. What it has forked and what still runs is the caller's to end before."""
