@@ -162,6 +162,15 @@ def test_ranks_share_no_random_numbers_and_what_they_have_imported(
     assert not set(told[0][1:]) & set(told[1][1:])
 
 
+def test_a_look_at_the_server_waits_for_nothing_that_was_taken_in_before(
+    server: ForkServer, folder: Path, environ: dict[str, str]
+) -> None:
+    """As when both the end of a rank's output and that of the rank are told at once, and the former is looked into first."""
+    (folder / "nothing.py").write_text("")
+    assert forked(server, ["nothing.py"], environ) == (0, b"", b"")
+    server.read()
+
+
 def test_a_socket_is_handed_over_alone(server: ForkServer, folder: Path, environ: dict[str, str]) -> None:
     (folder / "meet.py").write_text(
         "import os, socket; print(socket.socket(fileno=int(os.environ['MANYHANDS_RENDEZVOUS_FD'])).getsockname()[1])"
