@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 BACKEND = """
-from manyhands.contract.backend import BackendConfig, BackendSpec
+from manyhands.api import BackendConfig
+from manyhands.contract.backend import BackendSpec
 from manyhands.contract.hookspecs import hookimpl
 
 class Config(BackendConfig):

@@ -8,6 +8,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from manyhands_tcp.plugin import TcpConfig
 PATIENCE_S = 20.0
 
 
+@dataclass(frozen=True)
 class Config(TcpConfig):
     streams: bool = False
     eager: bool = False

@@ -76,7 +76,15 @@ REFERENCES = (CORE, PARALLEL, API)
 API_SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "A backend",
-        ("contract.spec", "contract.backend", "contract.transport", "contract.deadline", "common.installing", "config"),
+        (
+            "contract.spec",
+            "contract.config",
+            "contract.backend",
+            "contract.transport",
+            "contract.deadline",
+            "common.installing",
+            "config",
+        ),
         "",
     ),
     ("Cards", ("control.cards",), "What ranks tell each other before they begin. See `Bootstrap.exchange`."),

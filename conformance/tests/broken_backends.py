@@ -7,6 +7,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from manyhands.api import BackendSpec, Deadline, LinkLost, Transfer, hookimpl
@@ -17,6 +18,7 @@ from manyhands_tcp.plugin import TcpConfig
 __all__ = ["BrokenConfig", "create", "manyhands_register_backends", "register"]
 
 
+@dataclass(frozen=True)
 class BrokenConfig(TcpConfig):
     """The table ``[backends.broken]``."""
 

@@ -293,7 +293,8 @@ def test_config_show_checks_the_tables_of_all_backends(plugins: PluginFactory, m
 
 
 NEEDY = """
-from manyhands.contract.backend import BackendConfig, BackendSpec
+from manyhands.api import BackendConfig
+from manyhands.contract.backend import BackendSpec
 from manyhands.contract.hookspecs import hookimpl
 from pydantic import Field, model_validator
 

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from manyhands.cli.run import CONTEXT_SETTINGS, run
-from manyhands.contract.backend import BackendConfig, BackendSpec, LaunchRequest
+from manyhands.contract.backend import BackendSpec, LaunchRequest, NoConfig
 from manyhands.contract.hookspecs import hookimpl
 from manyhands.errors import BackendUnavailableError, ConfigError, ManyHandsError, UsageError
 from manyhands.launch import processes, resolve, starting
@@ -127,7 +127,7 @@ def test_a_backend_may_start_its_ranks_itself(
         monkeypatch.setenv("MANYHANDS_BACKEND", "threads")
     assert call("-n", "3", *words, "script.py", "a", "-b") == 9
     given = {"MANYHANDS_BACKEND": "threads"} if words else {}
-    assert requests == [LaunchRequest("script.py", False, ("a", "-b"), 3, "threads", given, True, BackendConfig())]
+    assert requests == [LaunchRequest("script.py", False, ("a", "-b"), 3, "threads", given, True, NoConfig())]
     assert jobs == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from manyhands.common.installing import install_command
 from manyhands.config.plugins import BACKEND_GROUP, InstalledPlugin, PluginManager, Switches, get_plugin_manager
 from manyhands.config.plugins.installed import unknown_backend_text
-from manyhands.contract.backend import API_VERSION, BackendConfig, BackendSpec
+from manyhands.contract.backend import API_VERSION, BackendSpec, NoConfig
 from manyhands.contract.hookspecs import hookimpl
 from manyhands.errors import (
     ApiVersionError,
@@ -301,7 +301,7 @@ def test_a_plugin_of_this_process_counts_like_an_installed_one(manager: PluginMa
     manager.register(InProcess("one", "two"), "mine")
 
     assert manager.names() == ["one", "two"]
-    assert manager.describe("two").config is BackendConfig
+    assert manager.describe("two").config is NoConfig
 
 
 def test_a_plugin_of_this_process_cannot_take_a_name_that_is_taken(plugins: PluginFactory, manager: PluginManager) -> None:

@@ -15,7 +15,6 @@ from manyhands.contract.backend import (
     API_VERSION,
     HEADER_BYTES,
     Backend,
-    BackendConfig,
     BackendSpec,
     Bootstrap,
     CollectiveRequest,
@@ -49,6 +48,7 @@ from manyhands.errors import (
 if TYPE_CHECKING:
     from manyhands.calls.work import Work
     from manyhands.config.plugins import describe_backend
+    from manyhands.contract.config import BackendConfig
     from manyhands.contract.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
     from manyhands.contract.observe import OperationEvent
     from manyhands.contract.runtime import Condition, Place, Runtime
@@ -148,9 +148,10 @@ __all__ = [
     "write_card",
 ]
 
-# What describes a plugin needs none of these: a command that only asks which backends there are must not wait for NumPy. After a
-# colon stands the name at home, where it is another one.
+# What describes a plugin needs none of these: a command that only asks which backends there are must not wait for NumPy, nor
+# a rank for pydantic. After a colon stands the name at home, where it is another one.
 _HOMES = {
+    "BackendConfig": "manyhands.contract.config",
     "Algorithm": "manyhands.schedule.algorithms.registry",
     **dict.fromkeys(
         ("DeviceCall", "DeviceChannel", "DeviceEvent", "DeviceFailure", "DeviceMeeting", "Launch"), "manyhands.contract.device"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from pydantic import BaseModel
-
 from manyhands.config.plugins.installed import nearest
 from manyhands.config.sources import DEFAULT, HIDDEN, PREFIX, Merged, Problem
 from manyhands.errors import ConfigError, UnknownBackendError
@@ -14,7 +12,7 @@ from manyhands.errors import ConfigError, UnknownBackendError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
     from pydantic_core import ErrorDetails
 
 __all__ = ["as_error", "from_validation", "is_secret", "problem"]
@@ -83,6 +81,8 @@ def _described(model: type[BaseModel], path: Sequence[str]) -> str:
 
 def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     """Return the keys of the table at ``path`` of a model; none where the path leaves the models."""
+    from pydantic import BaseModel
+
     for key in path:
         field = model.model_fields.get(key)
         candidates = [] if field is None else [field.annotation, *get_args(field.annotation)]

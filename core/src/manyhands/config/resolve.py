@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from manyhands.common.installing import install_command
+from manyhands.config.models import as_dict, check, model_of
 from manyhands.config.plugins import PluginManager, get_plugin_manager
 from manyhands.config.plugins.installed import install_hint, nearest
 from manyhands.config.plugins.loading import named
@@ -34,7 +34,7 @@ from manyhands.config.sources import (
 from manyhands.errors import BackendUnavailableError, ConfigError, PluginError, UnknownBackendError
 
 if TYPE_CHECKING:
-    from manyhands.contract.backend import BackendConfig, BackendSpec
+    from manyhands.contract.backend import BackendSpec
 
 __all__ = ["Resolved", "load"]
 
@@ -56,7 +56,7 @@ class Resolved:
         self._merged = merged
         self._manager = manager
 
-    def backend_config(self, name: str) -> BackendConfig:
+    def backend_config(self, name: str) -> Any:
         """Return ``[backends.NAME]`` as the config model of that backend's plugin; no other plugin is imported.
 
         Raises
@@ -71,7 +71,7 @@ class Resolved:
             raise as_error(problems)
         return config
 
-    def _check(self, spec: BackendSpec) -> tuple[BackendConfig | None, list[Problem]]:
+    def _check(self, spec: BackendSpec) -> tuple[Any, list[Problem]]:
         """Return the table of a backend as its model, or what is wrong with it."""
         return _check_table(spec, self.settings.backends.get(spec.name, {}), self._merged)
 
@@ -136,6 +136,10 @@ class Resolved:
                 raise BackendUnavailableError(found.text) from None
         return spec
 
+    def given(self) -> dict[str, Any]:
+        """Return what somebody set, as a mapping that says the same in place of a file."""
+        return copy.deepcopy(self._merged.tree)
+
     def origin(self, key: str) -> str:
         """Return where the value of a dotted key came from.
 
@@ -162,7 +166,8 @@ class Resolved:
         PluginError
             As `backend_config`, for one of ``backends``.
         """
-        values = self.settings.model_dump(exclude={"backends"})
+        values = as_dict(self.settings)
+        del values["backends"]
         tables: dict[str, Any] = dict(self.settings.backends)
         problems: list[Problem] = []
         required: set[tuple[str, ...]] = set()
@@ -176,13 +181,14 @@ class Resolved:
                     raise
                 config, wrong = None, []
             if config is None and name not in named_here:
-                needed = [key for key, field in spec.config.model_fields.items() if field.is_required()]
+                model = model_of(spec.config)
+                needed = [key for key, field in model.model_fields.items() if field.is_required()]
                 required |= {("backends", name, key) for key in needed}
-                tables[name] = dict.fromkeys(needed) | spec.config.model_construct().model_dump(warnings=False)
+                tables[name] = dict.fromkeys(needed) | model.model_construct().model_dump(warnings=False)
             elif config is None:
                 problems.extend(wrong)
             else:
-                tables[name] = config.model_dump()
+                tables[name] = as_dict(config)
         if problems:
             raise as_error(problems)
         leaves = [*flatten(values, ""), *flatten(dict(sorted(tables.items())), "", ("backends",))]
@@ -212,7 +218,7 @@ class Resolved:
         return found | seen
 
 
-def _parts(spec: BackendSpec, config: BackendConfig) -> Mapping[str, str]:
+def _parts(spec: BackendSpec, config: Any) -> Mapping[str, str]:
     """Return the backends that a backend is composed of, by their keys."""
     try:
         return {} if spec.parts is None else spec.parts(config)
@@ -261,14 +267,11 @@ def load(
     environ = os.environ if environ is None else environ
     manager = get_plugin_manager() if manager is None else manager
     file, below = _base_layer(config, environ, Path.cwd() if directory is None else Path(directory))
-    from_environment, problems = read_environment(environ, list(Settings.model_fields), TABLES)
+    from_environment, problems = read_environment(environ, [field.name for field in fields(Settings)], TABLES)
     from_arguments = [leaf for leaf in flatten(arguments or {}, ARGUMENT) if leaf[1] is not None]
     merged = merge([below, _with_backend_names(from_environment, manager), from_arguments])
-    settings = None
-    try:
-        settings = Settings.model_validate(merged.tree)
-    except ValidationError as error:
-        problems.extend(from_validation(error, Settings, merged))
+    settings, wrong = check(Settings, merged.tree)
+    problems.extend(from_validation(wrong, model_of(Settings), merged) if wrong is not None else [])
     words = merged.tree.get("plugins", [])
     if isinstance(words, list) and all(isinstance(word, str) for word in words):
         manager.switch(words)
@@ -356,15 +359,15 @@ def _check_tables(merged: Merged, manager: PluginManager) -> Iterator[Problem]:
             yield from _check_table(manager.describe(name), table, merged)[1]
 
 
-def _check_table(spec: BackendSpec, table: object, merged: Merged) -> tuple[BackendConfig | None, list[Problem]]:
+def _check_table(spec: BackendSpec, table: object, merged: Merged) -> tuple[Any, list[Problem]]:
     """Return the table of a backend as its model, or what is wrong with it."""
     try:
-        return spec.config.model_validate(table), []
-    except ValidationError as error:
-        # Not chained: pydantic's own text repeats the values, secrets included.
-        return None, from_validation(error, spec.config, merged, ("backends", spec.name))
+        config, wrong = check(spec.config, table)
     except Exception as error:
         raise PluginError(f"the backend {spec.name!r} raised {named(error)} while its table was checked") from error
+    # Not chained: pydantic's own text repeats the values, secrets included.
+    above = ("backends", spec.name)
+    return config, from_validation(wrong, model_of(spec.config), merged, above) if wrong is not None else []
 
 
 def _table(merged: Merged, key: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from manyhands.config.models import model_of
 from manyhands.config.plugins.loading import named
 from manyhands.config.settings import Settings
 
@@ -18,7 +19,7 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
 
     A backend that cannot be described, or whose model has no schema, keeps its table, without any statement of what it may hold.
     """
-    schema = Settings.model_json_schema()
+    schema = model_of(Settings).model_json_schema()
     definitions: dict[str, Any] = schema.setdefault("$defs", {})
     tables: dict[str, Any] = {}
     for description in manager.describe_all():
@@ -28,7 +29,7 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
             continue
         # Two plugins may both have a model `Options`: each gets its own room among the definitions.
         try:
-            table = description.spec.config.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+            table = model_of(description.spec.config).model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
         except Exception as error:  # noqa: BLE001 - a field of a stranger's model may have no schema, and raises as it likes
             tables[name] = {"type": "object", "description": f"What it may hold has no schema: {named(error)}"}
             continue

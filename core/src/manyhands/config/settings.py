@@ -1,12 +1,11 @@
-"""The configuration as pydantic models: what can be set, its type and its default."""
+"""What can be set, its type, its default and its limits; `manyhands.config.models` makes pydantic models of it."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from typing import Any, Final, Literal
 
 __all__ = ["TABLES", "RendezvousSettings", "Settings"]
 
@@ -17,106 +16,131 @@ _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):(\d{1,5})")
 _MAX_PORT: Final[int] = 65535
 
 
-def _no_bool(value: Any) -> Any:
+def _seconds(value: Any) -> Any:
     """Refuse true and false, which pydantic would take for 1 and 0 seconds."""
     if isinstance(value, bool):
         raise ValueError("expected a number of seconds")
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, allow_inf_nan=False)]
-"""A positive, finite number of seconds."""
-
-
-def _no_truth(value: Any) -> Any:
+def _count(value: Any) -> Any:
     """Refuse true and false, which pydantic would take for the numbers 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("expected a whole number")
     return value
 
 
-Count = Annotated[int, BeforeValidator(_no_truth), Field(gt=0)]
-"""A positive whole number."""
-
-
-class _Model(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
-
-
-class RendezvousSettings(_Model):
-    """``[rendezvous]``: where and how the ranks meet, when no launcher says so."""
-
-    address: str | None = Field(
-        default=None, description='Where the ranks meet, as "host:port"; an IPv6 address stands in brackets.'
-    )
-    timeout_s: Seconds | None = Field(
-        default=None, description="Seconds until every rank must be there; by default the timeout_s of all operations."
-    )
-    secret_file: Path | None = Field(
-        default=None,
-        description="A file that holds the secret of the job; a relative path is taken from the working directory.",
-    )
-
-    @field_validator("address")
-    @classmethod
-    def _check_address(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
+def _address(value: Any) -> Any:
+    if isinstance(value, str):
         found = _ADDRESS.fullmatch(value)
         if not found or int(found[2]) > _MAX_PORT:
             raise ValueError("expected 'host:port', such as 'node1:29500' or '[::1]:29500', with a port from 0 to 65535")
-        return value
+    return value
 
 
-class Settings(_Model):
+def _backend(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError("expected the name of a backend; what one is told stands in the table [backends.NAME]")
+    return value
+
+
+_SECONDS: Final = {"check": _seconds, "gt": 0, "allow_inf_nan": False}
+"""A positive, finite number of seconds."""
+
+_COUNT: Final = {"check": _count, "gt": 0}
+"""A positive whole number."""
+
+
+@dataclass(frozen=True)
+class RendezvousSettings:
+    """``[rendezvous]``: where and how the ranks meet, when no launcher says so."""
+
+    address: str | None = field(
+        default=None,
+        metadata={
+            "check": _address,
+            "description": 'Where the ranks meet, as "host:port"; an IPv6 address stands in brackets.',
+        },
+    )
+    timeout_s: float | None = field(
+        default=None,
+        metadata={
+            **_SECONDS,
+            "description": "Seconds until every rank must be there; by default the timeout_s of all operations.",
+        },
+    )
+    secret_file: Path | None = field(
+        default=None,
+        metadata={
+            "description": "A file that holds the secret of the job; a relative path is taken from the working directory."
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
     """Everything that can be configured, except what the chosen backend's plugin adds under ``[backends.NAME]``."""
 
-    backend: str = Field(default="auto", description="The name of an installed backend, or 'auto'.")
-    timeout_s: Seconds = Field(default=60.0, description="Seconds that any one operation may last.")
-    gpu_fallback: Literal["error", "host"] = Field(
+    backend: str = field(
+        default="auto", metadata={"check": _backend, "description": "The name of an installed backend, or 'auto'."}
+    )
+    timeout_s: float = field(default=60.0, metadata={**_SECONDS, "description": "Seconds that any one operation may last."})
+    gpu_fallback: Literal["error", "host"] = field(
         default="error",
-        description="What to do with GPU arrays on a backend without GPU support: refuse, or copy them through host memory, with a warning for each call.",
+        metadata={
+            "description": "What to do with GPU arrays on a backend without GPU support: refuse, or copy them through host memory, with a warning for each call."
+        },
     )
-    gpu_check: Literal["kinds", "always"] = Field(
+    gpu_check: Literal["kinds", "always"] = field(
         default="kinds",
-        description="Before which calls on GPUs all ranks compare what they are about to do: the first of each kind, or every one.",
+        metadata={
+            "description": "Before which calls on GPUs all ranks compare what they are about to do: the first of each kind, or every one."
+        },
     )
-    algorithms: dict[str, str] = Field(
-        default_factory=dict, description="The algorithm of each collective, instead of the one that is chosen by size."
+    algorithms: dict[str, str] = field(
+        default_factory=dict,
+        metadata={"description": "The algorithm of each collective, instead of the one that is chosen by size."},
     )
-    selection: Path | None = Field(
+    selection: Path | None = field(
         default=None,
-        description="A table file that chooses algorithms before the built-in table does; a relative path is taken from the working directory.",
+        metadata={
+            "description": "A table file that chooses algorithms before the built-in table does; a relative path is taken from the working directory."
+        },
     )
-    reproducible: bool = Field(
+    reproducible: bool = field(
         default=False,
-        description="Whether reductions give the same bits whatever the algorithm and the size, where a call does not say it itself.",
+        metadata={
+            "description": "Whether reductions give the same bits whatever the algorithm and the size, where a call does not say it itself."
+        },
     )
-    check_inputs: bool = Field(
+    check_inputs: bool = field(
         default=False,
-        description="Whether to look if the program writes to an array that a call in the background still reads; always so in a simulated world.",
+        metadata={
+            "description": "Whether to look if the program writes to an array that a call in the background still reads; always so in a simulated world."
+        },
     )
-    native: bool = Field(
+    native: bool = field(
         default=True,
-        description="Whether to use the compiled executor, where it is installed; results and errors are the same without it.",
+        metadata={
+            "description": "Whether to use the compiled executor, where it is installed; results and errors are the same without it."
+        },
     )
-    ranks_per_host: Count | None = Field(
-        default=None, description="How many neighbouring ranks share a host, instead of what the names of their hosts say."
+    ranks_per_host: int | None = field(
+        default=None,
+        metadata={
+            **_COUNT,
+            "description": "How many neighbouring ranks share a host, instead of what the names of their hosts say.",
+        },
     )
-    plugins: list[str] = Field(
-        default_factory=list, description="Plugins or modules to load, and 'no:NAME' for those to leave alone."
+    plugins: list[str] = field(
+        default_factory=list, metadata={"description": "Plugins or modules to load, and 'no:NAME' for those to leave alone."}
     )
-    rendezvous: RendezvousSettings = Field(default_factory=RendezvousSettings, description="Where and how the ranks meet.")
-    backends: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="One table per backend; its plugin says what it may hold."
+    rendezvous: RendezvousSettings = field(
+        default_factory=RendezvousSettings, metadata={"description": "Where and how the ranks meet."}
     )
-
-    @field_validator("backend", mode="before")
-    @classmethod
-    def _check_backend(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            raise ValueError("expected the name of a backend; what one is told stands in the table [backends.NAME]")
-        return value
+    backends: dict[str, dict[str, Any]] = field(
+        default_factory=dict, metadata={"description": "One table per backend; its plugin says what it may hold."}
+    )
 
     @property
     def rendezvous_timeout_s(self) -> float:

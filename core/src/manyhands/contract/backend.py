@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.contract.spec import (
     API_VERSION,
-    BackendConfig,
     BackendSpec,
     CollectiveRequest,
     LaunchRequest,
+    NoConfig,
 )
 from manyhands.contract.transport import (
     HEADER_BYTES,
@@ -39,7 +39,6 @@ __all__ = [
     "API_VERSION",
     "HEADER_BYTES",
     "Backend",
-    "BackendConfig",
     "BackendSpec",
     "Bootstrap",
     "CollectiveRequest",
@@ -49,6 +48,7 @@ __all__ = [
     "LinkLost",
     "Mailbox",
     "NativeCollective",
+    "NoConfig",
     "Sink",
     "Transfer",
     "Transport",
@@ -206,7 +206,7 @@ class Bootstrap(ABC):
     rank, world_size
         Who this rank is.
     config
-        The backend's own validated config model.
+        The backend's own validated config, an instance of `BackendSpec.config`.
     host
         The address by which this rank reaches the others. Listen here unless the config names another address.
     deadline
@@ -228,7 +228,7 @@ class Bootstrap(ABC):
 
     rank: int
     world_size: int
-    config: BackendConfig
+    config: Any
     host: str
     deadline: Deadline
     shared: dict[str, Any] | None

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from pydantic import BaseModel, ConfigDict
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
 
     from manyhands.schedule.steps import Collective
 
-__all__ = ["API_VERSION", "BackendConfig", "BackendSpec", "CollectiveRequest", "LaunchRequest"]
+__all__ = ["API_VERSION", "BackendSpec", "CollectiveRequest", "LaunchRequest", "NoConfig"]
 
 API_VERSION: int = 1
 """The version of the contract between core and plugins. Core takes plugins of this version and of the one before, and refuses others."""
 
 
-class BackendConfig(BaseModel):
-    """The base of a backend's config model, a pydantic model. Instances are frozen, and unknown keys are errors."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
-    """What pydantic is told."""
+@dataclass(frozen=True)
+class NoConfig:
+    """The config of a backend of which nothing can be set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,7 @@ class LaunchRequest:
     prefix
         Whether each line of output begins with its rank.
     config
-        The backend's own config.
+        The backend's own config, an instance of `BackendSpec.config`.
     """
 
     target: str
@@ -57,7 +53,7 @@ class LaunchRequest:
     backend: str
     environ: dict[str, str] = field(default_factory=dict)
     prefix: bool = True
-    config: BackendConfig | None = None
+    config: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,9 @@ class BackendSpec:
         ``"module:function"``; the function takes a `Bootstrap` and returns a `Backend`. It is imported when the backend is used, and called
         in a thread of its own, which is left behind if it has not returned two seconds after the deadline of `init`.
     config
-        The model of ``[backends.NAME]``.
+        The model of ``[backends.NAME]``: a frozen dataclass or a subclass of `BackendConfig`. pydantic checks both, and unknown keys are errors. The
+        metadata of a dataclass's field is what `pydantic.Field` takes, such as ``description`` and ``ge``; a rank imports pydantic for it
+        only where a value must be converted, or is wrong.
     devices
         Where arrays may live: ``"cpu"``, ``"cuda"``, or both.
     capabilities
@@ -112,7 +110,7 @@ class BackendSpec:
     name: str
     summary: str
     factory: str
-    config: type[BackendConfig] = BackendConfig
+    config: type[object] = NoConfig
     devices: tuple[str, ...] = ("cpu",)
     capabilities: frozenset[str] = frozenset({"transport"})
     probe: Callable[[], str | None] = lambda: None

@@ -21,7 +21,7 @@ from manyhands.common.checks import is_success, safe_str
 from manyhands.common.native import native
 from manyhands.config import Resolved
 from manyhands.config.plugins import PluginManager, checked_kind
-from manyhands.contract.backend import Backend, BackendConfig, BackendSpec, Bootstrap, Damaged, LinkLost, Transfer, Transport
+from manyhands.contract.backend import Backend, BackendSpec, Bootstrap, Damaged, LinkLost, Transfer, Transport
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Runtime
 from manyhands.control.cards import read_cards
@@ -530,7 +530,7 @@ class _Maker:
 class _JobBootstrap(Bootstrap):
     """What a backend's factory gets from a job."""
 
-    def __init__(self, maker: _Maker, config: BackendConfig, names: tuple[str, ...], ranks: tuple[int, ...]) -> None:
+    def __init__(self, maker: _Maker, config: object, names: tuple[str, ...], ranks: tuple[int, ...]) -> None:
         self._maker = maker
         self._job = job = maker.job
         self._names = names

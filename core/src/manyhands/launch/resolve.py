@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manyhands.config import load
 from manyhands.config.plugins import get_plugin_manager
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from manyhands.config import Settings
-    from manyhands.contract.backend import BackendConfig, LaunchRequest
+    from manyhands.contract.backend import LaunchRequest
 
 __all__ = ["Resolution", "resolve_launcher"]
 
@@ -26,7 +26,7 @@ class Resolution:
     launcher: Callable[[LaunchRequest], int] | None
     """Starts the ranks in place of ``manyhands run``; None where ranks are processes."""
     settings: Settings
-    config: BackendConfig
+    config: Any
     """That of the backend."""
     modules: tuple[str, ...] = ()
     """What each rank will import for it: the descriptions of what may be chosen, and what moves bytes between processes of hosts alone."""

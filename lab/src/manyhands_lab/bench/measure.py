@@ -69,8 +69,8 @@ def measure(plan: Plan, kind: type[Bench] | None = None) -> None:
     CommError, ConfigError
         The ranks did not meet, or a rank was lost.
     """
-    settings = load().settings
-    base = settings.model_dump(mode="json", exclude_unset=True)
+    resolved = load()
+    settings, base = resolved.settings, resolved.given()
     base["rendezvous"] = {**base.get("rendezvous", {}), "timeout_s": settings.rendezvous_timeout_s}
     carrier = "tcp" if _is_available("tcp") else plan.targets[0].backend
     # What the ranks agree on must not fail with what is measured; it waits for the slowest of that.

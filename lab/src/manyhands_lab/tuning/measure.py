@@ -66,7 +66,7 @@ def measure(plan: Plan) -> tuple[int, list[Point]]:
     """
     for name in [name for name in os.environ if name.startswith(_MISLEADING)]:
         os.environ.pop(name, None)
-    base = load().settings.model_dump(mode="json", exclude_unset=True)
+    base = load().given()
     base = {key: value for key, value in base.items() if key not in ("algorithms", "selection", "reproducible")}
     points: list[Point] = []
     with init(plan.backend, config=base) as control:

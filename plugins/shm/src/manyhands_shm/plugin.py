@@ -4,43 +4,49 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, field
 
-from pydantic import Field
-
-from manyhands.api import BackendConfig, BackendSpec, hookimpl
+from manyhands.api import BackendSpec, hookimpl
 
 __all__ = ["ShmConfig", "manyhands_register_backends"]
 
 
-class ShmConfig(BackendConfig):
+@dataclass(frozen=True)
+class ShmConfig:
     """The table ``[backends.shm]``."""
 
-    segment_bytes: int = Field(
+    segment_bytes: int = field(
         default=64 << 20,
-        ge=1 << 16,
-        le=1 << 40,
-        description=(
-            "The most memory, in bytes, through which one rank's messages pass on one channel; each group has two. "
-            "Many ranks share it in smaller parts, and what no message has touched takes none."
-        ),
+        metadata={
+            "ge": 1 << 16,
+            "le": 1 << 40,
+            "description": (
+                "The most memory, in bytes, through which one rank's messages pass on one channel; each group has two. "
+                "Many ranks share it in smaller parts, and what no message has touched takes none."
+            ),
+        },
     )
-    heap_bytes: int | None = Field(
+    heap_bytes: int | None = field(
         default=None,
-        ge=1 << 16,
-        le=1 << 46,
-        description=(
-            "The most memory, in bytes, that one rank may have in arrays that its peers read in place; "
-            "by default half of the host's memory. What is not in use takes none."
-        ),
+        metadata={
+            "ge": 1 << 16,
+            "le": 1 << 46,
+            "description": (
+                "The most memory, in bytes, that one rank may have in arrays that its peers read in place; "
+                "by default half of the host's memory. What is not in use takes none."
+            ),
+        },
     )
-    spin_us: int = Field(
+    spin_us: int = field(
         default=150,
-        ge=0,
-        le=10_000,
-        description=(
-            "For how many microseconds a rank that waits looks again and again, giving way to whoever needs the processor, "
-            "before it sleeps; 0 sleeps at once."
-        ),
+        metadata={
+            "ge": 0,
+            "le": 10_000,
+            "description": (
+                "For how many microseconds a rank that waits looks again and again, giving way to whoever needs the processor, "
+                "before it sleeps; 0 sleeps at once."
+            ),
+        },
     )
 
 

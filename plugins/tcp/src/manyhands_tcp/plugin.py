@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from dataclasses import dataclass, field
 
-from manyhands.api import BackendConfig, BackendSpec, hookimpl
+from manyhands.api import BackendSpec, hookimpl
 
 __all__ = ["TcpConfig", "manyhands_register_backends"]
 
 
-class TcpConfig(BackendConfig):
+@dataclass(frozen=True)
+class TcpConfig:
     """The table ``[backends.tcp]``."""
 
-    interface: str | None = Field(default=None, description='Listen at the address of this network interface, such as "eth0".')
-    host: str | None = Field(default=None, description="Listen at this address of the host; it wins over interface.")
-    buffer_bytes: int = Field(
+    interface: str | None = field(
+        default=None, metadata={"description": 'Listen at the address of this network interface, such as "eth0".'}
+    )
+    host: str | None = field(
+        default=None, metadata={"description": "Listen at this address of the host; it wins over interface."}
+    )
+    buffer_bytes: int = field(
         default=1 << 20,
-        ge=1 << 16,
-        le=1 << 28,
-        description="The size of the kernel's send and receive buffer of each connection.",
+        metadata={
+            "ge": 1 << 16,
+            "le": 1 << 28,
+            "description": "The size of the kernel's send and receive buffer of each connection.",
+        },
     )
-    spin_us: int = Field(
+    spin_us: int = field(
         default=200,
-        ge=0,
-        le=1000,
-        description="How many microseconds to wait actively before the process sleeps; 0 to sleep at once.",
+        metadata={
+            "ge": 0,
+            "le": 1000,
+            "description": "How many microseconds to wait actively before the process sleeps; 0 to sleep at once.",
+        },
     )
-    congestion_control: str = Field(
+    congestion_control: str = field(
         default="auto",
-        description='The TCP congestion control: "auto" takes reno between ranks of one host and the host\'s default elsewhere.',
+        metadata={
+            "description": 'The TCP congestion control: "auto" takes reno between ranks of one host and the host\'s default elsewhere.'
+        },
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from manyhands.common.checks import whole
-from manyhands.contract.backend import API_VERSION, BackendConfig, BackendSpec
+from manyhands.config.models import is_config
+from manyhands.contract.backend import API_VERSION, BackendSpec
 from manyhands.errors import ApiVersionError, PluginError
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ _FIELDS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "summary": (lambda given: isinstance(given, str), "a text"),
     "factory": (_is_place, _PLACE),
     "config": (
-        lambda given: isinstance(given, type) and issubclass(given, BackendConfig),
-        "a subclass of manyhands.api.BackendConfig",
+        is_config,
+        "a frozen dataclass or a subclass of manyhands.api.BackendConfig",
     ),
     "devices": (
         lambda given: isinstance(given, tuple) and bool(given) and DEVICES.issuperset(given),
