@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -178,6 +178,25 @@ def test_a_socket_is_handed_over_alone(server: ForkServer, folder: Path, environ
     with socket.create_server(("127.0.0.1", 0)) as listener, Path(os.devnull).open("rb") as nothing:
         rank = server.fork(["meet.py"], environ, nothing.fileno(), [listener.fileno()])
         assert end(rank) == (0, b"%d\n" % listener.getsockname()[1], b"")
+
+
+def test_a_rank_that_has_ended_by_the_time_that_it_is_known_is_known_to_have_ended(
+    server: ForkServer, folder: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "quick.py").touch()
+    send = ForkServer._send
+
+    def and_wait_for_its_end(self: ForkServer, *request: Any) -> None:
+        send(self, *request)
+        while self._link.recv(4096, socket.MSG_PEEK).count(b"\n") < 2:  # started, ended
+            pass
+
+    monkeypatch.setattr(ForkServer, "_send", and_wait_for_its_end)
+    with Path(os.devnull).open("rb") as nothing:
+        rank = server.fork(["quick.py"], environ, nothing.fileno(), ())
+    assert rank is not None
+    assert rank.poll() == 0  # nothing more comes that would tell
+    assert end(rank) == (0, b"", b"")
 
 
 def test_variables_that_something_reads_at_its_start_need_a_python_of_their_own(

@@ -138,6 +138,7 @@ class ForkServer:
             if answer[0] == "started":
                 rank = ForkedRank(int(answer[1]), os.fdopen(out, "rb", 0), os.fdopen(err, "rb", 0), self)
                 self._ranks[rank.pid] = rank
+                self._note_all()  # its end may be known already, and then nothing more comes to be read
         except (OSError, EOFError):
             self._lose()
         finally:
@@ -190,6 +191,11 @@ class ForkServer:
     def _note(self, line: list[str]) -> None:
         if line[0] == "ended":
             self._ranks.pop(int(line[1])).told = int(line[2])
+
+    def _note_all(self) -> None:
+        """Take note of all lines that have been received."""
+        while b"\n" in self._unread:
+            self._note(self._line())
 
     def _line(self) -> list[str]:
         while b"\n" not in self._unread:
