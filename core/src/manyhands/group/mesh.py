@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from types import TracebackType
@@ -167,6 +166,8 @@ class DeviceMesh:
         if isinstance(axis, str):
             if axis in self.names:
                 return self.names.index(axis)
+            import difflib  # only a mistake needs it
+
             near = difflib.get_close_matches(axis, self.names, 1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise UsageError(f"the mesh has no axis {axis!r}{hint}: its axes are {_words(self.shape, self.names)}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from manyhands.common.installing import install_command
+from manyhands.config.plugins.metadata import InstalledPlugin, find_installed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -36,31 +36,6 @@ _FIRST_PARTY: Final[tuple[str, ...]] = ("gloo", "hybrid", "mpi", "nccl", "shm", 
 """The backends that the extras of the distribution ``manyhands`` install."""
 
 _OFF: Final[frozenset[str]] = frozenset({"", "0", "false", "no", "off"})
-
-
-@dataclass(frozen=True, slots=True)
-class InstalledPlugin:
-    """What the metadata says about one entry point.
-
-    Attributes
-    ----------
-    name
-        The entry point's name; for a backend, the backend's.
-    distribution
-        The distribution that brings it, such as ``"manyhands-tcp"``.
-    version
-        That distribution's version.
-    value
-        The import string of the plugin's module.
-    group
-        The entry-point group.
-    """
-
-    name: str
-    distribution: str
-    version: str
-    value: str
-    group: str = BACKEND_GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +90,10 @@ class Switches:
         return name not in self.block and (self.autoload or name in self.load)
 
 
-def find_installed(group: str) -> list[InstalledPlugin]:
-    """List the entry points of ``group``, duplicates included, sorted by name; import none of them."""
-    # Costs several milliseconds, and no program needs it that makes its groups from registered plugins alone.
-    from importlib.metadata import entry_points
-
-    found = [
-        InstalledPlugin(
-            name=entry.name,
-            distribution=entry.dist.name if entry.dist is not None else "(unknown)",
-            version=entry.dist.version if entry.dist is not None else "(unknown)",
-            value=entry.value,
-            group=group,
-        )
-        for entry in entry_points(group=group)
-    ]
-    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
-
-
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that ``name`` is most likely a misspelling of, None if there is none."""
+    import difflib  # only a mistake needs it
+
     by_lower = {candidate.lower(): candidate for candidate in candidates}
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.55)
     return by_lower[close[0]] if close else None

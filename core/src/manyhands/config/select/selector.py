@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -291,6 +290,8 @@ def _collective(name: str) -> Collective:
 
 def _nearest(name: str, valid: Iterable[str]) -> str:
     known = sorted(valid)
+    import difflib  # only a mistake needs it
+
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"{hint} Known are: {', '.join(known) or 'none'}"

@@ -6,7 +6,7 @@ import functools
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,9 +92,13 @@ def plugin_rules(reference: str) -> tuple[Rule, ...]:
     """
     package, _, name = reference.partition(":")
     try:
-        return read_table(str(resources.files(package).joinpath(name)))
-    except ModuleNotFoundError:
-        raise ConfigError(f"the table {reference!r} of a backend: there is no package {package!r}", file=reference) from None
+        found = find_spec(package)
+    except ModuleNotFoundError:  # of the package that it would be in
+        found = None
+    folders = None if found is None else found.submodule_search_locations
+    if not folders:
+        raise ConfigError(f"the table {reference!r} of a backend: there is no package {package!r}", file=reference)
+    return read_table(Path(folders[0], name))
 
 
 def write_table(rules: Iterable[Rule], heading: Sequence[str] = ()) -> str:
