@@ -34,8 +34,15 @@ from typing import IO, Any
 __all__ = ["OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "ended", "preloaded", "run"]
 
 OF_RANKS = (
-    *("numpy", "manyhands:init", "manyhands_hybrid.backend", "manyhands_shm.backend", "manyhands_tcp.backend"),
-    *("encodings.idna", "email.parser", "manyhands.config.select.table:default_rules()"),
+    *(
+        "numpy",
+        "manyhands:init",
+        "manyhands.contract.config",
+        "manyhands_hybrid.backend",
+        "manyhands_shm.backend",
+        "manyhands_tcp.backend",
+    ),
+    "manyhands.config.select.table:default_rules()",
     *(
         "manyhands.config.plugins.manager:installed(BACKEND_GROUP)",
         "manyhands.config.plugins.manager:installed(EXTENSION_GROUP)",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +36,8 @@ def _by_folders(root: Path, option: str, part: re.Match[str]) -> str:
 
     brought = [part[0]]
     if part[2] == "manyhands":
+        import tomllib
+
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
         extras = project.get("optional-dependencies", {})
         brought = [each for extra in part[3].split(",") for each in extras.get(extra, [])]
@@ -53,6 +53,7 @@ def _by_folders(root: Path, option: str, part: re.Match[str]) -> str:
 def _checkout() -> tuple[Path, str] | None:
     """Return the folder that holds the source of this manyhands, and how pip was told to install from it (PEP 610)."""
     # Imported here, since it is asked only where something is missing.
+    import json
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
 

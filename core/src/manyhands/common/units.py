@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from typing import Final
 
 from manyhands.errors import UsageError
@@ -38,6 +37,8 @@ def parse_bytes(text: str) -> int:
     unit = _UNITS.get(found[3].lower()) if found else None
     if found is None or unit is None:
         raise UsageError(f"{text!r} is no number of bytes; expected is one such as 4096, 64KiB, 1GiB, 1.5MB or 1e6")
+    from fractions import Fraction
+
     nbytes = Fraction(found[1]) * Fraction(10) ** int(found[2] or 0) * unit
     if nbytes.denominator != 1:
         raise UsageError(f"{text!r} is no whole number of bytes; expected is one such as 4096, 64KiB, 1GiB, 1.5MB or 1e6")

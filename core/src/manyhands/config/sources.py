@@ -5,9 +5,7 @@ Nothing here knows what the values mean; `manyhands.config` does.
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
@@ -196,6 +194,8 @@ def read_environment(
 
 def _parse(text: str) -> Any:
     if text.lstrip().startswith(("[", "{")):
+        import json
+
         try:
             return json.loads(text)
         except (ValueError, RecursionError):  # an IPv6 address in brackets, for one
@@ -260,6 +260,8 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -289,6 +291,8 @@ def as_toml(value: object) -> str:
             return f"{{ {', '.join(items)} }}" if items else "{}"
         case list() | tuple() | set() | frozenset():
             return f"[{', '.join(map(as_toml, value))}]"
+    import json
+
     # A string of TOML is one of JSON, save that the character 127 must be escaped.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 

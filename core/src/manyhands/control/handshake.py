@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
+import os
 
 __all__ = [
     "CLIENT_BYTES",
@@ -48,7 +48,7 @@ class ServerHandshake:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
-        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._nonce = os.urandom(_NONCE_BYTES)
         self.greeting: bytes = MAGIC + self._nonce
 
     def answer(self, data: bytes) -> tuple[bytes, bytes | None]:
@@ -73,7 +73,7 @@ class ClientHandshake:
     def __init__(self, secret: bytes, hello: bytes) -> None:
         self._secret = secret
         self._hello = hello.ljust(HELLO_BYTES, b"\x00")
-        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._nonce = os.urandom(_NONCE_BYTES)
         self._expected = b""
 
     def answer(self, greeting: bytes) -> bytes:

@@ -208,8 +208,10 @@ def resolve(host: str, port: int, deadline: Deadline, flags: int = 0) -> list[_F
     failures: list[OSError] = []
 
     def ask() -> None:
+        # A text goes through the codec "idna", whose import takes a while, and which changes nothing in ASCII.
+        name = host.encode() if host.isascii() else host
         try:
-            found.extend(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
+            found.extend(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags))
         except OSError as error:
             failures.append(error)
 

@@ -7,7 +7,6 @@ manyhands, unless ``MANYHANDS_TRACEBACK`` is ``full`` or the error is a bug of m
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -189,6 +188,8 @@ def _is_of_helper(path: str) -> bool:
 
 
 def _write(path: Path, record: ErrorRecord) -> None:
+    import json  # nobody pays for it who does not fail
+
     # Renamed into place, so that the launcher never reads half a file.
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(asdict(record)), encoding="utf-8", errors="backslashreplace")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -166,10 +166,10 @@ def arrange_meeting(job: Launch, environ: Mapping[str, str]) -> MeetingPlace:
     RendezvousError
         The address of ``job.rendezvous`` is in use, or is none of this host's.
     """
-    secret = environ.get("MANYHANDS_SECRET") or secrets.token_hex(32)
+    secret = environ.get("MANYHANDS_SECRET") or os.urandom(32).hex()
     if job.rendezvous is None:
         listener = bind("127.0.0.1", 0)
-        return MeetingPlace("127.0.0.1", listener.getsockname()[1], secret, secrets.token_hex(8), listener)
+        return MeetingPlace("127.0.0.1", listener.getsockname()[1], secret, os.urandom(8).hex(), listener)
     host, port = parse_address(job.rendezvous)
     own = bind(host, port) if job.node_rank == 0 else None
     return MeetingPlace(host, port, secret, f"manyhands-{job.rendezvous}", own)

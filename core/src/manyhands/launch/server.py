@@ -28,7 +28,7 @@ from typing import Any
 
 __all__: list[str] = []
 
-_MODULES = ("numpy", "manyhands.group.init", "manyhands.config.select.table", "encodings.idna", "importlib.metadata")
+_MODULES = ("numpy", "manyhands.group.init", "manyhands.config.select.table")
 """What every rank imports that calls `manyhands.init`."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from manyhands.common.bounded import Stuck, bounded
 from manyhands.common.installing import install_command
-from manyhands.config.plugins.installed import InstalledPlugin, find_installed, install_hint
+from manyhands.config.plugins.installed import BACKEND_GROUP, EXTENSION_GROUP, InstalledPlugin, find_installed, install_hint
 from manyhands.contract.backend import BackendSpec
 from manyhands.errors import BackendUnavailableError, PluginError
 
@@ -43,8 +43,10 @@ PROBE_S: Final[float] = 10.0
 
 
 @functools.cache
-def _installed_once(group: str, path: tuple[str, ...]) -> tuple[InstalledPlugin, ...]:  # noqa: ARG001 - a key
-    return tuple(find_installed(group))
+def _installed_once(path: tuple[str, ...]) -> dict[str, tuple[InstalledPlugin, ...]]:  # noqa: ARG001 - a key
+    groups = (BACKEND_GROUP, EXTENSION_GROUP)
+    found = find_installed(*groups)
+    return {group: tuple(plugin for plugin in found if plugin.group == group) for group in groups}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,11 @@ class Description:
 
 
 def installed(group: str) -> tuple[InstalledPlugin, ...]:
-    """Read the metadata once for each state of ``sys.path``: reading it again for every question would be slow."""
-    return _installed_once(group, tuple(sys.path))
+    """Return the entry points of backends or of extensions.
+
+    The metadata is read once for each state of ``sys.path``: reading it again for every question would be slow.
+    """
+    return _installed_once(tuple(sys.path))[group]
 
 
 def named(error: BaseException) -> str:

@@ -44,10 +44,10 @@ class InstalledPlugin:
     group: str = "manyhands"
 
 
-def find_installed(group: str) -> list[InstalledPlugin]:
-    """List the entry points of ``group``, duplicates included, sorted by name; import none of them."""
+def find_installed(*groups: str) -> list[InstalledPlugin]:
+    """List the entry points of some groups, duplicates included, sorted by name; import none of them."""
     infos = _infos(sys.path)
-    found = _of_importlib(group) if infos is None else [plugin for info in infos for plugin in _of(info, group)]
+    found = _of_importlib(groups) if infos is None else [plugin for info in infos for plugin in _of(info, groups)]
     return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
 
 
@@ -80,13 +80,13 @@ def _text(info: str, name: str) -> str:
         return ""
 
 
-def _of(info: str, group: str) -> Iterator[InstalledPlugin]:
+def _of(info: str, groups: tuple[str, ...]) -> Iterator[InstalledPlugin]:
     """Yield the entry points of one distribution."""
-    header, here = None, ""
+    header, group = None, ""
     for line in map(str.strip, _text(info, "entry_points.txt").splitlines()):
         if line.startswith("["):
-            here = line.strip("[]")
-        elif here == group and "=" in line and not line.startswith("#"):
+            group = line.strip("[]")
+        elif group in groups and "=" in line and not line.startswith("#"):
             header = header or _header(_text(info, "METADATA") or _text(info, "PKG-INFO"))
             name, _, value = line.partition("=")
             told = header.get("name", _UNKNOWN), header.get("version", _UNKNOWN)
@@ -98,7 +98,7 @@ def _header(text: str) -> dict[str, str]:
     return {key.lower(): value.strip() for key, _, value in lines}
 
 
-def _of_importlib(group: str) -> list[InstalledPlugin]:
+def _of_importlib(groups: tuple[str, ...]) -> list[InstalledPlugin]:
     from importlib.metadata import entry_points
 
     return [
@@ -109,5 +109,6 @@ def _of_importlib(group: str) -> list[InstalledPlugin]:
             value=entry.value,
             group=group,
         )
+        for group in groups
         for entry in entry_points(group=group)
     ]
