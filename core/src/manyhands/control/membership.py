@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -113,24 +112,22 @@ def show_ranks(ranks: Iterable[int]) -> str:
     return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"
 
 
-@dataclass
-class _Inquest:
+class _Inquest(msgspec.Struct):
     number: int
     reporter: int
     report: Report
-    answers: dict[int, Testimony] = field(default_factory=dict)
+    answers: dict[int, Testimony] = {}
 
     def asked(self, everyone: Iterable[int]) -> set[int]:
         """Return the ranks that it is about."""
         return set(self.report.members or everyone)
 
 
-@dataclass
-class _Meeting:
+class _Meeting(msgspec.Struct):
     """An exchange of which some members have come."""
 
     members: list[int]
-    cards: dict[int, bytes] = field(default_factory=dict)
+    cards: dict[int, bytes] = {}
 
 
 class Membership:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -139,8 +138,7 @@ class CallSignature(msgspec.Struct, frozen=True, dict=True):
         return f"{about}{self.operation}({', '.join(parts)})"
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """A received header, taken apart to say what the peer did."""
 
     operation: str

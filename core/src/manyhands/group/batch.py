@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -68,8 +68,7 @@ class _DeviceBatchWork(_Issued, DeviceWork[Array]):
     """The handle of one all_reduce of a batch, of an array on a GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     """One all_reduce of a batch."""
 
     source: Array
@@ -78,8 +77,7 @@ class _Entry:
     work: _BatchWork
 
 
-@dataclass(frozen=True, slots=True)
-class _DeviceEntry:
+class _DeviceEntry(msgspec.Struct, frozen=True):
     """One all_reduce of a batch, of an array on a GPU."""
 
     action: DeviceAction
@@ -197,8 +195,7 @@ class Batch:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
+class _Message(msgspec.Struct, frozen=True):
     """The all_reduces of one dtype and op, joined into one."""
 
     request: Request

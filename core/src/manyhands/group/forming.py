@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 from manyhands.calls.devices.opening import open_channel
 from manyhands.config import Resolved
@@ -28,8 +29,7 @@ _NO_BACKEND = "none"
 _log = logging.getLogger("manyhands.job")
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(msgspec.Struct, frozen=True):
     """What this rank was told about the job.
 
     Attributes

@@ -6,7 +6,8 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from manyhands.contract.deadline import Deadline
 from manyhands.control.protocol import Shrunk
@@ -64,8 +65,7 @@ def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
         return _Shrinking(old, setup, deadline, at_end.callback).run()
 
 
-@dataclass(frozen=True, slots=True)
-class _Shrinking:
+class _Shrinking(msgspec.Struct, frozen=True):
     """The ranks that are left of ``old``, on their way to a new job; ``at_end`` takes what must stay until then."""
 
     old: Job

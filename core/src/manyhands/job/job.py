@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
 
 from manyhands.common.checks import is_success, safe_str
 from manyhands.common.native import native
@@ -501,8 +502,7 @@ class Job:
             raise LinkLost(peer, f"{show_address(address)}: {error.strerror or error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Maker:
+class _Maker(msgspec.Struct, frozen=True):
     """Makes the backend of a job, and those that it is composed of."""
 
     job: Job

@@ -22,7 +22,8 @@ be of different sizes, and empty.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from manyhands.schedule.errors import MalformedScheduleError
 from manyhands.schedule.steps import Collective, Schedule
@@ -43,8 +44,7 @@ class Layout(enum.Enum):
     FROM_EACH = "one block from every rank"
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(msgspec.Struct, frozen=True):
     """One row of `PROMISES`: what a collective takes and gives, for any world.
 
     Attributes
@@ -84,8 +84,7 @@ PROMISES: dict[Collective, Promise] = {
 """What each collective promises."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contract:
+class Contract(msgspec.Struct, frozen=True):
     """The promise of a collective in one world.
 
     Attributes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from manyhands.calls.request import Request
 from manyhands.contract.device import DeviceCall, Launch
@@ -16,15 +17,14 @@ __all__ = ["DEVICE", "Prepared", "device_call", "said_call"]
 DEVICE = "cuda"
 
 
-@dataclass(slots=True)
-class Prepared:
+class Prepared(msgspec.Struct):
     """A kind of call that all ranks have agreed on: what launches it, and its number in the digest."""
 
     signature: CallSignature
     launch: Launch
     number: int
     nbytes: int
-    places: list[Hashable] = field(default_factory=list)
+    places: list[Hashable] = []
 
 
 def said_call(signature: CallSignature, sequence: int) -> str:

@@ -37,10 +37,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from manyhands.arrays.dtypes import Reduction
@@ -102,8 +102,7 @@ class Step(NamedTuple):
     third: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(msgspec.Struct, frozen=True):
     """What one rank does in a call.
 
     Attributes

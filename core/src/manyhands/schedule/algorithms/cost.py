@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
+
+from manyhands.common.data import as_dataclass
 
 __all__ = ["Cost", "ceil_log2", "floor_log2", "one_after_the_other"]
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+@as_dataclass
+class Cost(msgspec.Struct, frozen=True):
     """What one call costs by the formula of its algorithm, where every message takes a latency and a time for each byte.
 
     A rank sends one message and receives one message at a time. The time of the call on a network where messages of

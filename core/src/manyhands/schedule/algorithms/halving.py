@@ -12,7 +12,7 @@ the own block, so that distance halves with the data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from manyhands.schedule.algorithms.cost import Cost, ceil_log2
 from manyhands.schedule.algorithms.draft import Draft
@@ -24,8 +24,7 @@ __all__ = ["all_reduce", "all_reduce_cost", "reduce", "reduce_cost", "reduce_sca
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 
-@dataclass(frozen=True, slots=True)
-class _Exchange:
+class _Exchange(msgspec.Struct, frozen=True):
     """A round: ``given`` went to ``peer`` by step ``sent``, and ``kept`` was combined with the same part of its vector."""
 
     peer: int

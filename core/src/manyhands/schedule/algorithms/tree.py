@@ -12,7 +12,8 @@ High Performance Computing Applications 19(1), 2005.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from manyhands.schedule.algorithms.cost import Cost, ceil_log2
 from manyhands.schedule.algorithms.draft import Draft
@@ -39,8 +40,7 @@ __all__ = [
 INPUT, OUTPUT = Buffer.INPUT, Buffer.OUTPUT
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(msgspec.Struct, frozen=True):
     """The ranks ``start`` to ``stop - 1``, of whom ``leader`` talks to the rest of the world."""
 
     leader: int
@@ -53,8 +53,7 @@ class Branch:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Where a rank is in the tree.
 
     Attributes
