@@ -14,7 +14,20 @@ from manyhands.cli.main import main
 from manyhands.cli.quick import understand
 from manyhands.launch import starting
 
-WORDS = ("-n", "--ranks", "-m", "--module", "--no-prefix", "--backend", "--config", "--rendezvous", "--nnodes", "--node-rank")
+WORDS = (
+    "-n",
+    "--ranks",
+    "-m",
+    "--module",
+    "--no-prefix",
+    "--backend",
+    "--config",
+    "--rendezvous",
+    "--nnodes",
+    "--node-rank",
+    "-v",
+    "--verbose",
+)
 OTHERS = (
     "2",
     "0",

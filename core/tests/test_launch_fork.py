@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ def server(folder: Path, environ: dict[str, str]) -> Iterator[ForkServer]:
     made = ForkServer(environ, str(folder))
     os.chdir(before)
     with contextlib.closing(made):
-        assert made.prepare(["manyhands_tcp.plugin", "numpy.random"])
+        assert made.prepare(["manyhands_tcp.plugin", "numpy.random"]) == ""
         yield made
 
 
@@ -220,22 +221,26 @@ def test_what_is_no_python_script_needs_a_python_that_finds_out(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "is_wanted"),
+    ("name", "source", "reason"),
     [
-        ("json.py", "", False),  # stands before that of the standard library
-        ("beside.py", "", True),
-        ("starter.py", "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", False),
-        ("opener.py", "import os; file = open(os.devnull)", False),
-        ("raiser.py", "raise SystemExit('no')", False),
+        ("json.py", "", "the program has a module json of its own"),  # stands before that of the standard library
+        ("beside.py", "", ""),
+        (
+            "starter.py",
+            "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+            "an import has started a thread",
+        ),
+        ("opener.py", "import os; file = open(os.devnull)", "an import has opened a file"),
+        ("raiser.py", "raise SystemExit('no')", "an import raised SystemExit: no"),
     ],
 )
-def test_what_a_fork_would_not_have_needs_a_python_of_its_own(tmp_path: Path, name: str, source: str, is_wanted: bool) -> None:
+def test_what_a_fork_would_not_have_needs_a_python_of_its_own(tmp_path: Path, name: str, source: str, reason: str) -> None:
     (tmp_path / name).write_text(source)
     module = name.removesuffix(".py")
     variables = os.environ | ({"PYTHONPATH": str(tmp_path)} if source else {})
     folder = tmp_path / "elsewhere" if source else tmp_path
     with contextlib.closing(ForkServer(variables, str(folder))) as server:
-        assert server.prepare([module] if source else []) == is_wanted
+        assert server.prepare([module] if source else []) == reason
 
 
 JOB = """
@@ -248,8 +253,21 @@ time.sleep({seconds})
 def test_a_job_does_without_a_server_that_cannot_be(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "program.py").write_text(JOB.format(seconds=0))
     (tmp_path / "json.py").write_text("")
-    assert run_job(Launch(str(tmp_path / "program.py"), ranks=2, prefix=False)) == 0
+    job = Launch(str(tmp_path / "program.py"), ranks=2, prefix=False)
+    assert run_job(job) == 0
     assert capfd.readouterr() == (f"{os.getpid()} False\n" * 2, "")
+    assert run_job(replace(job, verbose=True)) == 0
+    told = "manyhands run: each rank begins as a Python of its own: the program has a module json of its own\n"
+    assert capfd.readouterr() == (f"{os.getpid()} False\n" * 2, told)
+
+
+def test_why_ranks_are_not_forked_is_said_where_it_is_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "program").write_text("")
+    job = Launch(str(tmp_path / "program"), verbose=True)
+    told = f"manyhands run: each rank begins as a Python of its own: '{tmp_path / 'program'}' is no .py file\n"
+    assert (run_job(job), capfd.readouterr()) == (0, ("", told))
+    assert (run_job(replace(job, fork=False)), capfd.readouterr()) == (0, ("", ""))
+    assert (run_job(job, os.environ | {"PYTHONVERBOSE": "1"}), "PYTHONVERBOSE is set" in capfd.readouterr().err) == (0, True)
 
 
 def test_ranks_end_with_their_server_and_nothing_hangs(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ _FLAGS = {
     "--no-prefix": "no_prefix",
     "--keep-going": "keep_going",
     "--no-fork": "no_fork",
+    "-v": "verbose",
+    "--verbose": "verbose",
 }
 _NUMBERS = {"-n": "ranks", "--ranks": "ranks", "--nnodes": "nnodes", "--node-rank": "node_rank"}
 _TEXTS = {"--backend": "backend", "--config": "config", "--rendezvous": "rendezvous"}

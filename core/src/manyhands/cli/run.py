@@ -39,6 +39,9 @@ def run(
     no_fork: Annotated[
         bool, typer.Option("--no-fork", help="Start a Python for each rank, instead of forking one that has imported NumPy.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Say why ranks are not forked, where they cannot be.")
+    ] = False,
 ) -> None:
     """Run a script as several ranks, and end all of them when one fails, unless --keep-going says otherwise.
 
@@ -55,6 +58,18 @@ def run(
     from manyhands.launch.starting import RunOptions, start
 
     options = RunOptions(
-        target, tuple(args or ()), ranks, module, backend, config, nnodes, node_rank, rendezvous, no_prefix, keep_going, no_fork
+        target,
+        tuple(args or ()),
+        ranks,
+        module,
+        backend,
+        config,
+        nnodes,
+        node_rank,
+        rendezvous,
+        no_prefix,
+        keep_going,
+        no_fork,
+        verbose,
     )
     raise typer.Exit(start(options))

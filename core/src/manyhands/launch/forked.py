@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["ForkServer", "ForkedRank", "fork_server"]
+__all__ = ["ForkServer", "ForkedRank", "fork_server", "why_no_fork"]
 
 _PATIENCE_S = 30.0
 """How long the server's imports may take before the ranks are started without it."""
@@ -100,14 +100,16 @@ class ForkServer:
         """Return what becomes readable when a rank has ended or stopped."""
         return self._link.fileno()
 
-    def prepare(self, modules: Iterable[str]) -> bool:
-        """Have it import what else the ranks will need; tell whether they can be forked from it."""
+    def prepare(self, modules: Iterable[str]) -> str:
+        """Have it import what else the ranks will need; return why they cannot be forked from it, empty where they can."""
         self._link.settimeout(_PATIENCE_S)
         try:
             self._send({"modules": list(modules)})
-            return self._answer("ready", "no") == ["ready"]
+            return " ".join(self._answer("ready", "no")[1:])
+        except TimeoutError:
+            return f"the Python that they were to be forked from has not imported all within {_PATIENCE_S:g} s"
         except (OSError, EOFError):
-            return False
+            return "the Python that they were to be forked from has ended"
         finally:
             self._link.settimeout(None)
 
@@ -218,24 +220,30 @@ class ForkServer:
 
 
 def fork_server(target: str, is_module: bool, environ: Mapping[str, str]) -> ForkServer | None:
-    """Start a server for a program; None where each rank needs a Python of its own.
+    """Start a server for a program; None where each rank needs a Python of its own, as `why_no_fork` says.
 
     It begins to import at once; what is wrong with the program need not be known before.
 
     Parameters
     ----------
     target, is_module
-        A script's path or a module's name. What is no ``.py`` file, such as a folder, is not run by it.
+        A script's path or a module's name.
     environ
         What all ranks share of their variables.
     """
+    if why_no_fork(target, is_module, environ):
+        return None
+    return ForkServer(environ, os.getcwd() if is_module else os.path.dirname(os.path.realpath(target)))
+
+
+def why_no_fork(target: str, is_module: bool, environ: Mapping[str, str]) -> str:
+    """Return why ranks cannot be forked, as far as it is known before anything is imported; empty where nothing speaks against it."""
     is_free_threaded = not getattr(sys, "_is_gil_enabled", lambda: True)()
     if not sys.platform.startswith("linux") or sys.implementation.name != "cpython" or is_free_threaded or not sys.executable:
-        return None
-    if any(environ.get(name) for name in _TOLD_BY_PYTHON):
-        return None
-    if is_module:
-        return ForkServer(environ, os.getcwd())
-    if not target.endswith(".py") or not os.path.isfile(target):
-        return None
-    return ForkServer(environ, os.path.dirname(os.path.realpath(target)))
+        return "only CPython with its lock is forked, on Linux"
+    for name in _TOLD_BY_PYTHON:
+        if environ.get(name):
+            return f"{name} is set, which each Python reads as it begins"
+    if not is_module and not (target.endswith(".py") and os.path.isfile(target)):
+        return f"{target!r} is no .py file"
+    return ""

@@ -40,6 +40,8 @@ class Launch:
         Whether the others go on when a rank fails.
     fork
         Whether ranks may be forked from a process that has imported what they need, instead of starting a Python each.
+    verbose
+        Whether to say why they cannot be.
     """
 
     target: str
@@ -53,6 +55,7 @@ class Launch:
     prefix: bool = True
     keep_going: bool = False
     fork: bool = True
+    verbose: bool = False
 
     @property
     def world_size(self) -> int:

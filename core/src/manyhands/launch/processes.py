@@ -20,7 +20,7 @@ from typing import IO, Self
 from manyhands.errors import UsageError
 from manyhands.launch import error_file
 from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
-from manyhands.launch.forked import ForkedRank, ForkServer, fork_server
+from manyhands.launch.forked import ForkedRank, ForkServer, fork_server, why_no_fork
 from manyhands.launch.guard import Guard, guarded
 from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
 from manyhands.launch.output import Stream, screens
@@ -71,16 +71,20 @@ def run_job(
     environ = dict(os.environ if environ is None else environ)
     with contextlib.ExitStack() as cleanup:
         job.validate(environ)
+        shared = shared_variables(job.ranks, environ)
         if server is None and job.fork:
-            server = fork_server(job.target, job.is_module, shared_variables(job.ranks, environ))
+            server = fork_server(job.target, job.is_module, shared)
         if server is not None:
             cleanup.callback(server.close)
         meeting = arrange_meeting(job, environ)
         if meeting.listener is not None:
             cleanup.callback(meeting.listener.close)
         guard = cleanup.enter_context(guarded())
-        if server is not None and not server.prepare(modules):
+        reason = why_no_fork(job.target, job.is_module, shared) if server is None else server.prepare(modules)
+        if reason:
             server = None
+        if reason and job.fork and job.verbose:
+            sys.stderr.write(f"manyhands run: each rank begins as a Python of its own: {reason}\n")
         launcher = cleanup.enter_context(_Launcher(job, guard, server))
         launcher.start(meeting, environ)
         return launcher.wait()

@@ -33,6 +33,7 @@ class RunOptions(NamedTuple):
     no_prefix: bool = False
     keep_going: bool = False
     no_fork: bool = False
+    verbose: bool = False
 
 
 def start(options: RunOptions) -> int:
@@ -102,6 +103,7 @@ def _prepared(options: RunOptions, server: ForkServer | None) -> Callable[[], in
         not options.no_prefix,
         options.keep_going,
         not options.no_fork,
+        options.verbose,
     )
     job.validate(environ)
     if resolution.launcher is None:
