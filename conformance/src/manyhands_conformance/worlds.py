@@ -235,7 +235,8 @@ def _what_happened(program: Program, job: ThreadJob | ProcessJob, outcomes: list
     """Return in words what went wrong: the ranks that hang, and the error that is the cause of the others."""
     size = len(outcomes)
     raised = {rank: each for rank, each in enumerate(outcomes) if each is not None and each.errors}
-    cause = next((rank for rank, each in raised.items() if "CommError" not in each.errors), next(iter(raised), None))
+    causes = (rank for rank, each in raised.items() if not {"CommError", "LinkLost"}.intersection(each.errors))
+    cause = next(causes, next(iter(raised), None))
     lines = []
     if cause is not None:
         lines.append(f"rank {cause} of {size} raised {raised[cause].error}: {raised[cause].text}")

@@ -140,24 +140,6 @@ class Overtaking(LoftTransport):
                 waiting[-1], waiting[-2] = waiting[-2], waiting[-1]
 
 
-@fault(
-    "a message is overtaken by the next one",
-    "transport.messages",
-    "rank 1 of 3: message 2 from rank 0 was expected, and message 3 came",
-)
-class Overtaken(LoftTransport):
-    held: tuple[int, bytes, memoryview] | None = None
-
-    def put(self, peer: int, header: bytes, payload: memoryview) -> None:
-        if self.backend.rank == 0 and header == bytes([2]) * len(header):
-            self.held = peer, header, payload
-            return
-        super().put(peer, header, payload)
-        if self.held is not None:
-            held, self.held = self.held, None
-            super().put(*held)
-
-
 @fault("empty messages are lost", "bytes.barriers", r"DeadlineError|DeadlockError|did not return")
 class NoEmpty(LoftTransport):
     def put(self, peer: int, header: bytes, payload: memoryview) -> None:
@@ -303,8 +285,6 @@ class NoHeader(LoftTransport):
 )
 class NoHeaderTold(LoftTransport):
     def take(self, letter: Letter) -> None:
-        from manyhands.api import HeaderMismatch
-
         try:
             super().take(letter)
         except HeaderMismatch as error:
@@ -421,113 +401,6 @@ class Busy(LoftTransport):
             except TimeoutError:
                 if deadline.passed():
                     raise
-
-
-# The bare transport
-
-BARE = 900
-"""The channels from here on are used without core."""
-
-
-@fault("moved stays 0", "transport.messages", r"recv of 1 bytes is done, and its `moved` is 0")
-class Unmoved(LoftTransport):
-    def take(self, letter: Letter) -> None:
-        super().take(letter)
-        letter.moved = 0
-
-
-@fault("done becomes False again", "transport.messages", r"`done` of a message of \d+ bytes became False again")
-class Undone(LoftTransport):
-    class Once(Letter):
-        looks = 0
-
-        @property
-        def done(self) -> bool:  # type: ignore[override]
-            self.looks += self.is_done
-            return self.is_done and self.looks < 2
-
-        @done.setter
-        def done(self, value: bool) -> None:
-            self.is_done = value
-
-    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
-        sent = super().send(peer, header, payload)
-        return sent if self.channel < BARE else self.Once(peer, header, payload).end()
-
-
-@fault("connect waits for the peer", "transport.connect_alone", r"rank 0 of 2 raised TimeoutError")
-class Meets(LoftTransport):
-    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
-        if self.channel < BARE:
-            return
-        mine = self.backend.inboxes[self.backend.rank]
-        mine.__dict__.setdefault("met", set()).add(self.channel)
-        limit = Deadline(0.5)
-        while not all(self.channel in getattr(self.backend.inboxes[peer], "met", ()) for peer in peers):
-            if limit.passed():
-                raise TimeoutError
-            time.sleep(0.001)
-
-
-@fault("wait returns at its deadline", "transport.waiting_again", r"while nothing came, returned, and did not raise")
-class Returns(LoftTransport):
-    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
-        try:
-            super().wait(transfers, deadline)
-        except TimeoutError:
-            return
-
-
-@fault("the expected header is told", "transport.other_header", r"HeaderMismatch.header is b'\\x02.* and b'\\x01")
-class Expected(LoftTransport):
-    def take(self, letter: Letter) -> None:
-        try:
-            super().take(letter)
-        except HeaderMismatch:
-            raise HeaderMismatch(letter.peer, letter.header) from None
-
-
-@fault("the first transfer alone goes on", "transport.all_transfers_go_on", r"and one that does raised TimeoutError")
-class FirstAlone(LoftTransport):
-    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
-        super().wait(transfers if self.channel < BARE else transfers[:1], deadline)
-
-
-@fault("a send goes with the next call", "transport.done_arrives", r"only after their sender had made another call")
-class Held(LoftTransport):
-    held: tuple[int, bytes, memoryview] | None = None
-
-    def flush(self) -> None:
-        held, self.held = self.held, None
-        if held is not None:
-            super().put(*held)
-
-    def put(self, peer: int, header: bytes, payload: memoryview) -> None:
-        self.flush()
-        if self.channel < BARE:
-            super().put(peer, header, payload)
-            return
-        self.held = peer, header, payload
-        threading.Timer(0.8, self.flush).start()
-
-
-@fault("abort ends one wait alone", "transport.abort", r"(send|recv|connect) after that (raised|returned)")
-class Forgets(LoftTransport):
-    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
-        try:
-            super().wait(transfers, deadline)
-        except LinkLost:
-            self.own.aborted = False
-            raise
-
-
-@fault("a lost link is another rank's", "transport.lost_link", r"waited for ranks 1 and 2: LinkLost.peer is 1")
-class WrongPeer(LoftTransport):
-    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
-        try:
-            super().wait(transfers, deadline)
-        except LinkLost as lost:
-            raise LinkLost(transfers[0].peer, lost.reason) from None
 
 
 # Native collectives

@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also for the factory, which core imports by its name
 import broken_loft
+import broken_transport  # noqa: F401 - it enters its faults
 from broken_family import FAULTS, Fault, clear
 from broken_natives import Native, Natives
 
@@ -27,8 +28,8 @@ def _registered() -> None:
 def be_impatient(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
     monkeypatch.setattr(leaks_, "_SETTLE_S", 0.5)
     monkeypatch.setattr(deadlines_, "_LATER_S", 1.0)
-    monkeypatch.setattr(transport_, "_PATIENCE_S", 1.2)
-    monkeypatch.setattr(transport_, "_PROMPT_S", 1.2)
+    for fact, value in (("_TIMEOUT_S", 1.0), ("_LATER_S", 0.5), ("_AT_ONCE_S", 0.5), ("_SILENT_S", (0.1, 0.3))):
+        monkeypatch.setattr(transport_, fact, value)
     if not check.startswith(("leaks", "speed")):  # those are long, and do not hang
         monkeypatch.setattr(worlds_module, "_TIMEOUT_S", 2.0)  # what hangs is waited for so long
         monkeypatch.setattr(worlds_module, "_GRACE_S", 1.5)

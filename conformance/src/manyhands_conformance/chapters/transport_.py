@@ -1,342 +1,474 @@
-"""The transport itself, without what core does with it: what `manyhands.api.Transport` and `Backend.abort` promise."""
+"""The bare transport: what core relies on, and no call of a group shows by itself.
+
+Each program opens a channel of its own on the backend of its group, far above those that core opens.
+"""
 
 from __future__ import annotations
 
+import contextvars
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 import manyhands as mh
 from manyhands.api import HEADER_BYTES, Backend, Deadline, Group, HeaderMismatch, LinkLost, Transfer, Transport
-from manyhands_conformance.ranks import Outcome
+from manyhands_conformance.arrays import bits
+from manyhands_conformance.ranks import ending, outcome_of
 from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
 
-_CHANNEL = 901
-"""One that no group of these worlds has: an odd one, for messages."""
-_PATIENCE_S = 10.0
-_A_MOMENT_S = 0.15
-_PROMPT_S = 3.0
-"""Within what time what never blocks is over, and who waits is woken: the machine may be busy."""
-_LONG = 8 << 20
-_SIZES = (0, 1, 63, 64, 65, 4097, 70_000, 1_048_577)
+_TIMEOUT_S: Final = 10.0
+_SHORT_S: Final = 0.1
+_LATER_S: Final = 4.0
+"""How much later than its deadline a wait may end: the machine may be busy."""
+_AT_ONCE_S: Final = 2.0
+"""Within what time a call returns that never blocks."""
+_LONG: Final = 1 << 23
+"""More bytes than a message on its way may take from the sender at once."""
+_SLICE_S: Final = 0.002
+_SILENT_S: Final = (0.3, 4.0)
+"""For how long a rank makes no call, while its messages arrive."""
+_SIZES: Final = (0, 1, 0, 63, 4096, 4097, 3, 70_001, 1 << 20, 0, 5)
+_GUARD: Final = b"\xa5" * 16
+_channels = itertools.count((1 << 20) + 1, 2)
 
 
-def _open(group: Group) -> tuple[Backend, Transport]:
-    """Return the backend of a group, and a transport of its own that is connected to all other ranks."""
+def _new_channel() -> int:
+    """Return an odd channel, which threads may share, that no world has opened yet."""
+    return next(_channels)
+
+
+def _backend(group: Group) -> Backend:
     backend = group.backend()
     assert backend is not None
-    transport = backend.open_transport(_CHANNEL)
-    transport.connect([rank for rank in range(group.world_size) if rank != group.rank], Deadline(_PATIENCE_S))
-    return backend, transport
+    return backend
 
 
-def _header(number: int) -> bytes:
-    return bytes([number % 251]) * HEADER_BYTES
+def _opened(group: Group, channel: int, peers: Sequence[int] = ()) -> Transport:
+    """Open a channel, and connect to some ranks, by default to all."""
+    transport = _backend(group).open_transport(channel)
+    transport.connect(peers or [rank for rank in range(group.world_size) if rank != group.rank], Deadline(_TIMEOUT_S))
+    return transport
 
 
-def _payload(number: int, size: int) -> bytes:
-    return bytes((number * 31 + place) % 256 for place in range(min(size, 1021))) * (size // 1021 + 1)
+def _header(number: int, source: int) -> bytes:
+    return f"message {number} of rank {source}".encode().ljust(HEADER_BYTES, b"\0")
 
 
-def _wait(transport: Transport, *transfers: Transfer, patience_s: float | None = None) -> None:
-    """Wait for all transfers."""
-    limit = Deadline(_PATIENCE_S if patience_s is None else patience_s)
-    while left := [each for each in transfers if not each.done]:
-        transport.wait(left, limit)
-        assert any(each.done for each in left), "wait() returned, and none of its transfers is done"
+def _payload(number: int, source: int, nbytes: int) -> memoryview:
+    """Return the bytes of a message, in memory that cannot be written to."""
+    return memoryview(bits(source, nbytes, seed=number).tobytes())
 
 
-def _caught(call: Callable[[], object]) -> tuple[str, str, float]:
-    """Make a call; return the name of what it raised, the words, and how long it lasted."""
-    began = time.monotonic()
+class _Room:
+    """Memory for a message, and a little beside it that nobody may touch."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._whole = bytearray(_GUARD + bytes(nbytes) + _GUARD)
+        self.payload = memoryview(self._whole)[len(_GUARD) : len(_GUARD) + nbytes]
+
+    def look(self, number: int, source: int) -> None:
+        """Raise AssertionError unless a message is here."""
+        what = f"message {number} of rank {source}, of {len(self.payload)} bytes"
+        got, expected = (np.frombuffer(each, np.uint8) for each in (self.payload, _payload(number, source, len(self.payload))))
+        wrong = np.flatnonzero(got != expected)
+        assert not wrong.size, f"{what}: {wrong.size} bytes are wrong, the first is byte {wrong[0]}"
+        assert self._whole.startswith(_GUARD), f"{what}: memory in front of it was written to"
+        assert self._whole.endswith(_GUARD), f"{what}: memory behind it was written to"
+
+
+def _wait(transport: Transport, transfers: Sequence[Transfer], timeout_s: float) -> None:
+    """Wait until one of some transfers is done."""
+    pending = [each for each in transfers if not each.done]
+    began = [each.moved for each in pending]
     try:
-        call()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the check is told
-        return type(error).__name__, str(error), time.monotonic() - began
-    return "", "", time.monotonic() - began
+        transport.wait(pending, Deadline(timeout_s))
+    except TimeoutError:
+        moved = [each.moved - before for each, before in zip(pending, began, strict=True)]
+        raise AssertionError(
+            f"none of {len(pending)} transfers was done within {timeout_s:g} s; they moved {moved} bytes meanwhile"
+        ) from None
+    assert any(each.done for each in pending), "wait() returned, and none of its transfers is done"
 
 
-def _ended(error: str, text: str) -> str:
-    """Return in words how a call ended that `_caught` made."""
-    return f"raised {error}{text and ': '}{text}" if error else "returned"
+def _finish(transport: Transport, *transfers: Transfer, timeout_s: float | None = None) -> None:
+    """Wait until all transfers are done."""
+    while not all(each.done for each in transfers):
+        _wait(transport, transfers, timeout_s or _TIMEOUT_S)
 
 
-def _find_fault(outcomes: Sequence[Outcome], what: str = "") -> None:
-    """Find what a rank saw to be wrong, or raised: a rank that sees something leaves, and the others lose it."""
-    size = len(outcomes)
-    for rank, outcome in enumerate(outcomes):
-        assert not isinstance(outcome.value, str) or not outcome.value, f"{what}rank {rank} of {size}: {outcome.value}"
-    for rank, outcome in sorted(enumerate(outcomes), key=lambda each: each[1].error == "LinkLost"):
-        assert not outcome.errors, f"{what}rank {rank} of {size} {outcome}"
+def _fail(group: Group) -> None:
+    """Let the job fail on all ranks, as it does where core is told what this rank was told."""
+    ending(lambda: group.barrier(timeout_s=_SHORT_S))  # to which no other rank comes
 
 
-def _exchange(group: Group) -> str:
-    """Send to the next rank and receive from the one before it, all sizes; return what is wrong."""
-    _, transport = _open(group)
-    to, whence = (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size
-    for number, size in enumerate(_SIZES):
-        given = _payload(group.rank + number, size)[:size]
-        expected, came = _payload(whence + number, size)[:size], bytearray(size)
-        sending = transport.send(to, _header(number), memoryview(given))
-        try:
-            receiving = transport.recv(whence, _header(number), memoryview(came))
-            _wait(transport, receiving, sending)
-        except HeaderMismatch as other:
-            instead = f"message {other.header[0]}" if other.header else "another one"
-            return f"message {number} from rank {whence} was expected, and {instead} came"
-        if came != expected:
-            return f"{size} bytes from rank {whence} came as others"
-        for name, transfer in (("send", sending), ("recv", receiving)):
-            if transfer.moved < 0 or (name == "recv" and transfer.moved < size):
-                return f"{name} of {size} bytes is done, and its `moved` is {transfer.moved}"
-        time.sleep(0)
-        if not (sending.done and receiving.done):
-            return f"`done` of a message of {size} bytes became False again"
-    group.barrier()
-    transport.close()
-    return ""
-
-
-@check(chapter="transport", needs="cpu clock")
-def check_messages(worlds: WorldMaker) -> None:
-    """Messages of any length arrive as they were sent, in their order; `done` stays True, and `moved` counts all bytes."""
-    _find_fault(worlds.attempt(_exchange, 3))
-
-
-def _alone(group: Group) -> float:
-    """Connect while the peer does not; return how long it took."""
-    backend = group.backend()
-    assert backend is not None
-    transport = backend.open_transport(_CHANNEL)
-    took_s = 0.0
-    if group.rank == 0:
-        began = time.monotonic()
-        transport.connect([1], Deadline(_PATIENCE_S))
-        took_s = time.monotonic() - began
-    group.barrier()
-    if group.rank == 1:
-        transport.connect([0], Deadline(_PATIENCE_S))
-    peer, came = 1 - group.rank, bytearray(5)
-    _wait(transport, transport.send(peer, _header(1), memoryview(b"hello")), transport.recv(peer, _header(1), memoryview(came)))
-    assert came == b"hello", bytes(came)
-    return took_s
-
-
-@check(chapter="transport", needs="cpu clock")
-def check_connect_alone(worlds: WorldMaker) -> None:
-    """`connect` does not wait until the peer calls `connect` too: that may be much later, or never."""
-    outcomes = worlds.attempt(_alone, 2)
-    _find_fault(outcomes, "while rank 1 did not connect until rank 0 had: ")
-    for outcome in outcomes:
-        assert outcome.value < _PROMPT_S, f"connect of rank 0 took {outcome.value:.1f} s, while rank 1 did not connect"
-
-
-def _again(group: Group) -> str:
-    """Wait in vain, and then again; return what is wrong."""
-    _, transport = _open(group)
-    peer, moved = 1 - group.rank, -1
-    memory = bytearray(_LONG)
-    group.barrier()
-    if group.rank == 1:
-        mh.sleep(4 * _A_MOMENT_S)
-        given = _payload(7, _LONG)[:_LONG]
-        _wait(transport, transport.send(peer, _header(3), memoryview(given)))
-        return ""
-    transfer = transport.recv(peer, _header(3), memoryview(memory))
-    for _ in range(2):
-        error, text, took_s = _caught(lambda: transport.wait([transfer], Deadline(_A_MOMENT_S)))
-        if error != "TimeoutError":
-            return f"wait() for {_A_MOMENT_S} s, while nothing came, {_ended(error, text)}, and did not raise TimeoutError"
-        if not _A_MOMENT_S * 0.5 < took_s < _A_MOMENT_S + _PROMPT_S:
-            return f"wait() with a deadline of {_A_MOMENT_S} s raised TimeoutError after {took_s:.2f} s"
-        if transfer.moved < moved or transfer.done:
-            return f"after a TimeoutError `moved` is {transfer.moved}, after {moved}, and `done` is {transfer.done}"
-        moved = transfer.moved
-    _wait(transport, transfer)
-    return "" if memory == _payload(7, _LONG)[:_LONG] else "after two TimeoutErrors the message came as another one"
-
-
-@check(chapter="transport", needs="cpu clock")
-def check_waiting_again(worlds: WorldMaker) -> None:
-    """`wait` ends at its deadline with TimeoutError; the transfer goes on, and can be waited for again."""
-    _find_fault(worlds.attempt(_again, 2))
-
-
-def _other_header(group: Group, sent: int, expected: int) -> str:
-    """Send with another header than the peer expects; return what is wrong with what it is told."""
-    _, transport = _open(group)
-    group.barrier()
-    if group.rank == 1:
-        transfer = transport.send(0, _header(1), memoryview(bytes(sent)))
-        if not transfer.done:
-            _caught(lambda: transport.wait([transfer], Deadline(_A_MOMENT_S)))
-        mh.sleep(2 * _A_MOMENT_S)
-        return ""
-    came = bytearray(expected)
-    try:
-        transfer = transport.recv(1, _header(2), memoryview(came))
-        _wait(transport, transfer, patience_s=_PROMPT_S)
-    except HeaderMismatch as mismatch:
-        if mismatch.peer != 1:
-            return f"HeaderMismatch.peer is {mismatch.peer}, and rank 1 sent it"
-        if not mismatch.header or not _header(1).startswith(bytes(mismatch.header)):
-            return f"HeaderMismatch.header is {bytes(mismatch.header)!r}, and {_header(1)!r} came"
-        return ""
-    return "it was taken for the expected one"
-
-
-@check(chapter="transport", needs="cpu clock")
-def check_other_header(worlds: WorldMaker) -> None:
-    """A message with another header is a HeaderMismatch that has the sender and the header that came, whatever the lengths."""
-    for sent, expected in ((8, 8), (0, 8), (8, 0), (100_000, 8), (8, 300_000), (300_000, 300_000)):
-        outcomes = worlds.attempt(_other_header, 2, sent=sent, expected=expected)
-        what = f"rank 1 sent {sent} bytes with another header than rank 0 expected, with {expected} bytes"
-        assert not outcomes[0].errors, f"{what}: rank 0 {outcomes[0]}"
-        assert not outcomes[0].value, f"{what}: {outcomes[0].value}"
-
-
-def _all_go_on(group: Group) -> str:
-    """Wait for a message that does not come, and beside it for one that does; return what is wrong."""
-    _, transport = _open(group)
+def _to_all(group: Group, channel: int) -> None:
     rank = group.rank
-    never: Transfer | None = None
-    group.barrier()
-    if rank == 2:
-        mh.sleep(_A_MOMENT_S)  # rank 0 waits already
-        _wait(transport, transport.send(0, _header(5), memoryview(_payload(5, _LONG)[:_LONG])))
-    elif rank == 0:
-        never = transport.recv(1, _header(4), memoryview(bytearray(16)))
-        memory = bytearray(_LONG)
-        other = transport.recv(2, _header(5), memoryview(memory))
-        while not other.done:
-            error, text, _ = _caught(lambda: transport.wait([never, other], Deadline(_PROMPT_S)))
-            if error:
-                return f"wait() for a message that does not come and one that does {_ended(error, text)}"
-        if memory != _payload(5, _LONG)[:_LONG]:
-            return "the second one came as another one"
-    group.barrier()
-    if rank == 1:
-        _wait(transport, transport.send(0, _header(4), memoryview(bytes(16))))
-    elif never is not None:
-        _wait(transport, never)
-    return ""
+    transport = _opened(group, channel)
+    others = [other for other in range(group.world_size) if other != rank]
+    transport.connect(others, Deadline(_TIMEOUT_S))  # core may name a peer again
+    for number, nbytes in enumerate(_SIZES):
+        rooms = {peer: _Room(nbytes) for peer in others}
+        receives = [transport.recv(peer, _header(number, peer), room.payload) for peer, room in rooms.items()]
+        sends = [transport.send(peer, _header(number, rank), _payload(number, rank, nbytes)) for peer in others]
+        try:
+            _finish(transport, *receives, *sends)
+        except HeaderMismatch as other:
+            came = bytes(other.header).rstrip(b"\0").decode(errors="replace") or "another message"
+            raise AssertionError(f"message {number} of rank {other.peer} was expected, and {came} came") from None
+        for peer, room in rooms.items():
+            room.look(number, peer)
+        assert all(each.done for each in (*receives, *sends)), f"`done` of a message of {nbytes} bytes became False again"
 
 
-@check(chapter="transport", needs="cpu clock")
-def check_all_transfers_go_on(worlds: WorldMaker) -> None:
-    """`wait` moves all of its transfers, and returns when any of them is done."""
-    _find_fault(worlds.attempt(_all_go_on, 3))
+@check(chapter="transport")
+def check_messages(worlds: WorldMaker) -> None:
+    """Messages of every length, empty ones too, come whole and in order, from memory that may be read-only."""
+    worlds.run(_to_all, 3, channel=_new_channel())
 
 
-def _without_help(group: Group) -> list[bool]:
-    """Send, and make no call any more where the sends are done; return whether they were."""
-    _, transport = _open(group)
-    peer, done = 1 - group.rank, []
-    group.barrier()
-    if group.rank == 1:
-        memory = [bytes(_payload(number, 900)[:900]) for number in range(5)]
-        sends: list[Transfer] = []
-        for number, each in enumerate(memory):
-            sends.append(transport.send(peer, _header(number), memoryview(each)))
-            if not sends[-1].done:
-                _wait(transport, sends[-1])
-        done = [each.done for each in sends]
-        time.sleep(_PROMPT_S / 3)  # without a call: what is done arrives by itself
-        return done
-    began = time.monotonic()
-    for number in range(5):
-        came = bytearray(900)
-        _wait(transport, transport.recv(peer, _header(number), memoryview(came)))
-        done.append(came == _payload(number, 900)[:900])
-    return [*done, time.monotonic() - began < _PROMPT_S / 3]
+def _silent(group: Group, channel: int, silent_s: float) -> float:
+    """Send, and make no call for a while; return when that ended, and on the other rank, when all had come."""
+    transport = _opened(group, channel)
+    ended, last = 0.0, 5
+    for number in range(last + 1):
+        if number == last:
+            if group.rank == 1:
+                time.sleep(silent_s)
+            ended = time.monotonic()
+        if group.rank == 1:
+            _finish(transport, transport.send(0, _header(number, 1), _payload(number, 1, 900)))
+        else:
+            room = _Room(900)
+            _finish(transport, transport.recv(1, _header(number, 1), room.payload))
+            room.look(number, 1)
+    return ended
 
 
 @check(chapter="transport", needs="cpu clock")
 def check_done_arrives(worlds: WorldMaker) -> None:
     """A send that is done arrives without any further call of its rank."""
-    outcomes = worlds.attempt(_without_help, 2)
-    _find_fault(outcomes)
-    *came, in_time = outcomes[0].value
-    assert all(came), f"of five short messages these came as they were sent: {came}"
-    assert in_time, "the messages came only after their sender had made another call, or ended"
+    for silent_s in _SILENT_S:  # again, for longer: rank 0 may have had no processor
+        came, ended = worlds.run(_silent, 2, channel=_new_channel(), silent_s=silent_s)
+        if came < ended:
+            return
+    raise AssertionError(
+        f"rank 1 sent short messages, and made no call for {silent_s:g} s: not all came before it made another one"
+    )
 
 
-def _aborted(group: Group, waits_for: str) -> dict[str, Any]:
-    """Abort the backend from another thread while this one waits; return how the wait and later calls ended."""
-    backend, transport = _open(group)
-    group.barrier()
-    if group.rank == 1:
-        mh.sleep(6 * _A_MOMENT_S)
-        return {}
-    if waits_for == "recv":
-        transfer = transport.recv(1, _header(1), memoryview(bytearray(64)))
-    else:
-        memory = memoryview(bytes(64 << 20))
-        transfer = transport.send(1, _header(1), memory)
-        if transfer.done:
-            return {}
-    timer = threading.Timer(_A_MOMENT_S, backend.abort)
-    timer.start()
-    woken = _caught(lambda: transport.wait([transfer], Deadline(_PATIENCE_S)))
-    timer.join()
-    if transfer.done and not woken[0]:
-        return {}  # a thread of the backend took the bytes before the abort
-    later = {
-        "send": _caught(lambda: _wait(transport, transport.send(1, _header(2), memoryview(bytes(8))))),
-        "recv": _caught(lambda: _wait(transport, transport.recv(1, _header(2), memoryview(bytearray(8))))),
-        "connect": _caught(lambda: backend.open_transport(_CHANNEL + 2).connect([1], Deadline(_PATIENCE_S))),
-    }
-    blocked = [_caught(call)[2] for call in (backend.abort, transport.close, backend.close, backend.abort, backend.close)]
-    return {"woken": woken, "later": later, "blocked": max(blocked)}
-
-
-@check(chapter="transport", needs="cpu clock")
-def check_abort(worlds: WorldMaker) -> None:
-    """`abort` from another thread ends a wait with LinkLost, and waits that come after it. Neither `abort` nor `close` blocks."""
-    for waits_for in ("recv", "send"):
-        outcome = worlds.attempt(_aborted, 2, waits_for=waits_for)[0]
-        what = f"the backend was aborted while rank 0 waited for its {waits_for}"
-        assert not outcome.errors, f"{what}: rank 0 {outcome}"
-        if not outcome.value:
-            continue  # 64 MiB were sent before the abort, so that nobody waited
-        error, text, took_s = outcome.value["woken"]
-        assert error == "LinkLost", f"{what}: wait() {_ended(error, text)}, and did not raise LinkLost"
-        assert took_s < _A_MOMENT_S + _PROMPT_S, f"{what}: wait() ended {took_s:.1f} s later"
-        for name, (error, text, took_s) in outcome.value["later"].items():
-            assert error in ("LinkLost", ""), f"{what}: {name} after that {_ended(error, text)}, and did not raise LinkLost"
-            assert name != "recv" or error, f"{what}: {name} after that returned, and did not raise LinkLost"
-            assert took_s < _PROMPT_S, f"{what}: {name} after that took {took_s:.1f} s"
-        assert outcome.value["blocked"] < _PROMPT_S, f"abort or close blocked for {outcome.value['blocked']:.1f} s"
-
-
-def _lost(group: Group) -> str:
-    """Wait for a rank whose backend ends, and for one that goes on; return what is wrong with what is raised."""
-    backend, transport = _open(group)
+def _alone(group: Group, channel: int) -> None:
     rank = group.rank
-    group.barrier()
-    if rank == 2:
-        backend.abort()
-        backend.close()
-        time.sleep(_PROMPT_S / 2)
-        return ""
-    if rank == 1:
-        time.sleep(_PROMPT_S / 2)
-        return ""
-    try:
-        transfers: Sequence[Transfer] = [transport.recv(peer, _header(peer), memoryview(bytearray(16))) for peer in (1, 2)]
-        transport.wait(transfers, Deadline(_PROMPT_S / 3))
-    except TimeoutError:
-        return ""  # it leaves the death of ranks to core
-    except LinkLost as lost:
-        return "" if lost.peer == 2 else f"LinkLost.peer is {lost.peer}"
-    return "wait() returned, though nothing was sent"
+    if rank:
+        group.recv(0)  # before it opens the channel
+    transport = _opened(group, channel, [1, 2] if rank == 0 else [0])
+    if rank == 0:
+        for peer in (1, 2):
+            group.send(np.ones(1), peer)
+        _finish(transport, *(transport.send(peer, _header(peer, 0), _payload(peer, 0, 9)) for peer in (1, 2)))
+    else:
+        room = _Room(9)
+        _finish(transport, transport.recv(0, _header(rank, 0), room.payload))
+        room.look(rank, 0)
+
+
+@check(chapter="transport")
+def check_connects_alone(worlds: WorldMaker) -> None:
+    """A rank connects to others that have not opened the channel yet."""
+    worlds.run(_alone, 3, channel=_new_channel())
+
+
+def _at_once(group: Group, channel: int) -> float:
+    transport = _opened(group, channel)
+    room, payload = _Room(_LONG), _payload(0, group.rank, _LONG)
+    if group.rank == 0:
+        began = time.monotonic()
+        receive = transport.recv(1, _header(0, 1), room.payload)
+        send = transport.send(1, _header(0, 0), payload)
+        took_s = time.monotonic() - began
+        group.send(np.ones(1), 1)
+        _finish(transport, receive, send)
+        room.look(0, 1)
+        return took_s
+    word, limit = group.recv_async(0), time.monotonic() + 2 * _AT_ONCE_S
+    while not word.done() and time.monotonic() < limit:  # it begins when both calls of rank 0 have returned, or would be late
+        mh.sleep(0.002)
+    send = transport.send(0, _header(0, 1), payload)
+    _finish(transport, send, transport.recv(0, _header(0, 0), room.payload))
+    word.wait()
+    room.look(0, 0)
+    return 0.0
+
+
+@check(chapter="transport")
+def check_begins_at_once(worlds: WorldMaker) -> None:
+    """A send and a recv return at once, though the peer has begun neither."""
+    took_s = worlds.run(_at_once, 2, channel=_new_channel())[0]
+    assert worlds.lacks("clock") or took_s < _AT_ONCE_S, f"recv and send blocked rank 0 for {took_s:.1f} s"
+
+
+def _last_first(group: Group, channel: int) -> None:
+    transport = _opened(group, channel)
+    if group.rank == 0:
+        rooms = [_Room(9), _Room(9)]
+        receives = [transport.recv(peer, _header(0, peer), room.payload) for peer, room in enumerate(rooms, 1)]
+        group.send(np.ones(1), 2)  # which sends when both receives have begun
+        while not receives[1].done:
+            _wait(transport, receives, _TIMEOUT_S)
+        _finish(transport, transport.send(1, _header(0, 0), _payload(0, 0, 9)))
+        _finish(transport, *receives)
+        for peer, room in enumerate(rooms, 1):
+            room.look(0, peer)
+        return
+    if group.rank == 2:
+        group.recv(0)
+    else:  # it sends when the message of rank 2 is there
+        room = _Room(9)
+        _finish(
+            transport, transport.recv(0, _header(0, 0), room.payload), timeout_s=2 * _TIMEOUT_S
+        )  # rank 0 is to be told first
+    _finish(transport, transport.send(0, _header(0, group.rank), _payload(0, group.rank, 9)))
+
+
+@check(chapter="transport")
+def check_waits_for_all(worlds: WorldMaker) -> None:
+    """A wait lets all of its transfers go on, and ends by whichever is done first."""
+    worlds.run(_last_first, 3, channel=_new_channel())
+
+
+def _times_out(transport: Transport, transfer: Transfer, what: str) -> None:
+    """Wait for what cannot be done yet."""
+    outcome, error = outcome_of(lambda: transport.wait([transfer], Deadline(_SHORT_S)))
+    assert isinstance(error, TimeoutError), f"a wait of {_SHORT_S} s for {what} {outcome}, and expected was TimeoutError"
+    assert _SHORT_S - 0.01 <= outcome.took_s < _SHORT_S + _LATER_S, (
+        f"a wait of {_SHORT_S} s for {what} ended after {outcome.took_s:.3f} s"
+    )
+
+
+def _again(group: Group, channel: int) -> None:
+    transport = _opened(group, channel)
+    for number, nbytes in enumerate((0, _LONG)):
+        if group.rank == 0:
+            room = _Room(nbytes)
+            receive = transport.recv(1, _header(number, 1), room.payload)
+            for _ in range(2):
+                _times_out(transport, receive, "what was not sent yet")
+                assert not receive.done, "a receive of what was not sent yet is done"
+            group.send(np.ones(1), 1)
+            _finish(transport, receive)
+            room.look(number, 1)
+            group.recv(1)  # a send is waited for before its receive has begun
+            _finish(transport, transport.recv(1, _header(number + 10, 1), room.payload))
+            room.look(number + 10, 1)
+        else:
+            group.recv(0)
+            _finish(transport, transport.send(0, _header(number, 1), _payload(number, 1, nbytes)))
+            send = transport.send(0, _header(number + 10, 1), _payload(number + 10, 1, nbytes))
+            if not send.done:
+                outcome, error = outcome_of(lambda: transport.wait([send], Deadline(_SHORT_S)))  # noqa: B023 - called at once
+                assert error is None or isinstance(error, TimeoutError), f"a wait for a send {outcome}"
+            group.send(np.ones(1), 0)
+            _finish(transport, send)
 
 
 @check(chapter="transport", needs="cpu clock")
-def check_lost_link(worlds: WorldMaker) -> None:
-    """Where a connection breaks, LinkLost has the rank at its other end, and nobody else's; or `wait` leaves it to core."""
-    outcome = worlds.attempt(_lost, 3)[0]
-    assert not outcome.errors, f"rank 2 of 3 let go of its backend: rank 0 {outcome}"
-    assert not outcome.value, f"rank 2 of 3 let go of its backend, and rank 0 waited for ranks 1 and 2: {outcome.value}"
+def check_timeout(worlds: WorldMaker) -> None:
+    """A wait ends at its deadline with TimeoutError, and a later one goes on with the same transfers."""
+    worlds.run(_again, 2, channel=_new_channel())
+
+
+def _watched(group: Group, channel: int, slice_s: float) -> None:
+    rank, peer = group.rank, 1 - group.rank
+    transport = _opened(group, channel)
+    for number, nbytes in enumerate((0, 9, 5000, 2 * _LONG)):
+        room = _Room(nbytes)
+        transfers = [
+            transport.send(peer, _header(number, rank), _payload(number, rank, nbytes)),
+            transport.recv(peer, _header(number, peer), room.payload),
+        ]
+        moved, deadline = [0, 0], Deadline(_TIMEOUT_S)
+        while True:
+            dones = [each.done for each in transfers]  # first: a done one has moved all
+            now = [each.moved for each in transfers]
+            for name, done, before, after in zip(("send", "receive"), dones, moved, now, strict=True):
+                what = f"Transfer.moved of a {name} of {nbytes} bytes"
+                assert type(after) is int, f"{what} is {after!r}"
+                assert after >= before, f"{what} shrank from {before} to {after}"
+                assert after <= HEADER_BYTES + nbytes, f"{what} is {after}"
+                assert not done or after >= nbytes, f"{what}, which is done, is {after}"
+            if all(dones):
+                break
+            moved = now
+            waits = [each for each in transfers if not each.done]
+            error = outcome_of(lambda: transport.wait(waits, Deadline(slice_s)))[1]  # noqa: B023 - called at once
+            if error is not None and (not isinstance(error, TimeoutError) or deadline.passed()):
+                raise error
+        room.look(number, peer)
+
+
+@check(chapter="transport")
+def check_moved(worlds: WorldMaker) -> None:
+    """Transfer.moved counts bytes, never shrinks, and has come to the end when the transfer is done."""
+    # A clock that is not the computer's would leap to a deadline.
+    worlds.run(_watched, 2, channel=_new_channel(), slice_s=_TIMEOUT_S if worlds.lacks("clock") else _SLICE_S)
+
+
+def _unexpected(group: Group, channel: int, sent: int, expected: int) -> Any:
+    transport = _opened(group, channel)
+    if group.rank == 1:
+
+        def send() -> None:
+            transfer = transport.send(0, _header(1, 1), _payload(1, 1, sent))
+            if not transfer.done:  # it may never be, and what is waited for moves
+                transport.wait([transfer], Deadline(1.0))
+
+        outcome, error = outcome_of(send)
+        assert isinstance(error, TimeoutError | LinkLost | None), f"the send that nobody expected {outcome}"
+        return None
+
+    def receive() -> None:
+        transfer = transport.recv(1, _header(2, 1), _Room(expected).payload)
+        _finish(transport, transfer)
+
+    outcome, error = outcome_of(receive)
+    _fail(group)
+    what = f"rank 1 sent {sent} bytes with another header than rank 0 expected for {expected} bytes: rank 0"
+    assert isinstance(error, HeaderMismatch), f"{what} {outcome}, and expected was HeaderMismatch"
+    assert error.peer == 1, f"{what} was told of rank {error.peer}"
+    header = bytes(error.header)
+    assert _header(1, 1).startswith(header), f"{what} was told of the header {header!r}, and {_header(1, 1)!r} came"
+    return None
+
+
+@check(chapter="transport", needs="cpu clock")
+def check_header_mismatch(worlds: WorldMaker) -> None:
+    """A message with another header is a HeaderMismatch with the header that came, whatever its length."""
+    cases = ((9, 9), (0, 1 << 20), (1 << 20, 0), (_LONG, _LONG), (9, 0))
+    each = [{"channel": _new_channel(), "sent": sent, "expected": expected} for sent, expected in cases]
+    few = each if worlds.has_threads and not worlds.quick else each[: 2 if worlds.has_threads else 1]
+    for outcomes in worlds.attempts(_unexpected, few, 2):
+        for outcome in outcomes:
+            assert not outcome.errors, outcome.text if outcome.error == "AssertionError" else str(outcome)
+
+
+def _lost(group: Group, channel: int, watcher: int) -> dict[str, Any] | None:
+    transport = _opened(group, channel)
+    if group.rank == 1:
+        group.recv(watcher)
+        _backend(group).abort()  # and core does not know
+        _backend(group).close()
+    if group.rank != watcher:
+        return None
+    group.send(np.ones(1), 1)
+    transfers: list[Transfer] = []
+
+    def wait() -> None:
+        peers = (2 - watcher, 1)  # the first one lives, and sends nothing
+        transfers.extend(transport.recv(peer, _header(0, peer), _Room(9).payload) for peer in peers)
+        transport.wait(transfers, Deadline(_SHORT_S * 5))
+
+    found = ending(wait)
+    found["value"] = any(each.done for each in transfers)
+    _fail(group)
+    return found
+
+
+@check(chapter="transport", needs="cpu clock")
+def check_lost_rank(worlds: WorldMaker) -> None:
+    """Where the connection to a rank breaks, LinkLost names that rank, and none of its messages is done."""
+    for watcher in (0, 2) if worlds.has_threads else (0,):
+        outcome = worlds.attempt(_lost, 3, channel=_new_channel(), watcher=watcher)[watcher]
+        what = f"rank 1 of 3 left, and rank {watcher} waited for it and for rank {2 - watcher}: it"
+        assert not outcome.errors, f"{what} {outcome}"
+        found = outcome.value
+        assert not found["value"], f"{what} was told that a message came, which nobody sent"
+        # Who cannot see that a peer is lost need not.
+        assert {"LinkLost", "TimeoutError"}.intersection(found["errors"]), (
+            f"{what} got {found['errors'][:1] or 'no error'}, and not LinkLost: {found['text']}"
+        )
+        assert "LinkLost" not in found["errors"] or found["peer"] == 1, (
+            f"{what} was told of rank {found['peer']}: {found['text']}"
+        )
+
+
+def _wakes(group: Group, channel: int) -> list[dict[str, Any]]:
+    transport = _opened(group, channel)
+    if group.rank == 1:
+        group.send(np.ones(1), 0)
+        return []
+    group.recv(1)
+    receive = transport.recv(1, _header(0, 1), _Room(9).payload)
+    transport.send(1, _header(0, 0), _payload(0, 0, _LONG))
+    found: list[dict[str, Any]] = []
+    thread = threading.Thread(
+        target=contextvars.copy_context().run,
+        args=(lambda: found.append(ending(lambda: transport.wait([receive], Deadline(_TIMEOUT_S)))),),
+        daemon=True,
+    )
+    thread.start()
+    time.sleep(_SHORT_S)  # for it to wait by then
+    ends = [ending(_backend(group).abort)]
+    thread.join(_TIMEOUT_S + _LATER_S)
+    assert not thread.is_alive(), "a wait in another thread ended neither by Backend.abort nor at its deadline"
+    ends += [ending(_backend(group).close), ending(_backend(group).close)]
+    _fail(group)
+    return [*found, *ends]
+
+
+@check(chapter="transport", needs="cpu clock")
+def check_abort_wakes(worlds: WorldMaker) -> None:
+    """Backend.abort wakes a thread that waits, and neither it nor close blocks though messages are on their way."""
+    outcome = worlds.attempt(_wakes, 2, channel=_new_channel())[0]
+    assert not outcome.errors, str(outcome)
+    waited, *ends = outcome.value
+    assert "LinkLost" in waited["errors"], (
+        f"a wait in another thread got {waited['errors'][:1] or 'no error'} from Backend.abort, and not LinkLost: {waited['text']}"
+    )
+    assert waited["took_s"] < _LATER_S, f"a wait in another thread was woken {waited['took_s']:.1f} s after it began"
+    for name, end in zip(("abort", "close", "close a second time"), ends, strict=True):
+        assert not end["errors"], f"Backend.{name} raised {end['errors'][0]}: {end['text']}"
+        assert end["took_s"] < _AT_ONCE_S, f"Backend.{name} blocked for {end['took_s']:.1f} s"
+
+
+def _afterwards(group: Group, channels: Sequence[int]) -> dict[str, dict[str, Any]]:
+    transports = [_opened(group, channel) for channel in channels]
+    if group.rank == 1:
+        group.send(np.ones(1), 0)
+        return {}
+    group.recv(1)
+    backend, found = _backend(group), {}
+
+    def finish(transport: Transport, begin: Callable[[Transport], Transfer]) -> None:
+        transfer = begin(transport)
+        if not transfer.done:
+            transport.wait([transfer], Deadline(_SHORT_S))
+
+    for end, transport in zip((backend.abort, backend.close), transports, strict=True):
+        end()
+        after = f"after Backend.{end.__name__}"
+        found[f"connect {after}"] = ending(lambda: transport.connect([1], Deadline(_SHORT_S)))  # noqa: B023 - called at once
+        found[f"send {after}"] = ending(
+            lambda: finish(transport, lambda link: link.send(1, _header(0, 0), _payload(0, 0, 9)))  # noqa: B023
+        )
+        found[f"recv {after}"] = ending(
+            lambda: finish(transport, lambda link: link.recv(1, _header(0, 1), _Room(9).payload))  # noqa: B023
+        )
+    _fail(group)
+    return found
+
+
+@check(chapter="transport")
+def check_after_the_end(worlds: WorldMaker) -> None:
+    """After Backend.abort and after close, what is still called ends at once, and raises nothing but LinkLost."""
+    outcome = worlds.attempt(_afterwards, 2, channels=[_new_channel(), _new_channel()])[0]
+    assert not outcome.errors, str(outcome)
+    for what, found in outcome.value.items():
+        kind = found["errors"][:1] or "no error"
+        # Nothing is lost where connect has nothing to do, and where a send that nobody receives is done.
+        assert "LinkLost" in found["errors"] or (not found["errors"] and not what.startswith("recv")), (
+            f"{what} got {kind}, and expected was LinkLost: {found['text']}"
+        )
