@@ -59,7 +59,7 @@ CONFORMANCE = "manyhands_conformance"
 CONFORMANCE_ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "arrays ranks",
+        "arrays memory ranks",
         "threads processes rank",
         "worlds",
         "registry",

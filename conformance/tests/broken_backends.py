@@ -49,7 +49,7 @@ class _Backend(TcpBackend):
         return _Transport(self, channel)
 
     def close(self) -> None:
-        if self.fault == "memory is left behind":
+        if self.fault == "memory is left behind" and self.rank == 0:  # one MiB of each world
             _left.append(bytearray(b"x") * (1 << 20))
         super().close()
 
