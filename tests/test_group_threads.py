@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from worlds import must, thread_world
 
 import manyhands as mh
-from manyhands.api import Group
+from manyhands.api import Deadline, Group
 
 
 def in_threads(*functions: Callable[[], object]) -> list[object]:
@@ -113,3 +116,19 @@ def test_a_call_that_waits_for_another_thread_in_vain_says_so_and_sends_nothing(
         assert group.all_reduce(1).item() == 2
 
     world(program, 2)
+
+
+def test_a_world_of_threads_keeps_no_group_that_was_closed():
+    def again(group):
+        made = []
+        group.close()
+        for _ in range(3):
+            with mh.init(config={}, timeout_s=20) as later:
+                made += [weakref.ref(later), weakref.ref(later.backend())]
+        del later
+        limit = Deadline(10)
+        while any(each() is not None for each in made) and not limit.passed():  # another thread may collect, or end
+            gc.collect()
+        return [each() for each in made]
+
+    assert must(thread_world(again, 2, "tcp")) == [[None] * 6] * 2

@@ -119,3 +119,4 @@ class LocalControl(Control):
     def close(self) -> None:
         """Leave the hub."""
         self._hub.lost(self.rank, "its thread ended")
+        self._on_failure.clear()  # the hub keeps this as long as the world lives

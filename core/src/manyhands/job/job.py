@@ -204,6 +204,7 @@ class Job:
         self._parts: dict[object, Any] = {}
         self.device_channels: list[DeviceChannel] = []
         self._released = False
+        self._member: ThreadRank | None = None
 
     @classmethod
     def meet(cls, meeting: Meeting, deadline: Deadline) -> Job:
@@ -257,6 +258,7 @@ class Job:
         job._local_rank = local_rank
         job.runtime = member.world.runtime
         control = job.control = member.next_hub().connect(member.rank, backend_name, choices)
+        job._member = member
         member.at_end(job.finish)
         welcome = control.welcome(deadline)
         job._key, job.hosts = welcome.key, tuple(welcome.hosts)
@@ -459,6 +461,8 @@ class Job:
         """Give everything back, in the order that lets the last messages out."""
         self._released = True
         atexit.unregister(self._at_exit)
+        if self._member is not None:
+            self._member.not_at_end(self.finish)
         self._release_backend()
         if self._store is not None:
             self._store.drain(1.0)

@@ -188,7 +188,7 @@ class ThreadRank:
         self.world = world
         self.rank = rank
         self._opened = 0
-        self._finishers: list[Any] = []
+        self._finishers: dict[Any, None] = {}
 
     def next_hub(self) -> LocalHub:
         """Return the hub for the next group of this rank."""
@@ -197,7 +197,11 @@ class ThreadRank:
 
     def at_end(self, finisher: Any) -> None:
         """Call ``finisher(error or None)`` when the rank's thread ends."""
-        self._finishers.append(finisher)
+        self._finishers[finisher] = None
+
+    def not_at_end(self, finisher: Any) -> None:
+        """Do not call ``finisher`` any more, nor keep it."""
+        self._finishers.pop(finisher, None)
 
     def finish(self, error: BaseException | None) -> None:
         """End the rank."""
@@ -209,7 +213,7 @@ class ThreadRank:
 
             text = f"rank {self.rank} ended with {type(error).__name__}: {safe_str(error)}"
             self.next_hub().fail(Verdict("aborted", text, self.rank))
-        for finisher in self._finishers:
+        for finisher in list(self._finishers):
             finisher(error)
 
 
