@@ -28,6 +28,7 @@ def _registered() -> None:
 def be_impatient(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
     monkeypatch.setattr(leaks_, "_SETTLE_S", 0.5)
     monkeypatch.setattr(deadlines_, "_LATER_S", 1.0)
+    monkeypatch.setattr(deadlines_, "_START_S", 2.0)
     for fact, value in (("_TIMEOUT_S", 1.0), ("_LATER_S", 0.5), ("_AT_ONCE_S", 0.5), ("_SILENT_S", (0.1, 0.3))):
         monkeypatch.setattr(transport_, fact, value)
     if not check.startswith(("leaks", "speed")):  # those are long, and do not hang

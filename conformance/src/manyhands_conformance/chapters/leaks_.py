@@ -25,7 +25,6 @@ _SETTLE_S = 5.0
 _MIB = 1 << 20
 _SHARED = Path("/dev/shm")  # noqa: S108 - where segments with names are
 _FOLDERS = {f"files in {folder}": folder for folder in (_SHARED, Path(tempfile.gettempdir()))}
-_MEMORY = "MiB of memory"
 _MIB_EACH = 0.5
 """By how much each world, group or round of calls must grow a process to count as a leak."""
 _PARTS = 6
@@ -37,7 +36,7 @@ def _held() -> dict[str, float]:
     """Return what this process holds; where the system does not tell, nothing."""
     gc.collect()
     found: dict[str, float] = {"threads": threading.active_count()}
-    descriptors, maps, memory = Path("/proc/self/fd"), Path("/proc/self/maps"), used_mib()
+    descriptors, maps = Path("/proc/self/fd"), Path("/proc/self/maps")
     if descriptors.is_dir():
         found["open files and sockets"] = sum(1 for _ in descriptors.iterdir())
     if maps.exists():
@@ -47,8 +46,6 @@ def _held() -> dict[str, float]:
             for line in lines
             if len(line.split()) > 1
         )
-    if memory is not None:
-        found[_MEMORY] = memory
     for what, folder in _FOLDERS.items():
         if folder.is_dir():
             found[what] = sum(each.owner_is_me for each in map(_Entry, folder.iterdir()))
@@ -71,26 +68,24 @@ def _repeat(action: Callable[[], None], warm: int, times: int, meet: Callable[[]
     Memory must have grown in most parts of the time, and altogether but for the parts in which it grew most and least: what was there before may be freed only
     now, and what ends in the background may not have ended. ``meet`` keeps ranks together while they look.
     """
-
-    def look() -> dict[str, float]:
-        meet()
-        held = _held()
-        meet()
-        return held
-
     for _ in range(warm):
         action()
-    before = look()
-    memory = [before.get(_MEMORY, 0.0)]
+    meet()
+    before = _held()
+    memory = [used_mib() or 0.0]
+    meet()
     for _ in range(_PARTS):
         for _ in range(times // _PARTS):
             action()
-        memory.append(look().get(_MEMORY, 0.0))
+        meet()
+        gc.collect()
+        memory.append(used_mib() or 0.0)
+        meet()
     grown = _grown(before, times)
     meet()
     steps = sorted(later - earlier for earlier, later in pairwise(memory))
     if min(statistics.median(steps), statistics.fmean(steps[1:-1])) > times / _PARTS * _MIB_EACH:
-        grown.append(f"{memory[-1] - memory[0]:.0f} {_MEMORY}")
+        grown.append(f"{memory[-1] - memory[0]:.0f} MiB of memory")
     return ", ".join(grown)
 
 
@@ -102,7 +97,6 @@ def _grown(before: dict[str, float], times: int) -> list[str]:
     while True:
         after = _held()
         grown = [f"{after[what] - held:.0f} {what}" for what, held in before.items() if after[what] - held > slack[what]]
-        grown = [each for each in grown if _MEMORY not in each]
         if not grown or time.monotonic() > limit:
             return grown
         time.sleep(0.05)
@@ -140,7 +134,7 @@ def _once(group: Group) -> None:
 @check(chapter="leaks")
 def check_worlds(worlds: WorldMaker) -> None:
     """Worlds that were left hold no sockets, files, threads, segments or memory."""
-    times = 12 if worlds.quick else 24
+    times = 6 if worlds.quick else 24
     if not worlds.has_threads:
         found = worlds.attempt(_joins, 2, warm=3, times=times)
         if any(each.value for each in found):  # a leak goes on
@@ -171,7 +165,7 @@ def _splits(group: Group, warm: int, times: int) -> str:
 @check(chapter="leaks")
 def check_groups(worlds: WorldMaker) -> None:
     """Groups that were closed hold nothing, though the world goes on."""
-    times = 12 if worlds.quick else 30
+    times = 6 if worlds.quick else 30
     found = worlds.run(_splits, 2, warm=4, times=times)
     if any(found):  # a leak goes on
         found = worlds.run(_splits, 2, warm=4, times=times)
@@ -186,7 +180,7 @@ def _calls(group: Group, warm: int, times: int) -> str:
 @check(chapter="leaks")
 def check_calls(worlds: WorldMaker) -> None:
     """A group that makes many calls does not grow."""
-    times = 24 if worlds.quick else 84
+    times = 12 if worlds.quick else 84
     found = worlds.run(_calls, 2, warm=10, times=times)
     if any(found):
         found = worlds.run(_calls, 2, warm=10, times=times)
