@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -18,13 +18,20 @@ Backends = Callable[..., list[ShmBackend]]
 
 @pytest.fixture
 def outcomes() -> Iterator[Callable[..., list[Any]]]:
-    """Start a backend on every rank of a world: ``outcomes(world_size, **config)``; return each, or what it raised."""
+    """Start a backend on every rank of a world: ``outcomes(world_size, **config)``; return each, or what it raised.
+
+    ``own`` is the configuration in which a rank differs.
+    """
     made: list[ShmBackend] = []
 
-    def start(world_size: int = 2, **config: Any) -> list[Any]:
+    def start(world_size: int = 2, own: Mapping[int, Mapping[str, Any]] = {}, **config: Any) -> list[Any]:
         cards: dict[str, dict[int, bytes]] = {}
         together = threading.Barrier(world_size)
-        results = on_threads(lambda rank: ShmBackend(ThreadBootstrap(rank, cards, together, ShmConfig(**config))), world_size)
+
+        def begin(rank: int) -> ShmBackend:
+            return ShmBackend(ThreadBootstrap(rank, cards, together, ShmConfig(**config | own.get(rank, {}))))
+
+        results = on_threads(begin, world_size)
         made.extend(result for result in results if isinstance(result, ShmBackend))
         return results
 

@@ -60,7 +60,7 @@ SIZES = [
 @pytest.mark.parametrize("segment_bytes", [64 << 20, 1 << 16], ids=["default", "smallest"])
 @pytest.mark.parametrize("how", ["recv", "consume"])
 def test_messages_of_any_size_pass_each_other_whole(backends: Any, segment_bytes: int, how: str) -> None:
-    ends = transports(backends(segment_bytes=segment_bytes))
+    ends = transports(backends(segment_bytes=segment_bytes, single_copy=False))
 
     def exchange(rank: int) -> None:
         transport, peer = ends[rank], 1 - rank
@@ -452,7 +452,7 @@ def test_memory_is_taken_only_where_messages_went(backends: Any) -> None:
 
 def test_rings_of_one_channel_stay_within_segment_bytes(backends: Any) -> None:
     limit = 1 << 20
-    made = backends(4, segment_bytes=limit)
+    made = backends(4, segment_bytes=limit, single_copy=False)
     ends = transports(made)
     for peer in range(1, 4):
         ends[0].send(peer, header(0), content(0, 4 << 20).data)

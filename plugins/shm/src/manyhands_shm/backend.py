@@ -7,13 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import cast
 
 from manyhands.api import Backend, Bootstrap, ConfigError, Deadline, LinkLost, Mailbox, Transfer, Transport
 from manyhands_shm import kernel
 from manyhands_shm.bell import Bell, Ringer
 from manyhands_shm.heap import Heap
+from manyhands_shm.lender import can_lend, withdraw
 from manyhands_shm.link import Link, Moving, PythonLink, compiled_link
 from manyhands_shm.meeting import meet
 from manyhands_shm.order import ORDERED
@@ -27,6 +27,8 @@ _TRIES, _TRIES_CROWDED = 60, 2
 """How often to look before giving way; where ranks outnumber processors, whoever is waited for may need this one."""
 _IN_PLACE_BYTES = 64 << 10
 """What is shorter is copied: to wait until the peer has read it would take longer."""
+_LENT_BYTES = 16 << 20
+"""What is shorter passes through slots: both ranks copy at once then, and what is in the slots is in their caches."""
 
 
 class ShmBackend(Backend):
@@ -70,10 +72,12 @@ class ShmBackend(Backend):
             )
         heap_bytes = config.heap_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         has_barrier = kernel.register_barrier()
-        segments, cards = meet(bootstrap, config.segment_bytes, heap_bytes, has_barrier=has_barrier)
-        all_have_barrier = all(card.has_barrier for card in cards)
-        self._segments = segments
-        self._geometry = Geometry.of(bootstrap.world_size, min(card.segment_bytes for card in cards))
+        company = meet(bootstrap, config.segment_bytes, heap_bytes, has_barrier=has_barrier, single_copy=config.single_copy)
+        all_have_barrier = all(card.has_barrier for card in company.cards)
+        self._segments = segments = company.segments
+        self._lenders = company.lenders
+        self._borrowers = company.borrowers
+        self._geometry = Geometry.of(bootstrap.world_size, min(card.segment_bytes for card in company.cards))
         self.ended: str = ""
         self.fenced: bool = not (ORDERED and all_have_barrier)
         self.spin_s: float = config.spin_us / 1e6
@@ -88,7 +92,6 @@ class ShmBackend(Backend):
         self._make_link: type[Link] = PythonLink if bootstrap.native is None else compiled_link(bootstrap.native)
         self._changing = threading.Lock()
         self._heap: Heap | None = None
-        self._heaps: dict[int, memoryview] = {}
 
     def open_transport(self, channel: int) -> ShmTransport:
         """Return the transport of a channel."""
@@ -113,12 +116,13 @@ class ShmBackend(Backend):
         self._end("the backend was closed")
         with self._changing:
             self._heap = None
-            self._heaps.clear()
+            self._lenders = []
             for segment in self._segments:
                 segment.close()
 
     def _end(self, reason: str) -> None:
         self.ended = self.ended or reason
+        withdraw(self._segments[self.rank].page())
         self.bell.ring()
 
     # What transports need.
@@ -143,7 +147,7 @@ class ShmBackend(Backend):
                 self._geometry,
                 self._ringers[peer],
                 self,
-                partial(self._heap_of, peer),
+                self._lenders[peer],
             )
 
     def drop_channel(self, channel: int) -> None:
@@ -157,12 +161,9 @@ class ShmBackend(Backend):
         heap = self._heap
         return None if heap is None else heap.offset_of(payload)
 
-    def _heap_of(self, peer: int) -> memoryview:
-        with self._changing:
-            heap = self._heaps.get(peer)
-            if heap is None:
-                heap = self._heaps[peer] = self._segments[peer].heap()
-            return heap
+    def lends(self, payload: memoryview, peer: int) -> bool:
+        """Tell whether ``peer`` is to read a payload where it lies in this process."""
+        return len(payload) >= _LENT_BYTES and peer in self._borrowers and can_lend(payload)
 
 
 class ShmTransport(Transport):
@@ -205,7 +206,9 @@ class ShmTransport(Transport):
             # Not what fits into a slot: the peer may fetch that as a short message, and such a one lies in its slot.
             offset = self._backend.offset_of(payload)
             if offset is not None:
-                return SendingInPlace(link, header, payload, offset)
+                return SendingInPlace(link, header, payload, offset, lent=False)
+            if self._backend.lends(payload, peer):
+                return SendingInPlace(link, header, payload, kernel.address_of(payload), lent=True)
         transfer = Sending(link, header, payload)
         transfer.advance()
         return transfer

@@ -1,4 +1,4 @@
-"""System calls that Python does not offer: mapping without a file descriptor of its own, futexes, barriers, holes."""
+"""System calls that Python does not offer: mapping without a file descriptor of its own, other processes' memory, futexes, barriers, holes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 
-__all__ = ["address_of", "barrier", "futex_wait", "futex_wake", "map_shared", "punch_hole", "register_barrier"]
+__all__ = ["address_of", "barrier", "futex_wait", "futex_wake", "map_shared", "punch_hole", "read_process", "register_barrier"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = _libc.mmap
@@ -20,6 +20,7 @@ _munmap = _libc.munmap
 _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _fallocate = _libc.fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_read_process = getattr(_libc, "process_vm_readv", None)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
@@ -47,6 +48,16 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
+class _Iovec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+_Two = _Iovec * 2
+if _read_process is not None:
+    _read_process.restype = ctypes.c_ssize_t
+    _read_process.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+
+
 def map_shared(fd: int, offset: int, nbytes: int) -> memoryview:
     """Map a part of a file; it is unmapped when the last view of it is gone.
 
@@ -70,6 +81,15 @@ def map_shared(fd: int, offset: int, nbytes: int) -> memoryview:
 def address_of(view: memoryview) -> int:
     """Return where the memory of a view begins."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def read_process(pid: int, first: tuple[int, memoryview], second: tuple[int, memoryview]) -> bool:
+    """Copy from two addresses of a process into memory, one after the other; tell whether all came, which it does not where this process may not."""
+    if _read_process is None:
+        return False
+    here = _Two(*(_Iovec(address_of(into), len(into)) for _, into in (first, second)))
+    there = _Two(*(_Iovec(address, len(into)) for address, into in (first, second)))
+    return bool(_read_process(pid, here, 2, there, 2, 0) == len(first[1]) + len(second[1]))
 
 
 def punch_hole(fd: int, offset: int, nbytes: int) -> None:

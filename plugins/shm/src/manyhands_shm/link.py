@@ -16,8 +16,9 @@ from functools import cache
 from itertools import repeat
 from typing import Any, Protocol
 
-from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Mailbox, Transfer
+from manyhands.api import HEADER_BYTES, Damaged, HeaderMismatch, LinkLost, Mailbox, Transfer
 from manyhands_shm.bell import Ringer
+from manyhands_shm.lender import Lender
 from manyhands_shm.order import fence
 from manyhands_shm.segment import LABELS, LINE, PAYLOADS, SLOTS, Geometry
 
@@ -25,9 +26,10 @@ __all__ = ["Link", "Moving", "PythonLink", "Shared", "compiled_link"]
 
 _NUMBER, _EXTENT, _PLACE = HEADER_BYTES, HEADER_BYTES + 8, HEADER_BYTES + 16
 """Where the words of a label stand, behind the header."""
-_IN_HEAP = 0
+_IN_HEAP, _LENT = 0, 255
 _EXTENTS = 256
-"""An extent is a slot's number times this, plus how many slots the part takes, or `_IN_HEAP` where the payload lies in the sender's heap.
+"""An extent is a slot's number times this, plus how many slots the part takes, or where the payload lies: `_IN_HEAP`, the
+sender's, or `_LENT`, elsewhere in its process.
 One with another number is left from before, and means one slot: a short message need not write it."""
 _PART_BYTES = 512 << 10
 """The largest part that is copied at once: the receiver uses one while the sender copies the next."""
@@ -75,10 +77,11 @@ class Link:
         geometry: Geometry,
         ringer: Ringer,
         shared: Shared,
-        heap: Callable[[], memoryview],
+        lender: Lender,
     ) -> None:
         self.peer: int = peer
-        self._heap = heap
+        self._lender = lender
+        self.scratch: list[memoryview] = []  # what transfers use to copy into, and give back
         self._shared = shared
         self._fenced = shared.fenced
         self._ringer = ringer
@@ -139,12 +142,15 @@ class Link:
         self._publish(slot, slots)
         return size
 
-    def put_place(self, header: bytes | bytearray, offset: int) -> int:
-        """Send a message whose payload lies in this rank's heap at ``offset``; return the number that the peer takes when it has read it."""
+    def put_place(self, header: bytes | bytearray, place: int, *, lent: bool) -> int:
+        """Send a message whose payload lies at an offset in this rank's heap, or is ``lent`` from an address in its process.
+
+        Returns the number that the peer takes when it has read it.
+        """
         slot = self.next_out
         self._out_headers[slot][:] = header
-        self._out_places[slot] = offset
-        self._out_extents[slot] = (self._sent + 1) * _EXTENTS + _IN_HEAP
+        self._out_places[slot] = place
+        self._out_extents[slot] = (self._sent + 1) * _EXTENTS + (_LENT if lent else _IN_HEAP)
         self._publish(slot, 1)
         return self._sent
 
@@ -193,20 +199,41 @@ class Link:
         self._received += 1
 
     def slots(self) -> int:
-        """Return how many slots the part that has come takes, 0 where it lies in the sender's heap."""
+        """Return how many slots the part that has come takes; 0 where it is not in slots, but lies elsewhere."""
         received = self._received
-        number, slots = divmod(self._in_extents[received % SLOTS], _EXTENTS)
-        return slots if number == received + 1 else 1
+        number, extent = divmod(self._in_extents[received % SLOTS], _EXTENTS)
+        if number != received + 1:
+            return 1
+        return 0 if extent == _LENT else extent
 
     def part(self, nbytes: int, slots: int) -> memoryview:
         """Return the part of a message that has come in so many slots; ``nbytes`` bytes of the message are left."""
         start = self._received % SLOTS * self._slot_bytes
         return self._in_payloads[start : start + min(nbytes, slots * self._slot_bytes)]
 
-    def whole(self, nbytes: int) -> memoryview:
-        """Return the message that has come where it lies in the sender's heap."""
-        start = self._in_places[self._received % SLOTS]
-        return self._heap()[start : start + nbytes].toreadonly()
+    def whole(self, nbytes: int) -> memoryview | int:
+        """Return the message that has come where it lies in the sender's heap, or its address in the sender's process."""
+        slot = self._received % SLOTS
+        place = self._in_places[slot]
+        if self._in_extents[slot] % _EXTENTS == _LENT:
+            return place
+        heap = self._lender.heap(place, nbytes)
+        if len(heap) != nbytes:
+            raise Damaged(self.peer, f"rank {self.peer} sent a place outside of its memory")
+        return heap
+
+    def borrow(self, address: int, into: memoryview) -> None:
+        """Copy what was lent; raise `LinkLost` where it is lent no more."""
+        if not self._lender.borrow(address, into):
+            raise self._withdrawn()
+
+    def check_lender(self) -> None:
+        """Raise `LinkLost` if what was read in the sender's heap may not be what it had sent."""
+        if not self._lender.stands():
+            raise self._withdrawn()
+
+    def _withdrawn(self) -> LinkLost:
+        return LinkLost(self.peer, f"rank {self.peer} failed, or has died, while its memory was read")
 
     def take(self, slots: int) -> None:
         """Give so many slots back to the sender, and all before them."""
@@ -236,8 +263,8 @@ class PythonLink(Link, Mailbox):
         Wakes the peer.
     shared
         What this rank's links have in common.
-    heap
-        Returns the peer's heap.
+    lender
+        The memory of the peer that is not in slots.
     """
 
     next_out: int
@@ -251,9 +278,9 @@ class PythonLink(Link, Mailbox):
         geometry: Geometry,
         ringer: Ringer,
         shared: Shared,
-        heap: Callable[[], memoryview],
+        lender: Lender,
     ) -> None:
-        super().__init__(peer, out, into, geometry, ringer, shared, heap)
+        super().__init__(peer, out, into, geometry, ringer, shared, lender)
         self._sent = self._received = self.next_out = self.next_in = 0
         self._room = SLOTS
 
@@ -336,9 +363,9 @@ def compiled_link(module: Any) -> type[Link]:
             geometry: Geometry,
             ringer: Ringer,
             shared: Shared,
-            heap: Callable[[], memoryview],
+            lender: Lender,
         ) -> None:
-            Link.__init__(self, peer, out, into, geometry, ringer, shared, heap)
+            Link.__init__(self, peer, out, into, geometry, ringer, shared, lender)
             module.Ring.__init__(
                 self,
                 out,

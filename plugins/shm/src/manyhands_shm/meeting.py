@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyhands.api import BackendUnavailableError, Bootstrap, read_cards, write_card
+from manyhands_shm.kernel import address_of
+from manyhands_shm.lender import Lender
 from manyhands_shm.segment import TOKEN_BYTES, CannotOpenError, Segment
 
-__all__ = ["Card", "meet"]
+__all__ = ["Card", "Company", "meet"]
 
 _MOST_WORDS = 2000
 _REMEDY = 'use backend = "tcp", which needs none of this'
@@ -33,6 +35,8 @@ class Card:
         How large it wants rings and heap to be.
     has_barrier
         Whether its threads take part in barriers.
+    pledge_at
+        Where the token stands in its process, 0 where it reads no other process's memory and lets none read its own.
     problem
         Why it has no memory to share; empty where it has.
     """
@@ -46,6 +50,7 @@ class Card:
     segment_bytes: int
     heap_bytes: int
     has_barrier: bool
+    pledge_at: int
     problem: str = ""
 
     def __post_init__(self) -> None:
@@ -68,8 +73,36 @@ def _namespace() -> str:
         return ""
 
 
-def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barrier: bool) -> tuple[list[Segment], list[Card]]:
-    """Make this rank's memory and open that of all others; return the memory and the card of each rank.
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a rank has found out about the others: whose memory it cannot open and why, and whose processes it may read."""
+
+    failures: list[tuple[int, str]]
+    borrows: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """All ranks, as one of them has met them.
+
+    Attributes
+    ----------
+    segments, cards
+        The memory of each rank, and what it said.
+    lenders
+        How to read the memory of each rank.
+    borrowers
+        The ranks that may read all memory of this one.
+    """
+
+    segments: list[Segment]
+    cards: list[Card]
+    lenders: list[Lender]
+    borrowers: frozenset[int]
+
+
+def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barrier: bool, single_copy: bool) -> Company:
+    """Make this rank's memory and open that of all others.
 
     When it returns, every rank has opened every other's memory, so that nobody needs to keep a way to it for the others.
 
@@ -100,6 +133,7 @@ def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barri
             segment_bytes,
             heap_bytes,
             has_barrier,
+            0 if own is None or not single_copy else address_of(own.page()),
             problem,
         )
         cards = read_cards(bootstrap.exchange("shm", write_card(card)), Card)
@@ -112,16 +146,22 @@ def meet(bootstrap: Bootstrap, segment_bytes: int, heap_bytes: int, *, has_barri
                 opened[rank] = Segment.open(other.pid, other.fd, other.token, other.heap_bytes)
             except CannotOpenError as error:
                 failures[rank] = str(error)
-        mine = write_card(list(failures.items())[:50])
-        answers = read_cards(bootstrap.exchange("shm, opened", mine), list[tuple[int, str]])
-        if any(answers):
+        lenders = [
+            Lender(other.pid, other.pledge_at if single_copy else 0, other.token, opened[rank])
+            for rank, other in enumerate(cards)
+            if rank in opened
+        ]
+        mine = _Seen(list(failures.items())[:50], [rank for rank, lender in enumerate(lenders) if lender.may_borrow])
+        answers = read_cards(bootstrap.exchange("shm, opened", write_card(mine)), _Seen)
+        if any(answer.failures for answer in answers):
             bootstrap.exchange("shm, not opened", b"")  # where a rank has died meanwhile, that is what ends the job
-        _check_answers(answers, cards)
+        _check_answers([answer.failures for answer in answers], cards)
     except BaseException:
         for segment in opened.values():
             segment.close()
         raise
-    return [opened[rank] for rank in range(len(cards))], cards
+    borrowers = frozenset(rank for rank, answer in enumerate(answers) if bootstrap.rank in answer.borrows)
+    return Company([opened[rank] for rank in range(len(cards))], cards, lenders, borrowers)
 
 
 def _check_cards(cards: Sequence[Card]) -> None:

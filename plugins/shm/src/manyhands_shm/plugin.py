@@ -37,6 +37,15 @@ class ShmConfig:
             ),
         },
     )
+    single_copy: bool = field(
+        default=True,
+        metadata={
+            "description": (
+                "Whether long messages are read where they lie in the sender's process, where the system allows that "
+                "(process_vm_readv), rather than through slots. All ranks of a pair must allow it."
+            ),
+        },
+    )
     spin_us: int = field(
         default=150,
         metadata={

@@ -103,6 +103,7 @@ class Segment:
 
     def __init__(self, fd: int, heap_bytes: int) -> None:
         self.fd: int = fd
+        self._page: memoryview | None = None
         self._heap_bytes = -(-heap_bytes // PAGE) * PAGE
         _segments.add(self)
 
@@ -163,8 +164,10 @@ class Segment:
         return cls(fd, heap_bytes)
 
     def page(self) -> memoryview:
-        """Map the first page."""
-        return map_shared(self.fd, 0, PAGE)
+        """Return the first page, which is mapped once."""
+        if self._page is None:
+            self._page = map_shared(self.fd, 0, PAGE)
+        return self._page
 
     def heap(self) -> memoryview:
         """Map the heap."""

@@ -1,4 +1,4 @@
-"""Messages of any length: in slots, part by part; or from the sender's heap, where they are read in place."""
+"""Messages of any length: in slots, part by part; or where they lie in the sender's process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from manyhands_shm.link import Link, Moving
 __all__ = ["Consuming", "Receiving", "Sending", "SendingInPlace"]
 
 _PART_BYTES = 512 << 10
-"""How much of a message in the sender's heap is read at a time: other messages move on meanwhile, and it is in the cache while it is used."""
+"""How much of a message is read at a time where it lies: other messages move on meanwhile, and it is in the cache while it is used."""
+_COPIED_BYTES = 4 << 20
+"""How much of it is copied at a time by the system."""
 
 
 class Sending(Moving):
@@ -41,17 +43,17 @@ class Sending(Moving):
 
 
 class SendingInPlace(Moving):
-    """A message that lies in this rank's heap at ``offset``, until the peer has read it."""
+    """A message that lies at a place in this rank's heap, or elsewhere in its process, until the peer has read it."""
 
     __slots__ = ("_number", "_payload")
 
     done: bool
     moved: int
 
-    def __init__(self, link: Link, header: bytes, payload: memoryview, offset: int) -> None:
+    def __init__(self, link: Link, header: bytes, payload: memoryview, place: int, *, lent: bool) -> None:
         super().__init__(link)
         self._payload = payload  # as long as it is held, its memory is not given back
-        self._number = link.put_place(header, offset)
+        self._number = link.put_place(header, place, lent=lent)
 
     def advance(self) -> bool:
         """See whether the peer has read it."""
@@ -75,7 +77,7 @@ class _Incoming(Moving):
         self._nbytes = nbytes
         self._start = 0
         self._begun = False
-        self._far: memoryview | None = None
+        self._far: memoryview | int | None = None
 
     def advance(self) -> bool:
         """Read a part."""
@@ -89,14 +91,20 @@ class _Incoming(Moving):
                 self._begun = True
             slots = link.slots()
             if not slots:
+                if start:
+                    raise Damaged(self.peer, f"rank {self.peer} sent the rest of a message elsewhere")
                 self._far = far = link.whole(self._nbytes)
                 slots = 1
-                if start or len(far) != self._nbytes:
-                    raise Damaged(self.peer, f"rank {self.peer} sent a place outside of its memory")
-        part = link.part(self._nbytes - start, slots) if far is None else far[start : start + _PART_BYTES]
-        if part:
-            self._use(part, start)
-        self._start = start = start + len(part)
+        if isinstance(far, int):
+            start += self._borrow(far + start, start)
+        else:
+            part = link.part(self._nbytes - start, slots) if far is None else far[start : start + _PART_BYTES]
+            if part:
+                self._use(part, start)
+            start += len(part)
+        self._start = start
+        if start == self._nbytes and isinstance(far, memoryview):
+            link.check_lender()
         self.moved = HEADER_BYTES + start
         self.done = start == self._nbytes
         if far is None or self.done:
@@ -105,6 +113,10 @@ class _Incoming(Moving):
 
     def _use(self, part: memoryview, offset: int) -> None:
         """Do with a part what is to be done with it."""
+        raise NotImplementedError
+
+    def _borrow(self, address: int, offset: int) -> int:
+        """Do it with the next part of what was lent; return how many bytes."""
         raise NotImplementedError
 
 
@@ -120,15 +132,31 @@ class Receiving(_Incoming):
     def _use(self, part: memoryview, offset: int) -> None:
         self._payload[offset : offset + len(part)] = part
 
+    def _borrow(self, address: int, offset: int) -> int:
+        part = self._payload[offset : offset + _COPIED_BYTES]
+        self._link.borrow(address, part)
+        return len(part)
+
 
 class Consuming(_Incoming):
     """A message whose parts are handed over where they lie."""
 
-    __slots__ = ("_sink",)
+    __slots__ = ("_scratch", "_sink")
 
     def __init__(self, link: Link, header: bytes, nbytes: int, sink: Callable[[memoryview, int], None]) -> None:
         super().__init__(link, header, nbytes)
         self._sink = sink
+        self._scratch: memoryview | None = None
 
     def _use(self, part: memoryview, offset: int) -> None:
         self._sink(part, offset)
+
+    def _borrow(self, address: int, offset: int) -> int:
+        if self._scratch is None:
+            self._scratch = self._link.scratch.pop() if self._link.scratch else memoryview(bytearray(_PART_BYTES))
+        part = self._scratch[: self._nbytes - offset]
+        self._link.borrow(address, part)
+        self._sink(part.toreadonly(), offset)
+        if offset + len(part) == self._nbytes:
+            self._link.scratch.append(self._scratch)
+        return len(part)

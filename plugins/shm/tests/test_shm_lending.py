@@ -1,0 +1,117 @@
+"""Long messages that the receiver copies out of the sender's process, and what becomes of one whose sender fails meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds import must, on_threads
+
+from manyhands.api import HEADER_BYTES, Deadline, LinkLost, Transfer, Transport
+from manyhands_shm import kernel
+from manyhands_shm.backend import _LENT_BYTES
+from manyhands_shm.lender import Lender, can_lend
+from manyhands_shm.segment import PAGE, Segment
+
+MIB = 1 << 20
+HEADER = bytes(range(HEADER_BYTES))
+SIZES = [_LENT_BYTES, _LENT_BYTES + 64, (17 << 20) + 13]
+
+
+def connected(backends: Any) -> list[Transport]:
+    ends = [backend.open_transport(0) for backend in backends]
+    for rank, end in enumerate(ends):
+        end.connect([1 - rank], Deadline(20))
+    return ends
+
+
+def finish(transport: Transport, transfer: Transfer) -> None:
+    while not transfer.done:
+        transport.wait([transfer], Deadline(20))
+
+
+def used_bytes(backend: Any) -> int:
+    return os.fstat(backend._segments[backend.rank].fd).st_blocks * 512
+
+
+def receive(end: Transport, how: str, into: Any) -> Transfer:
+    def sink(data: memoryview, offset: int) -> None:
+        assert data.readonly
+        into[offset : offset + len(data)] = data
+
+    return end.recv(0, HEADER, into.data) if how == "recv" else end.consume(0, HEADER, len(into), sink)
+
+
+@pytest.mark.parametrize("how", ["recv", "consume"])
+def test_a_long_message_is_copied_where_it_lies(backends: Any, how: str) -> None:
+    made = backends()
+    ends = connected(made)
+    before = used_bytes(made[0])
+    for number, nbytes in enumerate(SIZES):
+        source = np.random.default_rng(number).integers(0, 256, nbytes, dtype=np.uint8)
+        into = np.zeros(nbytes, np.uint8)
+        sent = ends[0].send(1, HEADER, source.data.toreadonly())
+        assert not sent.done  # until the peer has read it
+        received = receive(ends[1], how, into)
+        finish(ends[1], received)
+        finish(ends[0], sent)
+        assert sent.moved == received.moved == HEADER_BYTES + nbytes
+        np.testing.assert_array_equal(into, source)
+    assert used_bytes(made[0]) - before <= 4 * PAGE  # nothing passed through slots
+
+
+@pytest.mark.parametrize("unwilling", [0, 1])
+def test_either_rank_can_do_without(backends: Any, unwilling: int) -> None:
+    made = backends(own={unwilling: {"single_copy": False}})
+    ends = connected(made)
+    source = np.arange(_LENT_BYTES, dtype=np.uint8)
+    into = np.zeros_like(source)
+    before = used_bytes(made[0])
+    ways = [lambda: ends[0].send(1, HEADER, source.data), lambda: receive(ends[1], "recv", into)]
+    must(on_threads(lambda rank: finish(ends[rank], ways[rank]()), 2))
+    np.testing.assert_array_equal(into, source)
+    assert used_bytes(made[0]) - before >= 4 * MIB
+
+
+@pytest.mark.parametrize("how", ["recv", "consume"])
+@pytest.mark.parametrize("where", ["heap", "process"])
+def test_what_a_failed_sender_has_in_its_memory_is_not_taken_for_its_message(backends: Any, how: str, where: str) -> None:
+    made = backends()
+    ends = connected(made)
+    source = np.frombuffer(made[0].allocate(3 * MIB), np.uint8) if where == "heap" else np.zeros(_LENT_BYTES, np.uint8)
+    sent = ends[0].send(1, HEADER, source.data)
+    into = np.ones(len(source), np.uint8)
+    made[0].abort()  # what core does before the sender's call raises
+    source[:] = 7  # what its program may do then
+    with pytest.raises(LinkLost, match="rank 0 failed, or has died, while its memory was read") as caught:
+        finish(ends[1], receive(ends[1], how, into))
+    assert caught.value.peer == 0
+    assert not sent.done
+
+
+def test_a_process_that_got_the_number_of_another_is_not_read() -> None:
+    token = os.urandom(32)
+    segment = Segment.create(token, PAGE)
+    try:
+        at = kernel.address_of(segment.page())
+        assert Lender(os.getpid(), at, token, segment).may_borrow
+        assert not Lender(os.getpid(), at, os.urandom(32), segment).may_borrow
+        assert not Lender(os.getpid(), 0, token, segment).may_borrow
+        assert not Lender(1 << 22, at, token, segment).may_borrow
+    finally:
+        segment.close()
+
+
+def test_memory_that_the_system_does_not_read_is_not_lent() -> None:
+    with mmap.mmap(-1, 4 * PAGE) as memory:
+        view = memoryview(memory)
+        assert can_lend(view)
+        at = kernel.address_of(view) + 3 * PAGE
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(at), PAGE, 0) == 0
+        assert not can_lend(view)
+        assert can_lend(view[: 3 * PAGE])
+        view.release()
