@@ -102,12 +102,19 @@ typedef struct {
     bool gives, takes, in_place;
     Kernel quotient; /* for a mean, what divides the sum by the number of ranks */
     PyArrayObject *divisor;
+    PyArrayObject *identity; /* the result, where it comes from no rank */
 } Call;
 
 static void divide(const Call *call, PyArrayObject *total) {
     char *operands[] = {PyArray_BYTES(total), PyArray_BYTES(call->divisor), PyArray_BYTES(total)};
     Py_ssize_t length = PyArray_SIZE(total), itemsize = PyArray_ITEMSIZE(total), steps[] = {itemsize, 0, itemsize};
     if (length) call->quotient.loop(operands, &length, steps, call->quotient.data);
+}
+
+static void fill(const Call *call, PyArrayObject *result) {
+    char *to = PyArray_BYTES(result);
+    size_t itemsize = (size_t)PyArray_ITEMSIZE(result), nbytes = (size_t)PyArray_NBYTES(result);
+    for (size_t at = 0; at < nbytes; at += itemsize) memcpy(to + at, PyArray_BYTES(call->identity), itemsize);
 }
 
 static How call_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {
@@ -137,15 +144,16 @@ static How call_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject *
                           (size_t)PyArray_NBYTES(into), *number);
     if (*step >= 0) return STOPPED_AT;
     if (call->divisor) divide(call, into);
+    if (call->identity) fill(call, into);
     return ENDED;
 }
 
 static int call_init(Call *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"python", "turns", "books", "what", "given", "result", "nothing", "program", "gives", "takes", "in_place", "quotient", "divisor", NULL};
-    PyObject *python, *turns, *books, *what, *given, *result, *nothing, *program, *quotient = Py_None, *divisor = Py_None;
+    static char *names[] = {"python", "turns", "books", "what", "given", "result", "nothing", "program", "gives", "takes", "in_place", "quotient", "divisor", "identity", NULL};
+    PyObject *python, *turns, *books, *what, *given, *result, *nothing, *program, *quotient = Py_None, *divisor = Py_None, *identity = Py_None;
     int gives, takes, in_place;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOppp|OO", names, &python, &turns, &books, &what, &given, &result, &nothing, &program,
-                                     &gives, &takes, &in_place, &quotient, &divisor))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOppp|OOO", names, &python, &turns, &books, &what, &given, &result, &nothing, &program,
+                                     &gives, &takes, &in_place, &quotient, &divisor, &identity))
         return -1;
     if (fast_init(&self->fast, python, turns, books, what, given) < 0) return -1;
     State *state = state_of(TYPE_OF(self));
@@ -161,6 +169,13 @@ static int call_init(Call *self, PyObject *args, PyObject *kwargs) {
             return -1;
         }
         self->divisor = (PyArrayObject *)Py_NewRef(divisor);
+    }
+    if (identity != Py_None) {
+        if (!PyArray_CheckExact(identity) || PyArray_DESCR((PyArrayObject *)identity) != self->result.dtype || PyArray_NDIM((PyArrayObject *)identity)) {
+            PyErr_SetString(PyExc_ValueError, "an identity is an array of one element, of the dtype of the result");
+            return -1;
+        }
+        self->identity = (PyArrayObject *)Py_NewRef(identity);
     }
     self->fast.make = call_make;
     self->program = (Program *)Py_NewRef(program);
@@ -183,6 +198,7 @@ static void call_dealloc(Call *self) {
     Py_XDECREF((PyObject *)self->program);
     Py_XDECREF((PyObject *)self->nothing);
     Py_XDECREF((PyObject *)self->divisor);
+    Py_XDECREF((PyObject *)self->identity);
     kind_release(&self->result);
     freefunc release = PyType_GetSlot(type, Py_tp_free);
     release(self);

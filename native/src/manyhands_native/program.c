@@ -228,12 +228,22 @@ static Outcome carry_out(const Call *call, Step *step, uint64_t number, Patience
     return STOPPED;
 }
 
-/* Whether all that was sent has gone, and the next slot of each ring is free. */
-static bool is_over(const Program *program) {
+/* Wait a moment until all that was sent has gone, and the next slot of each ring is free. A rank that only sends, such as the root of a
+   broadcast, is often so far ahead of the others that it is not. */
+static bool is_over(const Program *program, Patience *patience) {
     for (size_t i = 0; i < program->count; i++) {
         const Step *step = &program->steps[i];
         if (step->kind != SEND) continue;
-        if (step->port == RING_PORT ? !ring_has_room(step->box.ring) : step->box.stream->sent != step->box.stream->sending) return false;
+        if (step->port == STREAM_PORT) {
+            if (step->box.stream->sent != step->box.stream->sending) return false;
+            continue;
+        }
+        Ring *ring = step->box.ring;
+        unsigned tries = ring->spins;
+        double until = 0.0;
+        patience->spin_s = ring->spin_s;
+        while (!ring_has_room(ring))
+            if (!patience_allows(patience, &tries, &until)) return false;
     }
     return true;
 }
@@ -261,7 +271,7 @@ static Py_ssize_t carry(Program *self, Call *call, uint64_t number) {
         patience.spin_s = step->port == RING_PORT ? step->box.ring->spin_s : step->box.stream->spin_s;
         if (carry_out(call, step, number, &patience) == STOPPED) break;
     }
-    bool over = i == self->count && is_over(self);
+    bool over = i == self->count && is_over(self, &patience);
     patience_end(&patience);
     return over ? -1 : (Py_ssize_t)i;
 }

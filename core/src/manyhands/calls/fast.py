@@ -53,6 +53,8 @@ class FastCall:
         Whether the result may go where the input is.
     gives, takes
         Whether this rank's input counts, and whether it gets the result.
+    identity
+        The result, where it comes from no rank.
 
     Attributes
     ----------
@@ -67,6 +69,7 @@ class FastCall:
         "_divisor",
         "_dtype",
         "_gives",
+        "_identity",
         "_in_place",
         "_job",
         "_ledger",
@@ -93,6 +96,7 @@ class FastCall:
         in_place: bool,
         gives: bool,
         takes: bool,
+        identity: Array | None,
     ) -> None:
         self._job = job
         self._members = members
@@ -107,6 +111,7 @@ class FastCall:
         self._in_place = in_place
         self._gives = gives
         self._takes = takes
+        self._identity = identity
         self._nothing: Array = _empty(0, dtype)
         self._patience = self._be_patient
         self._timeout_s = 0.0  # of the call that has its turn
@@ -143,14 +148,17 @@ class FastCall:
         way, ledger = self._plan.way, self._ledger
         if not isinstance(way, Executable) or way.compiled is None:
             return None
-        mean: tuple[Any, ...] = ()
+        mean: dict[str, Any] = {}
         if self._divisor > 1:
-            mean = np.true_divide, np.array(self._divisor, self._dtype)
-            if self._dtype.itemsize <= 2 or mean[1].dtype is not self._dtype:
+            mean = {"quotient": np.true_divide, "divisor": np.array(self._divisor, self._dtype)}
+            if self._dtype.itemsize <= 2 or mean["divisor"].dtype is not self._dtype:
                 return None
+        if self._identity is not None and self._identity.dtype is not self._dtype:
+            return None
         given, result = example(dtype, shape), example(self._dtype, self._shape)
         what = self._signature, given, result, self._nothing, way.compiled
-        return module.Call(self, ledger, ledger.books, *what, self._gives, self._takes, self._in_place, *mean)
+        kinds = self._gives, self._takes, self._in_place
+        return module.Call(self, ledger, ledger.books, *what, *kinds, identity=self._identity, **mean)
 
     def go_on(self, array: Array, target: Array | None, at: tuple[int, int], timeout_s: float) -> Any:
         """As for `HostFast`."""
@@ -210,6 +218,8 @@ class FastCall:
                 guarded(self._job, self._members, number, signature, self._deadline(), partial(again, error))
             if self._divisor > 1:
                 divide(target, self._divisor)
+            if self._identity is not None:
+                target[...] = self._identity
         finally:
             if number >= 0:
                 self._ledger.leave(gives_turn)

@@ -139,6 +139,7 @@ class HostPath:
             in_place=request.collective in VECTOR,
             gives=request.collective is not Collective.BROADCAST or request.root == self._members.rank,
             takes=step.shape is not None,
+            identity=step.identity,
         )
 
     def give_up(self, text: str) -> ManyHandsError:

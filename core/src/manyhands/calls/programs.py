@@ -152,7 +152,7 @@ class Programs:
         step = self._prefix(Collective.EXSCAN, array, out, op, reproducible)
         identity = identity_of(op, step.request.dtype)  # on all ranks, to refuse alike
         if self._rank == 0:  # what it gets comes from no rank
-            step.identity, step.is_repeatable = identity, False
+            step.identity = identity
         return step
 
     def barrier(self, array: Array, out: Array | None) -> Step:
