@@ -47,6 +47,7 @@ def program(group: Group, seed: int, dtype: str, count: int, layout: str) -> lis
         group.reduce_scatter(np.concatenate([array[0]] * group.world_size), op),
         group.all_to_all(np.concatenate([array[1]] * group.world_size)),
         group.scan(array, op),
+        group.exscan(array, op),
         group.sendrecv(array, (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size),
     ]
     if array.dtype.kind in "fc":
