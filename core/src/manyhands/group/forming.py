@@ -19,7 +19,8 @@ from manyhands.contract.device import DeviceChannel
 from manyhands.control.network import show_address
 from manyhands.job.autobackend import start_best
 from manyhands.job.group_ranks import Members, ranks_per_host
-from manyhands.job.job import Job, Meeting
+from manyhands.job.job import Job
+from manyhands.job.meeting import Meeting
 from manyhands.job.threads import ThreadRank, ThreadWorld
 
 __all__ = ["Formed", "Setup", "among_processes", "among_threads", "come_alone", "finish"]

@@ -24,7 +24,8 @@ from manyhands.errors import (
 )
 from manyhands.group.forming import Setup, among_processes, among_threads, come_alone, finish
 from manyhands.group.group import Group
-from manyhands.job.job import Job, Meeting
+from manyhands.job.job import Job
+from manyhands.job.meeting import Meeting
 from manyhands.job.threads import current_thread_rank
 from manyhands.launch.error_file import install as install_error_file
 

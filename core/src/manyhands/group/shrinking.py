@@ -13,7 +13,8 @@ from manyhands.contract.deadline import Deadline
 from manyhands.control.protocol import Shrunk
 from manyhands.errors import CommError, RendezvousError, UnsupportedError
 from manyhands.group.forming import Formed, Setup, among_processes, come_alone, finish
-from manyhands.job.job import Job, Meeting, guarded_bind
+from manyhands.job.job import Job
+from manyhands.job.meeting import Meeting, guarded_bind
 
 __all__ = ["check_possible", "shrink"]
 

@@ -8,7 +8,6 @@ import errno
 import hashlib
 import hmac
 import logging
-import os
 import socket
 import sys
 import threading
@@ -28,24 +27,24 @@ from manyhands.contract.runtime import Runtime
 from manyhands.control.cards import read_cards
 from manyhands.control.computer import COMPUTER
 from manyhands.control.connection import Control, SocketControl, make_join
-from manyhands.control.forking import close_after_fork, forget_after_fork
+from manyhands.control.forking import forget_after_fork
 from manyhands.control.loop import Loop
-from manyhands.control.network import Address, Listener, bind, dial, is_loopback, show_address
+from manyhands.control.network import Address, Listener, dial, show_address
 from manyhands.control.protocol import Report, Verdict
 from manyhands.control.store import Store
 from manyhands.errors import (
-    AuthenticationError,
     ClosedError,
     InternalError,
     ManyHandsError,
     RendezvousError,
 )
+from manyhands.job.meeting import Meeting, guarded_bind
 
 if TYPE_CHECKING:
     from manyhands.contract.device import DeviceChannel
     from manyhands.job.threads import ThreadRank
 
-__all__ = ["Job", "Meeting", "Part"]
+__all__ = ["Job", "Part"]
 
 _log = logging.getLogger("manyhands.job")
 
@@ -66,87 +65,6 @@ _FACTORY_GRACE_S = 2.0
 """How long a factory that is overdue may still take to say why: what it waits for has the same deadline."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What a connection fails with for a reason of this rank's own: the peer is not lost."""
-
-
-class Meeting:
-    """Where and how the ranks of a job meet.
-
-    Parameters
-    ----------
-    rank, world_size
-        Who this rank is.
-    backend, choices
-        What all ranks must have configured alike: the backend's name, and words for the rest.
-    address
-        Where rank 0 listens.
-    secret
-        The job's secret; may be empty on loopback alone.
-    inherited
-        The file descriptor of a socket that listens there already, handed over to rank 0.
-    local_rank
-        Which of the ranks of its host this one is, where that is known from before.
-    before
-        The job that the ranks are left over from, and which of it they were.
-    keep
-        Takes what gives back a store at which the ranks did not meet: until then it tells latecomers why. Without it, for a moment.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        backend: str,
-        choices: str,
-        address: Address,
-        secret: bytes,
-        inherited: int | None,
-        before: tuple[Job, Sequence[int]] | None = None,
-        local_rank: int | None = None,
-        keep: Callable[[Callable[[], None]], object] | None = None,
-    ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.backend = backend
-        self.choices = choices
-        self.address = address
-        self.secret = secret
-        self.inherited = inherited
-        self.before = before
-        self.local_rank = local_rank
-        self.keep = keep
-
-    def listen(self, deadline: Deadline) -> socket.socket:
-        """Return the socket at which rank 0 waits for the others."""
-        if self.inherited is not None:
-            return close_after_fork(socket.socket(fileno=os.dup(self.inherited)))
-        return guarded_bind(self.address, bool(self.secret), deadline)
-
-
-def _pass_on_who_ends(old: Job, ranks: Sequence[int], store: Store) -> None:
-    """Let the store of those that are left know who ends before it comes there."""
-    if old._store is not None:
-        old._store.tell_who_ends(lambda rank, reason: store.will_not_come(ranks.index(rank), reason) if rank in ranks else None)
-
-
-def guarded_bind(address: Address, has_secret: bool, deadline: Deadline | None = None) -> socket.socket:
-    """Return a socket that listens at ``address``, unless it is public and the job has no secret.
-
-    Raises
-    ------
-    RendezvousError
-        As `bind`.
-    AuthenticationError
-        Anybody could join.
-    """
-    sock = bind(*address, deadline)
-    host = sock.getsockname()[0]
-    if has_secret or is_loopback(host):
-        return sock
-    sock.close()
-    raise AuthenticationError(
-        f"listening at {host} without a secret is refused: anybody who reaches this host could join the job. Set MANYHANDS_SECRET to "
-        "the same long random text on all ranks (or rendezvous.secret_file in the config), or meet at 127.0.0.1"
-    )
 
 
 class Job:
@@ -223,7 +141,8 @@ class Job:
             if meeting.rank == 0:
                 job._store = store = Store(loop, meeting.listen(deadline), meeting.secret, meeting.world_size, deadline)
                 if meeting.before is not None:
-                    _pass_on_who_ends(*meeting.before, store)
+                    old, ranks = meeting.before
+                    old.pass_on_who_ends(ranks, store)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
             # Whoever lost rank 0 meanwhile need not look for it.
             before = None if meeting.before is None else meeting.before[0].control
@@ -472,6 +391,13 @@ class Job:
             self._store.close()
         if self._loop is not None:
             self._loop.stop()
+
+    def pass_on_who_ends(self, ranks: Sequence[int], store: Store) -> None:
+        """Let the store of those that are left know who ends before it comes there."""
+        if self._store is not None:
+            self._store.tell_who_ends(
+                lambda rank, reason: store.will_not_come(ranks.index(rank), reason) if rank in ranks else None
+            )
 
     def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
         """Listen for ranks of this job on a free port."""

@@ -1,0 +1,101 @@
+"""Where and how the ranks of a job meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from manyhands.contract.deadline import Deadline
+from manyhands.control.connection import Control
+from manyhands.control.forking import close_after_fork
+from manyhands.control.network import Address, bind, is_loopback
+from manyhands.control.store import Store
+from manyhands.errors import AuthenticationError
+
+__all__ = ["Meeting", "guarded_bind"]
+
+
+class Predecessor(Protocol):
+    """The job that ranks are left over from."""
+
+    control: Control
+
+    def pass_on_who_ends(self, ranks: Sequence[int], store: Store) -> None:
+        """Let the store of those that are left know who ends before it comes there."""
+
+
+class Meeting:
+    """Where and how the ranks of a job meet.
+
+    Parameters
+    ----------
+    rank, world_size
+        Who this rank is.
+    backend, choices
+        What all ranks must have configured alike: the backend's name, and words for the rest.
+    address
+        Where rank 0 listens.
+    secret
+        The job's secret; may be empty on loopback alone.
+    inherited
+        The file descriptor of a socket that listens there already, handed over to rank 0.
+    local_rank
+        Which of the ranks of its host this one is, where that is known from before.
+    before
+        The job that the ranks are left over from, and which of it they were.
+    keep
+        Takes what gives back a store at which the ranks did not meet: until then it tells latecomers why. Without it, for a moment.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        backend: str,
+        choices: str,
+        address: Address,
+        secret: bytes,
+        inherited: int | None,
+        before: tuple[Predecessor, Sequence[int]] | None = None,
+        local_rank: int | None = None,
+        keep: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.backend = backend
+        self.choices = choices
+        self.address = address
+        self.secret = secret
+        self.inherited = inherited
+        self.before = before
+        self.local_rank = local_rank
+        self.keep = keep
+
+    def listen(self, deadline: Deadline) -> socket.socket:
+        """Return the socket at which rank 0 waits for the others."""
+        if self.inherited is not None:
+            return close_after_fork(socket.socket(fileno=os.dup(self.inherited)))
+        return guarded_bind(self.address, bool(self.secret), deadline)
+
+
+def guarded_bind(address: Address, has_secret: bool, deadline: Deadline | None = None) -> socket.socket:
+    """Return a socket that listens at ``address``, unless it is public and the job has no secret.
+
+    Raises
+    ------
+    RendezvousError
+        As `bind`.
+    AuthenticationError
+        Anybody could join.
+    """
+    sock = bind(*address, deadline)
+    host = sock.getsockname()[0]
+    if has_secret or is_loopback(host):
+        return sock
+    sock.close()
+    raise AuthenticationError(
+        f"listening at {host} without a secret is refused: anybody who reaches this host could join the job. Set MANYHANDS_SECRET to "
+        "the same long random text on all ranks (or rendezvous.secret_file in the config), or meet at 127.0.0.1"
+    )
