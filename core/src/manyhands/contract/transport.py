@@ -319,9 +319,9 @@ class Transport(ABC):
     def consume(self, peer: int, header: bytes, nbytes: int, sink: Sink) -> Transfer:
         """Start to receive a message, handing each part of it to a function where it lies; do not block.
 
-        Only transports with `streams` offer it. ``sink(data, offset)`` is called once for each part, in order, from here or from `wait`:
+        Only transports with `streams` offer it. ``sink(data, offset)`` is called once for each part, in any order, from here or from `wait`:
         ``data`` is a read-only memoryview of bytes that is valid during the call alone, ``offset`` where it stands in the payload.
-        Every part but the last is a multiple of 64 bytes. The transfer is done when all parts were handed over. An exception of
+        Every part begins at a multiple of 64 bytes. The transfer is done when all parts were handed over. An exception of
         the sink passes through, and ends the transport.
 
         Parameters
