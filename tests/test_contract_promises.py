@@ -26,7 +26,7 @@ PATIENCE_S = 20.0
 
 @dataclass(frozen=True)
 class Config(TcpConfig):
-    streams: bool = False
+    whole: bool = False
     eager: bool = False
 
 
@@ -63,7 +63,7 @@ class WatchingTransport(TcpTransport):
 
     def __init__(self, backend: WatchingBackend, channel: int) -> None:
         super().__init__(backend, channel)
-        self.streams = backend.table.streams
+        self.streams = backend.table.whole
         self.number, self.eager, self.rank = channel, backend.table.eager, backend.rank
         self.connected: set[int] = set()
         self.moving: dict[tuple[str, int], Transfer] = {}
@@ -226,7 +226,7 @@ def everything(group: Group) -> list[Any]:
     return given
 
 
-@pytest.mark.parametrize("table", [{}, {"streams": True}, {"eager": True}], ids=["cut", "streams", "eager"])
+@pytest.mark.parametrize("table", [{}, {"whole": True}, {"eager": True}], ids=["cut", "streams", "eager"])
 def test_core_keeps_its_promises_and_a_send_may_be_done_once_it_is_copied(table: dict[str, bool]) -> None:
     expected = must(thread_world(everything, 3, "tcp"))
     assert must(watch(everything, 3, **table)) == expected

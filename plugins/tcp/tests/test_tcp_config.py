@@ -21,7 +21,7 @@ def run(**tcp: Any) -> list[Any]:
     def program(group: Group) -> tuple[str, str]:
         assert group.all_reduce(np.ones(1))[0] == group.world_size
         backend: Any = group._job.backend
-        sock = next(iter(backend._links.values()))
+        sock = next(iter(backend._links.values()))[0]
         algorithm = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
         return backend._addresses[group.rank][0], algorithm
 

@@ -20,17 +20,17 @@ from manyhands_tcp import transfers
 
 
 def links(group: Group) -> list[tuple[int, int]]:
-    """Return the (channel, peer) of each data connection."""
+    """Return the (channel, peer) of each link."""
     return sorted(group._job.backend._links)  # type: ignore[union-attr]
 
 
 def link(group: Group, channel: int, peer: int) -> socket.socket:
-    """Return the socket of a connection, once it is there on this side."""
+    """Return the first connection of a link, once it is there on this side."""
     limit = time.monotonic() + 10
     while (channel, peer) not in group._job.backend._links:  # type: ignore[union-attr]
         assert time.monotonic() < limit
         time.sleep(0.005)
-    return group._job.backend._links[channel, peer]  # type: ignore[union-attr,no-any-return]
+    return group._job.backend._links[channel, peer][0]  # type: ignore[union-attr,no-any-return]
 
 
 def test_only_pairs_that_talk_are_connected() -> None:

@@ -1,24 +1,30 @@
-"""The tcp backend: one socket per pair of ranks and channel, made when the two first talk.
+"""The tcp backend: one link per pair of ranks and channel, made when the two first talk.
+
+A link is one connection or several. The first carries everything but the later segments of long messages, one of which goes on each of the
+others. The two ranks cut a message alike, and messages never overtake each other: so what comes on each connection is known.
 
 Who dials: always the lower rank, so that two ranks that need each other at once do not make two connections. When the
 higher one needs the link first and the lower has not dialled within a moment, it knocks: a short connection that asks the
-lower rank to dial.
+lower rank to dial. Who dials decides how many connections the link has, and says so in the hello of each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from manyhands.api import (
+    HEADER_BYTES,
     Backend,
     Bootstrap,
     ConfigError,
@@ -33,17 +39,21 @@ from manyhands.api import (
 )
 from manyhands_tcp.interfaces import address_of
 from manyhands_tcp.mailbox import Box, Patience, TcpMailbox, aligned, compiled_mailbox, yield_processor
-from manyhands_tcp.plugin import TcpConfig
-from manyhands_tcp.transfers import Consuming, Moving, Receiving, Sending
+from manyhands_tcp.plugin import MOST_STREAMS, TcpConfig
+from manyhands_tcp.streams import SEGMENT_BYTES, enough_streams, segments
+from manyhands_tcp.transfers import Consuming, Moving, Receiving, Sending, Striped
 
 __all__ = ["TcpBackend", "TcpTransport"]
 
-_HELLO = struct.Struct("<4sBxxxII")  # "tcp", purpose, channel, rank
-_LINK, _KNOCK = 0, 1
+_HELLO = struct.Struct("<4sBBBxIII")  # "tcp", purpose, index and count of the connection, channel, rank, attempt
+_LINK, _KNOCK, _PROBE = 0, 1, 2
 _KNOCK_AFTER_S = 0.02
 _KNOCK_AGAIN_S = 1.0
 _STAGING_BYTES = 1 << 18
 """What is reduced at once: it is still in the cache, while the kernel moves the next."""
+
+_Link = tuple[socket.socket, ...]
+"""The connections to a peer on a channel, the one that carries headers first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +98,11 @@ class TcpBackend(Backend):
         self._make_box = TcpMailbox if bootstrap.native is None else compiled_mailbox(bootstrap.native)
         self._boxes: dict[socket.socket, Box] = {}
         self._changed = threading.Condition()
-        self._links: dict[tuple[int, int], socket.socket] = {}
+        self._links: dict[tuple[int, int], _Link] = {}
         self._dialling: set[tuple[int, int]] = set()
+        self._attempts = itertools.count()
+        # Of links that are not whole yet, by channel, peer, attempt and count: one whose dial failed half-way never mixes with the next.
+        self._arriving: dict[tuple[int, int, int, int], dict[int, socket.socket]] = {}
         self._ended = ""
         host = config.host or (address_of(config.interface) if config.interface else bootstrap.host)
         self._addresses: list[tuple[str, int]] = []
@@ -99,6 +112,7 @@ class TcpBackend(Backend):
         reachable = bootstrap.host if listening in ("0.0.0.0", "::") else listening  # noqa: S104 - compared, not bound
         cards = read_cards(bootstrap.exchange("tcp", write_card(_Card(reachable, port))), _Card)
         addresses = [(card.host, card.port) for card in cards]
+        self._streams: dict[str, int] = {addresses[self.rank][0]: 1}
         with self._changed:
             self._addresses = addresses
             knocks, self._early_knocks = self._early_knocks, []
@@ -112,7 +126,7 @@ class TcpBackend(Backend):
     def abort(self) -> None:
         """Shut every connection down, which wakes whoever waits for one."""
         self._end("the job was aborted")
-        for sock in list(self._links.values()):
+        for sock in itertools.chain.from_iterable(list(self._links.values())):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -120,8 +134,8 @@ class TcpBackend(Backend):
         """Close every connection."""
         self._end("the backend was closed")
         with self._changed:
-            for sock in self._links.values():
-                self._close(sock)
+            for link in self._links.values():
+                self._close(link)
             self._links.clear()
 
     def close_channel(self, channel: int) -> None:
@@ -129,17 +143,24 @@ class TcpBackend(Backend):
         with self._changed:
             for key in [key for key in self._links if key[0] == channel]:
                 self._close(self._links.pop(key))
+            self._forget(lambda key: key[0] == channel)
 
-    def _close(self, sock: socket.socket) -> None:
-        """Close a connection; its mailbox, which may be C's, forgets the descriptor: the next socket may get the same."""
-        box = self._boxes.pop(sock, None)
+    def _close(self, link: _Link) -> None:
+        """Close a link; its mailbox, which may be C's, forgets the descriptor: the next socket may get the same."""
+        box = self._boxes.pop(link[0], None)
         if box is not None:
             box.close()
-        sock.close()
+        _close_all(link)
+
+    def _forget(self, is_meant: Callable[[tuple[int, int, int, int]], bool]) -> None:
+        """Close the connections of some links that never became whole."""
+        for key in list(filter(is_meant, self._arriving)):
+            _close_all(self._arriving.pop(key).values())
 
     def _end(self, reason: str) -> None:
         with self._changed:
             self._ended = self._ended or reason
+            self._forget(lambda _: True)
             self._changed.notify_all()
 
     def mailbox(self, sock: socket.socket, peer: int) -> Mailbox:
@@ -147,8 +168,8 @@ class TcpBackend(Backend):
         box = self._boxes[sock] = self._make_box(sock, peer, self.patience)
         return box
 
-    def link(self, channel: int, peer: int, deadline: Deadline) -> socket.socket:
-        """Return the connection to ``peer``, made now if need be.
+    def link(self, channel: int, peer: int, deadline: Deadline) -> tuple[socket.socket, ...]:
+        """Return the connections to ``peer``, made now if need be.
 
         Raises
         ------
@@ -184,8 +205,10 @@ class TcpBackend(Backend):
 
     def _knock(self, channel: int, peer: int, deadline: Deadline) -> None:
         """Ask a lower rank to dial."""
-        hello = _HELLO.pack(b"tcp", _KNOCK, channel, self.rank)
-        self._bootstrap.dial(peer, self._addresses[peer], hello, deadline).close()
+        self._bootstrap.dial(peer, self._addresses[peer], self._hello(_KNOCK, channel), deadline).close()
+
+    def _hello(self, purpose: int, channel: int = 0, index: int = 0, count: int = 1, attempt: int = 0) -> bytes:
+        return _HELLO.pack(b"tcp", purpose, index, count, channel, self.rank, attempt)
 
     def _dial(self, channel: int, peer: int, deadline: Deadline) -> None:
         key = (channel, peer)
@@ -194,23 +217,57 @@ class TcpBackend(Backend):
                 return
             self._dialling.add(key)
         try:
-            sock = self._bootstrap.dial(peer, self._addresses[peer], _HELLO.pack(b"tcp", _LINK, channel, self.rank), deadline)
-            self._add(key, sock)
+            self._add(key, self._connections(channel, peer, self._streams_to(peer, deadline), deadline))
         finally:
             with self._changed:
                 self._dialling.discard(key)
                 self._changed.notify_all()
 
+    def _streams_to(self, peer: int, deadline: Deadline) -> int:
+        """Return how many connections a link to a peer gets; the round trip to each host is measured once, by a short connection."""
+        if self._config.streams != "auto":
+            return self._config.streams
+        host = self._addresses[peer][0]
+        if host not in self._streams:
+            with self._bootstrap.dial(peer, self._addresses[peer], self._hello(_PROBE), deadline) as probe:
+                try:
+                    self._tune(probe)
+                    self._streams[host] = enough_streams(probe, self._size - 1)
+                except OSError:  # the peer was quicker to close it: one connection always does
+                    return 1
+        return self._streams[host]
+
+    def _connections(self, channel: int, peer: int, count: int, deadline: Deadline) -> _Link:
+        """Dial the connections of a link, all at once: each takes a few round trips, and these are long where there are several."""
+        attempt = next(self._attempts)
+        hellos = [self._hello(_LINK, channel, index, count, attempt) for index in range(count)]
+        address = self._addresses[peer]
+        if count == 1:
+            return (self._bootstrap.dial(peer, address, hellos[0], deadline),)
+        from concurrent.futures import ThreadPoolExecutor
+
+        futures = []
+        try:
+            with ThreadPoolExecutor(count, "manyhands-tcp-dial") as pool:
+                futures = [pool.submit(self._bootstrap.dial, peer, address, hello, deadline) for hello in hellos]
+            return tuple(future.result() for future in futures)
+        except BaseException as error:
+            _close_all(future.result() for future in futures if future.exception() is None)
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                hint = f"{error.strerror}; two ranks share {count} connections here: backends.tcp.streams = 1 takes the fewest"
+                raise OSError(error.errno, hint) from error
+            raise
+
     def _accept(self, sock: socket.socket, hello: bytes) -> None:
         """Take an authenticated connection; runs in core's background thread, so that it must not block."""
-        magic, purpose, channel, peer = _HELLO.unpack_from(hello)
-        if magic.rstrip(b"\0") != b"tcp" or purpose not in (_LINK, _KNOCK) or not 0 <= peer < self._size or peer == self.rank:
-            sock.close()  # no rank says so; who waits for that connection is told that it broke
+        magic, purpose, index, count, channel, peer, attempt = _HELLO.unpack_from(hello)
+        is_known = magic.rstrip(b"\0") == b"tcp" and 0 <= peer < self._size and peer != self.rank
+        if is_known and purpose == _LINK and index < count <= MOST_STREAMS:
+            self._gather((channel, peer, attempt, count), index, sock)
             return
-        if purpose == _LINK:
-            self._add((channel, peer), sock)
+        sock.close()  # of what no rank says, too; who waits for that connection is told that it broke
+        if not is_known or purpose != _KNOCK:
             return
-        sock.close()
         with self._changed:
             if not self._addresses:
                 self._early_knocks.append((channel, peer))
@@ -225,17 +282,35 @@ class TcpBackend(Backend):
         with contextlib.suppress(LinkLost, TimeoutError):
             self._dial(channel, peer, Deadline(10.0))
 
-    def _add(self, key: tuple[int, int], sock: socket.socket) -> None:
+    def _gather(self, key: tuple[int, int, int, int], index: int, sock: socket.socket) -> None:
+        """Keep a connection until its link is whole."""
+        channel, peer, _, count = key
+        with self._changed:
+            if self._ended:
+                sock.close()
+                return
+            arriving = self._arriving.setdefault(key, {})
+            if index in arriving:
+                arriving[index].close()
+            arriving[index] = sock
+            if len(arriving) < count:
+                return
+            del self._arriving[key]
+            self._forget(lambda other: other[:2] == key[:2])
+        self._add((channel, peer), tuple(arriving[number] for number in range(count)))
+
+    def _add(self, key: tuple[int, int], link: _Link) -> None:
         try:
-            self._tune(sock)
+            for sock in link:
+                self._tune(sock)
         except OSError:  # it broke already; whoever needs it finds none, and the control connection tells why
-            sock.close()
+            _close_all(link)
             return
         with self._changed:
             if self._ended or key in self._links:
-                sock.close()
+                _close_all(link)
                 return
-            self._links[key] = sock
+            self._links[key] = link
             self._changed.notify_all()
 
     def _tune(self, sock: socket.socket) -> None:
@@ -258,8 +333,8 @@ class TcpTransport(Transport):
     def __init__(self, backend: TcpBackend, channel: int) -> None:
         self._backend = backend
         self._channel = channel
-        self._links: dict[int, socket.socket] = {}
-        self._staging: dict[int, memoryview] = {}
+        self._links: dict[int, _Link] = {}
+        self._staging: dict[socket.socket, memoryview] = {}
 
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
         """Connect to ``peers``; those that this rank dials first, so that two ranks never wait for each other."""
@@ -270,36 +345,49 @@ class TcpTransport(Transport):
     def close(self) -> None:
         """Close the connections of this channel."""
         self._links.clear()
+        self._staging.clear()
         self._backend.close_channel(self._channel)
 
     def mailbox(self, peer: int) -> Mailbox:
-        """Return a mailbox that shares the connection."""
-        return self._backend.mailbox(self._links[peer], peer)
+        """Return a mailbox that shares the first connection."""
+        return self._backend.mailbox(self._links[peer][0], peer)
 
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to send, with one try at once."""
-        transfer = Sending(self._links[peer], peer, header, payload)
-        transfer.advance()
-        return transfer
+
+        def segment(sock: socket.socket, start: int, stop: int) -> Moving:
+            return Sending(sock, peer, header, payload[start:stop], HEADER_BYTES if start else 0)
+
+        return _begun(self._links[peer], len(payload), segment)
 
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to receive, with one try at once."""
-        transfer = Receiving(self._links[peer], peer, header, payload)
-        transfer.advance()
-        return transfer
+
+        def segment(sock: socket.socket, start: int, stop: int) -> Moving:
+            return Receiving(sock, peer, header, payload[start:stop], *((HEADER_BYTES, header) if start else ()))
+
+        return _begun(self._links[peer], len(payload), segment)
 
     def consume(self, peer: int, header: bytes, nbytes: int, sink: Sink) -> Transfer:
         """Start to receive in parts of the size of the cache, with one try at once."""
-        staging = self._staging.get(peer)
-        if staging is None:
-            staging = self._staging[peer] = aligned(_STAGING_BYTES)
-        transfer = Consuming(self._links[peer], peer, header, nbytes, staging, sink)
-        transfer.advance()
-        return transfer
+
+        def segment(sock: socket.socket, start: int, stop: int) -> Moving:
+            staging = self._staging.get(sock)
+            if staging is None:
+                staging = self._staging[sock] = aligned(_STAGING_BYTES)
+            if not start:
+                return Consuming(sock, peer, header, stop, staging, sink)
+
+            def shifted(data: memoryview, offset: int) -> None:
+                sink(data, start + offset)
+
+            return Consuming(sock, peer, header, stop - start, staging, shifted, HEADER_BYTES, header)
+
+        return _begun(self._links[peer], nbytes, segment)
 
     def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
         """Try for a moment, yielding the processor between tries, then block in the kernel."""
-        moving = cast("Sequence[Moving]", transfers)  # made by send, recv and mailboxes
+        moving = cast("Sequence[Moving | Striped]", transfers)  # made by send, recv and mailboxes
         tries, until = self._backend.patience.eager_tries, 0.0
         while True:
             progressed = done = False
@@ -324,16 +412,32 @@ class TcpTransport(Transport):
                 _block(moving, deadline)
 
 
-def _block(transfers: Sequence[Moving], deadline: Deadline) -> None:
+def _begun(link: _Link, nbytes: int, segment: Callable[[socket.socket, int, int], Moving]) -> Transfer:
+    """Return a message on its way, which ``segment(sock, start, stop)`` makes, or each of its segments."""
+    transfer: Moving | Striped
+    if len(link) == 1 or nbytes < 2 * SEGMENT_BYTES:
+        transfer = segment(link[0], 0, nbytes)
+    else:
+        transfer = Striped([segment(sock, *span) for sock, span in zip(link, segments(nbytes, len(link)), strict=False)])
+    transfer.advance()
+    return transfer
+
+
+def _close_all(socks: Iterable[socket.socket]) -> None:
+    for sock in socks:
+        sock.close()
+
+
+def _block(transfers: Sequence[Moving | Striped], deadline: Deadline) -> None:
     """Sleep in the kernel until a transfer can go on."""
     remaining = deadline.remaining()
     if not remaining:
         raise TimeoutError("the deadline passed")
     events: dict[int, int] = {}
-    for transfer in transfers:
-        if transfer.fd < 0:
-            raise LinkLost(transfer.peer, "the connection was closed")
-        events[transfer.fd] = events.get(transfer.fd, 0) | transfer.event
+    for part in itertools.chain.from_iterable(transfer.pending for transfer in transfers):
+        if part.fd < 0:
+            raise LinkLost(part.peer, "the connection was closed")
+        events[part.fd] = events.get(part.fd, 0) | part.event
     poll = select.poll()
     for fd, mask in events.items():
         poll.register(fd, mask)

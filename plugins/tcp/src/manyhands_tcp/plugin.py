@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from manyhands.api import BackendSpec, hookimpl
 
-__all__ = ["TcpConfig", "manyhands_register_backends"]
+__all__ = ["MOST_STREAMS", "TcpConfig", "manyhands_register_backends"]
+
+MOST_STREAMS: Final = 16
+"""What `TcpConfig.streams` may be at most: beyond it, connections take descriptors and add little."""
+
+
+def _streams(value: object) -> object:
+    """Return what was given; raise ValueError where it is no number of streams."""
+    text = str(value)
+    if text != "auto" and not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_STREAMS):
+        raise ValueError(f'it should be "auto" or a number from 1 to {MOST_STREAMS}')
+    return value
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,14 @@ class TcpConfig:
         default="auto",
         metadata={
             "description": 'The TCP congestion control: "auto" takes reno between ranks of one host and the host\'s default elsewhere.'
+        },
+    )
+    streams: int | Literal["auto"] = field(
+        default="auto",
+        metadata={
+            "check": _streams,
+            "description": f'How many connections, 1 to {MOST_STREAMS}, carry a long message between two ranks: "auto" is 1 where the round '
+            "trip is short, and several where it is long. The lower of the two ranks decides.",
         },
     )
 

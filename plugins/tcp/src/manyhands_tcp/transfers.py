@@ -1,7 +1,8 @@
 """Messages on sockets: each moves as far as the kernel lets it, and never further than its own end.
 
 Array memory goes to the socket and comes from it directly. A header and the beginning of its payload share one system
-call in either direction, which is what makes small messages fast.
+call in either direction, which is what makes small messages fast. A long message may be cut into segments, one for each of
+several connections: each then moves as a message whose header has moved already.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import select
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Sink, Transfer
 
-__all__ = ["CLOSED", "Consuming", "Moving", "Receiving", "Sending"]
+__all__ = ["CLOSED", "Consuming", "Moving", "Receiving", "Sending", "Striped"]
 
 CLOSED: str = "it closed the connection"
 
@@ -58,6 +60,11 @@ class Moving(Transfer, ABC):
     def fd(self) -> int:
         """The socket's file descriptor."""
         return self._sock.fileno()
+
+    @property
+    def pending(self) -> Sequence[Moving]:
+        """What waits for the kernel: this message."""
+        return (self,)
 
     @abstractmethod
     def advance(self) -> bool:
@@ -164,6 +171,8 @@ class Consuming(Receiving):
         Where parts lie until they are handed over; a multiple of 64 bytes.
     sink
         What takes them.
+    moved, begun
+        As for `Receiving`: all of the header or nothing.
     """
 
     moved: int
@@ -171,8 +180,18 @@ class Consuming(Receiving):
 
     __slots__ = ("_filled", "_left", "_sink", "_staging")
 
-    def __init__(self, sock: socket.socket, peer: int, header: bytes, nbytes: int, staging: memoryview, sink: Sink) -> None:
-        super().__init__(sock, peer, header, staging[: min(nbytes, len(staging))])
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: int,
+        header: bytes,
+        nbytes: int,
+        staging: memoryview,
+        sink: Sink,
+        moved: int = 0,
+        begun: bytes = b"",
+    ) -> None:
+        super().__init__(sock, peer, header, staging[: min(nbytes, len(staging))], moved, begun)
         self._total = HEADER_BYTES + nbytes
         self._staging = staging.toreadonly()
         self._sink = sink
@@ -206,3 +225,48 @@ class Consuming(Receiving):
                 self._payload = self._payload[: self._left]
         self.done = not self._left
         return True
+
+
+class Striped(Transfer):
+    """A long message over several connections: its header and first segment on one, another segment on each of the others.
+
+    Nothing moves on the others before the header has moved. So what was sent in the place of this message is found out before any of it
+    is read there.
+
+    Parameters
+    ----------
+    segments
+        The parts, at least two and none of them empty: the first with the header, the others as if it had moved already.
+    """
+
+    __slots__ = ("_first", "_segments")
+
+    def __init__(self, segments: Sequence[Moving]) -> None:
+        self._first = segments[0]
+        self._segments = segments
+        self.moved: int = 0
+        self.done: bool = False
+
+    @property
+    def pending(self) -> Sequence[Moving]:
+        """The segments that wait for the kernel."""
+        if self._first.moved < HEADER_BYTES:
+            return (self._first,)
+        return [segment for segment in self._segments if not segment.done]
+
+    def advance(self) -> bool:
+        """Move as much as the kernel lets it now, on all connections; tell whether anything moved.
+
+        Raises
+        ------
+        LinkLost, HeaderMismatch
+            As `Moving.advance`.
+        """
+        progressed = not self._first.done and self._first.advance()
+        if self._first.moved >= HEADER_BYTES:
+            for segment in self._segments[1:]:
+                progressed = (not segment.done and segment.advance()) or progressed
+        if progressed:
+            self.moved = sum(segment.moved for segment in self._segments) - HEADER_BYTES * (len(self._segments) - 1)
+            self.done = all(segment.done for segment in self._segments)
+        return progressed
