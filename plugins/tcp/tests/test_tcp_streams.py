@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import signal
@@ -460,29 +461,43 @@ def test_auto_takes_one_connection_where_the_round_trip_is_short() -> None:
 class Delaying:
     """A link on which a connection moves at most 64 KiB each round trip of 4 ms, as one does whose window is small."""
 
+    def __init__(self) -> None:
+        self.socks: list[socket.socket] = []
+        self.threads: list[threading.Thread] = []
+
     def connect(self, _: bytes) -> tuple[socket.socket, socket.socket]:
         own, near = connection()
         far, others = connection()
-        for sock in (near, far):
-            sock.setblocking(True)
         for source, target in ((near, far), (far, near)):
-            threading.Thread(target=self.forward, args=(source, target), daemon=True).start()
+            source.setblocking(True)
+            self.socks.append(source)
+            self.threads.append(threading.Thread(target=self.forward, args=(source, target)))
+            self.threads[-1].start()
         return own, others
 
     def forward(self, source: socket.socket, target: socket.socket) -> None:
         window = bytearray(1 << 16)
-        with target:
+        with contextlib.suppress(OSError):  # both ends are closed at once
             while count := source.recv_into(window):
                 time.sleep(0.004)
                 target.sendall(memoryview(window)[:count])
             target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close what the ranks have closed on their side."""
+        for thread in self.threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        for sock in self.socks:
+            sock.close()
 
 
 def test_on_a_link_with_a_long_round_trip_four_streams_are_faster_than_one() -> None:
     data = random_bytes(LONG)
     took = {}
     for streams in (1, 4):
-        pair = Pair(streams, Delaying().connect)
+        link = Delaying()
+        pair = Pair(streams, link.connect)
         pair.connect()
         ends, memory = pair.transports, np.zeros(LONG, np.uint8)
 
@@ -494,6 +509,7 @@ def test_on_a_link_with_a_long_round_trip_four_streams_are_faster_than_one() -> 
         took[streams] = time.monotonic() - started
         np.testing.assert_array_equal(memory, data)
         pair.close()
+        link.close()
     assert took[1] / took[4] > 2, took
 
 
