@@ -40,7 +40,9 @@ def test_the_transformer_has_the_losses_of_one_process_on_every_mesh_and_goes_on
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_transformer_learns_to_write(repository, run_python):
-    answer = run_python("-m", "manyhands", "run", "-n", "4", repository / "examples" / "train_transformer.py", *THREE_AXES)
+    answer = run_python(
+        "-m", "manyhands", "run", "-n", "4", repository / "examples" / "train_transformer.py", *THREE_AXES, timeout_s=250
+    )
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
