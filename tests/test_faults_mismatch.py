@@ -402,7 +402,7 @@ def test_a_control_frame_that_is_announced_too_long_is_one_first_cause_on_all_ra
         def go():
             group.barrier()
             if rank == 2:
-                group._job.control._connection._sock.send(b"\\xff" * 4)
+                group._job.control._connection._connection._sock.send(b"\\xff" * 4)
             group.recv(source=(rank + 1) % 3)
         attempt(go)
     """

@@ -14,7 +14,7 @@ from manyhands.control.protocol import Report
 
 
 @pytest.mark.parametrize("backend", ["tcp", "shm", "auto"])
-@pytest.mark.parametrize("victims", [(1,), (2,), (1, 3), (1, 2, 3)])
+@pytest.mark.parametrize("victims", [(0,), (1,), (2,), (1, 3), (0, 3), (1, 2, 3)])
 def test_the_survivors_of_a_kill_go_on_in_a_group_of_their_own(
     nursery: Nursery, backend: str, victims: tuple[int, ...]
 ) -> None:
@@ -110,7 +110,7 @@ group.close()
     assert (codes[0], codes[2], codes[4]) == (0, 0, 0)
 
 
-def test_without_rank_0_nobody_goes_on(nursery: Nursery) -> None:
+def test_without_the_store_and_its_successor_nobody_goes_on(nursery: Nursery) -> None:
     program = (
         GOING_ON
         + LOSING
@@ -119,22 +119,54 @@ attempt(group.shrink)
 attempt(group.barrier)
 """
     )
-    with nursery.ranks(program) as ranks:
+    with nursery.ranks(program, 4) as ranks:
         ranks.start().await_facts("running")
+        ranks.signal(1, signal.SIGSTOP)  # so that it cannot go on in the place of rank 0, and have another one prepare
         ranks.signal(0, signal.SIGKILL)
+        ranks.signal(1, signal.SIGKILL)
         ranks.wait()
     failures = [fact for fact in ranks.facts if fact["what"] == "raised"]
     assert sorted((fact["rank"], fact["type"]) for fact in failures) == [
-        (1, "ClosedError"),
-        (1, "PeerLostError"),
         (2, "ClosedError"),
         (2, "PeerLostError"),
+        (3, "ClosedError"),
+        (3, "PeerLostError"),
     ]
     for failure in failures:
         if failure["type"] == "PeerLostError":
-            assert failure["about"] == 0
-            assert "the store was with it, and the other ranks cannot go on: start the job anew" in failure["text"]
+            assert failure["about"] in (0, 1)  # whose end a rank saw last
+            assert "the store was with it, and its successor is not there: the other ranks cannot go on" in failure["text"]
             assert failure["took"] < 5
+
+
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
+def test_one_rank_after_the_other_may_die_rank_0_and_whoever_follows_it_first(nursery: Nursery, backend: str) -> None:
+    program = (
+        GOING_ON
+        + """
+group = mh.init(timeout_s=20)
+while group.world_size > 1:
+    group.barrier()
+    tell("works", rank=group.rank, size=group.world_size, was=rank)
+    try:
+        while True:
+            group.all_reduce(np.ones(10))
+    except mh.PeerLostError as error:
+        tell("lost", peer=error.peer)
+    group = group.shrink()
+tell("works", rank=group.rank, size=group.world_size, was=rank)
+group.close()
+"""
+    )
+    with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
+        ranks.start()
+        for victim in range(3):
+            ranks.await_facts("works", sum(range(4, 3 - victim, -1)))
+            ranks.signal(victim, signal.SIGKILL)
+        ranks.await_facts("works", 4 + 3 + 2 + 1)
+        codes = ranks.wait()
+    assert codes[3] == 0
+    assert {fact["peer"] for fact in ranks.facts if fact["what"] == "lost"} == {0}  # each time it was the first of those left
 
 
 def test_who_neither_shrinks_nor_ends_is_named_on_all_who_wait_for_it(nursery: Nursery) -> None:

@@ -75,8 +75,11 @@ FROM_RANKS: list[Any] = [
     Leave(progress()),
     LeaveGroup(1, [0, 1], progress()),
     Checkpoint("calls", 64, b"digest", [0, 1, 2]),
-    Shrink(1234),
+    Shrink("127.0.0.1", 1234),
     GiveUp(1.5),
+    messages.Standby("127.0.0.1", 1234),
+    messages.Orphaned("it ended"),
+    messages.Agreed(Verdict("lost", "rank 1 was lost", 1)),
 ]
 FROM_STORE: list[Any] = [
     Welcome(b"key", [0, 0, 2]),
@@ -84,7 +87,11 @@ FROM_STORE: list[Any] = [
     Disbanded(1),
     Question(1, 0, 3),
     Verdict("lost", "rank 1 was lost", 1),
-    Shrunk([0, 2], 1234),
+    Shrunk([0, 2], "127.0.0.1", 1234),
+    messages.Prepare(0),
+    messages.Successor(1, "127.0.0.1", 1234),
+    messages.Decided(Verdict("lost", "rank 1 was lost", 1)),
+    messages.Gone(2, "it ended"),
 ]
 
 

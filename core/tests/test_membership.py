@@ -8,8 +8,8 @@ import pytest
 from membership_tools import Job, progress, recv, stalled, talked
 
 from manyhands.control import protocol as messages
-from manyhands.control.membership import KINDS, error_from, show_ranks
 from manyhands.control.protocol import ANOTHER_CALL, Farewell, Join, Leave, Question, Report, Stalled, Verdict, Welcome
+from manyhands.control.verdicts import KINDS, error_from, show_ranks
 from manyhands.errors import AbortedError, CollectiveMismatchError, CommError, DeadlineError, PeerLostError
 
 

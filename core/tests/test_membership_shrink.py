@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from membership_tools import Job
 
 from manyhands.control.protocol import GiveUp, Leave, Progress, Report, Shrink, Shrunk, Verdict
@@ -17,61 +18,80 @@ def answers(job: Job) -> dict[int, list[Shrunk]]:
 def test_the_survivors_are_told_once_all_of_them_have_asked() -> None:
     job = Job(4)
     job.store.lost(2, "gone")
-    job.store.handle(0, Shrink(4711))
-    job.store.handle(3, Shrink(0))
+    job.store.handle(0, Shrink("host", 4711))
+    job.store.handle(3, Shrink("host", 0))
     assert answers(job) == {}
-    job.store.handle(1, Shrink(0))
-    assert answers(job) == {rank: [Shrunk([0, 1, 3], 4711)] for rank in (0, 1, 3)}
+    job.store.handle(1, Shrink("host", 0))
+    assert answers(job) == {rank: [Shrunk([0, 1, 3], "host", 4711)] for rank in (0, 1, 3)}
 
 
 def test_a_death_meanwhile_shortens_the_list_and_ends_the_wait() -> None:
     job = Job(4)
     job.store.lost(2, "gone")
-    job.store.handle(1, Shrink(0))
-    job.store.handle(0, Shrink(4711))
+    job.store.handle(1, Shrink("host", 0))
+    job.store.handle(0, Shrink("host", 4711))
     job.store.lost(1, "gone after it had asked")
     assert answers(job) == {}
     job.store.lost(3, "gone before it asked")
-    assert answers(job) == {0: [Shrunk([0], 4711)]}
+    assert answers(job) == {0: [Shrunk([0], "host", 4711)]}
 
 
 def test_who_has_left_is_not_waited_for() -> None:
     job = Job(3)
-    job.store.handle(0, Shrink(4711))
-    job.store.handle(2, Shrink(0))
+    job.store.handle(0, Shrink("host", 4711))
+    job.store.handle(2, Shrink("host", 0))
     job.store.fail(Verdict("failed", "it failed"))
     assert answers(job) == {}
     job.store.handle(1, Leave(NOTHING))
-    assert answers(job) == {rank: [Shrunk([0, 2], 4711)] for rank in (0, 2)}
+    assert answers(job) == {rank: [Shrunk([0, 2], "host", 4711)] for rank in (0, 2)}
 
 
 def test_no_list_without_a_verdict_which_a_rank_that_asks_brings_about() -> None:
     job = Job(2)
-    job.store.handle(0, Shrink(4711))
-    job.store.handle(1, Shrink(0))
+    job.store.handle(0, Shrink("host", 4711))
+    job.store.handle(1, Shrink("host", 0))
     assert answers(job) == {}
     job.pass_time(0.5)
     assert "asked the others to go on" in job.the_verdict().text
-    assert answers(job) == {rank: [Shrunk([0, 1], 4711)] for rank in (0, 1)}
+    assert answers(job) == {rank: [Shrunk([0, 1], "host", 4711)] for rank in (0, 1)}
 
 
-def test_without_rank_0_all_who_ask_are_refused() -> None:
+def test_without_rank_0_the_first_of_those_left_waits_for_the_others() -> None:
     job = Job(3)
-    job.store.handle(1, Shrink(0))
+    job.store.handle(2, Shrink("host", 2))
     job.store.lost(0, "gone")
-    job.store.handle(2, Shrink(0))
-    told = answers(job)
-    assert sorted(told) == [1, 2]
-    assert all(
-        answer.problem is not None and (answer.problem.kind, answer.problem.peer) == ("lost", 0) for (answer,) in told.values()
-    )
+    job.store.handle(1, Shrink("host", 1))
+    assert answers(job) == {rank: [Shrunk([1, 2], "host", 1)] for rank in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("vanished", "has_taken_over", "goes_on"), [(1, False, True), (2, False, True), (2, True, False), (3, False, False)]
+)
+def test_of_two_parts_that_cannot_see_each_other_only_the_larger_one_goes_on(
+    vanished: int, has_taken_over: bool, goes_on: bool
+) -> None:
+    job = Job(5)
+    gone = dict.fromkeys(range(1, 1 + vanished), ("timed out", True)) | {0: ("its process has ended", False)}
+    if has_taken_over:
+        job.store.take_over(job.store.members, {}, gone, None)
+    else:
+        for rank, (reason, is_silent) in gone.items():
+            job.store.lost(rank, reason, is_silent)
+    left = list(range(1 + vanished, 5))
+    for rank in left:
+        job.store.handle(rank, Shrink("host", rank))
+    told = [message for message in job.told[4] if isinstance(message, Shrunk)]
+    assert [message.ranks for message in told] == [left if goes_on else []]
+    if not goes_on:
+        assert told[0].problem is not None
+        assert told[0].problem.peer == 1
 
 
 def test_who_has_not_asked_in_time_is_named_to_all_who_have() -> None:
     job = Job(5)
     job.store.lost(4, "gone")
-    job.store.handle(0, Shrink(4711))
-    job.store.handle(2, Shrink(0))
+    job.store.handle(0, Shrink("host", 4711))
+    job.store.handle(2, Shrink("host", 0))
     job.store.handle(2, GiveUp(3.0))
     told = answers(job)
     assert sorted(told) == [0, 2]
@@ -88,12 +108,12 @@ def test_those_that_are_left_can_ask_again() -> None:
     job = Job(3)
     job.store.handle(1, Report("aborted", "enough", 1))
     for rank in range(3):
-        job.store.handle(rank, Shrink(1 if rank == 0 else 0))
+        job.store.handle(rank, Shrink("host", 1 if rank == 0 else 0))
     job.forget()
-    job.store.handle(0, Shrink(2))
-    job.store.handle(1, Shrink(0))
+    job.store.handle(0, Shrink("host", 2))
+    job.store.handle(1, Shrink("host", 0))
     job.store.lost(2, "gone meanwhile")
-    assert answers(job) == {rank: [Shrunk([0, 1], 2)] for rank in (0, 1)}
+    assert answers(job) == {rank: [Shrunk([0, 1], "host", 2)] for rank in (0, 1)}
 
 
 def test_a_rank_that_will_not_come_ends_the_meeting_unless_it_has_come() -> None:

@@ -275,7 +275,9 @@ def test_silence_is_bounded_on_the_control_connection_alone() -> None:
         group.barrier()
         group.sendrecv(np.ones(1), peer, peer)
         job: Any = group._job
-        return user_timeout_ms(job.control._connection._sock), [user_timeout_ms(link(group, *key)) for key in links(group)]
+        return user_timeout_ms(job.control._connection._connection._sock), [
+            user_timeout_ms(link(group, *key)) for key in links(group)
+        ]
 
     assert must(run(program)) == [(10_000, [0, 0])] * 2
 

@@ -17,9 +17,7 @@ from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Runtime
 from manyhands.control.bystanders import last_move, nobody_else
 from manyhands.control.computer import COMPUTER
-from manyhands.control.loop import Loop
-from manyhands.control.membership import error_from
-from manyhands.control.network import Address, FrameConnection, dial_patiently, show_address
+from manyhands.control.network import Address
 from manyhands.control.protocol import (
     MAX_CARD_BYTES,
     Cards,
@@ -30,32 +28,34 @@ from manyhands.control.protocol import (
     FromRank,
     FromStore,
     GiveUp,
+    Gone,
     Join,
     Leave,
     LeaveGroup,
+    Prepare,
     Progress,
     Question,
     Report,
     Shrink,
     Shrunk,
     Stalled,
+    Standby,
+    Successor,
     Testimony,
     Verdict,
     Wait,
     Welcome,
-    decode_from_store,
-    encode,
-    ranks_in,
 )
 from manyhands.control.recorder import Counted, FlightRecorder, Record
+from manyhands.control.reserve import Reserve
 from manyhands.control.signatures import CallSignature
+from manyhands.control.verdicts import error_from
 from manyhands.errors import CommError, DeadlineError, InternalError, ManyHandsError
 
-__all__ = ["CONTROL_HELLO", "Control", "SocketControl", "make_join"]
+__all__ = ["Control", "make_join"]
 
 _log = logging.getLogger("manyhands.job")
 
-CONTROL_HELLO = b"control"
 _SILENCE_S = 1.0
 """How long a rank that found a failure waits to hear of the common first cause before it says that rank 0 does not answer."""
 _VERDICT_S = 30.0
@@ -94,6 +94,10 @@ class Control(ABC):
         What this rank runs on.
     origins
         For each rank the one that it was when the job began, where the ranks have been numbered anew since.
+    gone
+        The ranks that have ended since the job failed, and why.
+    reserve
+        What goes on where the store ends, where that is this rank's part.
     """
 
     def __init__(
@@ -115,9 +119,15 @@ class Control(ABC):
         self._disbanding: dict[int, Callable[[], None]] = {}
         self._home = threading.current_thread()
         self._farewell = False
+        self._shrink: Shrink | None = None
         self._shrunk: Shrunk | None = None
         self._cut = ""
         self._on_failure: list[Callable[[], None]] = []
+        self.gone: dict[int, str] = {}
+        self._on_gone: list[Callable[[int, str], None]] = []
+        self.reserve: Reserve | None = None
+        self._to_prepare: list[Prepare | Successor] = []
+        self._prepare: Callable[[Prepare | Successor], None] | None = None
 
     @abstractmethod
     def _post(self, message: FromRank) -> None:
@@ -167,6 +177,27 @@ class Control(ABC):
             late = self.verdict is not None
         if late:
             callback()
+
+    def on_gone(self, callback: Callable[[int, str], None]) -> None:
+        """Call ``callback(rank, reason)`` for each rank that has ended since the job failed, or does so later; it must not block."""
+        with self._changed:
+            self._on_gone.append(callback)
+            before = dict(self.gone)
+        for rank, reason in before.items():
+            callback(rank, reason)
+
+    def stand_by(self, reserve: Reserve, address: Address) -> None:
+        """Tell all ranks that this one goes on where the store ends, and where it listens for them."""
+        self.reserve = reserve
+        self._post(Standby(*address))
+
+    def on_prepare(self, callback: Callable[[Prepare | Successor], None]) -> None:
+        """Call ``callback`` when this rank is to go on where the store ends, and when another one is ready to; it must not block."""
+        with self._changed:
+            self._prepare = callback
+            early, self._to_prepare = self._to_prepare, []
+        for message in early:
+            callback(message)
 
     def welcome(self, deadline: Deadline) -> Welcome:
         """Wait until all ranks have come."""
@@ -296,9 +327,16 @@ class Control(ABC):
         if not self.failed:
             self._post(report)
             self._await_verdict()
+        if not self.failed and self._turn_to_successor():
+            self._post(report)
+            self._await_verdict()
         if not self.failed:
             self._give_up(report)
         return self.error()
+
+    def _turn_to_successor(self) -> bool:
+        """Talk to the store's successor from now on, where there is one, since the store does not answer."""
+        return False
 
     def _await_verdict(self) -> None:
         """Wait for a verdict as long as the store says anything, and for `_VERDICT_S` at most. While this rank is stopped no time passes."""
@@ -339,22 +377,26 @@ class Control(ABC):
         CommError
             The job failed before all ranks had left.
         """
+        if self.reserve is not None:
+            self.reserve.close()  # the store appoints another one
         self._post(Leave(self.counted.progress()))
         self._wait(lambda: self._farewell and not self.failed, deadline)
         return self._farewell
 
-    def shrink(self, port: int, deadline: Deadline) -> Shrunk:
-        """Ask to go on with the ranks that are left; wait until all of them have. Rank 0 says at which port it waits for them.
+    def shrink(self, address: Address, deadline: Deadline) -> Shrunk:
+        """Ask to go on with the ranks that are left; wait until all of them have. The first of them waits for the others at its address.
 
         Raises
         ------
         PeerLostError
-            Rank 0 is lost, or has closed its group: the store was with it.
+            The store is lost, and its successor as well.
         DeadlineError
             A rank neither asked nor ended in time.
         """
-        self._shrunk = None
-        self._post(Shrink(port))
+        with self._changed:
+            self._shrunk = None
+            self._shrink = Shrink(*address)
+            self._post(self._shrink)
         shrunk = self._await_shrunk(deadline.remaining())
         if shrunk is None and not self._cut:
             self._post(GiveUp(deadline.timeout_s))
@@ -364,7 +406,7 @@ class Control(ABC):
         if shrunk is not None and shrunk.problem is not None:
             problem = shrunk.problem
         elif self._cut:
-            text = f"{self._cut}; the store was with it, and the other ranks cannot go on: start the job anew"
+            text = f"{self._cut}; the store was with it, and its successor is not there: the other ranks cannot go on; start the job anew"
             problem = Verdict("lost", text, 0, "shrink")
         else:
             text = f"the group did not shrink within {deadline.timeout_s:g} s: the store with rank 0 does not answer"
@@ -374,6 +416,7 @@ class Control(ABC):
     def _await_shrunk(self, at_most_s: float) -> Shrunk | None:
         with self._changed:
             self._changed.wait_for(lambda: self._shrunk is not None or bool(self._cut), at_most_s)
+            self._shrink = None if self._shrunk is not None else self._shrink
             return self._shrunk
 
     def _wait(self, condition: Callable[[], bool], deadline: Deadline, at_most_s: float = math.inf) -> bool:
@@ -414,6 +457,19 @@ class Control(ABC):
                 then = self._disbanding.pop(group, None)
                 if then is not None:
                     then()
+            case Gone(rank, reason):
+                with self._changed:
+                    self.gone[rank] = reason
+                    callbacks = list(self._on_gone)
+                for callback in callbacks:
+                    callback(rank, reason)
+            case Prepare() | Successor():
+                with self._changed:
+                    prepare = self._prepare
+                    if prepare is None:
+                        self._to_prepare.append(message)
+                if prepare is not None:
+                    prepare(message)
             case Welcome() | Cards() | Farewell() | Shrunk():
                 with self._changed:
                     if isinstance(message, Welcome):
@@ -425,71 +481,3 @@ class Control(ABC):
                     else:
                         self._farewell = True
                     self._changed.notify_all()
-
-
-class SocketControl(Control):
-    """A control connection over TCP.
-
-    Parameters
-    ----------
-    loop
-        Where it runs.
-    join
-        Who this rank is.
-    address
-        Where the store listens; dialled again and again until the deadline, since the store may come last.
-    secret
-        The job's secret.
-    deadline
-        Until when to try.
-
-    Raises
-    ------
-    RendezvousError
-        Nobody listens there, or no manyhands.
-    AuthenticationError
-        The store holds another secret.
-    """
-
-    def __init__(
-        self,
-        loop: Loop,
-        join: Join,
-        address: Address,
-        secret: bytes,
-        deadline: Deadline,
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> None:
-        sock = dial_patiently(address, secret, CONTROL_HELLO, join.rank, deadline, cancelled)
-        super().__init__(join.rank, join.world_size, sock.getsockname()[0])
-        self._address = address
-        self._connection = FrameConnection(
-            loop, sock, self._frame, self._lost, max_bytes=join.world_size * MAX_CARD_BYTES + MAX_CARD_BYTES
-        )
-        self._post(join)
-
-    def _post(self, message: FromRank) -> None:
-        last_words = isinstance(message, Report) and message.kind == "silent"  # the program may end right after
-        self._connection.send(encode(message), within_s=_SILENCE_S if last_words else 0.0)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-    def _frame(self, frame: bytes | None) -> None:
-        message = decode_from_store(frame)
-        if message is not None and all(0 <= rank < self.world_size for rank in ranks_in(message)):
-            self._deliver(message)
-            return
-        text = f"rank {self.rank} got a frame that cannot be read from the store with rank 0, at {show_address(self._address)}"
-        self._post(Report("protocol", text, 0))  # who can be told is told the same
-        self.fail(Verdict("protocol", text, 0))
-
-    def _lost(self, reason: str) -> None:
-        if self._farewell:
-            return
-        text = f"rank 0 was lost: the control connection to it at {show_address(self._address)} ended ({reason}), so its process died or was cut off"
-        self.fail(Verdict("lost", text, peer=0))
-        with self._changed:
-            self._cut = text
-            self._changed.notify_all()

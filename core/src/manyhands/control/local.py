@@ -10,9 +10,10 @@ from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Runtime
 from manyhands.control.computer import COMPUTER
 from manyhands.control.connection import Control, make_join
-from manyhands.control.membership import Membership, error_from
+from manyhands.control.membership import Membership
 from manyhands.control.protocol import FromRank, FromStore, Verdict, Welcome
 from manyhands.control.recorder import FlightRecorder
+from manyhands.control.verdicts import error_from
 from manyhands.errors import DeadlineError
 
 __all__ = ["LocalControl", "LocalHub"]

@@ -15,6 +15,9 @@ what the ranks report and decides on one *first cause*, which every rank learns 
 
 A job that has failed decides one thing more: who is left, once all of those have asked to go on (`Shrink`).
 
+The store tells its successor, another rank, the first cause before it tells anybody else. So all ranks learn alike of it, also where the
+store ends in the midst of telling them: see `reserve`.
+
 It also carries the exchanges in which ranks trade cards, each among the members that it names, and gives out the numbers of groups.
 """
 
@@ -27,89 +30,50 @@ import msgspec
 
 from manyhands.control.protocol import (
     ANOTHER_CALL,
+    Agreed,
     Cards,
     Checkpoint,
+    Decided,
     Disbanded,
     Exchange,
     Farewell,
     FromRank,
     FromStore,
     GiveUp,
+    Gone,
     Join,
     Leave,
     LeaveGroup,
+    Orphaned,
+    Prepare,
     Progress,
     Question,
     Report,
     Shrink,
     Shrunk,
     Stalled,
+    Standby,
+    Successor,
     Testimony,
     Verdict,
     Wait,
     Welcome,
     ranks_in,
 )
+from manyhands.control.verdicts import show_ranks
 from manyhands.control.waits import behind_whom, circle, still_owed, unread
-from manyhands.errors import (
-    AbortedError,
-    AuthenticationError,
-    CollectiveMismatchError,
-    CommError,
-    DeadlineError,
-    DeadlockError,
-    InputChangedError,
-    InternalError,
-    ManyHandsError,
-    PeerLostError,
-    ProtocolError,
-    RendezvousError,
-)
 
-__all__ = ["KINDS", "Membership", "error_from"]
-
-KINDS: dict[str, type[ManyHandsError]] = {
-    "aborted": AbortedError,
-    "authentication": AuthenticationError,
-    "changed": InputChangedError,
-    "deadlock": DeadlockError,
-    "deadline": DeadlineError,
-    "internal": InternalError,
-    "lost": PeerLostError,
-    "silent": DeadlineError,
-    "mismatch": CollectiveMismatchError,
-    "protocol": ProtocolError,
-    "rendezvous": RendezvousError,
-    "failed": CommError,
-}
-"""The error that each kind of report and verdict becomes."""
+__all__ = ["Membership"]
 
 _INQUEST_S = 0.4
 _SUSPICION_S = 0.5
+_AGREEMENT_S = 0.25
+"""How long the store waits for its successor before it tells the others the first cause."""
 _NOWHERE = -2
 """The number of no call: whoever is asked for it tells what it did last. Where ranks meet is -1."""
 _GATHERING = re.compile(r"((?:all_)?gather\(\w+\[)\d+([^()=]*(?:root=\d+)?)\)")
 """A gathering without counts, in words: the length of axis 0 stands between the groups."""
 _ORDER = "every rank must make the same calls, in the same order"
-
-
-def error_from(verdict: Verdict, rank: int) -> ManyHandsError:
-    """Return the error that ``rank`` raises for a verdict."""
-    kind = KINDS.get(verdict.kind, CommError)
-    return kind(verdict.text, rank=rank, peer=verdict.peer, operation=verdict.operation, sequence=verdict.sequence)
-
-
-def show_ranks(ranks: Iterable[int]) -> str:
-    """Return ``"rank 3"`` or ``"ranks 0-2, 5"``."""
-    numbers = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"
 
 
 class _Inquest(msgspec.Struct):
@@ -143,6 +107,8 @@ class Membership:
         Gives a message to a rank.
     call_later
         Calls a function after a number of seconds.
+    store
+        The rank in whose process this is; None where it ends with all ranks.
     """
 
     def __init__(
@@ -151,6 +117,7 @@ class Membership:
         key: bytes,
         send: Callable[[int, FromStore], None],
         call_later: Callable[[float, Callable[[], None]], None],
+        store: int | None = None,
     ) -> None:
         self.world_size = world_size
         self.members: dict[int, Join] = {}
@@ -158,9 +125,11 @@ class Membership:
         self._key = key
         self._send = send
         self._call_later = call_later
+        self._store = store
         self._left: dict[int, Progress] = {}
         self._parted = False
         self._gone: set[int] = set()
+        self._vanished: set[int] = set()
         self._meetings: dict[str, _Meeting] = {}
         self._numbers = 1
         self._leaving: dict[int, dict[int, Progress]] = {}
@@ -172,6 +141,9 @@ class Membership:
         self._inquests = 0
         self._shrinking: dict[int, Shrink] = {}
         self._given_up: Shrunk | None = None
+        self._successor: Successor | None = None
+        self._announced = False
+        self._has_taken_over = False
 
     @property
     def complete(self) -> bool:
@@ -197,12 +169,13 @@ class Membership:
             return self.verdict
         problem = self._objection(message)
         if problem:
-            self._decide(Verdict("rendezvous", problem, peer=message.rank))
+            self.fail(Verdict("rendezvous", problem, peer=message.rank))
             return self.verdict
         self.members[message.rank] = message
         if self.complete:
             names = [self.members[rank].host for rank in range(self.world_size)]
             self._tell_all(Welcome(self._key, [names.index(name) for name in names]))
+            self._appoint()
         return None
 
     def _objection(self, message: Join) -> str:
@@ -228,7 +201,7 @@ class Membership:
             text = (
                 f"rank {rank} sent the store a frame that cannot be: it names rank {stranger} in a world of {self.world_size}"
             )
-            self._decide(Verdict("protocol", text, rank))
+            self.fail(Verdict("protocol", text, rank))
             return
         match message:
             case Exchange():
@@ -251,24 +224,50 @@ class Membership:
                     self._check_meeting(name, meeting)
                 self._say_farewell()
                 self._check_shrink()
+                if self._successor is not None and rank == self._successor.rank:
+                    self._appoint()
             case LeaveGroup(group, members, progress):
                 self._leave_group(rank, group, members, progress)
             case Checkpoint():
                 self._compare(rank, message)
+            case Shrink() | GiveUp() | Standby() | Agreed():
+                self._handle_end(rank, message)
+            case Join():
+                self.fail(Verdict("protocol", f"rank {rank} joined twice", peer=rank))
+
+    def _handle_end(self, rank: int, message: Shrink | GiveUp | Standby | Agreed) -> None:
+        """Take in what is about the end of the job, or of this store."""
+        match message:
             case Shrink():
                 self._shrink(rank, message)
             case GiveUp(timeout_s):
                 self._give_up_shrinking(timeout_s)
-            case Join():
-                self._decide(Verdict("protocol", f"rank {rank} joined twice", peer=rank))
+            case Standby(host, port):
+                self._successor = Successor(rank, host, port)
+                if self.verdict is not None:
+                    self._send(rank, Decided(self.verdict))
+                self._tell_all(self._successor)
+            case Agreed(verdict):
+                if self.verdict is not None and not self._announced and self._successor and rank == self._successor.rank:
+                    self.verdict = verdict
+                    self._announce()
 
-    def lost(self, rank: int, reason: str) -> None:
-        """Take note that a rank's control connection has ended."""
+    def lost(self, rank: int, reason: str, vanished: bool = False) -> None:
+        """Take note that a rank's control connection has ended; if the rank has ``vanished``, it may live, and be cut off.
+
+        Of two parts of a job that cannot see each other, the larger one may go on; if they are equal, that with the store.
+        """
         self._gone.add(rank)
-        if rank not in self._left:
+        if vanished:
+            self._vanished.add(rank)
+        if self.verdict is not None:
+            self._tell_all(Gone(rank, reason))
+            if not self._has_successor():
+                self._announce()
+        elif rank not in self._left:
             member = self.members[rank]
             when = "" if self.complete else " while the ranks were meeting"
-            self._decide(
+            self.fail(
                 Verdict(
                     "lost",
                     f"rank {rank} was lost{when}: its process {member.pid} on {member.host} died, or was cut off ({reason})",
@@ -282,18 +281,45 @@ class Membership:
     def will_not_come(self, rank: int, reason: str) -> None:
         """Take note that a rank has ended, unless it has come: then its connection will say so."""
         if rank not in self.members:
-            self._decide(Verdict("lost", f"rank {rank} was lost before the ranks had met: {reason}", rank))
+            self.fail(Verdict("lost", f"rank {rank} was lost before the ranks had met: {reason}", rank))
 
     def late(self, timeout_s: float, hint: str = "") -> None:
         """End the job where ranks have not come within a time."""
         missing = self.missing()
         if missing:
             text = f"the ranks did not meet within {timeout_s:g} s: {show_ranks(missing)} of {self.world_size} did not come"
-            self._decide(Verdict("deadline", text + (f". {hint}" if hint else ""), peer=missing[0]))
+            self.fail(Verdict("deadline", text + (f". {hint}" if hint else ""), peer=missing[0]))
 
-    def fail(self, verdict: Verdict) -> None:
-        """End the job for a reason of the store's own."""
-        self._decide(verdict)
+    def take_over(
+        self, members: dict[int, Join], left: dict[int, Progress], gone: dict[int, tuple[str, bool]], verdict: Verdict | None
+    ) -> None:
+        """Go on where another store has ended.
+
+        Parameters
+        ----------
+        members, left
+            Who has come, and who has said goodbye.
+        gone
+            Whose connection has ended, why, and whether it has vanished.
+        verdict
+            The first cause, where the other store has told it.
+        """
+        self.members = members
+        self._left = left
+        self._has_taken_over = True
+        if verdict is not None:
+            self.fail(verdict)
+        for rank, (reason, vanished) in gone.items():
+            self.lost(rank, reason, vanished)
+        self._appoint()
+
+    def _appoint(self) -> None:
+        """Have a rank prepare to go on where this ends: one that is on another host, where there is one."""
+        able = [rank for rank in self._survivors() if rank != self._store]
+        if self._store is not None and able:
+            here = self.members[self._store].host
+            away = (rank for rank in able if self.members[rank].host != here)
+            self._send(next(away, able[0]), Prepare(self._store))
 
     def _say_farewell(self) -> None:
         # Never after a verdict: a rank that leaves as others abort must learn of that, and not that all is well.
@@ -302,7 +328,7 @@ class Membership:
         self._parted = True
         problem = unread(self._left)
         if problem:
-            self._decide(Verdict("mismatch", problem))
+            self.fail(Verdict("mismatch", problem))
         else:
             self._tell_all(Farewell())
 
@@ -361,7 +387,7 @@ class Membership:
             del self._stalls[member]
         problem = unread(left)
         if problem:
-            self._decide(Verdict("mismatch", problem))
+            self.fail(Verdict("mismatch", problem))
             return
         for member in members:
             if member not in self._gone:
@@ -408,7 +434,7 @@ class Membership:
             if concerned and self._owes(wait, rank, peer, progress):
                 text = f"rank {peer} has closed its group, and rank {rank} waits for it in {wait.operation} #{wait.sequence}: {_ORDER}"
                 verdict = Verdict("mismatch", text, peer, wait.operation, wait.sequence)
-                self._decide(verdict)
+                self.fail(verdict)
                 return
 
     def _reported(self, rank: int, message: Report) -> None:
@@ -421,9 +447,9 @@ class Membership:
                 # Its control connection is still there: what is known is that the two cannot talk.
                 text = message.text if message.peer is None else f"rank {message.peer} was lost to rank {rank}: {message.text}"
                 lost = msgspec.structs.replace(message, text=text)
-                self._call_later(_SUSPICION_S, lambda: self._decide(_as_verdict(lost)))
+                self._call_later(_SUSPICION_S, lambda: self.fail(_as_verdict(lost)))
             case _:
-                self._decide(_as_verdict(message))
+                self.fail(_as_verdict(message))
 
     def _open_inquest(self, reporter: int, report: Report) -> None:
         if self.verdict is not None or self._inquest is not None:
@@ -485,13 +511,30 @@ class Membership:
             elif peer is not None:
                 who = "" if peer == report.peer else ", in the end"
                 headline += f": rank {inquest.reporter} waits for rank {peer}{who}"
-        self._decide(Verdict(report.kind, "\n".join([headline, *lines]), peer, report.operation, report.sequence))
+        self.fail(Verdict(report.kind, "\n".join([headline, *lines]), peer, report.operation, report.sequence))
 
-    def _decide(self, verdict: Verdict) -> None:
-        if self.verdict is None:
-            self.verdict = verdict
-            self._tell_all(verdict)
-            self._check_shrink()
+    def fail(self, verdict: Verdict) -> None:
+        """End the job, unless it has ended."""
+        if self.verdict is not None:
+            return
+        self.verdict = verdict
+        if self._successor is not None and self._has_successor():
+            self._send(self._successor.rank, Decided(verdict))
+            self._call_later(_AGREEMENT_S, self._announce)
+        else:
+            self._announce()
+
+    def _has_successor(self) -> bool:
+        successor = self._successor
+        return successor is not None and successor.rank not in self._gone and successor.rank not in self._left
+
+    def _announce(self) -> None:
+        """Tell all ranks the first cause, once."""
+        if self._announced or self.verdict is None:
+            return
+        self._announced = True
+        self._tell_all(self.verdict)
+        self._check_shrink()
 
     def _shrink(self, rank: int, message: Shrink) -> None:
         if self._given_up is not None:
@@ -500,7 +543,7 @@ class Membership:
         self._shrinking[rank] = message
         if self.verdict is None:  # the rank knows of a failure that nobody has reported
             text = f"rank {rank} found that the job had failed, and asked the others to go on without those that are lost"
-            self._call_later(_SUSPICION_S, lambda: self._decide(Verdict("failed", text, rank)))
+            self._call_later(_SUSPICION_S, lambda: self.fail(Verdict("failed", text, rank)))
         self._check_shrink()
 
     def _survivors(self) -> list[int]:
@@ -508,14 +551,19 @@ class Membership:
 
     def _check_shrink(self) -> None:
         """Let those that are left go on once all of them have asked to."""
-        if self.verdict is None or not self._shrinking:
-            return
         survivors = self._survivors()
-        if 0 not in survivors:
-            text = "rank 0 was lost, or has closed its group, and the store was with it: the others cannot go on; start the job anew"
-            self._tell_shrunk(Shrunk([], 0, Verdict("lost", text, 0)))
-        elif all(rank in self._shrinking for rank in survivors):
-            self._tell_shrunk(Shrunk(survivors, self._shrinking[0].port))
+        if not self._announced or not self._shrinking or not all(rank in self._shrinking for rank in survivors):
+            return
+        others = len(self._vanished)
+        if others > len(survivors) or (others == len(survivors) and self._has_taken_over):
+            text = (
+                f"{show_ranks(self._vanished)} cannot be reached, and may live: they are not fewer than {show_ranks(survivors)}, who must not go on "
+                "beside them; start the job anew"
+            )
+            self._tell_shrunk(Shrunk([], "", 0, Verdict("lost", text, min(self._vanished), "shrink")))
+        else:
+            first = self._shrinking[survivors[0]]
+            self._tell_shrunk(Shrunk(survivors, first.host, first.port))
 
     def _give_up_shrinking(self, timeout_s: float) -> None:
         missing = [rank for rank in self._survivors() if rank not in self._shrinking]
@@ -526,7 +574,7 @@ class Membership:
             "rank that is left must call it"
         )
         # Those that asked are gone by now: who asks later must not go on without them.
-        self._given_up = Shrunk([], 0, Verdict("deadline", text, missing[0], "shrink"))
+        self._given_up = Shrunk([], "", 0, Verdict("deadline", text, missing[0], "shrink"))
         self._tell_shrunk(self._given_up)
 
     def _tell_shrunk(self, message: Shrunk) -> None:

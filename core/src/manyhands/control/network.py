@@ -43,6 +43,8 @@ _MAX_STRANGERS = 128
 """How many unproven connections a listener keeps at once."""
 _PRESSED_S = 2.0
 """How long an unproven connection is safe from newcomers where all places are taken."""
+_SILENT = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
+"""What a connection ends with where the other side is silent, and not known to have ended."""
 _KEEPALIVE_S = 10
 """After how long a host that vanished without a word counts as lost."""
 
@@ -411,6 +413,11 @@ class FrameConnection:
         Called once in the loop's thread, with a reason, when the other side closed or broke the connection.
     max_bytes
         A longer frame is refused before memory is taken for it.
+
+    Attributes
+    ----------
+    vanished
+        Whether it was lost because the other side does not answer any more: it may live, and be cut off.
     """
 
     _LENGTH = struct.Struct("<I")
@@ -432,6 +439,7 @@ class FrameConnection:
         self._incoming = bytearray()
         self._outgoing = bytearray()
         self._open = True
+        self.vanished: bool = False
         loop.call(lambda: self._watch(selectors.EVENT_READ))
 
     def send(self, frame: bytes, *, within_s: float = 0.0) -> None:
@@ -485,18 +493,18 @@ class FrameConnection:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._lost(str(error))
+            self._lost(str(error), error)
             return
         self._watch(selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0))
 
     def _read(self) -> None:
-        reason = "the connection was closed"
+        reason, failure = "the connection was closed", None
         try:
             piece = self._sock.recv(65536)
         except BlockingIOError:
             return
         except OSError as error:
-            piece, reason = b"", str(error)
+            piece, reason, failure = b"", str(error), error
         self._incoming += piece
         while self._open and len(self._incoming) >= self._LENGTH.size:
             (length,) = self._LENGTH.unpack_from(self._incoming)
@@ -511,14 +519,15 @@ class FrameConnection:
             del self._incoming[: self._LENGTH.size + length]
             self._on_frame(frame)
         if not piece and self._open:
-            self._lost(reason)
+            self._lost(reason, failure)
 
     def _end(self, reason: str) -> None:
         if self._open:
             self._lost(reason)
 
-    def _lost(self, reason: str) -> None:
+    def _lost(self, reason: str, error: OSError | None = None) -> None:
         self._open = False
+        self.vanished = error is not None and error.errno in _SILENT
         self._loop.forget(self._sock)
         self._sock.close()
         self._on_lost(reason)

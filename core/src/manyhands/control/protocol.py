@@ -10,22 +10,29 @@ from manyhands.common.checks import UNREADABLE
 
 __all__ = [
     "ANOTHER_CALL",
+    "Agreed",
     "Cards",
+    "Decided",
     "Disbanded",
     "Exchange",
     "Farewell",
     "FromRank",
     "FromStore",
     "GiveUp",
+    "Gone",
     "Join",
     "Leave",
     "LeaveGroup",
+    "Orphaned",
+    "Prepare",
     "Progress",
     "Question",
     "Report",
     "Shrink",
     "Shrunk",
     "Stalled",
+    "Standby",
+    "Successor",
     "Testimony",
     "Verdict",
     "Wait",
@@ -108,7 +115,7 @@ class Stalled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """A rank found a failure; ``kind`` is a key of `membership.KINDS`, and ``members`` are those who can say more, all if empty."""
+    """A rank found a failure; ``kind`` is a key of `verdicts.KINDS`, and ``members`` are those who can say more, all if empty."""
 
     kind: str
     text: str
@@ -181,8 +188,9 @@ class Disbanded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shrink(msgspec.Struct, frozen=True, tag=True):
-    """A rank of a job that has failed asks to go on with those that are left; rank 0 listens for them at ``port``."""
+    """A rank of a job that has failed asks to go on with those that are left; if it is the first of them, it listens for them there."""
 
+    host: str
     port: int
 
 
@@ -190,14 +198,6 @@ class GiveUp(msgspec.Struct, frozen=True, tag=True):
     """A rank has waited so long for the others to ask to go on."""
 
     timeout_s: float
-
-
-class Question(msgspec.Struct, frozen=True, tag=True):
-    """The store asks what a rank knows about the call ``sequence`` of ``channel``."""
-
-    inquest: int
-    channel: int
-    sequence: int
 
 
 class Verdict(msgspec.Struct, frozen=True, tag=True):
@@ -210,20 +210,89 @@ class Verdict(msgspec.Struct, frozen=True, tag=True):
     sequence: int | None = None
 
 
+class Standby(msgspec.Struct, frozen=True, tag=True):
+    """A rank is ready to go on where the store ends, and listens for the others there."""
+
+    host: str
+    port: int
+
+
+class Orphaned(msgspec.Struct, frozen=True, tag=True):
+    """A rank tells the store's successor that its connection to the store has ended."""
+
+    reason: str
+
+
+class Agreed(msgspec.Struct, frozen=True, tag=True):
+    """The store's successor knows of the first cause, or has found another one before: that one then holds."""
+
+    verdict: Verdict
+
+
+class Question(msgspec.Struct, frozen=True, tag=True):
+    """The store asks what a rank knows about the call ``sequence`` of ``channel``."""
+
+    inquest: int
+    channel: int
+    sequence: int
+
+
+class Decided(msgspec.Struct, frozen=True, tag=True):
+    """The store tells its successor the first cause before it tells anybody else."""
+
+    verdict: Verdict
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """A rank is to get ready to go on where the store, with rank ``store``, ends."""
+
+    store: int
+
+
+class Successor(msgspec.Struct, frozen=True, tag=True):
+    """Who goes on where the store ends, and where it listens for the others."""
+
+    rank: int
+    host: str
+    port: int
+
+
+class Gone(msgspec.Struct, frozen=True, tag=True):
+    """A rank has ended, after the job has failed."""
+
+    rank: int
+    reason: str
+
+
 class Farewell(msgspec.Struct, frozen=True, tag=True):
     """All ranks have left."""
 
 
 class Shrunk(msgspec.Struct, frozen=True, tag=True):
-    """The ranks that are left, in order, and the port at which rank 0 waits for them; or why they cannot go on."""
+    """The ranks that are left, in order, and where the first of them waits for the others; or why they cannot go on."""
 
     ranks: list[int]
+    host: str
     port: int
     problem: Verdict | None = None
 
 
-FromRank = Join | Exchange | Stalled | Report | Testimony | Leave | LeaveGroup | Checkpoint | Shrink | GiveUp
-FromStore = Welcome | Cards | Disbanded | Question | Verdict | Farewell | Shrunk
+FromRank = (
+    Join
+    | Exchange
+    | Stalled
+    | Report
+    | Testimony
+    | Leave
+    | LeaveGroup
+    | Checkpoint
+    | Shrink
+    | GiveUp
+    | Standby
+    | Orphaned
+    | Agreed
+)
+FromStore = Welcome | Cards | Disbanded | Question | Verdict | Farewell | Shrunk | Decided | Prepare | Successor | Gone
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
@@ -271,7 +340,15 @@ def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
         case Report():
             yield from message.members
             yield 0 if message.peer is None else message.peer
-        case Verdict(peer=int(peer)) | Shrunk(problem=Verdict(peer=int(peer))):
+        case (
+            Verdict(peer=int(peer))
+            | Shrunk(problem=Verdict(peer=int(peer)))
+            | Decided(verdict=Verdict(peer=int(peer)))
+            | Agreed(verdict=Verdict(peer=int(peer)))
+            | Prepare(store=peer)
+            | Successor(rank=peer)
+            | Gone(rank=peer)
+        ):
             yield peer
         case Shrunk(ranks=hosts) | Welcome(hosts=hosts):
             yield from hosts

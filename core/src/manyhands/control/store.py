@@ -39,12 +39,10 @@ class Store:
     def __init__(self, loop: Loop, sock: socket.socket, secret: bytes, world_size: int, deadline: Deadline) -> None:
         self._loop = loop
         self._ranks: dict[int, FrameConnection] = {}
-        self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later)
+        self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later, store=0)
         self._deadline = deadline
         self._changed = threading.Condition()
         self._seats: set[FrameConnection] = set()
-        self._ended: dict[int, str] = {}
-        self._on_end: Callable[[int, str], None] | None = None
         self._listener = Listener(loop, sock, secret, self._incoming, self._refused)
         loop.call(lambda: loop.call_later(deadline.remaining(), self._late))
 
@@ -61,16 +59,6 @@ class Store:
             function()
 
         threading.Thread(target=wait, name="manyhands-store-drain", daemon=True).start()
-
-    def tell_who_ends(self, function: Callable[[int, str], None]) -> None:
-        """Call ``function(rank, reason)`` in the loop for each rank whose connection has ended, or does so later."""
-
-        def begin() -> None:
-            self._on_end = function
-            for rank, reason in self._ended.items():
-                function(rank, reason)
-
-        self._loop.call(begin)
 
     def will_not_come(self, rank: int, reason: str) -> None:
         """Take note that a rank has ended, which may not have come yet; from any thread."""
@@ -119,8 +107,7 @@ class _Seat:
             who = "a process" if self._rank is None else f"rank {self._rank}"
             verdict = Verdict("protocol", f"{who} sent the store a frame that cannot be read", self._rank)
             membership.fail(verdict)
-            if self._rank is None:
-                self._connection.send(encode(membership.verdict or verdict))
+            self._connection.send(encode(membership.verdict or verdict))  # who hears nothing more after that
         elif isinstance(message, Join):
             self._join(message)
         elif self._rank is not None:
@@ -146,7 +133,4 @@ class _Seat:
             self._store._seats.discard(self._connection)
             self._store._changed.notify_all()
         if self._rank is not None:
-            self._store._membership.lost(self._rank, reason)
-            self._store._ended[self._rank] = reason
-            if self._store._on_end is not None:
-                self._store._on_end(self._rank, reason)
+            self._store._membership.lost(self._rank, reason, self._connection.vanished)

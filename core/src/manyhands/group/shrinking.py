@@ -78,17 +78,19 @@ class _Shrinking(msgspec.Struct, frozen=True):
         failure: CommError | None = None
         count = self.old.world_size
         while True:
-            # Nobody dials before all have asked to go on, and by then rank 0 listens.
+            # Nobody dials before all have asked to go on, and by then each of them listens, since nobody knows who will be the first.
             with _listen(self.old, self.deadline) as listener:
-                shrunk = self.old.control.shrink(0 if listener is None else listener.getsockname()[1], self.deadline)
+                address = ("", 0) if listener is None else listener.getsockname()[:2]
+                shrunk = self.old.control.shrink(address, self.deadline)
                 if failure is not None and len(shrunk.ranks) == count:
                     raise failure  # nobody has died: what broke would break again
                 count = len(shrunk.ranks)
                 try:
                     return self.form(shrunk, listener)
                 except CommError as error:
-                    # Who meets somebody else there, alone, goes; where rank 0 is gone, the old store will say so.
-                    is_alone = isinstance(error, RendezvousError) and not self.old.control.cut
+                    # Who meets somebody else there, alone, goes; where the first of them is gone, the old store says so.
+                    control = self.old.control
+                    is_alone = isinstance(error, RendezvousError) and not control.cut and shrunk.ranks[0] not in control.gone
                     if is_alone or self.deadline.passed():
                         raise
                     failure = error
@@ -116,10 +118,10 @@ class _Shrinking(msgspec.Struct, frozen=True):
             len(ranks),
             before.backend,
             before.choices,
-            (before.address[0], shrunk.port),
+            (shrunk.host, shrunk.port),
             before.secret,
             None if listener is None else listener.fileno(),
-            (old, ranks),
+            (old.control, ranks),
             old.local_rank,
             self.at_end,
         )
@@ -129,8 +131,7 @@ class _Shrinking(msgspec.Struct, frozen=True):
 
 
 def _listen(old: Job, deadline: Deadline) -> contextlib.AbstractContextManager[socket.socket | None]:
-    """Return the socket at which rank 0 waits for the others, on the address at which they found it before; to be closed by the context."""
-    meeting = old.meeting
-    if meeting is None or old.rank != 0:
+    """Return the socket at which this rank waits for the others, on the address by which it reaches them; to be closed by the context."""
+    if old.meeting is None:
         return contextlib.nullcontext()
-    return guarded_bind((meeting.address[0], 0), bool(meeting.secret), deadline)
+    return guarded_bind((old.control.host, 0), bool(old.meeting.secret), deadline)

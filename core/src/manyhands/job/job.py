@@ -26,11 +26,13 @@ from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Runtime
 from manyhands.control.cards import read_cards
 from manyhands.control.computer import COMPUTER
-from manyhands.control.connection import Control, SocketControl, make_join
+from manyhands.control.connection import Control, make_join
 from manyhands.control.forking import forget_after_fork
 from manyhands.control.loop import Loop
 from manyhands.control.network import Address, Listener, dial, show_address
-from manyhands.control.protocol import Report, Verdict
+from manyhands.control.protocol import Prepare, Report, Successor, Verdict
+from manyhands.control.remote import SocketControl
+from manyhands.control.reserve import Reserve
 from manyhands.control.store import Store
 from manyhands.errors import (
     ClosedError,
@@ -61,10 +63,17 @@ class Part(Protocol):
 P = TypeVar("P", bound=Part)
 
 _LATECOMERS_S = 1.0
+_STANDBY_S, _STANDBY_END_S = 20.0, 0.5
+"""How long to try to reach the store's successor, and how long to wait until the attempt has ended."""
 _FACTORY_GRACE_S = 2.0
 """How long a factory that is overdue may still take to say why: what it waits for has the same deadline."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What a connection fails with for a reason of this rank's own: the peer is not lost."""
+
+
+def _tell_who_ends(old: Control, ranks: Sequence[int], store: Store) -> None:
+    """Let the store of those that are left know who ends before it comes there."""
+    old.on_gone(lambda rank, reason: store.will_not_come(ranks.index(rank), reason) if rank in ranks else None)
 
 
 class Job:
@@ -112,6 +121,9 @@ class Job:
         self.drains: list[Callable[[Deadline], bool]] = []
         self._loop: Loop | None = None
         self._store: Store | None = None
+        self._reserve: Reserve | None = None
+        self._successor: Successor | None = None
+        self._standby: list[threading.Thread] = []
         self._listeners: list[Listener] = []
         self._key = b""
         self._secure = True
@@ -122,6 +134,7 @@ class Job:
         self._parts: dict[object, Any] = {}
         self.device_channels: list[DeviceChannel] = []
         self._released = False
+        self._releasing = threading.Lock()
         self._member: ThreadRank | None = None
 
     @classmethod
@@ -141,19 +154,16 @@ class Job:
             if meeting.rank == 0:
                 job._store = store = Store(loop, meeting.listen(deadline), meeting.secret, meeting.world_size, deadline)
                 if meeting.before is not None:
-                    old, ranks = meeting.before
-                    old.pass_on_who_ends(ranks, store)
+                    _tell_who_ends(*meeting.before, store)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
-            # Whoever lost rank 0 meanwhile need not look for it.
-            before = None if meeting.before is None else meeting.before[0].control
-            job.control = SocketControl(
-                loop, join, meeting.address, meeting.secret, deadline, lambda: before is not None and before.cut
-            )
+            job.control = control = SocketControl(loop, join, meeting.address, meeting.secret, deadline, meeting.is_vain)
             # The store ends the wait for the others, and knows who is missing: this rank's own clock should not run out first.
             welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
             job._key = hmac.digest(meeting.secret, welcome.key, hashlib.sha256)
             job.hosts = tuple(welcome.hosts)
             job._secure = bool(meeting.secret)
+            if meeting.world_size > 1:
+                job._be_prepared(control)
         except BaseException as error:
             # Ranks that are still on their way are told why, instead of looking for a store that has gone.
             if job._store is not None and meeting.keep is not None:
@@ -378,26 +388,70 @@ class Job:
 
     def _release(self) -> None:
         """Give everything back, in the order that lets the last messages out."""
-        self._released = True
+        with self._releasing:
+            self._released, self._successor = True, None
+        for thread in self._standby:
+            thread.join(_STANDBY_END_S)
         atexit.unregister(self._at_exit)
         if self._member is not None:
             self._member.not_at_end(self.finish)
         self._release_backend()
-        if self._store is not None:
-            self._store.drain(1.0)
+        for store in (self._store, self._reserve):
+            if store is not None:
+                store.drain(1.0)
         if hasattr(self, "control"):
             self.control.close()
-        if self._store is not None:
-            self._store.close()
+        for store in (self._store, self._reserve):
+            if store is not None:
+                store.close()
         if self._loop is not None:
             self._loop.stop()
 
-    def pass_on_who_ends(self, ranks: Sequence[int], store: Store) -> None:
-        """Let the store of those that are left know who ends before it comes there."""
-        if self._store is not None:
-            self._store.tell_who_ends(
-                lambda rank, reason: store.will_not_come(ranks.index(rank), reason) if rank in ranks else None
-            )
+    def _be_prepared(self, control: SocketControl) -> None:
+        """Be ready for the end of the store: connect to the rank that goes on in its place, in the background, or be that one."""
+
+        def connect(successor: Successor) -> None:
+            address, deadline = (successor.host, successor.port), Deadline(_STANDBY_S)
+            try:
+                sock = dial(
+                    address, self._key, b"reserve", deadline, lambda: self._released or successor is not self._successor
+                )
+            except (OSError, ManyHandsError) as error:
+                _log.debug("rank %d does not reach rank %d, the store's successor: %s", self.rank, successor.rank, error)
+                return
+            with self._releasing:
+                if successor is self._successor:
+                    control.follow(sock, successor.rank)
+                else:
+                    sock.close()
+
+        def prepare(message: Prepare | Successor) -> None:
+            if isinstance(message, Successor):
+                with (
+                    self._releasing,
+                    contextlib.suppress(RuntimeError),
+                ):  # the interpreter is ending, and starts no more threads
+                    self._successor = message
+                    thread = threading.Thread(target=connect, args=(message,), name="manyhands-standby", daemon=True)
+                    thread.start()
+                    self._standby.append(thread)
+                return
+            try:
+                sock = guarded_bind((control.host, 0), self._secure)
+            except (OSError, ManyHandsError) as error:  # as where there are no descriptors left
+                _log.warning(
+                    "rank %d cannot go on in the place of rank %d, should that die: %s", self.rank, message.store, error
+                )
+                return
+            host, port = sock.getsockname()[:2]
+            with self._releasing:
+                if self._released:
+                    sock.close()
+                    return
+                self._reserve = Reserve(self.loop, sock, self._key, self.rank, self.world_size, message.store)
+            control.stand_by(self._reserve, (host, port))
+
+        control.on_prepare(prepare)
 
     def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
         """Listen for ranks of this job on a free port."""

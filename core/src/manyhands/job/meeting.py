@@ -5,25 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from manyhands.contract.deadline import Deadline
 from manyhands.control.connection import Control
 from manyhands.control.forking import close_after_fork
 from manyhands.control.network import Address, bind, is_loopback
-from manyhands.control.store import Store
 from manyhands.errors import AuthenticationError
 
 __all__ = ["Meeting", "guarded_bind"]
-
-
-class Predecessor(Protocol):
-    """The job that ranks are left over from."""
-
-    control: Control
-
-    def pass_on_who_ends(self, ranks: Sequence[int], store: Store) -> None:
-        """Let the store of those that are left know who ends before it comes there."""
 
 
 class Meeting:
@@ -44,7 +33,7 @@ class Meeting:
     local_rank
         Which of the ranks of its host this one is, where that is known from before.
     before
-        The job that the ranks are left over from, and which of it they were.
+        The control connection of the job that the ranks are left over from, and which of it they were.
     keep
         Takes what gives back a store at which the ranks did not meet: until then it tells latecomers why. Without it, for a moment.
     """
@@ -58,7 +47,7 @@ class Meeting:
         address: Address,
         secret: bytes,
         inherited: int | None,
-        before: tuple[Predecessor, Sequence[int]] | None = None,
+        before: tuple[Control, Sequence[int]] | None = None,
         local_rank: int | None = None,
         keep: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
@@ -72,6 +61,13 @@ class Meeting:
         self.before = before
         self.local_rank = local_rank
         self.keep = keep
+
+    def is_vain(self) -> bool:
+        """Tell whether nobody needs to look for the others any more: rank 0 has ended before they met."""
+        if self.before is None:
+            return False
+        old, ranks = self.before
+        return old.cut or ranks[0] in old.gone
 
     def listen(self, deadline: Deadline) -> socket.socket:
         """Return the socket at which rank 0 waits for the others."""

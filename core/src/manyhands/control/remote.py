@@ -1,0 +1,177 @@
+"""The control connections of ranks that are processes: to the store, and to the rank that goes on in its place."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from manyhands.contract.deadline import Deadline
+from manyhands.control.connection import Control
+from manyhands.control.loop import Loop
+from manyhands.control.network import Address, FrameConnection, dial_patiently, show_address
+from manyhands.control.protocol import (
+    MAX_CARD_BYTES,
+    Agreed,
+    Decided,
+    FromRank,
+    Join,
+    Leave,
+    Orphaned,
+    Report,
+    Verdict,
+    decode_from_store,
+    encode,
+    ranks_in,
+)
+
+__all__ = ["CONTROL_HELLO", "SocketControl"]
+
+CONTROL_HELLO = b"control"
+_LAST_WORDS_S = 1.0
+_ORPHAN_S = 3.0
+"""How long the store's successor has to say what became of the store."""
+
+
+class SocketControl(Control):
+    """A control connection over TCP.
+
+    Parameters
+    ----------
+    loop
+        Where it runs.
+    join
+        Who this rank is.
+    address
+        Where the store listens; dialled again and again until the deadline, since the store may come last.
+    secret
+        The job's secret.
+    deadline
+        Until when to try.
+
+    Raises
+    ------
+    RendezvousError
+        Nobody listens there, or no manyhands.
+    AuthenticationError
+        The store holds another secret.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        join: Join,
+        address: Address,
+        secret: bytes,
+        deadline: Deadline,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        sock = dial_patiently(address, secret, CONTROL_HELLO, join.rank, deadline, cancelled)
+        super().__init__(join.rank, join.world_size, sock.getsockname()[0])
+        self._loop = loop
+        self._join = join
+        self._store = 0
+        self._where = f" at {show_address(address)}"
+        self._second: _Wire | None = None  # to the rank that goes on where the store ends
+        self._successor = 0
+        self._old: list[_Wire] = []
+        self._closed = False
+        self._connection = _Wire(self)
+        self._connection.open(sock)
+        self._post(join)
+
+    def follow(self, sock: socket.socket, rank: int) -> None:
+        """Connect to the rank that goes on where the store ends, by a proven socket, which this closes in the end."""
+        with self._changed:
+            if self._closed:
+                sock.close()
+                return
+            if self._second is not None:
+                self._second.close()
+            self._second, self._successor = _Wire(self), rank
+            self._second.open(sock)
+            self._second.send(encode(self._join))
+
+    def _post(self, message: FromRank) -> None:
+        last_words = isinstance(message, Report) and message.kind == "silent"  # the program may end right after
+        self._connection.send(encode(message), within_s=_LAST_WORDS_S if last_words else 0.0)
+        second = self._second
+        if isinstance(message, Leave) and second is not None:
+            second.send(encode(message))
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._changed:
+            self._closed = True
+            for connection in (self._connection, self._second, *self._old):
+                if connection is not None:
+                    connection.close()
+
+    def _turn_to_successor(self) -> bool:
+        with self._changed:
+            if self._second is None:
+                return False
+            self._old.append(self._connection)
+            self._connection, self._second = self._second, None
+            self._store, self._where = self._successor, ""
+            return True
+
+    def _frame(self, connection: _Wire, frame: bytes | None) -> None:
+        message = decode_from_store(frame)
+        if message is None or not all(0 <= rank < self.world_size for rank in ranks_in(message)):
+            if connection is self._connection:
+                text = f"rank {self.rank} got a frame that cannot be read from the store with rank {self._store}{self._where}"
+                self._post(Report("protocol", text, self._store))  # who can be told is told the same
+                self.fail(Verdict("protocol", text, self._store))
+            return
+        if isinstance(message, Decided):  # also of a store that was stopped while others went on without it
+            verdict = message.verdict if self.reserve is None else self.reserve.agree(message.verdict)
+            connection.send(encode(Agreed(verdict)))
+            return
+        if connection is self._second:  # which goes on in the store's place from now on
+            self._turn_to_successor()
+        if connection is self._connection:
+            self._deliver(message)
+
+    def _lost(self, connection: _Wire, reason: str) -> None:
+        if connection is self._second:
+            self._second = None
+        if self._farewell or connection is not self._connection:
+            return
+        text = f"rank {self._store} was lost: the control connection to it{self._where} ended ({reason}), so its process died or was cut off"
+        lost = self._store
+        if not self._turn_to_successor():
+            self._cut_off(text, lost)
+            return
+        self._post(Orphaned(reason))
+        with self._changed:
+            if self._shrink is not None:
+                self._post(self._shrink)
+        self._loop.call_later(_ORPHAN_S, lambda: None if self.failed else self._cut_off(text, lost))
+
+    def _cut_off(self, text: str, lost: int) -> None:
+        self.fail(Verdict("lost", text, lost))
+        with self._changed:
+            self._cut = text
+            self._changed.notify_all()
+
+
+class _Wire:
+    """A connection of a control, which knows it before the first frame comes."""
+
+    def __init__(self, control: SocketControl) -> None:
+        self._control = control
+        self._connection: FrameConnection
+
+    def open(self, sock: socket.socket) -> None:
+        control = self._control
+        max_bytes = (control.world_size + 1) * MAX_CARD_BYTES
+        self._connection = FrameConnection(
+            control._loop, sock, partial(control._frame, self), partial(control._lost, self), max_bytes
+        )
+
+    def send(self, frame: bytes, *, within_s: float = 0.0) -> None:
+        self._connection.send(frame, within_s=within_s)
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,0 +1,196 @@
+"""The store's successor: where the ranks find each other again when the rank that has the store, at first rank 0, dies or falls silent.
+
+The store appoints one other rank, on another host where there is one. That one listens, and all ranks connect to it in the background. While the
+store lives the successor only takes note of who is there. It goes on in the store's place, and appoints a successor of its own,
+
+- as soon as the connection of the store's rank to it ends,
+- when a rank that waits for the store reports to the successor instead, since the store does not answer it,
+- or a moment after a rank has told it that its connection to the store has ended, unless the store decides something meanwhile: then it lives, and that
+  rank alone was cut off from it.
+
+What it needs to know is little. The calls under way have failed in any case, and the first cause the store has told its successor before it told anybody else:
+whichever of the two finds one first, the other takes that for its own. So a store that was stopped, and wakes up when others have gone on
+without it, changes nothing.
+
+Where the network has split, both may live, each with some of the ranks. Then only the larger part goes on (`Membership.lost`).
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from manyhands.control.loop import Loop
+from manyhands.control.membership import Membership
+from manyhands.control.network import FrameConnection, Listener
+from manyhands.control.protocol import (
+    MAX_FROM_RANK_BYTES,
+    FromRank,
+    FromStore,
+    Join,
+    Leave,
+    Orphaned,
+    Progress,
+    Report,
+    Shrink,
+    Shrunk,
+    Verdict,
+    decode_from_rank,
+    encode,
+)
+
+__all__ = ["Reserve"]
+
+_GRACE_S = 1.0
+"""How long the store has to say what became of a rank whose connection to it has ended."""
+
+
+class Reserve:
+    """What the successor knows, in the background loop.
+
+    Parameters
+    ----------
+    loop
+        Where it runs.
+    sock
+        The listening socket; owned by this from now on.
+    key
+        What proves membership.
+    rank, world_size
+        The successor, and how many ranks there are.
+    store
+        The rank that has the store.
+    """
+
+    def __init__(self, loop: Loop, sock: socket.socket, key: bytes, rank: int, world_size: int, store: int) -> None:
+        self._loop = loop
+        self._rank = rank
+        self._world_size = world_size
+        self._store = store
+        self._seats: dict[int, FrameConnection] = {}
+        self._open: set[FrameConnection] = set()
+        self._members: dict[int, Join] = {}
+        self._left: dict[int, Progress] = {}
+        self._gone: dict[int, tuple[str, bool]] = {}
+        self._waiting: list[tuple[int, FromRank]] = []
+        self._verdict: Verdict | None = None
+        self._membership: Membership | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._listener = Listener(loop, sock, key, self._accept)
+
+    def _accept(self, sock: socket.socket, _: bytes) -> None:
+        if self._closed:
+            sock.close()
+        else:
+            self._open.add(_Seat(self, sock).connection)
+
+    def agree(self, verdict: Verdict) -> Verdict:
+        """Take note of the store's first cause; return the one that holds."""
+        if self._membership is not None:
+            self._membership.fail(verdict)
+            return self._membership.verdict or verdict
+        self._verdict = self._verdict or verdict
+        return self._verdict
+
+    def drain(self, timeout_s: float) -> None:
+        """Where this goes on in the store's place, wait until no rank but this process's own is connected."""
+        if self._membership is not None:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._seats) <= 1, timeout_s)
+
+    def close(self) -> None:
+        """Stop listening, and close all connections; from any thread."""
+        self._listener.close()
+        self._loop.call(self._close)
+
+    def _close(self) -> None:
+        self._closed = True
+        for connection in list(self._open):
+            connection.close()
+
+    def _take_over(self) -> Membership:
+        if self._membership is None:
+            membership = self._membership = Membership(self._world_size, b"", self._send, self._loop.call_later, self._rank)
+            for rank in range(self._world_size):
+                if rank not in self._members:
+                    self._members[rank] = Join(rank, self._world_size, "", "", "", "", "an unknown host", 0)
+                    self._gone[rank] = "it was not connected to the store's successor", True
+            # The store first: what it did not live to tell is its own loss.
+            gone = dict(sorted(self._gone.items(), key=lambda item: item[0] != self._store))
+            membership.take_over(self._members, self._left, gone, self._verdict)
+            for rank, message in self._waiting:
+                membership.handle(rank, message)
+        return self._membership
+
+    def _send(self, rank: int, message: FromStore) -> None:
+        if rank in self._seats:
+            self._seats[rank].send(encode(message))
+
+    # What the seats hear
+
+    def _hear(self, rank: int, frame: bytes | None) -> None:
+        message = decode_from_rank(frame)
+        if self._membership is not None and message is not None:
+            self._membership.handle(rank, message)
+        elif isinstance(message, Leave):
+            self._left[rank] = message.progress
+        elif isinstance(message, Report):  # the store did not answer it
+            self._take_over().handle(rank, message)
+        elif message is not None:
+            self._waiting.append((rank, message))
+            self._loop.call_later(_GRACE_S, lambda: self._late(rank, message))
+
+    def _late(self, rank: int, message: FromRank) -> None:
+        """Answer a rank that has lost the store, which lives as far as this one can see."""
+        if self._closed or self._membership is not None:
+            return
+        if self._verdict is None:
+            text = (
+                f"rank {self._store} was lost: the control connection of rank {rank} to it ended, and it says nothing of that"
+            )
+            self._take_over().fail(Verdict("lost", text, self._store))
+        elif isinstance(message, Orphaned):
+            self._send(rank, self._verdict)
+        elif isinstance(message, Shrink):
+            text = f"rank {rank} was cut off from rank {self._store}, which has the store, and the others were not: it cannot go on with them"
+            self._send(rank, Shrunk([], "", 0, Verdict("lost", text, self._store, "shrink")))
+
+    def _lose(self, rank: int, reason: str, vanished: bool) -> None:
+        with self._changed:
+            self._seats.pop(rank, None)
+            self._changed.notify_all()
+        self._gone[rank] = reason, vanished
+        if self._membership is not None:
+            self._membership.lost(rank, reason, vanished)
+        elif rank == self._store and not self._closed and rank not in self._left:
+            self._take_over()
+
+
+class _Seat:
+    """One rank's connection, as the successor sees it."""
+
+    def __init__(self, reserve: Reserve, sock: socket.socket) -> None:
+        self._reserve = reserve
+        self._rank: int | None = None
+        self.connection = FrameConnection(reserve._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES)
+
+    def _frame(self, frame: bytes | None) -> None:
+        reserve = self._reserve
+        if self._rank is not None:
+            reserve._hear(self._rank, frame)
+            return
+        message = decode_from_rank(frame)
+        if isinstance(message, Join) and 0 <= message.rank < reserve._world_size and message.rank not in reserve._members:
+            self._rank = message.rank
+            reserve._members[message.rank] = message
+            reserve._seats[message.rank] = self.connection
+            if len(reserve._members) == reserve._world_size:
+                reserve._listener.close()
+        else:
+            self.connection.close()
+
+    def _lost(self, reason: str) -> None:
+        self._reserve._open.discard(self.connection)
+        if self._rank is not None:
+            self._reserve._lose(self._rank, reason, self.connection.vanished)

@@ -1,0 +1,58 @@
+"""What ended a job, in words and as an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from manyhands.control.protocol import Verdict
+from manyhands.errors import (
+    AbortedError,
+    AuthenticationError,
+    CollectiveMismatchError,
+    CommError,
+    DeadlineError,
+    DeadlockError,
+    InputChangedError,
+    InternalError,
+    ManyHandsError,
+    PeerLostError,
+    ProtocolError,
+    RendezvousError,
+)
+
+__all__ = ["KINDS", "error_from", "show_ranks"]
+
+KINDS: dict[str, type[ManyHandsError]] = {
+    "aborted": AbortedError,
+    "authentication": AuthenticationError,
+    "changed": InputChangedError,
+    "deadlock": DeadlockError,
+    "deadline": DeadlineError,
+    "internal": InternalError,
+    "lost": PeerLostError,
+    "silent": DeadlineError,
+    "mismatch": CollectiveMismatchError,
+    "protocol": ProtocolError,
+    "rendezvous": RendezvousError,
+    "failed": CommError,
+}
+"""The error that each kind of report and verdict becomes."""
+
+
+def error_from(verdict: Verdict, rank: int) -> ManyHandsError:
+    """Return the error that ``rank`` raises for a verdict."""
+    kind = KINDS.get(verdict.kind, CommError)
+    return kind(verdict.text, rank=rank, peer=verdict.peer, operation=verdict.operation, sequence=verdict.sequence)
+
+
+def show_ranks(ranks: Iterable[int]) -> str:
+    """Return ``"rank 3"`` or ``"ranks 0-2, 5"``."""
+    numbers = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"

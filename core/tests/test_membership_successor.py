@@ -1,0 +1,93 @@
+"""The store and the rank that goes on in its place agree on one first cause."""
+
+from __future__ import annotations
+
+from membership_tools import Job, progress
+
+from manyhands.control.membership import Membership
+from manyhands.control.protocol import Agreed, Decided, FromStore, Gone, Leave, Prepare, Report, Standby, Successor, Verdict
+
+
+def with_successor(hosts: str = "aaa") -> tuple[Job, Membership]:
+    """Return a job whose store has a successor, rank 1 or the first on another host."""
+    job = Job(len(hosts), joined=False)
+    job.store = Membership(len(hosts), b"key", job._send, job._later, store=0)
+    for rank, host in enumerate(hosts):
+        job.join(rank, host=host)
+    return job, job.store
+
+
+def heard(job: Job, kind: type[FromStore]) -> dict[int, list[FromStore]]:
+    """Return what of a kind each rank was told."""
+    found = {rank: [message for message in told if isinstance(message, kind)] for rank, told in job.told.items()}
+    return {rank: told for rank, told in found.items() if told}
+
+
+def test_one_rank_prepares_on_another_host_where_there_is_one_and_all_are_told_where() -> None:
+    assert heard(with_successor("aaa")[0], Prepare) == {1: [Prepare(0)]}
+    job, store = with_successor("aabb")
+    assert heard(job, Prepare) == {2: [Prepare(0)]}
+    store.handle(2, Standby("host", 7))
+    assert heard(job, Successor) == {rank: [Successor(2, "host", 7)] for rank in range(4)}
+
+
+def test_the_successor_knows_the_first_cause_before_anybody_else() -> None:
+    job, store = with_successor()
+    store.handle(1, Standby("host", 7))
+    store.lost(2, "it ended")
+    assert heard(job, Verdict) == {}
+    ((told,),) = heard(job, Decided).values()
+    assert isinstance(told, Decided)
+    assert list(heard(job, Decided)) == [1]
+    store.handle(1, Agreed(told.verdict))
+    assert heard(job, Verdict) == {rank: [told.verdict] for rank in (0, 1)}
+
+
+def test_what_the_successor_has_found_before_holds() -> None:
+    job, store = with_successor()
+    store.handle(1, Standby("host", 7))
+    store.handle(0, Report("aborted", "the store's", 0))
+    other = Verdict("lost", "the successor's", 0)
+    store.handle(1, Agreed(other))
+    store.handle(1, Agreed(Verdict("lost", "too late", 2)))
+    job.pass_time(1.0)
+    assert heard(job, Verdict) == {rank: [other] for rank in range(3)}
+
+
+def test_a_successor_that_is_silent_or_gone_is_not_waited_for() -> None:
+    for ends in (False, True):
+        job, store = with_successor()
+        store.handle(1, Standby("host", 7))
+        store.lost(2, "it ended")
+        if ends:
+            store.lost(1, "it ended")
+        else:
+            job.pass_time(0.3)
+        assert {rank for rank in heard(job, Verdict) if rank != 1} == {0}
+
+
+def test_who_ends_after_the_failure_is_told_to_those_left() -> None:
+    job, store = with_successor("aaaa")
+    store.lost(2, "it ended")
+    store.lost(3, "it ended, too")
+    assert heard(job, Gone) == {rank: [Gone(3, "it ended, too")] for rank in (0, 1)}
+
+
+def test_when_the_successor_leaves_another_one_prepares() -> None:
+    job, store = with_successor()
+    store.handle(1, Standby("host", 7))
+    store.handle(1, Leave(progress()))
+    assert heard(job, Prepare) == {1: [Prepare(0)], 2: [Prepare(0)]}
+
+
+def test_who_takes_over_appoints_the_next_and_tells_it_the_first_cause() -> None:
+    _, store = with_successor("aaaa")
+    first = Job(4, joined=False)
+    first.store = Membership(4, b"", first._send, first._later, store=1)
+    first.store.take_over(store.members, {}, {0: ("it ended", False)}, None)
+    assert heard(first, Prepare) == {2: [Prepare(1)]}
+    first.store.handle(2, Standby("host", 8))
+    verdict = first.store.verdict
+    assert verdict is not None
+    assert verdict.peer == 0
+    assert heard(first, Decided) == {2: [Decided(verdict)]}
