@@ -261,7 +261,7 @@ def test_an_init_that_failed_leaves_nothing_open(nursery: Nursery) -> None:
         + """
     before = None
     for number in range(3):
-        attempt(mh.init, timeout_s=0.2)
+        attempt(mh.init, timeout_s=0.6)
         before = before or held()
     tell("held", before=before, after=held())
     """

@@ -459,7 +459,7 @@ def test_auto_takes_one_connection_where_the_round_trip_is_short() -> None:
 
 
 class Delaying:
-    """A link on which a connection moves at most 64 KiB each round trip of 4 ms, as one does whose window is small."""
+    """A link on which a connection moves at most 64 KiB each round trip of 12 ms, as one does whose window is small."""
 
     def __init__(self) -> None:
         self.socks: list[socket.socket] = []
@@ -479,7 +479,7 @@ class Delaying:
         window = bytearray(1 << 16)
         with contextlib.suppress(OSError):  # both ends are closed at once
             while count := source.recv_into(window):
-                time.sleep(0.004)
+                time.sleep(0.012)
                 target.sendall(memoryview(window)[:count])
             target.shutdown(socket.SHUT_WR)
 

@@ -44,7 +44,6 @@ from manyhands.control.protocol import (
     Join,
     Leave,
     LeaveGroup,
-    Orphaned,
     Prepare,
     Progress,
     Question,
