@@ -34,6 +34,7 @@ def included(root: Path, requirements: str) -> list[str]:
 def digest(root: Path, requirements: str) -> str:
     """Return the digest of all that an installation of ``requirements`` depends on."""
     projects = [root / "pyproject.toml", *sorted(root.glob("*/pyproject.toml")), *sorted(root.glob("plugins/*/pyproject.toml"))]
+    projects += sorted((root / "native" / "src").glob("*/*.[ch]"))  # what is compiled at installation
     state = hashlib.sha256(f"{VERSION}\n{root}\n".encode())
     for file in [root / name for name in included(root, requirements)] + projects:
         state.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())

@@ -92,6 +92,8 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
         "rendezvous.address": str(file),
         "rendezvous.timeout_s": "MANYHANDS_RENDEZVOUS__TIMEOUT_S",
         "rendezvous.secret_file": "default",
+        "recorder.directory": "default",
+        "recorder.calls": "default",
         "backends.alpha.interface": "MANYHANDS_BACKENDS__ALPHA__INTERFACE",
         "backends.alpha.mode": str(file),
         "backends.alpha.token": "default",
@@ -162,7 +164,7 @@ def test_config_must_be_a_path_or_a_mapping(read: Load) -> None:
             3,
             (
                 "timeout = 3: this key is unknown; did you mean 'timeout_s'? Valid here: backend, timeout_s, gpu_fallback, gpu_check, "
-                "algorithms, selection, reproducible, check_inputs, native, ranks_per_host, plugins, rendezvous, backends"
+                "algorithms, selection, reproducible, check_inputs, native, ranks_per_host, plugins, rendezvous, recorder, backends"
             ),
         ),
         (

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from manyhands.common.installing import install_command
-from manyhands.common.lines import program_frame
+from manyhands.common.lines import line_of, program_frame
 from manyhands.contract.backend import (
     API_VERSION,
     HEADER_BYTES,
@@ -69,11 +69,14 @@ if TYPE_CHECKING:
     from manyhands.schedule.simulation.network import Network
     from manyhands.schedule.simulation.paths import Path, Paths
     from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send
+    from manyhands.timeline.events import OPERATIONS, CallEvent, MarkEvent, MessageEvent, Recording, many, show_ranks
+    from manyhands.timeline.perfetto import to_perfetto
 
 __all__ = [
     "API_VERSION",
     "HEADER_BYTES",
     "NETWORKS",
+    "OPERATIONS",
     "AbortedError",
     "Algorithm",
     "Backend",
@@ -82,6 +85,7 @@ __all__ = [
     "BackendUnavailableError",
     "Bootstrap",
     "Buffer",
+    "CallEvent",
     "ClosedError",
     "Collective",
     "CollectiveRequest",
@@ -110,6 +114,8 @@ __all__ = [
     "LinkLost",
     "Mailbox",
     "ManyHandsError",
+    "MarkEvent",
+    "MessageEvent",
     "NativeCollective",
     "Network",
     "NetworkLevel",
@@ -120,6 +126,7 @@ __all__ = [
     "Paths",
     "Place",
     "Record",
+    "Recording",
     "Recv",
     "RecvReduce",
     "Reduce",
@@ -142,9 +149,13 @@ __all__ = [
     "hookimpl",
     "init",
     "install_command",
+    "line_of",
+    "many",
     "program_frame",
     "read_cards",
     "screens",
+    "show_ranks",
+    "to_perfetto",
     "write_card",
 ]
 
@@ -177,6 +188,10 @@ _HOMES = {
     "OutputStream": "manyhands.launch.output:Stream",
     "screens": "manyhands.launch.output",
     "init": "manyhands.group.init",
+    **dict.fromkeys(
+        ("OPERATIONS", "CallEvent", "MarkEvent", "MessageEvent", "Recording", "many", "show_ranks"), "manyhands.timeline.events"
+    ),
+    "to_perfetto": "manyhands.timeline.perfetto",
     **dict.fromkeys(("read_cards", "write_card"), "manyhands.control.cards"),
     **dict.fromkeys(
         ("Buffer", "Collective", "Copy", "Recv", "RecvReduce", "Reduce", "Ref", "Schedule", "Send"), "manyhands.schedule.steps"

@@ -25,7 +25,11 @@ uint64_t books_begin(Books *books, PyObject *what) {
 }
 
 void books_leave(Books *books) {
-    Short *kept = &books->ended[books->ended_count++ % KEPT];
+    if (!books->kept) { /* books that were never made: there is nowhere to keep the call */
+        Py_CLEAR(books->what);
+        return;
+    }
+    Short *kept = &books->ended[books->ended_count++ % books->kept];
     PyObject *before = kept->what;
     *kept = (Short){books->what, books->call, books->started, now_s()};
     books->what = NULL;
@@ -33,14 +37,19 @@ void books_leave(Books *books) {
 }
 
 static int books_init(Books *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"channel", "counted", NULL};
+    static char *names[] = {"channel", "counted", "kept", NULL};
     PyObject *counted = Py_None;
+    long long kept = 32;
     if (self->queue) {
         PyErr_SetString(PyExc_RuntimeError, "books are made once");
         return -1;
     }
     self->channel = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|LO", names, &self->channel, &counted)) return -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|LOL", names, &self->channel, &counted, &kept)) return -1;
+    if (kept < 1) {
+        PyErr_Format(PyExc_ValueError, "books keep at least one call, and %lld was given", kept);
+        return -1;
+    }
     if (counted != Py_None) {
         if (!PyObject_TypeCheck(counted, TYPE_OF(self))) {
             PyErr_SetString(PyExc_TypeError, "calls are counted in other books of this form");
@@ -48,6 +57,12 @@ static int books_init(Books *self, PyObject *args, PyObject *kwargs) {
         }
         self->counted = (Books *)Py_NewRef(counted);
     }
+    self->ended = PyMem_Calloc((size_t)kept, sizeof(Short));
+    if (!self->ended) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->kept = (uint64_t)kept;
     self->queue = PyList_New(0);
     return self->queue ? 0 : -1;
 }
@@ -57,13 +72,13 @@ static int books_traverse(Books *self, visitproc visit, void *arg) {
     Py_VISIT(self->queue);
     Py_VISIT(self->counted);
     Py_VISIT(self->what);
-    for (size_t i = 0; i < KEPT; i++) Py_VISIT(self->ended[i].what);
+    for (uint64_t i = 0; i < self->kept && i < self->ended_count; i++) Py_VISIT(self->ended[i].what);
     return 0;
 }
 
 static int books_clear(Books *self) {
     Py_CLEAR(self->what);
-    for (size_t i = 0; i < KEPT; i++) Py_CLEAR(self->ended[i].what);
+    for (uint64_t i = 0; i < self->kept && i < self->ended_count; i++) Py_CLEAR(self->ended[i].what);
     return 0; /* the queue and the other books stay: whoever has these may still ask for its turn */
 }
 
@@ -71,6 +86,7 @@ static void books_dealloc(Books *self) {
     PyTypeObject *type = TYPE_OF(self);
     PyObject_GC_UnTrack(self);
     books_clear(self);
+    PyMem_Free(self->ended);
     Py_XDECREF(self->queue);
     Py_XDECREF((PyObject *)self->counted);
     freefunc release = PyType_GetSlot(type, Py_tp_free);
@@ -140,8 +156,8 @@ static int add_short(PyObject *list, const Books *books, PyObject *what, uint64_
 static PyObject *py_short(Books *self, PyObject *Py_UNUSED(none)) {
     PyObject *list = PyList_New(0);
     uint64_t end = self->ended_count;
-    for (uint64_t i = end > KEPT ? end - KEPT : 0; list && i < end; i++) {
-        const Short *kept = &self->ended[i % KEPT];
+    for (uint64_t i = end > self->kept ? end - self->kept : 0; list && i < end; i++) {
+        const Short *kept = &self->ended[i % self->kept];
         if (kept->what && add_short(list, self, kept->what, kept->call, kept->started, kept->finished) < 0) Py_CLEAR(list);
     }
     if (list && self->what && add_short(list, self, self->what, self->call, self->started, 0.0) < 0) Py_CLEAR(list);

@@ -61,7 +61,6 @@ typedef struct {
 } Stream;
 
 /* The turn and the numbers of calls that run one after the other: manyhands.calls.books. */
-#define KEPT 32
 typedef struct {
     PyObject *what;
     uint64_t call;
@@ -77,7 +76,8 @@ typedef struct Books {
     double started;
     PyObject *what; /* the short call that runs */
     struct Books *counted;
-    Short ended[KEPT];
+    Short *ended; /* a circle of the last `kept` */
+    uint64_t kept;
 } Books;
 
 bool books_take(Books *books);

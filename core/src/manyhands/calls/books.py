@@ -13,11 +13,10 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, Protocol
 
-from manyhands.control.recorder import Short
+from manyhands.control.recorder import KEPT, Short
 
 __all__ = ["Books", "PythonBooks", "books_of"]
 
-_KEPT = 32
 _now = time.monotonic
 
 
@@ -86,17 +85,19 @@ class PythonBooks:
         Where its calls are.
     counted
         Other books, in which the calls are counted as ones that move messages; None where they are known by their number here.
+    kept
+        How many of the last short calls are kept.
     """
 
     __slots__ = ("_channel", "_counted", "_ended", "_lock", "_queue", "_what", "busy", "call", "messages", "next", "started")
 
-    def __init__(self, channel: int = -1, counted: Books | None = None) -> None:
+    def __init__(self, channel: int = -1, counted: Books | None = None, kept: int = KEPT) -> None:
         self._channel = channel
         self._counted = counted
         self._lock = threading.Lock()
         self._queue: deque[object] = deque()
         self._what: object = None
-        self._ended: deque[Short] = deque(maxlen=_KEPT)
+        self._ended: deque[Short] = deque(maxlen=kept)
         self.busy: bool = False
         self.next: int = 0
         self.messages: int = 0
@@ -159,6 +160,6 @@ class PythonBooks:
         return list(self._ended) if what is None else [*self._ended, running]
 
 
-def books_of(module: ModuleType | None, channel: int, counted: Books | None = None) -> Books:
+def books_of(module: ModuleType | None, channel: int, counted: Books | None = None, kept: int = KEPT) -> Books:
     """Return books in the form that a job has: that of the module ``manyhands_native``, or Python's where it is None."""
-    return PythonBooks(channel, counted) if module is None else module.Books(channel, counted)
+    return (PythonBooks if module is None else module.Books)(channel, counted, kept)

@@ -128,7 +128,7 @@ class Ledger(Turns):
     )
 
     def __init__(self, job: Job, members: Members, plugins: PluginManager, module: ModuleType | None = None) -> None:
-        books = books_of(module, members.channel)
+        books = books_of(module, members.channel, kept=job.control.recorder.kept)
         super().__init__(job.runtime, "an earlier collective on this group was still running", books=books)
         self._job = job
         self._members = members
@@ -142,6 +142,7 @@ class Ledger(Turns):
         self._making = threading.Lock()
         self._record: Record | None = None
         job.control.counted.calls[members.channel] = books
+        job.control.counted.members[members.channel] = tuple(members.ranks)
 
     @property
     def next(self) -> int:
@@ -272,7 +273,7 @@ class Ledger(Turns):
 
     def _direction(self, rank: int, is_send: bool) -> Direction:
         channel = self._channel + 1
-        books = books_of(self._module, channel, self.books)
+        books = books_of(self._module, channel, self.books, self._recorder.kept)
         if rank != _NOBODY:
             counted = self._control.counted.sends if is_send else self._control.counted.receives
             counted.setdefault(channel, {})[rank] = books

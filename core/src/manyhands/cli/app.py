@@ -14,6 +14,7 @@ import typer.main
 from manyhands._version import __version__
 from manyhands.cli.config_cmd import config_app
 from manyhands.cli.doctor import doctor
+from manyhands.cli.explain import explain
 from manyhands.cli.run import CONTEXT_SETTINGS, run
 from manyhands.common.installing import install_command
 from manyhands.config.plugins.installed import COMMAND_GROUP, InstalledPlugin, find_installed
@@ -22,7 +23,7 @@ from manyhands.errors import PluginError, UsageError
 
 __all__ = ["make_app"]
 
-_OWN: Final[frozenset[str]] = frozenset({"run", "doctor", "config"})
+_OWN: Final[frozenset[str]] = frozenset({"run", "doctor", "config", "explain"})
 _ELSEWHERE: Final = {
     "bench": "lab",
     "check": "conformance",
@@ -59,6 +60,7 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
     # Where the words for the list are left out, the first sentence of the page is taken, and cut off.
     app.command("run", short_help="Run a script as several ranks.", context_settings=CONTEXT_SETTINGS)(run)
     app.command("doctor", short_help="List the backends: can they run here, and what to type.")(doctor)
+    app.command("explain", short_help="Say who waits for whom, of what flight recorders wrote.")(explain)
     app.add_typer(config_app, name="config")
     epilog = None
     place = next((place for place, word in enumerate(words) if not word.startswith("-")), None)

@@ -24,7 +24,7 @@ _FLAGS = {
     "--verbose": "verbose",
 }
 _NUMBERS = {"-n": "ranks", "--ranks": "ranks", "--nnodes": "nnodes", "--node-rank": "node_rank"}
-_TEXTS = {"--backend": "backend", "--config": "config", "--rendezvous": "rendezvous"}
+_TEXTS = {"--backend": "backend", "--config": "config", "--rendezvous": "rendezvous", "--record": "record"}
 
 
 def understand(words: Sequence[str]) -> RunOptions | None:

@@ -31,6 +31,14 @@ def run(
             help="Where the ranks meet: an address of host 0 and a free port.", metavar="HOST:PORT", show_default=False
         ),
     ] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            help="Where each rank writes its last calls when the job fails, at SIGUSR1, and at its end, for `manyhands explain`.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
     no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Do not begin each line of output with its rank.")] = False,
     keep_going: Annotated[
         bool,
@@ -71,5 +79,6 @@ def run(
         keep_going,
         no_fork,
         verbose,
+        record,
     )
     raise typer.Exit(start(options))

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-__all__ = ["INSTALLED", "OURS", "PROGRAM", "STANDARD", "kind_of", "program_frame"]
+__all__ = ["INSTALLED", "OURS", "PROGRAM", "STANDARD", "kind_of", "line_of", "line_raised", "program_frame"]
 
 PROGRAM: Final = 0
 INSTALLED: Final = 1
@@ -45,6 +45,47 @@ def program_frame(frame: FrameType | None) -> FrameType | None:
             installed = frame
         frame = frame.f_back
     return installed
+
+
+def line_of(frame: FrameType | None) -> str:
+    """Return the line of the program that a stack is at, such as ``"train.py:31"``; nothing where there is none.
+
+    Parameters
+    ----------
+    frame
+        As for `program_frame`.
+    """
+    found = program_frame(frame)
+    return f"{_shown(found.f_code.co_filename, str(found.f_globals.get('__name__')))}:{found.f_lineno}" if found else ""
+
+
+def line_raised(error: BaseException) -> str:
+    """Return the last line of the program that an exception came through, as `line_of` does.
+
+    Parameters
+    ----------
+    error
+        The exception, which was raised.
+    """
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        code, name = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))
+        if kind_of(code.co_filename) == PROGRAM:
+            found = f"{_shown(code.co_filename, name)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _shown(file: str, module: str) -> str:
+    """Return a file with the folders that its module's name has, such as ``"shop/train.py"`` for ``shop.train``: alike wherever it lies.
+
+    So the trace does not depend on the directory that a program is started in, or goes to.
+    """
+    if file.startswith("<"):
+        return file
+    parts = Path(file).parts
+    return "/".join(parts[-1 - module.count(".") - (parts[-1] == "__init__.py") :])
 
 
 def kind_of(file: str) -> int:

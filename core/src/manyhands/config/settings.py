@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-__all__ = ["TABLES", "RendezvousSettings", "Settings"]
+__all__ = ["TABLES", "RecorderSettings", "RendezvousSettings", "Settings"]
 
-TABLES: Final[tuple[str, ...]] = ("algorithms", "backends", "rendezvous")
+TABLES: Final[tuple[str, ...]] = ("algorithms", "backends", "recorder", "rendezvous")
 """The keys of `Settings` that hold other keys."""
 
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):(\d{1,5})")
@@ -78,6 +78,25 @@ class RendezvousSettings:
 
 
 @dataclass(frozen=True)
+class RecorderSettings:
+    """``[recorder]``: what the flight recorder keeps, and where it writes it."""
+
+    directory: str | None = field(
+        default=None,
+        metadata={
+            "description": "Where each rank writes its last calls when the job fails, at SIGUSR1, and at its end; for `manyhands explain`. A relative path is taken from the working directory."
+        },
+    )
+    calls: int = field(
+        default=32,
+        metadata={
+            **_COUNT,
+            "description": "How many of the last short calls are kept of each group and of the messages in each direction; of those that had to wait, four times as many in all.",
+        },
+    )
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that can be configured, except what the chosen backend's plugin adds under ``[backends.NAME]``."""
 
@@ -137,6 +156,9 @@ class Settings:
     )
     rendezvous: RendezvousSettings = field(
         default_factory=RendezvousSettings, metadata={"description": "Where and how the ranks meet."}
+    )
+    recorder: RecorderSettings = field(
+        default_factory=RecorderSettings, metadata={"description": "What the flight recorder keeps, and where it writes it."}
     )
     backends: dict[str, dict[str, Any]] = field(
         default_factory=dict, metadata={"description": "One table per backend; its plugin says what it may hold."}

@@ -98,6 +98,10 @@ class Control(ABC):
         The ranks that have ended since the job failed, and why.
     reserve
         What goes on where the store ends, where that is this rank's part.
+    raised
+        The line of the program that raised what ends the job; nothing while there is none.
+    before_failure
+        Called with the first cause when the job fails, before any thread of this rank can know of it; it must not block, nor raise.
     """
 
     def __init__(
@@ -110,6 +114,8 @@ class Control(ABC):
         self.recorder: FlightRecorder = recorder or FlightRecorder()
         self.counted: Counted = self.recorder.counted
         self.origins: tuple[int, ...] = ()
+        self.raised: str = ""
+        self.before_failure: Callable[[Verdict], None] | None = None
         self._changed = runtime.condition()
         self.verdict: Verdict | None = None
         self._welcome: Welcome | None = None
@@ -431,6 +437,8 @@ class Control(ABC):
         with self._changed:
             if self.verdict is not None:
                 return
+            if self.before_failure is not None:
+                self.before_failure(verdict)
             self.verdict = verdict
             callbacks = list(self._on_failure)
             self._changed.notify_all()

@@ -12,7 +12,12 @@ from manyhands.control.bystanders import blocked, released
 from manyhands.control.protocol import Progress, Wait
 from manyhands.control.signatures import CallSignature
 
-__all__ = ["Books", "Counted", "FlightRecorder", "Record", "Short"]
+__all__ = ["KEPT", "Books", "Counted", "FlightRecorder", "Record", "Short"]
+
+KEPT = 32
+"""How many short calls are kept of each group, and of each direction of messages."""
+_LONG = 4
+"""How many times as many calls are kept over all groups that were not short."""
 
 Short = tuple[int, int, object, float, float]
 """A short call: channel, sequence number, what it is, when it began, and when it ended; 0.0 while it runs."""
@@ -37,12 +42,15 @@ class Counted:
         For each channel of a group who numbers its collectives.
     sends, receives
         For each channel and rank who numbers the messages to or from it.
+    members
+        For each channel of a group its ranks, as the world counts.
     """
 
     def __init__(self) -> None:
         self.calls: dict[int, Books] = {}
         self.sends: dict[int, dict[int, Books]] = {}
         self.receives: dict[int, dict[int, Books]] = {}
+        self.members: dict[int, tuple[int, ...]] = {}
 
     def books(self, channel: int | None = None) -> list[Books]:
         """Return all, or those of a channel."""
@@ -55,7 +63,7 @@ class Counted:
 
     def forget(self, channel: int) -> None:
         """Forget a channel."""
-        for counts in (self.calls, self.sends, self.receives):
+        for counts in (self.calls, self.sends, self.receives, self.members):
             counts.pop(channel, None)
 
     def progress(self) -> Progress:
@@ -79,7 +87,7 @@ class Record:
     started, finished
         When it began and ended, on the recorder's clock; ``finished`` is 0.0 while it runs.
     thread
-        The thread that made it.
+        The thread that made it; 0 where that is not known.
     wait
         What it has waited for, once it has done so for a while.
     where
@@ -143,11 +151,12 @@ class Record:
 def _record(channel: int, sequence: int, call: CallSignature | object, started: float, finished: float) -> Record:
     record = Record(channel, sequence, call, started)
     record.finished = finished
+    record.thread = 0  # which one made it, nobody noted
     return record
 
 
 class FlightRecorder:
-    """The last ``length`` calls of a rank, over all its groups.
+    """The last calls of a rank, over all its groups.
 
     Parameters
     ----------
@@ -160,13 +169,27 @@ class FlightRecorder:
     ----------
     counted
         How far the rank has come. Calls that are short stand in the books there, and are records here only when they have to wait.
+    kept
+        How many of those are kept in each of the books.
     """
 
-    def __init__(self, length: int = 128, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, length: int = _LONG * KEPT, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self.counted: Counted = Counted()
+        self.kept: int = KEPT
         self._records: deque[Record | Short] = deque(maxlen=length)
         self._running: set[Record] = set()
+
+    def keep(self, count: int) -> None:
+        """Keep another number of calls, before the books of the first group are made.
+
+        Parameters
+        ----------
+        count
+            How many short calls of each group and direction; of all others four times as many in all.
+        """
+        self.kept = count
+        self._records = deque(self._records, maxlen=_LONG * count)
 
     def start(self, channel: int, sequence: int, call: CallSignature | object, nbytes: int = 0) -> Record:
         """Note that a call begins; `finish` must follow, from the same thread.
@@ -236,6 +259,13 @@ class FlightRecorder:
         waits = [other.wait for other in running if other.wait is not None]
         return waits, len(waits) == len(running)
 
+    def records(self) -> list[Record]:
+        """Return all calls that are kept, in the order in which they began."""
+        shorts = [short for books in self.counted.books() for short in books.short()]
+        records = [each if isinstance(each, Record) else _record(*each) for each in [*shorts, *list(self._records)]]
+        records.sort(key=lambda record: record.started)  # a short call that became a record began before it did
+        return records
+
     def testify(self, channel: int, sequence: int) -> tuple[bool, str]:
         """Return whether this rank entered a call, and in words that call or what the rank did last.
 
@@ -245,9 +275,7 @@ class FlightRecorder:
             The channel of the call's group, and its number there.
         """
         now = self._now()
-        shorts = [short for books in self.counted.books() for short in books.short()]
-        records = [each if isinstance(each, Record) else _record(*each) for each in [*shorts, *list(self._records)]]
-        records.sort(key=lambda record: record.started)  # a short call that became a record began before it did
+        records = self.records()
         for record in reversed(records):
             if record.channel == channel and record.sequence == sequence:
                 return True, record.describe()

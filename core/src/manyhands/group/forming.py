@@ -78,7 +78,7 @@ def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: S
         setup.plugins.candidates(setup.resolved.lacking)  # without any, there is no need to meet
     job = Job.meet(meeting, deadline)
     _log.info("rank %d met the others, %d in all, at %s", job.rank, job.world_size, show_address(meeting.address))
-    _place(job, setup.resolved, hosts)
+    _prepare(job, setup.resolved, hosts)
     if spec is not None:
         _log.info("rank %d: backend %s, from %s", job.rank, name, setup.resolved.origin("backend"))
         _start_backend(job, spec, setup, deadline, None)
@@ -98,7 +98,7 @@ def among_threads(member: ThreadRank, setup: Setup, deadline: Deadline, hosts: S
         name = member.world.backend
     spec = setup.plugins.describe(name)
     job = Job.among_threads(member, name, setup.choices, deadline)
-    _place(job, setup.resolved, hosts)
+    _prepare(job, setup.resolved, hosts)
     if job.world_size > 1 or _moves_alone(spec):
         _start_backend(job, spec, setup, deadline, member.world.shared)
     return job
@@ -149,6 +149,12 @@ def _start_backend(job: Job, spec: BackendSpec, setup: Setup, deadline: Deadline
     except BaseException as error:
         job.abort(error)
         raise
+
+
+def _prepare(job: Job, resolved: Resolved, hosts: Sequence[int] | None) -> None:
+    recorder = resolved.settings.recorder
+    job.record(recorder.calls, recorder.directory)
+    _place(job, resolved, hosts)
 
 
 def _place(job: Job, resolved: Resolved, hosts: Sequence[int] | None) -> None:

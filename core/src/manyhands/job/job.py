@@ -13,11 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 from manyhands.common.checks import is_success, safe_str
+from manyhands.common.lines import line_raised
 from manyhands.common.native import native
 from manyhands.config import Resolved
 from manyhands.config.plugins import PluginManager, checked_kind
@@ -44,6 +46,7 @@ from manyhands.job.meeting import Meeting, guarded_bind
 
 if TYPE_CHECKING:
     from manyhands.contract.device import DeviceChannel
+    from manyhands.control.dump import Dumper
     from manyhands.job.threads import ThreadRank
 
 __all__ = ["Job", "Part"]
@@ -136,6 +139,7 @@ class Job:
         self._released = False
         self._releasing = threading.Lock()
         self._member: ThreadRank | None = None
+        self._dumper: Dumper | None = None
 
     @classmethod
     def meet(cls, meeting: Meeting, deadline: Deadline) -> Job:
@@ -214,6 +218,18 @@ class Job:
         if self._loop is None:
             self._loop = Loop(f"manyhands-{self.rank}", self._crashed)
         return self._loop
+
+    def record(self, calls: int, directory: str | None) -> None:
+        """Let the flight recorder keep so many calls, and write them to a directory; before the first group is made."""
+        self.control.recorder.keep(calls)
+        if directory is None:
+            return
+        if self.runtime.is_simulated:
+            _log.warning("manyhands: recorder.directory is not used in a simulated world; its trace tells more")
+            return
+        from manyhands.control.dump import Dumper, job_id  # most jobs write none
+
+        self._dumper = Dumper(self.control, job_id(self._key), Path(directory).absolute())
 
     def start_backend(
         self, spec: BackendSpec, resolved: Resolved, plugins: PluginManager, shared: dict[str, Any] | None, deadline: Deadline
@@ -335,6 +351,7 @@ class Job:
             return
         self.closed = True
         if not self.control.failed:
+            self.control.raised = line_raised(error)
             words = safe_str(error).strip().splitlines()
             cause = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
             self.control.report(Report("aborted", f"rank {self.rank} ended with {cause}", peer=self.rank))
@@ -393,6 +410,8 @@ class Job:
         for thread in self._standby:
             thread.join(_STANDBY_END_S)
         atexit.unregister(self._at_exit)
+        if self._dumper is not None:
+            self._dumper.close()
         if self._member is not None:
             self._member.not_at_end(self.finish)
         self._release_backend()

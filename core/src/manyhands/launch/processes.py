@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -36,7 +37,8 @@ _DRAIN_S = 1.0
 """How long output is still read when all ranks have ended: a process that left its rank's group may keep a pipe open."""
 _PATIENCE_S = 0.2
 _READ_BYTES = 1 << 16
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_RECORDS = "MANYHANDS_RECORDER__DIRECTORY"
 
 
 def run_job(
@@ -44,7 +46,8 @@ def run_job(
 ) -> int:
     """Run the ranks of this host to their end.
 
-    Must be called from the main thread: it handles signals. While it runs, SIGINT, SIGTERM and SIGHUP are passed on to the ranks.
+    Must be called from the main thread: it handles signals. While it runs, SIGINT, SIGTERM and SIGHUP are passed on to the ranks,
+    and SIGUSR1 to those that have a use for it.
 
     Parameters
     ----------
@@ -203,7 +206,11 @@ class _Launcher:
             self._step(until)
         for stream in list(self._streams):
             stream.close()
-        return self._conclude()
+        code = self._conclude()
+        records = self._job.environ.get(_RECORDS, os.environ.get(_RECORDS))
+        if code and records:
+            self._say(f"manyhands run: what the ranks recorded: manyhands explain {shlex.quote(records)}\n")
+        return code
 
     def _step(self, until: float | None = None) -> None:
         """Wait for the next thing to happen, or for the time ``until``, and deal with it."""
@@ -265,6 +272,8 @@ class _Launcher:
         for number in numbers:
             if number == signal.SIGCHLD:
                 self._reap()
+            elif number == signal.SIGUSR1:
+                self._pass_on_to_handlers(signal.SIGUSR1)
             else:
                 self._end_from_outside(signal.Signals(number))
 
@@ -277,6 +286,15 @@ class _Launcher:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(self._server)
         self._reap()
+
+    def _pass_on_to_handlers(self, number: signal.Signals) -> None:
+        """Pass a signal on to the ranks that have a handler for it; it would end the others, such as one that is still beginning."""
+        told = [child for child in self._running() if _handles(child, number)]
+        for child in told:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child.process.pid, number)
+        whom = f"was passed on to {len(told)} of {len(self._running())} running ranks" if told else "is handled by no rank"
+        self._say(f"manyhands run: {number.name} {whom}\n")
 
     def _end_from_outside(self, number: signal.Signals) -> None:
         now = time.monotonic()
@@ -364,6 +382,16 @@ def _failure(child: _Child) -> Failure:
         error_file.read(child.error_file),
         child.stderr.tail.decode(errors="replace"),
     )
+
+
+def _handles(child: _Child, number: signal.Signals) -> bool:
+    """Tell whether a process has a handler for a signal, where the system says so."""
+    try:
+        status = Path(f"/proc/{child.process.pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _is_stopped(child: _Child) -> bool:

@@ -34,6 +34,7 @@ class RunOptions(NamedTuple):
     keep_going: bool = False
     no_fork: bool = False
     verbose: bool = False
+    record: str | None = None
 
 
 def start(options: RunOptions) -> int:
@@ -86,6 +87,8 @@ def _prepared(options: RunOptions, server: ForkServer | None) -> Callable[[], in
         chosen["MANYHANDS_BACKEND"] = backend
     if file is not None:
         chosen["MANYHANDS_CONFIG"] = file
+    if options.record is not None:
+        chosen["MANYHANDS_RECORDER__DIRECTORY"] = str(Path(options.record).absolute())
     meeting = resolution.settings.rendezvous
     if options.nnodes > 1 and rendezvous is None:
         rendezvous = meeting.address

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from manyhands.api import Record
+from manyhands.api import Record, show_ranks
 from manyhands_simulated.state import State
 from manyhands_simulated.task import READY, RUNNING, Task
-from manyhands_simulated.trace_events import show_ranks
 
 __all__ = ["explain", "positions", "story"]
 

@@ -11,11 +11,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.api import Group, Network, UsageError
+from manyhands.api import Group, Network, UsageError, many
 from manyhands_simulated.faults import Fault, FaultPlan
 from manyhands_simulated.outside import Patience, patience
 from manyhands_simulated.running import Faults, NetworkLike, Run, run
-from manyhands_simulated.trace_events import many
 
 __all__ = ["Exploration", "FaultsOfSeed", "explore"]
 

@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Type
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
-from manyhands.api import ConfigError, UsageError
-from manyhands_simulated.trace_events import OPERATIONS
+from manyhands.api import OPERATIONS, ConfigError, UsageError
 
 __all__ = [
     "KINDS",

@@ -7,10 +7,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+from manyhands.api import show_ranks
 from manyhands_simulated.faults import Corrupt, Drop, FaultPlan, Kill, Pause, Slow
 from manyhands_simulated.flight import Line
 from manyhands_simulated.state import State
-from manyhands_simulated.trace_events import show_ranks
 
 __all__ = ["Injector"]
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from manyhands.api import Network, Record, ThreadWorld, current_frames, program_frame
+from manyhands.api import Network, Record, ThreadWorld, current_frames, line_of
 from manyhands_simulated.faults import FaultPlan, Links
 from manyhands_simulated.flight import Flights
 from manyhands_simulated.scheduler import Scheduler
 from manyhands_simulated.task import Task
 from manyhands_simulated.trace import Trace
 
-__all__ = ["State", "line_of"]
+__all__ = ["State"]
 
 _PASSING = frozenset({"compute", "sleep"})
 
@@ -115,21 +112,3 @@ class State:
         """Return in words what a rank does for a time, if it does."""
         calls = self.trace.calls_of(rank)
         return calls[-1].what if calls and calls[-1].end_s is None and calls[-1].operation in _PASSING else ""
-
-
-def line_of(frame: FrameType | None) -> str:
-    """Return the line of the program that a stack is at, such as ``"train.py:31"``; nothing where there is none."""
-    found = program_frame(frame)
-    return f"{_shown(found.f_code.co_filename, str(found.f_globals.get('__name__')))}:{found.f_lineno}" if found else ""
-
-
-@lru_cache(maxsize=1024)
-def _shown(file: str, module: str) -> str:
-    """Return a file with the folders that its module's name has, such as ``"shop/train.py"`` for ``shop.train``: alike wherever it lies.
-
-    So the trace does not depend on the directory that a program is started in, or goes to.
-    """
-    if file.startswith("<"):
-        return file
-    parts = Path(file).parts
-    return "/".join(parts[-1 - module.count(".") - (parts[-1] == "__init__.py") :])

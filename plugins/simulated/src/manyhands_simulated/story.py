@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from manyhands.api import UsageError
-from manyhands_simulated.trace_events import CallEvent, MarkEvent, Recording, many, show_ranks
+from manyhands.api import CallEvent, MarkEvent, Recording, UsageError, many, show_ranks
 
 __all__ = ["tell"]
 

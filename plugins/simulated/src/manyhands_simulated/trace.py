@@ -1,6 +1,6 @@
 """What happened in a simulated run, with questions and assertions for tests.
 
-All times are virtual seconds. Nothing here decides anything: a scheduler fills a trace (`trace_events.Recording`), and people and tests read it.
+All times are virtual seconds. Nothing here decides anything: a scheduler fills a trace (`Recording`), and people and tests read it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ import difflib
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from manyhands.api import UsageError
-from manyhands_simulated.perfetto import to_json
+from manyhands.api import OPERATIONS, CallEvent, MarkEvent, MessageEvent, Recording, UsageError, many, show_ranks, to_perfetto
 from manyhands_simulated.story import tell
-from manyhands_simulated.trace_events import OPERATIONS, CallEvent, MarkEvent, MessageEvent, Recording, many, show_ranks
 
 __all__ = ["CallEvent", "MarkEvent", "MessageEvent", "Trace"]
 
@@ -244,7 +242,7 @@ class Trace(Recording):
         InternalError
             Two calls of one thread overlap in part, which no program can do.
         """
-        return to_json(self)
+        return to_perfetto(self, f"seed {self.seed}")
 
     def story(self, *, around: float | None = None, last: int = 20) -> str:
         """Return what happened at the end, in lines for people.

@@ -7,10 +7,9 @@ import signal
 import traceback
 from types import TracebackType
 
-from manyhands.api import CommError, InternalError, ManyHandsError
+from manyhands.api import CommError, InternalError, ManyHandsError, show_ranks
 from manyhands_simulated.outside import OURS
 from manyhands_simulated.running import Run
-from manyhands_simulated.trace_events import show_ranks
 
 __all__ = ["conclude"]
 

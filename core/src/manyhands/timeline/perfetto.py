@@ -12,10 +12,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any
 
-from manyhands.api import InternalError
-from manyhands_simulated.trace_events import CallEvent, MarkEvent, Recording
+from manyhands.errors import InternalError
+from manyhands.timeline.events import CallEvent, MarkEvent, Recording
 
-__all__ = ["to_json"]
+__all__ = ["to_perfetto"]
 
 _PID = 1
 """Perfetto keeps process 0 and thread 0 for the idle task, and hides them."""
@@ -23,13 +23,26 @@ _PID = 1
 _SILENT = frozenset({"compute", "sleep"})
 
 
-def to_json(trace: Recording) -> str:
-    """Return the JSON of a trace, one event in each line."""
+def to_perfetto(trace: Recording, title: str) -> str:
+    """Return the JSON of a trace, one event in each line.
+
+    Parameters
+    ----------
+    trace
+        What happened.
+    title
+        What it is called behind the number of ranks, such as ``"seed 7"``.
+
+    Raises
+    ------
+    InternalError
+        Two calls of one thread overlap in part, which no program can do.
+    """
     tracks = _Tracks(trace)
     arrivals, departures = _arrows(trace, tracks)
     # At one and the same time viewers go by the order in the file, and tie an arrow to what has begun last on a track: an arrow's
     # end belongs to the call that ends then, and its beginning to the call that begins then.
-    lines = [*tracks.names(trace), *arrivals, *_slices(trace, tracks), *departures]
+    lines = [*tracks.names(trace, title), *arrivals, *_slices(trace, tracks), *departures]
     return '{"traceEvents":[\n' + ",\n".join(lines) + '\n],"displayTimeUnit":"ns"}\n'
 
 
@@ -51,12 +64,10 @@ class _Tracks:
             for (rank, _), talk in talks.items():
                 self._talks[rank].append(talk)
 
-    def names(self, trace: Recording) -> Iterator[str]:
+    def names(self, trace: Recording, title: str) -> Iterator[str]:
         """Return the events that name the tracks."""
         ranks = f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}"
-        yield _dumps(
-            {"name": "process_name", "ph": "M", "pid": _PID, "args": {"name": f"manyhands, {ranks}, seed {trace.seed}"}}
-        )
+        yield _dumps({"name": "process_name", "ph": "M", "pid": _PID, "args": {"name": f"manyhands, {ranks}, {title}"}})
         for (rank, background), tid in self.ids.items():
             name = f"rank {rank}, background {background}" if background else f"rank {rank}"
             yield _dumps({"name": "thread_name", "ph": "M", "pid": _PID, "tid": tid, "args": {"name": name}})

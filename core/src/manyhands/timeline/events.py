@@ -1,4 +1,4 @@
-"""What a trace is made of: calls, messages and marks, and how they are put in words."""
+"""What a timeline is made of: calls, messages and marks, and how they are put in words. It is that of a simulated run or of a real one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyhands.api import Collective
+from manyhands.schedule.steps import Collective
 
 __all__ = [
     "COLLECTIVES",
@@ -87,7 +87,13 @@ class CallEvent:
         return self.name if arguments in {"", ")"} else f"{self.name} {bracket}{arguments}"
 
     def is_named(self, operation: str) -> bool:
-        """Tell whether this is such a call; ``"exchange"`` stands for every ``"exchange ..."``."""
+        """Tell whether this is such a call.
+
+        Parameters
+        ----------
+        operation
+            A name; ``"exchange"`` stands for every ``"exchange ..."``.
+        """
         return begins_with(self.operation, operation)
 
     def is_collective(self) -> bool:
@@ -151,12 +157,37 @@ class MarkEvent:
         return self.kind if self.label in {"", self.kind} else f"{self.kind}: {self.label}"
 
     def is_step(self, label: str) -> bool:
-        """Tell whether the program marked the beginning of a step with this label, or with this label, a blank and more."""
+        """Tell whether the program marked the beginning of a step.
+
+        Parameters
+        ----------
+        label
+            With which label, or with this label, a blank and more.
+        """
         return self.kind == "mark" and begins_with(self.label, label)
 
 
 class Recording:
-    """What happened in one run, as it is noted: the ground of a `Trace`, whose docstring has the parameters and attributes."""
+    """What happened in one run, as it is noted.
+
+    Parameters
+    ----------
+    world_size
+        The number of ranks.
+    seed
+        What a simulated run was made from; 0 for a real one.
+    keep_messages
+        Whether `messages` holds every message. Otherwise messages are only counted, which takes no memory.
+
+    Attributes
+    ----------
+    world_size, seed, keep_messages
+        As above.
+    calls, messages, marks
+        What happened, in the order in which it was noted.
+    duration_s
+        When the last rank was done.
+    """
 
     def __init__(self, world_size: int, seed: int, *, keep_messages: bool = True) -> None:
         self.world_size: int = world_size
@@ -185,36 +216,72 @@ class Recording:
         place: str = "",
         background: int = 0,
     ) -> CallEvent:
-        """Note that a call begins; who called fills in ``end_s`` when it ends, and ``error`` if it failed."""
+        """Note that a call begins; who called fills in ``end_s`` when it ends, and ``error`` if it failed.
+
+        Parameters
+        ----------
+        rank, operation, what, start_s, sequence, group, nbytes, algorithm, place, background
+            As for `CallEvent`.
+        """
         event = CallEvent(rank, operation, what, sequence, group, start_s, None, nbytes, algorithm, place, background)
         self.calls.append(event)
         self._calls_of[rank].append(event)
         return event
 
     def message(self, source: int, dest: int, nbytes: int, sent_s: float, arrived_s: float, group: int = 0) -> None:
-        """Count a message, and keep it if messages are kept."""
+        """Count a message, and keep it if messages are kept.
+
+        Parameters
+        ----------
+        source, dest, nbytes, sent_s, arrived_s, group
+            As for `MessageEvent`.
+        """
         self._bytes_sent[source] += nbytes
         self._messages_sent[source] += 1
         if self.keep_messages:
             self.messages.append(MessageEvent(source, dest, nbytes, sent_s, arrived_s, group))
 
     def mark(self, rank: int, time_s: float, label: str, kind: str = "mark") -> MarkEvent:
-        """Note a moment of a rank."""
+        """Note a moment of a rank.
+
+        Parameters
+        ----------
+        rank, time_s, label, kind
+            As for `MarkEvent`.
+        """
         event = MarkEvent(rank, time_s, label, kind, len(self._calls_of[rank]))
         self.marks.append(event)
         self._marks_of[rank].append(event)
         return event
 
     def calls_of(self, rank: int) -> list[CallEvent]:
-        """Return the calls of a rank in the order in which they began."""
+        """Return the calls of a rank in the order in which they began.
+
+        Parameters
+        ----------
+        rank
+            The rank.
+        """
         return list(self._calls_of[rank])
 
     def marks_of(self, rank: int) -> list[MarkEvent]:
-        """Return the marks of a rank, in order."""
+        """Return the marks of a rank, in order.
+
+        Parameters
+        ----------
+        rank
+            The rank.
+        """
         return list(self._marks_of[rank])
 
     def end_of(self, call: CallEvent) -> float:
-        """Return when a call ended; one that never did lasts as long as the run."""
+        """Return when a call ended; one that never did lasts as long as the run.
+
+        Parameters
+        ----------
+        call
+            One of `calls`.
+        """
         return max(self.duration_s, call.start_s) if call.end_s is None else call.end_s
 
 
@@ -224,7 +291,15 @@ def begins_with(text: str, word: str) -> bool:
 
 
 def show_ranks(ranks: Iterable[int], most: int = 6) -> str:
-    """Return ``"rank 3"`` or ``"ranks 0-2, 5"``, with no more than ``most`` runs."""
+    """Return ``"rank 3"`` or ``"ranks 0-2, 5"``.
+
+    Parameters
+    ----------
+    ranks
+        Which, in any order.
+    most
+        How many runs of neighbours are named; the others are counted.
+    """
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][1] + 1:
@@ -238,5 +313,13 @@ def show_ranks(ranks: Iterable[int], most: int = 6) -> str:
 
 
 def many(number: int, noun: str) -> str:
-    """Return ``"1 call"`` or ``"4,000 calls"``."""
+    """Return ``"1 call"`` or ``"4,000 calls"``.
+
+    Parameters
+    ----------
+    number
+        How many there are.
+    noun
+        Of what, in the singular.
+    """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

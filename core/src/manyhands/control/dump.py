@@ -1,0 +1,351 @@
+"""What the flight recorder of a rank holds, as a JSON file, for `manyhands explain`.
+
+A file is written when the job fails, when the rank gets SIGUSR1, and when the job ends. What it says is taken at that moment, and costs a call
+nothing: the line of the program at which a call waits is that of the thread that waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import weakref
+from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
+
+import msgspec
+
+from manyhands.arrays.dtypes import dtype_name
+from manyhands.common.checks import UNREADABLE
+from manyhands.common.lines import OURS, PROGRAM, kind_of, line_of
+from manyhands.control.bystanders import current_frames
+from manyhands.control.connection import Control
+from manyhands.control.protocol import Progress, Verdict, Wait
+from manyhands.control.recorder import Record
+from manyhands.control.signatures import CallSignature
+
+__all__ = ["Call", "Dump", "Dumper", "Place", "decode", "job_id"]
+
+_log = logging.getLogger("manyhands.job")
+
+FORMAT = 1
+"""The number of this form of the files."""
+_WRITE_S = 5.0
+"""How long the end of a job waits for its file, on a disk that does not answer."""
+_UNKNOWN = "unknown"
+
+
+class Call(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One call of a rank.
+
+    Attributes
+    ----------
+    channel, sequence
+        The channel of its group, and its number there; -1 where it has none.
+    operation, what
+        Its name, and the call in words.
+    started, finished
+        On the clock of the rank, in seconds; None while it runs.
+    thread
+        The thread that made it; 0 where that is not known.
+    place
+        The line of the program that it was called from, where that is known: that of a call that runs.
+    nbytes
+        The size of its array; 0 where that is not known.
+    wait
+        What it has waited for a while.
+    digest
+        Of a collective: what differs where two ranks do not make the same call. Empty for other calls.
+    dtype, shape, op, root, counts, algorithm, part, reproducible, device
+        Of a collective: what the ranks must agree on, as `CallSignature` says; the dtype by its name.
+    """
+
+    channel: int
+    sequence: int
+    operation: str
+    what: str
+    started: float
+    finished: float | None = None
+    thread: int = 0
+    place: str = ""
+    nbytes: int = 0
+    wait: Wait | None = None
+    digest: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    op: str = ""
+    root: int = -1
+    counts: tuple[int, ...] | None = None
+    algorithm: str = ""
+    part: str = ""
+    reproducible: bool = False
+    device: str = ""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a thread of the program was."""
+
+    thread: int
+    name: str
+    line: str
+
+
+class Dump(msgspec.Struct, frozen=True):
+    """What one rank knew at one moment.
+
+    Attributes
+    ----------
+    format
+        The form of the file.
+    job
+        What all ranks of a job share, and no two jobs.
+    rank, world_size
+        Who it is.
+    origin
+        Which rank it was when the job began, where the ranks have been numbered anew since.
+    host, pid
+        Where it runs.
+    clock
+        What `now` and the times of the calls are on; ranks with the same text share a clock.
+    now, time
+        The moment, on that clock and as seconds since the epoch.
+    reason
+        ``"failed"``, ``"signal"`` or ``"closed"``.
+    verdict
+        The first cause of the failure.
+    raised
+        The line of the program that raised what ended it on this rank.
+    groups
+        For each channel of an open group its ranks.
+    progress
+        How far the rank has come.
+    calls
+        Its last calls, in the order in which they began.
+    places
+        Where the threads of its program are.
+    """
+
+    format: int
+    job: str
+    rank: int
+    world_size: int
+    origin: int
+    host: str
+    pid: int
+    clock: str
+    now: float
+    time: float
+    reason: str
+    verdict: Verdict | None
+    raised: str
+    groups: dict[int, tuple[int, ...]]
+    progress: Progress
+    calls: list[Call]
+    places: list[Place]
+
+
+def job_id(key: bytes) -> str:
+    """Return the name of a job, of the key that its ranks share; the key cannot be found by it."""
+    return hashlib.blake2b(key, digest_size=4, person=b"manyhands job").hexdigest()
+
+
+def decode(data: bytes) -> Dump | None:
+    """Return what a file says; None where it was written by nobody of this form."""
+    try:
+        dump = msgspec.json.decode(data, type=Dump)
+    except UNREADABLE:
+        return None
+    is_whole = dump.format == FORMAT and 0 <= dump.rank < dump.world_size
+    return dump if is_whole else None
+
+
+def take(control: Control, job: str, reason: str, verdict: Verdict | None, home: int) -> Dump:
+    """Return what a rank knows now; ``home`` is the thread of its program."""
+    lines, inside = _look()
+    recorder = control.recorder
+    calls: dict[tuple[int, int], Call] = {}
+    for number, record in enumerate(recorder.records()):  # those without a number are told apart by where they stand
+        key = (record.channel, record.sequence if record.sequence >= 0 else -1 - number)
+        # A short call that had to wait stands in the books as well, and there nobody knows its thread.
+        if key not in calls or record.thread:
+            calls[key] = _call(record, lines)
+    unknown = [key for key, call in calls.items() if call.finished is None and not call.thread]
+    inside -= {call.thread for call in calls.values() if call.finished is None}
+    if len(unknown) == 1 and (
+        home in inside or len(inside) == 1
+    ):  # where ranks are threads, those of others are inside as well
+        (key,), thread = unknown, home if home in inside else inside.pop()
+        calls[key] = msgspec.structs.replace(calls[key], thread=thread, place=lines[thread])
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    made = {home, *(call.thread for call in calls.values() if call.finished is None)}
+    places = [Place(ident, names.get(ident, ""), line) for ident in made if (line := lines.get(ident))]
+    origins = control.origins
+    return Dump(
+        FORMAT,
+        job,
+        control.rank,
+        control.world_size,
+        origins[control.rank] if origins else control.rank,
+        socket.gethostname(),
+        os.getpid(),
+        _clock(),
+        control.runtime.now(),
+        time.time(),
+        reason,
+        verdict,
+        control.raised,
+        dict(control.counted.members),
+        control.counted.progress(),
+        list(calls.values()),
+        places,
+    )
+
+
+def _look() -> tuple[dict[int, str], set[int]]:
+    """Return for each thread the line of the program that it is at, and which threads of the program are in a call of manyhands."""
+    lines, inside = {}, set()
+    for ident, frame in current_frames().items():
+        lines[ident] = line_of(frame)
+        kinds = (kind_of(each.f_code.co_filename) for each, _ in walk_stack(frame))
+        if lines[ident] and next((kind for kind in kinds if kind in (OURS, PROGRAM)), PROGRAM) == OURS:
+            inside.add(ident)
+    return lines, inside
+
+
+def _call(record: Record, lines: dict[int, str]) -> Call:
+    finished = record.finished or None
+    place = record.where or ("" if finished is not None else lines.get(record.thread, ""))
+    operation = record.operation if record.is_of_program else "exchange"
+    about = record.channel, record.sequence, operation, record.what, record.started, finished
+    signature = record.call
+    if not isinstance(signature, CallSignature):
+        return Call(*about, record.thread, place, record.nbytes, record.wait)
+    return Call(
+        *about,
+        record.thread,
+        place,
+        record.nbytes,
+        record.wait,
+        record.digest.hex(),
+        dtype_name(signature.dtype, signature.fields) if signature.dtype else "",
+        signature.shape,
+        signature.op,
+        signature.root,
+        signature.counts,
+        signature.algorithm,
+        signature.part,
+        signature.reproducible,
+        signature.device,
+    )
+
+
+def _clock() -> str:
+    """Return what two processes share whose monotonic clocks are one: the boot of the host, and the namespace of times."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return f"{_UNKNOWN} {socket.gethostname()} {os.getpid()}"
+    with contextlib.suppress(OSError):
+        boot += f" {Path('/proc/self/ns/time').readlink()}"
+    return boot
+
+
+_open: weakref.WeakSet[Dumper] = weakref.WeakSet()
+"""Those that SIGUSR1 is for."""
+
+
+class Dumper:
+    """Writes the file of one rank of one job.
+
+    Parameters
+    ----------
+    control
+        The rank's control connection.
+    job
+        The name of the job.
+    directory
+        Where the file goes; made where it is not there.
+    """
+
+    def __init__(self, control: Control, job: str, directory: Path) -> None:
+        self._control = control
+        self._job = job
+        self._directory = directory
+        self._home = threading.get_ident()
+        self._writing: threading.Thread | None = None
+        self._ended = False
+        self.path: Path = directory / f"{job}-rank-{control.rank}.json"
+        control.before_failure = self.failed
+        _open.add(self)
+        _listen()
+
+    def failed(self, verdict: Verdict) -> None:
+        """Write what this rank knows as its job fails, before any of its threads hears of that. Does not wait for the disk."""
+        self._ended = True
+        dump = self._taken("failed", verdict)
+        if dump is None:
+            return
+        writing = threading.Thread(target=self._write, args=(dump,), name="manyhands-recorder", daemon=True)
+        try:
+            writing.start()
+        except RuntimeError:  # the interpreter is ending, or there are too many threads
+            self._write(dump)
+        else:
+            self._writing = writing
+
+    def signalled(self) -> None:
+        """Write what this rank knows now, unless its job has failed."""
+        if not self._ended and (dump := self._taken("signal")) is not None:
+            self._write(dump)
+
+    def close(self) -> None:
+        """Write what this rank knows at the end of its job; where that has failed, only wait for the file."""
+        _open.discard(self)
+        if self._writing is not None:
+            self._writing.join(_WRITE_S)
+        elif not self._ended and (dump := self._taken("closed")) is not None:
+            self._write(dump)
+        self._ended = True
+
+    def _taken(self, reason: str, verdict: Verdict | None = None) -> Dump | None:
+        try:
+            return take(self._control, self._job, reason, verdict, self._home)
+        except Exception:  # noqa: BLE001 - whoever looks for the cause of a failure must not fail for that
+            _log.exception("manyhands: rank %d cannot tell what its flight recorder holds", self._control.rank)
+            return None
+
+    def _write(self, dump: Dump) -> None:
+        unfinished = self.path.with_suffix(f".{threading.get_ident()}.unfinished")
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            unfinished.write_bytes(msgspec.json.encode(dump))
+            unfinished.replace(self.path)
+        except (OSError, MemoryError) as error:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            _log.warning("manyhands: rank %d could not write its flight recorder to %s: %s", dump.rank, self.path, error)
+
+
+def _listen() -> None:
+    """Write all files at SIGUSR1 from now on, unless the program has a use of its own for it."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, _on_signal)
+
+
+def _on_signal(_number: int, _frame: FrameType | None) -> None:
+    for dumper in list(_open):
+        dumper.signalled()
+
+
+def _in_child() -> None:
+    _open.clear()  # the jobs are the parent's
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,1 @@
+"""What happened when, as events, and as a file that Perfetto shows."""

@@ -1,0 +1,121 @@
+"""The files of flight recorders: when they are written, and what they tell of real ranks."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fault_tools import Nursery
+from worlds import thread_world
+
+import manyhands as mh
+from manyhands.api import Group
+from manyhands.explain.reading import read_jobs
+from manyhands.explain.story import tell
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+    """Where ranks come from that are processes."""
+    return Nursery(tmp_path_factory.mktemp("recorders"))
+
+
+def story(directory: Path) -> list[str]:
+    """Return what the files in a directory tell."""
+    (job, *others), left_out = read_jobs([directory])
+    assert not others
+    assert not left_out
+    return tell(job).splitlines()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_mismatch_is_told_with_the_lines_of_all_ranks(native: bool, tmp_path: Path) -> None:
+    def program(group: Group) -> None:
+        for _ in range(3):
+            group.all_reduce(np.ones(4, np.float32))
+        if group.rank == 1:
+            group.all_reduce(np.ones(4))
+        group.all_reduce(np.ones(4, np.float32))
+
+    line = program.__code__.co_firstlineno
+    file = __name__.replace(".", "/") + ".py"
+    config = {"recorder": {"directory": str(tmp_path)}, "native": native}
+    outcomes = thread_world(program, 3, "tcp", config=config)
+    assert {type(outcome) for outcome in outcomes} == {mh.CollectiveMismatchError}
+    lines = story(tmp_path)
+    assert lines[-3:] == [
+        "The ranks differ in call #3, in the dtype:",
+        f'  ranks 0, 2: all_reduce(float32[4], op="sum") at {file}:{line + 5}',
+        f'  rank 1: all_reduce(float64[4], op="sum") at {file}:{line + 4}',
+    ]
+
+
+def test_survivors_write_and_say_who_died(nursery: Nursery, tmp_path: Path) -> None:
+    program = """
+        with mh.init(timeout_s=10) as group:
+            group.barrier()
+            if rank == 1:
+                os.kill(os.getpid(), 9)
+            attempt(group.all_reduce, np.ones(4))
+    """
+    with nursery.ranks(program, MANYHANDS_RECORDER__DIRECTORY=str(tmp_path)) as ranks:
+        ranks.start().wait()
+    lines = story(tmp_path)
+    assert lines[0].endswith("3 ranks, and 2 of them wrote what their flight recorders held")
+    assert lines[2] == "Rank 1 wrote nothing: it died, as the others found"
+    assert lines[-1] == "In the end all wait for rank 1"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json"]
+
+
+def test_at_a_signal_ranks_write_and_go_on(nursery: Nursery, tmp_path: Path) -> None:
+    program = """
+        def load():
+            tell("loading")
+            until_told_to_go()
+
+        with mh.init(timeout_s=20) as group:
+            if rank == 1:
+                load()
+            group.barrier()
+    """
+    with nursery.ranks(program, 2, MANYHANDS_RECORDER__DIRECTORY=str(tmp_path)) as ranks:
+        ranks.start()
+        ranks.await_facts("loading", 1)
+        for rank in range(2):
+            ranks.signal(rank, signal.SIGUSR1)
+        while len(list(tmp_path.glob("*.json"))) < 2:
+            time.sleep(0.005)
+        lines = story(tmp_path)
+        assert any(line.startswith("Rank 1 is in no call, at <string>:") for line in lines)
+        ranks.go()
+        assert set(ranks.wait().values()) == {0}
+    assert story(tmp_path)[1:] == ["The job ended well"]
+
+
+def test_a_directory_that_cannot_be_written_costs_a_warning_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    results = thread_world(
+        lambda group: group.all_reduce(np.ones(1))[0],
+        2,
+        "tcp",
+        config={"recorder": {"directory": str(tmp_path / "file" / "x")}},
+    )
+    assert results == [2.0, 2.0]
+    assert "could not write its flight recorder" in caplog.text
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_as_many_calls_are_kept_as_the_setting_says(native: bool, tmp_path: Path) -> None:
+    def program(group: Group) -> None:
+        for _ in range(100):
+            group.barrier()
+
+    thread_world(program, 2, "tcp", config={"recorder": {"directory": str(tmp_path), "calls": 50}, "native": native})
+    (job, *_), _ = read_jobs([tmp_path])
+    for dump in job.dumps.values():
+        numbers = {call.sequence for call in dump.calls if call.operation == "barrier"}
+        assert numbers >= set(range(50, 100))
+        assert 0 not in numbers or len(numbers) <= 250
