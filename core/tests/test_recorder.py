@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from manyhands.calls.books import PythonBooks
+from manyhands.control.bystanders import Sleeper
+from manyhands.control.dump import take
+from manyhands.control.local import LocalHub
 from manyhands.control.protocol import Wait
 from manyhands.control.recorder import FlightRecorder, Record
 from manyhands.control.signatures import CallSignature
@@ -50,6 +54,21 @@ def test_places_of_different_channels_differ() -> None:
     recorder.start(2, 0, BARRIER)
     assert not recorder.testify(0, 0)[0]
     assert recorder.testify(2, 0)[0]
+
+
+def test_a_short_call_that_runs_is_told_with_the_line_that_made_it() -> None:
+    """Nobody notes the thread of a short call; in a world of threads other ranks are in calls as well."""
+    control = LocalHub(1).connect(0, "tcp", "")
+    control.counted.calls[0] = books = PythonBooks(0)
+    books.begin(BARRIER)
+    sleeper = Sleeper(for_good=False)
+    other = threading.Thread(target=lambda: sleeper.wait(20))  # in a call of manyhands, as another rank is
+    other.start()
+    dump = take(control, "job", "signal", None, threading.get_ident())
+    sleeper.wake()
+    other.join()
+    assert [(call.what, call.thread) for call in dump.calls] == [("barrier()", threading.get_ident())]
+    assert "test_recorder.py:" in dump.calls[0].place
 
 
 def test_only_the_last_calls_are_kept() -> None:

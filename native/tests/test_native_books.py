@@ -64,6 +64,21 @@ def test_books_of_both_forms_say_the_same(steps: list[tuple[str, int]], is_count
     assert story(*both[0], steps) == story(*both[1], steps)
 
 
+@given(st.integers(1, 40), st.integers(0, 100))
+def test_books_keep_as_many_calls_as_they_are_told(kept: int, count: int) -> None:
+    for books in (PythonBooks(4, None, kept), native.Books(4, None, kept)):
+        for number in range(count):
+            books.begin(number)
+            books.leave()
+        assert [call for _, call, *_ in books.short()] == list(range(count))[-kept:]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1 << 62])
+def test_books_that_could_keep_nothing_are_not_made(wrong: int) -> None:
+    with pytest.raises((ValueError, MemoryError)):
+        native.Books(0, None, wrong)
+
+
 def test_many_turns_come_in_their_order() -> None:
     books = native.Books()
     assert books.take()
