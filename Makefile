@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-peers | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-all | test-faults | test-fuzz | soak | test-peers | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
@@ -12,12 +12,15 @@ GPU_VENV := .venv-gpu$(GPU_SUFFIX)
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-peers test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
+.PHONY: help demo test test-all test-faults test-fuzz soak test-peers test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
 	@echo "make test           run the tests, but those that take long by nature: less than five minutes on two cores"
 	@echo "make test-all       run all tests"
+	@echo "make test-faults    run a campaign of 1,000 faults on real processes (twenty minutes); FAULTS_ARGS='--cases 50'"
+	@echo "make test-fuzz      give every reader of bytes what nobody wrote (ten minutes); FUZZ_ARGS='--minutes 1'"
+	@echo "make soak           use groups for an hour: memory, descriptors and threads must stay as they are; SOAK_ARGS='--minutes 5'"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch, UCX and, where there is one, UCC, in environments of their own"
 	@echo "make test-native    run the tests of the compiled executor under sanitizers, and those of calls without it"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
@@ -38,6 +41,15 @@ test: venv-dev
 
 test-all: venv-dev
 	$(BIN)/python -m pytest -n 3 $(PYTEST_ARGS)
+
+test-faults: venv-dev
+	$(BIN)/python tests/campaign_faults.py $(FAULTS_ARGS)
+
+test-fuzz: venv-dev
+	$(BIN)/python tests/campaign_fuzz.py $(FUZZ_ARGS)
+
+soak: venv-dev
+	$(BIN)/python tests/campaign_soak.py $(SOAK_ARGS)
 
 # The wheels of the two MPIs have files of the same names, so that each has its environment.
 test-peers:

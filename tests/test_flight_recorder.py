@@ -17,12 +17,6 @@ from manyhands.explain.reading import read_jobs
 from manyhands.explain.story import tell
 
 
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
-    """Where ranks come from that are processes."""
-    return Nursery(tmp_path_factory.mktemp("recorders"))
-
-
 def story(directory: Path) -> list[str]:
     """Return what the files in a directory tell."""
     (job, *others), left_out = read_jobs([directory])
