@@ -32,9 +32,8 @@ from manyhands.control.connection import Control, make_join
 from manyhands.control.forking import forget_after_fork
 from manyhands.control.loop import Loop
 from manyhands.control.network import Address, Listener, dial, show_address
-from manyhands.control.protocol import Prepare, Report, Successor, Verdict
+from manyhands.control.protocol import Report, Verdict
 from manyhands.control.remote import SocketControl
-from manyhands.control.reserve import Reserve
 from manyhands.control.store import Store
 from manyhands.errors import (
     ClosedError,
@@ -43,6 +42,7 @@ from manyhands.errors import (
     RendezvousError,
 )
 from manyhands.job.meeting import Meeting, guarded_bind
+from manyhands.job.standby import Standby
 
 if TYPE_CHECKING:
     from manyhands.contract.device import DeviceChannel
@@ -66,8 +66,6 @@ class Part(Protocol):
 P = TypeVar("P", bound=Part)
 
 _LATECOMERS_S = 1.0
-_STANDBY_S, _STANDBY_END_S = 20.0, 0.5
-"""How long to try to reach the store's successor, and how long to wait until the attempt has ended."""
 _FACTORY_GRACE_S = 2.0
 """How long a factory that is overdue may still take to say why: what it waits for has the same deadline."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -124,9 +122,7 @@ class Job:
         self.drains: list[Callable[[Deadline], bool]] = []
         self._loop: Loop | None = None
         self._store: Store | None = None
-        self._reserve: Reserve | None = None
-        self._successor: Successor | None = None
-        self._standby: list[threading.Thread] = []
+        self._standby: Standby | None = None
         self._listeners: list[Listener] = []
         self._key = b""
         self._secure = True
@@ -137,7 +133,6 @@ class Job:
         self._parts: dict[object, Any] = {}
         self.device_channels: list[DeviceChannel] = []
         self._released = False
-        self._releasing = threading.Lock()
         self._member: ThreadRank | None = None
         self._dumper: Dumper | None = None
 
@@ -167,7 +162,7 @@ class Job:
             job.hosts = tuple(welcome.hosts)
             job._secure = bool(meeting.secret)
             if meeting.world_size > 1:
-                job._be_prepared(control)
+                job._standby = Standby(loop, control, job._key, job._secure)
         except BaseException as error:
             # Ranks that are still on their way are told why, instead of looking for a store that has gone.
             if job._store is not None and meeting.keep is not None:
@@ -405,72 +400,25 @@ class Job:
 
     def _release(self) -> None:
         """Give everything back, in the order that lets the last messages out."""
-        with self._releasing:
-            self._released, self._successor = True, None
-        for thread in self._standby:
-            thread.join(_STANDBY_END_S)
+        self._released = True
+        if self._standby is not None:
+            self._standby.end()
         atexit.unregister(self._at_exit)
         if self._dumper is not None:
             self._dumper.close()
         if self._member is not None:
             self._member.not_at_end(self.finish)
         self._release_backend()
-        for store in (self._store, self._reserve):
+        for store in (self._store, self._standby):
             if store is not None:
                 store.drain(1.0)
         if hasattr(self, "control"):
             self.control.close()
-        for store in (self._store, self._reserve):
+        for store in (self._store, self._standby):
             if store is not None:
                 store.close()
         if self._loop is not None:
             self._loop.stop()
-
-    def _be_prepared(self, control: SocketControl) -> None:
-        """Be ready for the end of the store: connect to the rank that goes on in its place, in the background, or be that one."""
-
-        def connect(successor: Successor) -> None:
-            address, deadline = (successor.host, successor.port), Deadline(_STANDBY_S)
-            try:
-                sock = dial(
-                    address, self._key, b"reserve", deadline, lambda: self._released or successor is not self._successor
-                )
-            except (OSError, ManyHandsError) as error:
-                _log.debug("rank %d does not reach rank %d, the store's successor: %s", self.rank, successor.rank, error)
-                return
-            with self._releasing:
-                if successor is self._successor:
-                    control.follow(sock, successor.rank)
-                else:
-                    sock.close()
-
-        def prepare(message: Prepare | Successor) -> None:
-            if isinstance(message, Successor):
-                with (
-                    self._releasing,
-                    contextlib.suppress(RuntimeError),
-                ):  # the interpreter is ending, and starts no more threads
-                    self._successor = message
-                    thread = threading.Thread(target=connect, args=(message,), name="manyhands-standby", daemon=True)
-                    thread.start()
-                    self._standby.append(thread)
-                return
-            try:
-                sock = guarded_bind((control.host, 0), self._secure)
-            except (OSError, ManyHandsError) as error:  # as where there are no descriptors left
-                _log.warning(
-                    "rank %d cannot go on in the place of rank %d, should that die: %s", self.rank, message.store, error
-                )
-                return
-            host, port = sock.getsockname()[:2]
-            with self._releasing:
-                if self._released:
-                    sock.close()
-                    return
-                self._reserve = Reserve(self.loop, sock, self._key, self.rank, self.world_size, message.store)
-            control.stand_by(self._reserve, (host, port))
-
-        control.on_prepare(prepare)
 
     def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
         """Listen for ranks of this job on a free port."""

@@ -1,0 +1,106 @@
+"""A rank's part in going on without the store: connect to the rank that goes on in its place, or be that one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+
+from manyhands.contract.deadline import Deadline
+from manyhands.control.loop import Loop
+from manyhands.control.network import dial
+from manyhands.control.protocol import Prepare, Successor
+from manyhands.control.remote import SocketControl
+from manyhands.control.reserve import Reserve
+from manyhands.errors import ManyHandsError
+from manyhands.job.meeting import guarded_bind
+
+__all__ = ["Standby"]
+
+_log = logging.getLogger("manyhands.job")
+
+_CONNECT_S, _END_S = 20.0, 0.5
+"""How long to try to reach the store's successor, and how long to wait until the attempt has ended."""
+
+
+class Standby:
+    """What a rank does when the store says who is to go on in its place; it begins at once, in the background.
+
+    Parameters
+    ----------
+    loop
+        Where a `Reserve` runs.
+    control
+        This rank's control connection.
+    key, has_secret
+        What proves membership, and whether the job has a secret.
+    """
+
+    def __init__(self, loop: Loop, control: SocketControl, key: bytes, has_secret: bool) -> None:
+        self._loop = loop
+        self._control = control
+        self._key = key
+        self._has_secret = has_secret
+        self._changing = threading.Lock()
+        self._ended = False
+        self._successor: Successor | None = None
+        self._threads: list[threading.Thread] = []
+        self._reserve: Reserve | None = None
+        control.on_prepare(self._prepare)
+
+    def end(self) -> None:
+        """Begin nothing any more."""
+        with self._changing:
+            self._ended, self._successor = True, None
+        for thread in self._threads:
+            thread.join(_END_S)
+
+    def drain(self, timeout_s: float) -> None:
+        """Where this rank goes on in the store's place, wait until no other rank is connected."""
+        if self._reserve is not None:
+            self._reserve.drain(timeout_s)
+
+    def close(self) -> None:
+        """Close the connections of the others."""
+        if self._reserve is not None:
+            self._reserve.close()
+
+    def _prepare(self, message: Prepare | Successor) -> None:
+        if isinstance(message, Prepare):
+            self._stand_by(message.store)
+            return
+        with self._changing, contextlib.suppress(RuntimeError):  # the interpreter is ending, and starts no more threads
+            self._successor = message
+            thread = threading.Thread(target=self._connect, args=(message,), name="manyhands-standby", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _connect(self, successor: Successor) -> None:
+        def is_vain() -> bool:
+            return self._ended or successor is not self._successor
+
+        try:
+            sock = dial((successor.host, successor.port), self._key, b"reserve", Deadline(_CONNECT_S), is_vain)
+        except (OSError, ManyHandsError) as error:
+            _log.debug("rank %d does not reach rank %d, the store's successor: %s", self._control.rank, successor.rank, error)
+            return
+        with self._changing:
+            if is_vain():
+                sock.close()
+            else:
+                self._control.follow(sock, successor.rank)
+
+    def _stand_by(self, store: int) -> None:
+        control = self._control
+        try:
+            sock = guarded_bind((control.host, 0), self._has_secret)
+        except (OSError, ManyHandsError) as error:  # as where there are no descriptors left
+            _log.warning("rank %d cannot go on in the place of rank %d, should that die: %s", control.rank, store, error)
+            return
+        host, port = sock.getsockname()[:2]
+        with self._changing:
+            if self._ended:
+                sock.close()
+                return
+            self._reserve = Reserve(self._loop, sock, self._key, control.rank, control.world_size, store)
+        control.stand_by(self._reserve, (host, port))
