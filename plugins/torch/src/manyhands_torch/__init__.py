@@ -1,0 +1,15 @@
+"""manyhands as a backend of torch.distributed.
+
+>>> import manyhands_torch
+>>> torch.distributed.init_process_group("manyhands")
+"""
+
+from __future__ import annotations
+
+from manyhands_torch.process_group import ProcessGroup
+from manyhands_torch.registering import register
+from manyhands_torch.work import Handle
+
+__all__ = ["Handle", "ProcessGroup", "register"]
+
+register()

@@ -1,0 +1,105 @@
+"""How the ranks of a program of torch's find each other: the group of ours that is below a process group."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from manyhands import Group, init
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+from manyhands_torch.process_group import ProcessGroup
+
+__all__ = ["create", "meet"]
+
+_met: ContextVar[Group | None] = ContextVar("manyhands_torch_group", default=None)
+"""The group of all ranks that `meet` has made, until a process group takes it."""
+_torch_meets = _rendezvous_handlers["env"]
+
+
+def create(opts: Any, backend_options: object = None) -> ProcessGroup:
+    """Make a process group, as torch asks a backend to.
+
+    The group of all ranks is made by `manyhands.init`, with the configuration that this finds. Where `meet` has not made it, torch's
+    store tells the ranks where to meet, and the secret by which they know each other. Others are made of that one, if it is ours.
+    """
+    ranks, timeout = list(opts.global_ranks_in_group), opts.timeout
+    group: Group | None = None
+    if ranks:
+        world = dist.distributed_c10d._get_default_group()
+        if isinstance(world, ProcessGroup):
+            group = world.group.subgroup(ranks, timeout_s=timeout.total_seconds())
+    else:
+        group = _met.get()
+        _met.set(None)
+    if group is None:
+        group = _by_store(opts.store, opts.group_rank, opts.group_size)
+    return ProcessGroup(group, opts.store, timeout)
+
+
+def meet(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any) -> Iterator[tuple[Any, int, int]]:
+    """Find out who this process is from its environment, as torch does for ``env://``, and return torch's store, rank and world size.
+
+    Where `manyhands` knows more than torch, it does so: under ``manyhands run``, and under launchers that do not set torch's variables. There
+    the ranks meet first, and rank 0 then opens torch's store.
+    """
+    if "?" in url or ("RANK" in os.environ and "MANYHANDS_LAUNCHED" not in os.environ):
+        yield from _torch_meets(url, timeout, **options)
+        return
+    group = init()
+    _met.set(group)
+    store: Any = None
+    if group.rank == 0:
+        host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+        store = dist.TCPStore(host, 0, group.world_size, is_master=True, timeout=timeout, wait_for_workers=False)
+    host, port = group.broadcast_object(None if store is None else (host, store.port))
+    if store is None:
+        store = dist.TCPStore(host, port, group.world_size, is_master=False, timeout=timeout)
+    yield store, group.rank, group.world_size
+    raise RuntimeError("these ranks have met, and cannot meet again: start the job anew")
+
+
+def _by_store(store: Any, rank: int, size: int) -> Group:
+    if size == 1 or "MANYHANDS_RENDEZVOUS" in os.environ:
+        return init(rank=rank, world_size=size)
+    if rank == 0:
+        with socket.create_server((_host(store), 0)) as listener:
+            host, port = listener.getsockname()[:2]
+            secret = os.environ.get("MANYHANDS_SECRET") or secrets.token_hex(32)
+            store.set("manyhands", f"{secret} {host}:{port}")
+            with _environment(
+                MANYHANDS_RENDEZVOUS=f"{host}:{port}", MANYHANDS_SECRET=secret, MANYHANDS_RENDEZVOUS_FD=str(listener.fileno())
+            ):
+                return init(rank=rank, world_size=size)
+    secret, _, address = store.get("manyhands").decode().partition(" ")
+    with _environment(MANYHANDS_RENDEZVOUS=address, MANYHANDS_SECRET=secret):
+        return init(rank=rank, world_size=size)
+
+
+def _host(store: Any) -> str:
+    """Return where rank 0 can be reached: where torch's own store is, if it has a place."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return str(getattr(store, "host", None) or os.environ.get("MASTER_ADDR") or "127.0.0.1")
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[Mapping[str, str]]:
+    """Set variables for as long as the context lasts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield os.environ
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,22 @@
+"""What makes torch know the backend."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+from manyhands_torch.joining import create, meet
+from manyhands_torch.process_group import NAME
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Register the backend with torch; calling it twice is fine.
+
+    torch 2.14 and newer call it themselves when a program names the backend. Importing `manyhands_torch` does, too.
+    """
+    if NAME.upper() in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+    _rendezvous_handlers["env"] = meet

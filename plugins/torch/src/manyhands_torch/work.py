@@ -1,0 +1,149 @@
+"""What torch gets for a call that is still running: its works and futures, which carry our errors."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from manyhands import Work, wait_all
+from torch.futures import Future
+
+if TYPE_CHECKING:
+
+    class _Base:  # what is public has complete types without torch as well
+        pass
+else:
+    from torch.distributed import Work as _Base
+
+__all__ = ["Handle", "seconds_of"]
+
+
+def seconds_of(timeout: timedelta | None) -> float | None:
+    """Return the seconds of a timeout of torch's; None where none was given, for which torch writes none, nothing or less."""
+    return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+
+
+class Handle(_Base):
+    """One call of torch's, made of any number of ours.
+
+    Parameters
+    ----------
+    works
+        Our calls, which may have ended already.
+    result
+        What the call's future gives: torch's tensors, which the calls write to.
+    then
+        What is left to do with the results of the works, once all have ended, and before anybody hears of it.
+    source
+        The rank that a message comes from.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[Work[Any]],
+        result: list[Any],
+        then: Callable[[list[Any]], object] | None = None,
+        source: int = -1,
+    ) -> None:
+        super().__init__()
+        self._works = works
+        self._outputs = result
+        self._then = then
+        self._source = source
+        self._finishing = threading.Lock()
+
+    @classmethod
+    def of(cls, handles: Sequence[Handle]) -> Handle:
+        """Return one handle for several calls."""
+
+        def then(_: list[Any]) -> None:
+            for handle in handles:
+                handle.wait()
+
+        works = [work for handle in handles for work in handle._works]
+        return cls(works, [tensor for handle in handles for tensor in handle._outputs], then)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the call is done.
+
+        Parameters
+        ----------
+        timeout
+            The most time to wait. By default as long as the call takes, which the group's timeout bounds.
+
+        Raises
+        ------
+        DeadlineError
+            ``timeout`` passed; the call goes on.
+        ManyHandsError
+            What the call raised.
+        """
+        results = wait_all(self._works, timeout_s=seconds_of(timeout))
+        with self._finishing:
+            then, self._then = self._then, None
+            if then is not None:
+                then(results)
+        return True
+
+    def synchronize(self) -> None:
+        """Wait as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Tell whether the call has ended, successfully or not."""
+        if not all(work.done() for work in self._works):
+            return False
+        if self.exception() is None:
+            self.wait()
+        return True
+
+    def is_success(self) -> bool:
+        """Tell whether the call has ended well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Return the error of a call that has failed."""
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def result(self) -> list[Any]:
+        """Wait, and return the tensors that the call has written to."""
+        self.wait()
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """Return the rank of the group that a message comes from; -1 for a collective."""
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """Return a future of torch's, whose value are the tensors that the call has written to, and whose error is the call's."""
+        begun: Any = Future()
+
+        def end(_: Any) -> list[Any]:
+            return self.result()
+
+        # Not set_exception: what is written in C++, such as DDP, takes an error that is set so for a value.
+        future = begun.then(end)
+        context = contextvars.copy_context()
+
+        def finish(_: object) -> None:
+            # What is to follow may wait for later calls of the group, so that the thread of its callbacks must not do it.
+            try:
+                threading.Thread(target=context.run, args=(begun.set_result, None), name="torch-future").start()
+            except RuntimeError:  # the interpreter is ending
+                context.run(begun.set_result, None)
+
+        if self._works and not self._works[-1].done():
+            self._works[-1].add_done_callback(finish)
+        else:
+            begun.set_result(None)
+        return future
+
+    def get_future_result(self) -> Any:
+        """Return a future as `get_future` does."""
+        return self.get_future()
