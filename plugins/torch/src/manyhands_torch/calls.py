@@ -57,6 +57,8 @@ class Calls:
     def allreduce(self, tensors: Any, opts: Any = None) -> Handle:
         """Combine tensors of all ranks in place."""
         (tensor,) = tensors = _listed(tensors)
+        if tensor.is_sparse:
+            return self._sum_sparse(tensor, opts)
         array = _memory(tensor)
         _scale(tensor, opts)
         return self._call("all_reduce", opts, tensors, array, _op(opts), out=array)
@@ -87,9 +89,12 @@ class Calls:
 
     def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Handle:
         """Give every rank the tensors of all ranks, one by one."""
-        return self._together([self._gather("all_gather", parts, tensor, opts) for parts, tensor in zip(outputs, inputs, strict=True)])
+        return self._gather("all_gather", outputs[0], inputs[0], opts)
 
-    allgather_coalesced = allgather
+    def allgather_coalesced(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Handle:
+        """Give every rank several tensors of all ranks: a list of them from each rank."""
+        lists = zip(zip(*outputs, strict=True), inputs, strict=True)
+        return self._together([self._gather("all_gather", parts, tensor, opts) for parts, tensor in lists])
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Handle:
         """Give every rank the tensors of all ranks, one behind the other."""
@@ -226,6 +231,20 @@ class Calls:
         then = None if parts is None else lambda joined: None if joined is None else _divide(joined, parts)
         return self._call(name, opts, [list(parts or ())], array, *root, counts=counts, then=then)
 
+    def _sum_sparse(self, tensor: Any, opts: Any) -> Handle:
+        """Combine sparse tensors of all ranks, whose numbers of elements may differ: each rank gets all, and adds up those of one place."""
+        if _op(opts) != "sum":
+            raise UnsupportedError(f"all_reduce of a sparse tensor only has ReduceOp.SUM, and {opts.reduceOp} was given: use x.to_dense()")
+        mine = tensor.coalesce()
+
+        def place(joined: list[Any]) -> None:
+            places, values = (_tensor(each) for each in joined)
+            tensor.copy_(torch.sparse_coo_tensor(places.t(), values, tensor.shape, check_invariants=True).coalesce())
+
+        parts = (mine.indices().t(), mine.values())
+        works = [self.group.all_gather_async(_memory(part), uneven=True, timeout_s=self._seconds(opts)) for part in parts]
+        return self._handle(works, [tensor], place)
+
     def _reduce_scatter(self, output: Any, whole: Any, opts: Any, counts: list[int] | None) -> Handle:
         factor = _factor(opts)
         array = _flat(whole if factor is None else whole * factor)
@@ -250,6 +269,10 @@ def _memory(tensor: Any) -> Any:
     return tensor.numpy() if plain and not (tensor.is_conj() or tensor.is_neg()) else tensor
 
 
+def _tensor(array: Any) -> Any:
+    return array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
+
+
 def _flat(tensor: Any) -> Any:
     return _memory(tensor.data.reshape(-1))
 
@@ -264,7 +287,7 @@ def _flat_target(tensor: Any) -> tuple[Any, Callable[[Any], object] | None]:
 
 def _divide(joined: Any, parts: Sequence[Any]) -> None:
     """Copy what all ranks have sent to where each one's part belongs."""
-    flat = (joined if isinstance(joined, torch.Tensor) else torch.from_numpy(joined)).reshape(-1)
+    flat = _tensor(joined).reshape(-1)
     for part, piece in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
         part.data.copy_(piece.view(part.shape))
 

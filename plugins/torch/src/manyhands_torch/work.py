@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import torch
 from manyhands import Work, wait_all
+from manyhands.errors import ManyHandsError
 from torch.futures import Future
 
 if TYPE_CHECKING:
@@ -125,7 +125,10 @@ class Handle(_Base):
         begun: Any = Future()
 
         def end(_: Any) -> list[Any]:
-            return self.result()
+            try:
+                return self.result()
+            except ManyHandsError as error:
+                raise error.with_traceback(None)  # torch writes all of it into its message
 
         # Not set_exception: what is written in C++, such as DDP, takes an error that is set so for a value.
         future = begun.then(end)
