@@ -21,7 +21,7 @@ help:
 	@echo "make test-faults    run a campaign of 1,000 faults on real processes (twenty minutes); FAULTS_ARGS='--cases 50'"
 	@echo "make test-fuzz      give every reader of bytes what nobody wrote (ten minutes); FUZZ_ARGS='--minutes 1'"
 	@echo "make soak           use groups for an hour: memory, descriptors and threads must stay as they are; SOAK_ARGS='--minutes 5'"
-	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch, UCX and, where there is one, UCC, in environments of their own"
+	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch (its own suite included), UCX and, where there is one, UCC, in environments of their own"
 	@echo "make test-native    run the tests of the compiled executor under sanitizers, and those of calls without it"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
 	@echo "make test-install   install each distribution in clean environments, with each Python that is here, and test it there (twenty minutes)"
@@ -55,7 +55,7 @@ soak: venv-dev
 test-peers:
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
-	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/ucc/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
+	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/torch/tests plugins/ucc/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
 	.venv-peers-mpich/bin/python -m pytest -m peers -k mpi conformance/tests plugins/mpi/tests $(PYTEST_ARGS)
 
 test-native: venv-dev
@@ -84,6 +84,7 @@ check: venv-dev
 	$(PYRIGHT) --verifytypes manyhands_shm --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_simulated --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_tcp --ignoreexternal
+	$(PYRIGHT) --verifytypes manyhands_torch --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_ucc --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_ucx --ignoreexternal
 	$(BIN)/python tools/check_imports.py

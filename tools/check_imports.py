@@ -83,11 +83,15 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "matplotlib": ("manyhands_lab.commands",),
 }
 # But those that derive from a class of such a package, and that others import inside functions.
-NEEDS_AT_TOP: dict[str, str] = {"manyhands_parallel.torch_batch_norm": "torch"}
+NEEDS_AT_TOP: dict[str, str] = {
+    "manyhands_parallel.torch_batch_norm": "torch",
+    **{f"manyhands_torch.{name}": "torch" for name in ("calls", "joining", "process_group", "registering", "work")},
+}
 NEVER_AT_TOP: frozenset[str] = frozenset({"cupy", "jax", "matplotlib", "mpi4py", "torch", "rich"})
 
-# All that a plugin may import of core.
+# All that a plugin may import of core; what is no backend of ours, but makes one of us, uses what every program may use.
 PLUGINS_MAY_IMPORT = "manyhands.api"
+BRIDGES = ("manyhands_torch",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,8 @@ def check_plugin(module: Module) -> Iterator[tuple[int, str]]:
     own = module.name.split(".", maxsplit=1)[0]
     for item in module.imports:
         package = item.target.split(".")[0]
+        if own in BRIDGES and item.target in ("manyhands", "manyhands.errors"):
+            continue
         if package == "manyhands" and item.target != PLUGINS_MAY_IMPORT:
             yield item.line, f"a plugin imports {PLUGINS_MAY_IMPORT} alone, and this one {item.target}"
         elif package.startswith("manyhands_") and package != own:

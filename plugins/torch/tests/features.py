@@ -3,7 +3,6 @@
 Between two ranks every sum has one order, so that all results agree bit for bit.
 """
 
-import functools
 import os
 import sys
 import tempfile

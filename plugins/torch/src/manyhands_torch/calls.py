@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from manyhands import Group, Work
-from manyhands.errors import SizeMismatchError, UnsupportedError, UsageError
 from torch.distributed import ReduceOp
 
+from manyhands import Group, Work
+from manyhands.errors import SizeMismatchError, UnsupportedError, UsageError
 from manyhands_torch.work import Handle, seconds_of
 
 __all__ = ["Calls"]
@@ -98,7 +98,9 @@ class Calls:
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Handle:
         """Give every rank the tensors of all ranks, one behind the other."""
-        _check_size("all_gather", "output", output, self.group.world_size * tensor.numel(), "the world size times that of the input")
+        _check_size(
+            "all_gather", "output", output, self.group.world_size * tensor.numel(), "the world size times that of the input"
+        )
         target, then = _flat_target(output)
         return self._call("all_gather", opts, [output], _flat(tensor), out=target, then=then)
 
@@ -130,7 +132,9 @@ class Calls:
 
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Handle:
         """Combine tensors of all ranks; each rank gets its part."""
-        _check_size("reduce_scatter", "input", tensor, self.group.world_size * output.numel(), "the world size times that of the output")
+        _check_size(
+            "reduce_scatter", "input", tensor, self.group.world_size * output.numel(), "the world size times that of the output"
+        )
         return self._reduce_scatter(output, tensor, opts, None)
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Handle:
@@ -138,7 +142,12 @@ class Calls:
         return self._together([self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)])
 
     def all_to_all_single(
-        self, output: Any, tensor: Any, output_splits: Sequence[int] | None, input_splits: Sequence[int] | None, opts: Any = None
+        self,
+        output: Any,
+        tensor: Any,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        opts: Any = None,
     ) -> Handle:
         """Give each rank its rows of this rank's tensor."""
         size = self.group.world_size
@@ -208,7 +217,11 @@ class Calls:
         return self._handle([work], result, None if then is None else lambda results: then(results[0]), source)
 
     def _handle(
-        self, works: Sequence[Work[Any]], result: Sequence[Any], then: Callable[[list[Any]], object] | None = None, source: int = -1
+        self,
+        works: Sequence[Work[Any]],
+        result: Sequence[Any],
+        then: Callable[[list[Any]], object] | None = None,
+        source: int = -1,
     ) -> Handle:
         handle = Handle(works, list(result), then, source)
         if self._batch is not None:
@@ -234,7 +247,9 @@ class Calls:
     def _sum_sparse(self, tensor: Any, opts: Any) -> Handle:
         """Combine sparse tensors of all ranks, whose numbers of elements may differ: each rank gets all, and adds up those of one place."""
         if _op(opts) != "sum":
-            raise UnsupportedError(f"all_reduce of a sparse tensor only has ReduceOp.SUM, and {opts.reduceOp} was given: use x.to_dense()")
+            raise UnsupportedError(
+                f"all_reduce of a sparse tensor only has ReduceOp.SUM, and {opts.reduceOp} was given: use x.to_dense()"
+            )
         mine = tensor.coalesce()
 
         def place(joined: list[Any]) -> None:

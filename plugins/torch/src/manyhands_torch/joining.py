@@ -12,9 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from manyhands import Group, init
 from torch.distributed.rendezvous import _rendezvous_handlers
 
+from manyhands import Group, init
 from manyhands_torch.process_group import ProcessGroup
 
 __all__ = ["create", "meet"]
@@ -24,7 +24,7 @@ _met: ContextVar[Group | None] = ContextVar("manyhands_torch_group", default=Non
 _torch_meets = _rendezvous_handlers["env"]
 
 
-def create(opts: Any, backend_options: object = None) -> ProcessGroup:
+def create(opts: Any, _: object = None) -> ProcessGroup:
     """Make a process group, as torch asks a backend to.
 
     The group of all ranks is made by `manyhands.init`, with the configuration that this finds. Where `meet` has not made it, torch's

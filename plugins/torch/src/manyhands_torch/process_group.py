@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from manyhands import Group
 from manyhands.errors import UsageError
-
 from manyhands_torch.calls import Calls
 from manyhands_torch.work import Handle
 

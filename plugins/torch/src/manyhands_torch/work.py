@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from torch.futures import Future
+
 from manyhands import Work, wait_all
 from manyhands.errors import ManyHandsError
-from torch.futures import Future
 
 if TYPE_CHECKING:
 
@@ -20,6 +23,21 @@ else:
     from torch.distributed import Work as _Base
 
 __all__ = ["Handle", "seconds_of"]
+
+
+_LAST_S = 5.0
+_completing: set[threading.Thread] = set()
+"""The threads that complete futures. C++ that such a thread runs must not outlive the interpreter, which would abort the process."""
+
+
+def _finish_futures() -> None:
+    for thread in list(_completing):
+        with suppress(RuntimeError):  # it is about to start, and will not: the interpreter is ending
+            thread.join(_LAST_S)
+
+
+# It runs after the groups have been closed, which register themselves later, and which end what they had in flight.
+atexit.register(_finish_futures)
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:
@@ -128,7 +146,7 @@ class Handle(_Base):
             try:
                 return self.result()
             except ManyHandsError as error:
-                raise error.with_traceback(None)  # torch writes all of it into its message
+                raise error.with_traceback(None) from None  # torch writes all of it into its message
 
         # Not set_exception: what is written in C++, such as DDP, takes an error that is set so for a value.
         future = begun.then(end)
@@ -136,10 +154,17 @@ class Handle(_Base):
 
         def finish(_: object) -> None:
             # What is to follow may wait for later calls of the group, so that the thread of its callbacks must not do it.
+            thread = threading.Thread(target=run, name="torch-future")
+            _completing.add(thread)
             try:
-                threading.Thread(target=context.run, args=(begun.set_result, None), name="torch-future").start()
+                thread.start()
             except RuntimeError:  # the interpreter is ending
+                _completing.discard(thread)
                 context.run(begun.set_result, None)
+
+        def run() -> None:
+            context.run(begun.set_result, None)
+            _completing.discard(threading.current_thread())
 
         if self._works and not self._works[-1].done():
             self._works[-1].add_done_callback(finish)

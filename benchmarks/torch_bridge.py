@@ -1,0 +1,85 @@
+"""What torch's calls cost over manyhands and over Gloo, in the same two processes, one after the other in turn; results are checked.
+
+Usage: manyhands run -n 2 benchmarks/torch_bridge.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import manyhands_torch
+
+ROUNDS = 7
+
+
+def compare(name: str, calls: list[Callable[[], object]], number: int, gloo: Any) -> None:
+    """Print the medians of both, and the median of their ratios round by round."""
+    times: list[list[float]] = [[], []]
+    for call in calls:
+        call()
+    for _ in range(ROUNDS):
+        for taken, call in zip(times, calls, strict=True):
+            dist.barrier(group=gloo)
+            begin = time.perf_counter()
+            for _ in range(number):
+                call()
+            taken.append((time.perf_counter() - begin) / number * 1e6)
+    if dist.get_rank() == 0:
+        ours, theirs = map(statistics.median, times)
+        ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
+        print(f"{name:30} manyhands {ours:9.0f} us   gloo {theirs:9.0f} us   ratio {ratio:.2f}", flush=True)
+
+
+def main() -> None:
+    """Compare."""
+    manyhands_torch.register()
+    torch.set_num_threads(1)
+    dist.init_process_group("manyhands")
+    groups = [dist.group.WORLD, dist.new_group(backend="gloo")]
+    gloo, rank = groups[1], dist.get_rank()
+
+    def both(name: str, number: int, call: Callable[[Any], object]) -> None:
+        compare(name, [lambda group=group: call(group) for group in groups], number, gloo)  # type: ignore[misc]
+
+    for size in (1, 1 << 10, 1 << 16, 1 << 20, 1 << 22):
+        x = torch.zeros(size)  # zeros stay what they are, however often they are added up
+        both(
+            f"all_reduce {4 * size} B", max(2, min(200, (1 << 21) // size)), lambda group, x=x: dist.all_reduce(x, group=group)
+        )
+        for group in groups:
+            y = torch.arange(float(size)) + rank
+            dist.all_reduce(y, group=group)
+            assert torch.equal(y, 2 * torch.arange(float(size)) + 1)
+    x = torch.zeros(1 << 10)
+    both("all_reduce 4096 B, async_op", 100, lambda group: dist.all_reduce(x, group=group, async_op=True).wait())
+    whole, part = torch.zeros(1 << 17), torch.zeros(1 << 16)
+    both("all_gather_single 256 KiB", 50, lambda group: dist.all_gather_single(whole, part, group=group))
+
+    def exchange(group: Any) -> None:
+        for sender in (0, 1):
+            if rank == sender:
+                dist.send(x[:1], 1 - rank, group=group)
+            else:
+                dist.recv(x[:1], 1 - rank, group=group)
+
+    both("send and recv 4 B", 100, exchange)
+    batch = torch.randn(32, 512)
+    layers = [[nn.Linear(512, 512) for _ in range(8)] for _ in groups]
+    modules = {
+        group: DistributedDataParallel(nn.Sequential(*layer), process_group=group, bucket_cap_mb=2)
+        for group, layer in zip(groups, layers, strict=True)
+    }
+    both("DDP step, 2.1 M parameters", 5, lambda group: modules[group](batch).sum().backward())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Calls through torch whose results are known; prints ``all right``."""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import manyhands_torch  # noqa: F401 - registers the backend
+
+dist.init_process_group("manyhands", timeout=timedelta(seconds=20))
+rank, size = dist.get_rank(), dist.get_world_size()
+total = size * (size + 1) // 2
+assert dist.get_backend() == "manyhands"
+
+for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.complex64):
+    for x in (torch.ones(2, 3, dtype=dtype), torch.ones(4, 6, dtype=dtype).t()[::2], torch.ones((), dtype=dtype)):
+        x.mul_(rank + 1)
+        dist.all_reduce(x)
+        assert (x == total).all(), (dtype, x)
+flags = torch.tensor([True, rank == 0])
+dist.all_reduce(flags, op=dist.ReduceOp.BAND)
+assert flags.tolist() == [True, size == 1]
+dist.all_reduce(torch.empty(0))
+x = torch.ones(3)
+dist.all_reduce(x, op=dist._make_nccl_premul_sum(2.0))
+assert x.tolist() == [2.0 * size] * 3
+x = torch.full((3,), float(rank))
+dist.all_reduce(x, op=dist.ReduceOp.AVG)
+assert x.tolist() == [(size - 1) / 2] * 3
+
+strided = torch.zeros(2, size * 2).t()
+dist.all_gather_single(strided, torch.full((2, 2), float(rank)))
+assert strided[:, 0].tolist() == [float(each) for each in range(size) for _ in range(2)]
+uneven = [torch.zeros(each + 1) for each in range(size)]
+dist.all_gather(uneven, torch.full((rank + 1,), float(rank)))
+assert [each.tolist() for each in uneven] == [[float(each)] * (each + 1) for each in range(size)]
+
+sparse = torch.sparse_coo_tensor([[rank, 4]], [1.0, 1.0], (6,), check_invariants=True)
+dist.all_reduce(sparse)
+assert sparse.to_dense()[4] == size, sparse
+
+with dist._coalescing_manager() as both:
+    a, b = torch.ones(2), torch.ones(3)
+    dist.all_reduce(a)
+    dist.all_reduce(b)
+assert a.sum() + b.sum() == 5 * size
+
+part = dist.group.WORLD.split_group([0, 1], group_name="part")
+if rank < 2:
+    x = torch.ones(1)
+    part.allreduce([x]).wait()
+    assert (x.item(), part.group_name, part.size()) == (2.0, "part", 2)
+dist.group.WORLD.monitored_barrier(timedelta(seconds=5))
+if rank == 0:
+    dist.send(torch.arange(3), 1, tag=4)
+if rank == 1:
+    x = torch.zeros(3, dtype=torch.int64)
+    dist.recv(x, 0, tag=4)
+    assert x.tolist() == [0, 1, 2]
+dist.destroy_process_group()
+
+dist.init_process_group("manyhands")  # once more
+dist.barrier()
+dist.destroy_process_group()
+sys.stdout.write("all right\n")

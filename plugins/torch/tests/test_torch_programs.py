@@ -1,0 +1,60 @@
+"""Programs of torch's on manyhands: the results are Gloo's, failures are named, and a program ends well however it ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.peers
+HERE = Path(__file__).parent
+
+
+def launch(program, *arguments, backend="shm", ranks=2):
+    command = [sys.executable, "-m", "manyhands", "run", "-n", str(ranks), HERE / program, *arguments]
+    variables = {**os.environ, "MANYHANDS_BACKEND": backend}
+    return subprocess.run(command, capture_output=True, text=True, env=variables, check=False, timeout=55)
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_all_that_torch_builds_on_a_process_group_gives_what_it_gives_over_gloo(backend):
+    done = launch("features.py", backend=backend)
+    assert done.returncode == 0, done.stderr
+    assert "DIFFERS" not in done.stdout
+    assert done.stdout.count("compared 20") == 2
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("mismatch", "CollectiveMismatchError: the ranks did not make the same call"),
+        ("kill", "PeerLostError: rank 1 was lost"),
+        ("raise", "ValueError: planted"),
+    ],
+)
+def test_what_goes_wrong_inside_a_backward_pass_is_named(case, said):
+    done = launch("failures.py", case)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Segmentation fault" not in done.stderr
+
+
+@pytest.mark.parametrize("case", ["no destroy", "pending", "futures", "dropped"])
+def test_a_program_that_does_not_destroy_its_groups_ends_well(case):
+    done = launch("failures.py", case)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_work_raises_our_error_and_its_futures_name_it():
+    done = launch("failures.py", "works")
+    assert sorted(set(done.stdout.replace("[0] ", "").replace("[1] ", "").splitlines())) == [
+        "CollectiveMismatchError True",
+        "RuntimeError True",
+    ], done.stderr
+
+
+def test_torchrun_starts_a_program():
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", HERE / "calls.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=55)
+    assert (done.returncode, done.stdout.count("all right")) == (0, 2), done.stderr
