@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,11 @@ def compare(name: str, calls: list[Callable[[], object]], number: int, gloo: Any
         print(f"{name:30} manyhands {ours:9.0f} us   gloo {theirs:9.0f} us   ratio {ratio:.2f}", flush=True)
 
 
+def reducing(x: Any) -> Callable[[Any], object]:
+    """Return what adds up ``x`` in a group."""
+    return lambda group: dist.all_reduce(x, group=group)
+
+
 def main() -> None:
     """Compare."""
     manyhands_torch.register()
@@ -47,13 +53,11 @@ def main() -> None:
     gloo, rank = groups[1], dist.get_rank()
 
     def both(name: str, number: int, call: Callable[[Any], object]) -> None:
-        compare(name, [lambda group=group: call(group) for group in groups], number, gloo)  # type: ignore[misc]
+        compare(name, [partial(call, group) for group in groups], number, gloo)
 
     for size in (1, 1 << 10, 1 << 16, 1 << 20, 1 << 22):
         x = torch.zeros(size)  # zeros stay what they are, however often they are added up
-        both(
-            f"all_reduce {4 * size} B", max(2, min(200, (1 << 21) // size)), lambda group, x=x: dist.all_reduce(x, group=group)
-        )
+        both(f"all_reduce {4 * size} B", max(2, min(200, (1 << 21) // size)), reducing(x))
         for group in groups:
             y = torch.arange(float(size)) + rank
             dist.all_reduce(y, group=group)

@@ -72,13 +72,17 @@ def _by_store(store: Any, rank: int, size: int) -> Group:
     if rank == 0:
         with socket.create_server((_host(store), 0)) as listener:
             host, port = listener.getsockname()[:2]
-            secret = os.environ.get("MANYHANDS_SECRET") or secrets.token_hex(32)
-            store.set("manyhands", f"{secret} {host}:{port}")
+            own = os.environ.get("MANYHANDS_SECRET")  # which the others have as well, and nobody else is to see
+            secret = own or secrets.token_hex(32)
+            store.set("manyhands", f"{'' if own else secret} {host}:{port}")
             with _environment(
                 MANYHANDS_RENDEZVOUS=f"{host}:{port}", MANYHANDS_SECRET=secret, MANYHANDS_RENDEZVOUS_FD=str(listener.fileno())
             ):
-                return init(rank=rank, world_size=size)
+                group = init(rank=rank, world_size=size)
+            store.delete_key("manyhands")  # all have read it, and groups to come may have the same keys
+            return group
     secret, _, address = store.get("manyhands").decode().partition(" ")
+    secret = secret or os.environ.get("MANYHANDS_SECRET", "")
     with _environment(MANYHANDS_RENDEZVOUS=address, MANYHANDS_SECRET=secret):
         return init(rank=rank, world_size=size)
 
