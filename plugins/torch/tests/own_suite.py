@@ -26,6 +26,7 @@ class Variables(dict):
 
 
 os.environ.update(
+    BACKEND="mpi",  # asked by the tests of groups alone, which want 8 ranks for any other
     WORLD_SIZE="4",
     TEMP_DIR=tempfile.mkdtemp(),
     INIT_METHOD="env://",
