@@ -73,7 +73,7 @@ def test_of_two_parts_that_cannot_see_each_other_only_the_larger_one_goes_on(
     job = Job(5)
     gone = dict.fromkeys(range(1, 1 + vanished), ("timed out", True)) | {0: ("its process has ended", False)}
     if has_taken_over:
-        job.store.take_over(job.store.members, {}, gone, None)
+        job.store.take_over(0, job.store.members, {}, gone, None)
     else:
         for rank, (reason, is_silent) in gone.items():
             job.store.lost(rank, reason, is_silent)
@@ -85,6 +85,14 @@ def test_of_two_parts_that_cannot_see_each_other_only_the_larger_one_goes_on(
     if not goes_on:
         assert told[0].problem is not None
         assert told[0].problem.peer == 1
+
+
+def test_where_all_end_after_some_had_asked_nobody_is_told() -> None:
+    job = Job(3)
+    job.store.handle(2, Shrink("host", 2))
+    for rank in range(3):
+        job.store.lost(rank, "gone")
+    assert answers(job) == {}
 
 
 def test_who_has_not_asked_in_time_is_named_to_all_who_have() -> None:

@@ -84,7 +84,7 @@ def test_who_takes_over_appoints_the_next_and_tells_it_the_first_cause() -> None
     _, store = with_successor("aaaa")
     first = Job(4, joined=False)
     first.store = Membership(4, b"", first._send, first._later, store=1)
-    first.store.take_over(store.members, {}, {0: ("it ended", False)}, None)
+    first.store.take_over(0, store.members, {}, {0: ("it ended", False)}, None)
     assert heard(first, Prepare) == {2: [Prepare(1)]}
     first.store.handle(2, Standby("host", 8))
     verdict = first.store.verdict

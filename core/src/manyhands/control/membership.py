@@ -23,7 +23,6 @@ It also carries the exchanges in which ranks trade cards, each among the members
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -59,7 +58,7 @@ from manyhands.control.protocol import (
     Welcome,
     ranks_in,
 )
-from manyhands.control.verdicts import show_ranks
+from manyhands.control.verdicts import differ_in_length, show_ranks
 from manyhands.control.waits import behind_whom, circle, still_owed, unread
 
 __all__ = ["Membership"]
@@ -70,8 +69,6 @@ _AGREEMENT_S = 0.25
 """How long the store waits for its successor before it tells the others the first cause."""
 _NOWHERE = -2
 """The number of no call: whoever is asked for it tells what it did last. Where ranks meet is -1."""
-_GATHERING = re.compile(r"((?:all_)?gather\(\w+\[)\d+([^()=]*(?:root=\d+)?)\)")
-"""A gathering without counts, in words: the length of axis 0 stands between the groups."""
 _ORDER = "every rank must make the same calls, in the same order"
 
 
@@ -142,7 +139,7 @@ class Membership:
         self._given_up: Shrunk | None = None
         self._successor: Successor | None = None
         self._announced = False
-        self._has_taken_over = False
+        self._former: int | None = None
 
     @property
     def complete(self) -> bool:
@@ -290,12 +287,19 @@ class Membership:
             self.fail(Verdict("deadline", text + (f". {hint}" if hint else ""), peer=missing[0]))
 
     def take_over(
-        self, members: dict[int, Join], left: dict[int, Progress], gone: dict[int, tuple[str, bool]], verdict: Verdict | None
+        self,
+        former: int,
+        members: dict[int, Join],
+        left: dict[int, Progress],
+        gone: dict[int, tuple[str, bool]],
+        verdict: Verdict | None,
     ) -> None:
         """Go on where another store has ended.
 
         Parameters
         ----------
+        former
+            The rank that had it.
         members, left
             Who has come, and who has said goodbye.
         gone
@@ -305,7 +309,7 @@ class Membership:
         """
         self.members = members
         self._left = left
-        self._has_taken_over = True
+        self._former = former
         if verdict is not None:
             self.fail(verdict)
         for rank, (reason, vanished) in gone.items():
@@ -314,7 +318,7 @@ class Membership:
 
     def _appoint(self) -> None:
         """Have a rank prepare to go on where this ends: one that is on another host, where there is one."""
-        able = [rank for rank in self._survivors() if rank != self._store]
+        able = [rank for rank in self._survivors() if rank not in (self._store, self._former)]
         if self._store is not None and able:
             here = self.members[self._store].host
             away = (rank for rank in able if self.members[rank].host != here)
@@ -482,7 +486,7 @@ class Membership:
         if silent:
             stories["no answer: stopped, cut off, or busy"] = silent
         lines = [f"  {show_ranks(ranks)}: {story}" for story, ranks in sorted(stories.items(), key=lambda item: min(item[1]))]
-        if report.kind == "mismatch" and _differ_in_length(
+        if report.kind == "mismatch" and differ_in_length(
             [answer.text for answer in inquest.answers.values() if answer.entered]
         ):
             lines.append("  arrays of unequal lengths: give counts= or uneven=True on all ranks")
@@ -551,10 +555,10 @@ class Membership:
     def _check_shrink(self) -> None:
         """Let those that are left go on once all of them have asked to."""
         survivors = self._survivors()
-        if not self._announced or not self._shrinking or not all(rank in self._shrinking for rank in survivors):
+        if not self._announced or not survivors or not all(rank in self._shrinking for rank in survivors):
             return
         others = len(self._vanished)
-        if others > len(survivors) or (others == len(survivors) and self._has_taken_over):
+        if others > len(survivors) or (others == len(survivors) and self._former is not None):
             text = (
                 f"{show_ranks(self._vanished)} cannot be reached, and may live: they are not fewer than {show_ranks(survivors)}, who must not go on "
                 "beside them; start the job anew"
@@ -586,12 +590,6 @@ class Membership:
         for rank in sorted(self.members):
             if rank not in self._gone:
                 self._send(rank, message)
-
-
-def _differ_in_length(calls: Iterable[str]) -> bool:
-    """Tell whether calls, in words, are gatherings of arrays that differ along axis 0 alone."""
-    found = [_GATHERING.match(call) for call in calls]
-    return all(found) and len({each[0] for each in found if each}) > 1 == len({each.groups() for each in found if each})
 
 
 def _as_verdict(report: Report) -> Verdict:

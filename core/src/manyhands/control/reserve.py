@@ -118,7 +118,7 @@ class Reserve:
                     self._gone[rank] = "it was not connected to the store's successor", True
             # The store first: what it did not live to tell is its own loss.
             gone = dict(sorted(self._gone.items(), key=lambda item: item[0] != self._store))
-            membership.take_over(self._members, self._left, gone, self._verdict)
+            membership.take_over(self._store, self._members, self._left, gone, self._verdict)
             for rank, message in self._waiting:
                 membership.handle(rank, message)
         return self._membership

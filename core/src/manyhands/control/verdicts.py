@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from manyhands.control.protocol import Verdict
@@ -20,7 +21,10 @@ from manyhands.errors import (
     RendezvousError,
 )
 
-__all__ = ["KINDS", "error_from", "show_ranks"]
+__all__ = ["KINDS", "differ_in_length", "error_from", "show_ranks"]
+
+_GATHERING = re.compile(r"((?:all_)?gather\(\w+\[)\d+([^()=]*(?:root=\d+)?)\)")
+"""A gathering without counts, in words: the length of axis 0 stands between the groups."""
 
 KINDS: dict[str, type[ManyHandsError]] = {
     "aborted": AbortedError,
@@ -56,3 +60,9 @@ def show_ranks(ranks: Iterable[int]) -> str:
             runs.append([number, number])
     text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
     return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"
+
+
+def differ_in_length(calls: Iterable[str]) -> bool:
+    """Tell whether calls, in words, are gatherings of arrays that differ along axis 0 alone."""
+    found = [_GATHERING.match(call) for call in calls]
+    return all(found) and len({each[0] for each in found if each}) > 1 == len({each.groups() for each in found if each})

@@ -1,0 +1,140 @@
+"""The rank that goes on where the store ends: when it does, and what it says."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from manyhands.control import reserve as reserve_
+from manyhands.control.loop import Loop
+from manyhands.control.protocol import (
+    FromRank,
+    FromStore,
+    Gone,
+    Join,
+    Leave,
+    Orphaned,
+    Prepare,
+    Progress,
+    Report,
+    Shrink,
+    Shrunk,
+    Verdict,
+    decode_from_store,
+    encode,
+)
+from manyhands.control.reserve import Reserve
+
+SIZE = 4
+FIRST = Verdict("lost", "rank 3 was lost", 3)
+
+
+class Company:
+    """A reserve on rank 1, and the other ends of its connections."""
+
+    def __init__(self) -> None:
+        self.loop = Loop("test", lambda error: pytest.fail(str(error)))
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setblocking(False)
+        self.reserve = Reserve(self.loop, listening, b"key", 1, SIZE, store=0)
+        self.ends: list[socket.socket] = []
+        for rank in range(SIZE):
+            end, its = socket.socketpair()
+            its.setblocking(False)
+            end.settimeout(10)
+            self.ends.append(end)
+            self.loop.call(lambda its=its: self.reserve._accept(its, b""))  # type: ignore[misc]
+            self.say(rank, Join(rank, SIZE, "tcp", "", "1", "little", "host", 100 + rank))
+        while len(self.reserve._seats) < SIZE:
+            pass
+
+    def say(self, rank: int, message: FromRank) -> None:
+        frame = encode(message)
+        self.ends[rank].sendall(struct.pack("<I", len(frame)) + frame)
+
+    def hear(self, rank: int) -> FromStore | None:
+        """Return what a rank is told next, but that it is to prepare."""
+        (length,) = struct.unpack("<I", self.ends[rank].recv(4, socket.MSG_WAITALL))
+        message = decode_from_store(self.ends[rank].recv(length, socket.MSG_WAITALL))
+        return self.hear(rank) if isinstance(message, Prepare) else message
+
+    def agree(self, verdict: Verdict) -> Verdict:
+        found: list[Verdict] = []
+        self.loop.call(lambda: found.append(self.reserve.agree(verdict)))
+        while not found:
+            pass
+        return found[0]
+
+    def close(self) -> None:
+        self.reserve.close()
+        for end in self.ends:
+            end.close()
+        self.loop.stop()
+
+
+@pytest.fixture
+def company(monkeypatch: pytest.MonkeyPatch) -> Iterator[Company]:
+    monkeypatch.setattr(reserve_, "_GRACE_S", 0.05)
+    made = Company()
+    yield made
+    made.close()
+
+
+def test_it_goes_on_at_once_where_the_stores_process_ends(company: Company) -> None:
+    company.ends[0].close()
+    told = [company.hear(rank) for rank in (1, 2, 3)]
+    assert len(set(map(str, told))) == 1
+    assert isinstance(told[0], Verdict)
+    assert (told[0].kind, told[0].peer) == ("lost", 0)
+    assert "process 100 on host" in told[0].text
+    assert company.agree(FIRST) == told[0]  # a store that wakes up takes this one for its own
+
+
+def test_a_store_that_has_left_and_ends_is_not_lost(company: Company) -> None:
+    company.say(0, Leave(Progress({}, {}, {})))
+    company.ends[0].close()
+    company.ends[2].settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        company.hear(2)
+
+
+def test_what_the_store_has_told_it_before_it_ended_holds(company: Company) -> None:
+    assert company.agree(FIRST) == FIRST
+    company.say(2, Orphaned("the connection was closed"))
+    company.say(2, Shrink("host", 2))
+    company.ends[0].close()
+    company.ends[3].close()
+    assert company.hear(1) == FIRST
+    company.say(1, Shrink("host", 1))
+    heard = [company.hear(2) for _ in range(4)]
+    assert heard[0] == FIRST
+    assert {message.rank for message in heard if isinstance(message, Gone)} == {0, 3}
+    assert [message for message in heard if isinstance(message, Shrunk)] == [Shrunk([1, 2], "host", 1)]
+
+
+def test_a_report_to_it_means_that_the_store_does_not_answer(company: Company) -> None:
+    company.say(2, Report("aborted", "rank 2 ended with ValueError", 2))
+    assert [company.hear(rank) for rank in range(SIZE)] == [Verdict("aborted", "rank 2 ended with ValueError", 2)] * SIZE
+
+
+def test_a_rank_that_alone_has_lost_a_store_that_lives_is_told_so_and_cannot_go_on(company: Company) -> None:
+    lost = Verdict("lost", "rank 2 was lost", 2)
+    assert company.agree(lost) == lost
+    company.say(2, Orphaned("the connection was closed"))
+    company.say(2, Shrink("host", 2))
+    assert company.hear(2) == lost
+    answer = company.hear(2)
+    assert isinstance(answer, Shrunk)
+    assert answer.problem is not None
+    assert "rank 2 was cut off from rank 0, which has the store, and the others were not" in answer.problem.text
+
+
+def test_a_store_that_says_nothing_of_a_rank_that_has_lost_it_is_taken_for_lost(company: Company) -> None:
+    company.say(2, Orphaned("the connection was closed"))
+    told = company.hear(3)
+    assert isinstance(told, Verdict)
+    assert (told.kind, told.peer) == ("lost", 0)
+    assert "it says nothing of that" in told.text
