@@ -90,7 +90,7 @@ def test_of_two_parts_that_cannot_see_each_other_only_the_larger_one_goes_on(
 def test_where_all_end_after_some_had_asked_nobody_is_told() -> None:
     job = Job(3)
     job.store.handle(2, Shrink("host", 2))
-    for rank in range(3):
+    for rank in (2, 0, 1):
         job.store.lost(rank, "gone")
     assert answers(job) == {}
 
