@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar, cast
 
+from manyhands.common.threads import Thread
+
 __all__ = ["Stuck", "bounded"]
 
 T = TypeVar("T")
@@ -56,7 +58,7 @@ def bounded(action: Callable[[], T], timeout_s: float, name: str, too_late: Call
         if late and error is None:
             too_late(cast("T", value))
 
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name=name, daemon=True)
+    thread = Thread(target=contextvars.copy_context().run, args=(run,), name=name, daemon=True)
     thread.start()
     try:
         ended.wait(timeout_s)

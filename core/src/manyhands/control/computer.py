@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from manyhands.common.threads import Thread
 from manyhands.contract.runtime import Condition, Place, Runtime
 from manyhands.control.bystanders import Sleeper, begin_to_help, end_of_help
 
@@ -46,7 +47,7 @@ class _Computer(Runtime):
         if is_new:
             try:
                 # The name tells the rules about waiting that this thread makes no calls of its own.
-                threading.Thread(target=worker.run, name="manyhands-work", daemon=True).start()
+                Thread(target=worker.run, name="manyhands-work", daemon=True).start()
             except RuntimeError:
                 end_of_help(worker)
                 raise

@@ -24,6 +24,7 @@ import msgspec
 from manyhands.arrays.dtypes import dtype_name
 from manyhands.common.checks import UNREADABLE
 from manyhands.common.lines import OURS, PROGRAM, kind_of, line_of
+from manyhands.common.threads import Thread
 from manyhands.control.bystanders import current_frames
 from manyhands.control.connection import Control
 from manyhands.control.protocol import Progress, Verdict, Wait
@@ -291,7 +292,7 @@ class Dumper:
         dump = self._taken("failed", verdict)
         if dump is None:
             return
-        writing = threading.Thread(target=self._write, args=(dump,), name="manyhands-recorder", daemon=True)
+        writing = Thread(target=self._write, args=(dump,), name="manyhands-recorder", daemon=True)
         try:
             writing.start()
         except RuntimeError:  # the interpreter is ending, or there are too many threads

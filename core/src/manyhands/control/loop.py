@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from manyhands.common.threads import Thread
 from manyhands.control.forking import close_after_fork, forget_after_fork
 
 __all__ = ["Loop"]
@@ -50,7 +51,7 @@ class Loop:
         self._running = True
         self._lock = threading.Lock()
         forget_after_fork(self)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def call(self, function: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
 from manyhands.control.forking import close_after_fork
 from manyhands.control.handshake import (
@@ -220,7 +221,7 @@ def resolve(host: str, port: int, deadline: Deadline, flags: int = 0) -> list[_F
     if host and (host[-1].isdigit() or ":" in host):
         ask()  # an address, mostly: no server is asked
     else:
-        thread = threading.Thread(target=ask, name="manyhands-resolver", daemon=True)
+        thread = Thread(target=ask, name="manyhands-resolver", daemon=True)
         thread.start()
         thread.join(deadline.remaining())
         if thread.is_alive():

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 
+from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
 from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
@@ -58,7 +59,7 @@ class Store:
             self.drain(None)
             function()
 
-        threading.Thread(target=wait, name="manyhands-store-drain", daemon=True).start()
+        Thread(target=wait, name="manyhands-store-drain", daemon=True).start()
 
     def will_not_come(self, rank: int, reason: str) -> None:
         """Take note that a rank has ended, which may not have come yet; from any thread."""

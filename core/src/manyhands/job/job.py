@@ -10,7 +10,6 @@ import hmac
 import logging
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import msgspec
 from manyhands.common.checks import is_success, safe_str
 from manyhands.common.lines import line_raised
 from manyhands.common.native import native
+from manyhands.common.threads import Thread
 from manyhands.config import Resolved
 from manyhands.config.plugins import PluginManager, checked_kind
 from manyhands.contract.backend import Backend, BackendSpec, Bootstrap, Damaged, LinkLost, Transfer, Transport
@@ -394,7 +394,7 @@ class Job:
         if has_failed and channels:
             # What is aborted may take its time, or hang; the process need not wait for that.
             with contextlib.suppress(RuntimeError):
-                threading.Thread(target=_close_all, args=(channels, kept), name="manyhands-gpus-close", daemon=True).start()
+                Thread(target=_close_all, args=(channels, kept), name="manyhands-gpus-close", daemon=True).start()
         for listener in self._listeners:
             listener.close()
 

@@ -8,7 +8,6 @@ call that does not finish on the device is told to the store as any other that w
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from manyhands.calls.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.calls.failures import exchange_cards
 from manyhands.calls.ledger import Ledger
 from manyhands.calls.request import Request, Step
+from manyhands.common.threads import Thread
 from manyhands.config.plugins import PluginManager
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
@@ -382,7 +382,7 @@ class Devices:
         self._job.device_channels.remove(channel)
         # This may be the thread that carries the control connection, and libraries take their time.
         try:
-            threading.Thread(target=channel.close, name="manyhands-gpus-close", daemon=True).start()
+            Thread(target=channel.close, name="manyhands-gpus-close", daemon=True).start()
         except RuntimeError:  # the interpreter is ending
             channel.close()
 

@@ -12,6 +12,7 @@ import weakref
 from typing import Any, NamedTuple, Protocol
 
 from manyhands.calls.devices.kinds import said_call
+from manyhands.common.threads import Thread
 from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
 from manyhands.control.protocol import Report, Wait
 from manyhands.control.signatures import CallSignature
@@ -160,7 +161,7 @@ class DeviceWatch:
         if self._thread is None:
             with self._lock:
                 if self._thread is None and not self._over:  # type: ignore[redundant-expr] # another thread may have made it
-                    self._thread = threading.Thread(target=self._run, name=f"manyhands-gpus-{self._job.rank}", daemon=True)
+                    self._thread = Thread(target=self._run, name=f"manyhands-gpus-{self._job.rank}", daemon=True)
                     self._thread.start()
         self._bell.set()
 
