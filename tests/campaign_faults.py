@@ -36,7 +36,19 @@ from typing import Any, Final
 
 from fault_tools import Nursery, Ranks
 
-__all__ = ["BACKENDS", "KINDS", "RANK_0_ENDS", "Case", "Failed", "case_of", "judge", "run_case"]
+__all__ = [
+    "BACKENDS",
+    "KINDS",
+    "RANK_0_ENDS",
+    "STEP",
+    "Case",
+    "Failed",
+    "case_of",
+    "config_of",
+    "judge",
+    "nursery_of",
+    "run_case",
+]
 
 RANK_0_ENDS: Final = True
 """Whether the death of rank 0 ends a job today."""
@@ -60,13 +72,7 @@ _PAUSE_S = 0.3
 _BOUND_S = _TIMEOUT_S + 4.0
 """How long after the fault the last rank may raise or end. Deaths are told within a second on a machine that is idle; here there are more ranks than processors."""
 
-PROGRAM = '''
-import random, resource, signal
-faulthandler.cancel_dump_traceback_later()
-faulthandler.dump_traceback_later(45, exit=True)
-case = json.loads(os.environ["CASE"])
-choice = random.Random(case["seed"])
-kind, victim, at, way, delay = case["kind"], case["victim"], case["step"], case["way"], case["delay_s"]
+STEP = '''
 SIZES = (1, 7, 300, 5_000, 70_000)
 
 def wrong(what, got):
@@ -116,7 +122,20 @@ def one_step(group, step, choice):
         group.barrier()
 
 CALLS = ["all_reduce"] * 4 + ["later", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "ring", "objects", "split", "barrier"]
+'''
+"""What makes a call of all ranks, whose result it checks; needs `choice`."""
 
+PROGRAM = (
+    """
+import random, resource, signal
+faulthandler.cancel_dump_traceback_later()
+faulthandler.dump_traceback_later(45, exit=True)
+case = json.loads(os.environ["CASE"])
+choice = random.Random(case["seed"])
+kind, victim, at, way, delay = case["kind"], case["victim"], case["step"], case["way"], case["delay_s"]
+"""
+    + STEP
+    + '''
 def full_disk():
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -179,6 +198,14 @@ except (mh.CommError, mh.OutOfMemoryError, MemoryError, OSError) as error:
     group.close()
     tell("went on", of=group.world_size)
 '''
+)
+
+
+def config_of(backend: str) -> dict[str, Any]:
+    """Return the configuration of a world: hybrid's ranks are on pretended hosts of two."""
+    if backend == "hybrid":
+        return {"backend": backend, "ranks_per_host": 2, "backends": {backend: {"routes": {"intra": "shm", "inter": "tcp"}}}}
+    return {"backend": backend}
 
 
 @dataclass(frozen=True)
@@ -224,9 +251,7 @@ class Case:
 
     def variables(self, directory: Path) -> dict[str, str]:
         """Return what the ranks are told."""
-        config: dict[str, Any] = {"backend": self.backend}
-        if self.backend == "hybrid":
-            config |= {"ranks_per_host": 2, "backends": {"hybrid": {"routes": {"intra": "shm", "inter": "tcp"}}}}
+        config = config_of(self.backend)
         if self.records:
             config["recorder"] = {"directory": str(directory / "records")}
         told = asdict(self) | {"config": config, "timeout_s": _TIMEOUT_S if self.kind in _SILENT else 15.0}

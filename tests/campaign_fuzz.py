@@ -203,10 +203,8 @@ def _size(data: bytes) -> None:
 def _dump(**more: Any) -> bytes:
     wait = messages.Wait(0, 3, "all_reduce", b"12345678", [1], [], [0, 1, 2])
     calls = [
-        Call(0, 2, "barrier", "barrier()", 1.0, 2.0, digest="ab"),
-        Call(
-            0, 3, "all_reduce", "all_reduce(float32[4])", 2.5, None, 7, "a.py:3", 16, wait, "ffffffffffffffff", "float32", (4,)
-        ),
+        Call(0, 2, "barrier", "barrier()", 1.0, 2.0, digest=b"ab"),
+        Call(0, 3, "all_reduce", "all_reduce(float32[4])", 2.5, None, 7, "a.py:3", 16, wait, b"12345678", "float32", (4,)),
         Call(1, 1, "recv", "recv from rank 1", 3.0, wait=messages.Wait(1, 1, "recv", b"", [1], [(1, False, 0)], [0, 1])),
     ]
     dump = Dump(

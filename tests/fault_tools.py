@@ -202,7 +202,7 @@ class Ranks:
         while len(found := [fact for fact in self.facts if fact["what"] == what]) < wanted:
             left = limit - time.monotonic()
             assert left > 0, f"waited for {wanted} times {what!r}, and was told {self.facts}; output: {self.output()}"
-            self._read(min(left, 0.5))
+            self.read(min(left, 0.5))
         return sorted(found, key=lambda fact: int(fact["rank"]))
 
     def wait(self, which: Sequence[int] | None = None, timeout_s: float = _PATIENCE_S) -> dict[int, int]:
@@ -212,10 +212,10 @@ class Ranks:
             if key in self.codes:
                 continue
             while not ended(self._pids[key], 0.2):
-                self._read(0)
+                self.read(0)
                 assert time.monotonic() < limit, f"process {key} does not end; told: {self.facts}; output: {self.output()}"
             self.codes[key] = self._nursery.reap(self._pids[key])
-        self._read(0)
+        self.read(0)
         return self.codes
 
     def output(self, rank: int | None = None) -> str:
@@ -236,7 +236,8 @@ class Ranks:
                 self.codes[key] = self._nursery.reap(pid)
         os.close(self._told)
 
-    def _read(self, timeout_s: float) -> None:
+    def read(self, timeout_s: float) -> None:
+        """Take in what the ranks tell, for at most so many seconds."""
         if not select.select([self._told], [], [], timeout_s)[0]:
             return
         *lines, self._partial = (self._partial + os.read(self._told, 1 << 16)).split(b"\n")

@@ -29,7 +29,7 @@ FLOAT32, FLOAT64 = "float32", "float64"
 def call(operation: str, sequence: int, started: float = 0.0, finished: float | None = None, **more: Any) -> Call:
     """Return a collective of the world."""
     what = more.pop("what", f"{operation}({more.get('dtype', '')})")
-    digest = CallSignature(operation + what).digest.hex()
+    digest = CallSignature(operation + what).digest
     return Call(0, sequence, operation, what, started, finished, digest=digest, **more)
 
 

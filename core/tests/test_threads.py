@@ -24,7 +24,7 @@ def test_a_start_ends_where_the_thread_dies_before_it_begins(monkeypatch: pytest
     """As one does that finds no memory: Python's own `start` waits for ever then (python/cpython#140746)."""
     monkeypatch.setattr(threads, "_START_S", 0.05)
     thread = Thread(target=print, daemon=True)
-    monkeypatch.setattr(thread, "_bootstrap", lambda: _thread.exit())
+    monkeypatch.setattr(thread, "_bootstrap", _thread.exit)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         thread.start()
     threading._limbo.pop(thread, None)  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ come from here alone.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
@@ -114,6 +115,7 @@ class Ledger(Turns):
     """
 
     __slots__ = (
+        "__weakref__",
         "_channel",
         "_control",
         "_directions",
@@ -141,6 +143,8 @@ class Ledger(Turns):
         self._directions: dict[tuple[int, bool], Direction] = {}
         self._making = threading.Lock()
         self._record: Record | None = None
+        # Whoever still holds a closed group is told so; once nobody does, its number need not be known any more.
+        weakref.finalize(self, job.left.discard, members.number).atexit = False
         job.control.counted.calls[members.channel] = books
         job.control.counted.members[members.channel] = tuple(members.ranks)
 

@@ -40,6 +40,9 @@ FORMAT = 1
 _WRITE_S = 5.0
 """How long the end of a job waits for its file, on a disk that does not answer."""
 _UNKNOWN = "unknown"
+_MOST_RANKS = 1 << 20
+_LAST_S = 1e11
+"""A time that no clock shows: three thousand years."""
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -77,7 +80,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     place: str = ""
     nbytes: int = 0
     wait: Wait | None = None
-    digest: str = ""
+    digest: bytes = b""
     dtype: str = ""
     shape: tuple[int, ...] = ()
     op: str = ""
@@ -162,8 +165,10 @@ def decode(data: bytes) -> Dump | None:
         dump = msgspec.json.decode(data, type=Dump)
     except UNREADABLE:
         return None
-    is_whole = dump.format == FORMAT and 0 <= dump.rank < dump.world_size
-    return dump if is_whole else None
+    is_whole = dump.format == FORMAT and 0 <= dump.rank < dump.world_size <= _MOST_RANKS
+    times = [time for call in dump.calls for time in (call.started, call.started if call.finished is None else call.finished)]
+    in_order = all(ended >= begun for begun, ended in zip(times[::2], times[1::2], strict=True))
+    return dump if is_whole and in_order and all(abs(time) < _LAST_S for time in (dump.now, dump.time, *times)) else None
 
 
 def take(control: Control, job: str, reason: str, verdict: Verdict | None, home: int) -> Dump:
@@ -233,7 +238,7 @@ def _call(record: Record, lines: dict[int, str]) -> Call:
         place,
         record.nbytes,
         record.wait,
-        record.digest.hex(),
+        record.digest,
         dtype_name(signature.dtype, signature.fields) if signature.dtype else "",
         signature.shape,
         signature.op,

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from manyhands.common.numbers import Numbers
 from manyhands.control.protocol import (
     ANOTHER_CALL,
     Agreed,
@@ -129,7 +130,7 @@ class Membership:
         self._meetings: dict[str, _Meeting] = {}
         self._numbers = 1
         self._leaving: dict[int, dict[int, Progress]] = {}
-        self._disbanded: set[int] = set()
+        self._disbanded = Numbers()
         self._checkpoints: dict[tuple[str, int], dict[int, bytes]] = {}
         self._stalls: dict[int, Stalled] = {}
         self._waits: dict[tuple[int, int], Wait] = {}
@@ -381,7 +382,8 @@ class Membership:
             return
         del self._leaving[group]
         # Members now forget how far they came there, some of them before others say how far they came in all.
-        self._disbanded |= {2 * group, 2 * group + 1}
+        for channel in (2 * group, 2 * group + 1):
+            self._disbanded.add(channel)
         for progress_of_left in self._left.values():
             self._forget_disbanded(progress_of_left)
         for place in [place for place in self._waits if place[1] in self._disbanded]:
@@ -399,7 +401,7 @@ class Membership:
     def _forget_disbanded(self, progress: Progress) -> None:
         """Leave out groups whose messages have been compared already."""
         for counts in (progress.sends, progress.receives):
-            for channel in self._disbanded.intersection(counts):
+            for channel in [channel for channel in counts if channel in self._disbanded]:
                 del counts[channel]
 
     def _is_over(self, stalled: Stalled) -> bool:

@@ -147,7 +147,7 @@ def _waits_of(rank: _Rank) -> list[Wait]:
         elif call.digest:
             members = list(rank.dump.groups.get(call.channel, ()))
             others = [member for member in members if member != rank.dump.rank]
-            waits.append(Wait(call.channel, call.sequence, call.operation, bytes.fromhex(call.digest), others, [], members))
+            waits.append(Wait(call.channel, call.sequence, call.operation, call.digest, others, [], members))
     return waits
 
 
@@ -199,7 +199,7 @@ def _difference(ranks: Mapping[int, _Rank], channel: int, sequence: int, calls: 
     ]
     for text, numbers in _alike(calls, lambda call: call.what + (f" at {call.place}" if call.place else "")):
         lines.append(f"  {show_ranks(numbers)}: {text}")
-    kinds = _alike(calls, lambda call: call.digest)
+    kinds = _alike(calls, lambda call: call.digest.hex())
     (_, most), (_, few) = kinds[0], kinds[1]
     lines += _order(ranks, channel, sequence, most, few)
     return lines
@@ -208,7 +208,7 @@ def _difference(ranks: Mapping[int, _Rank], channel: int, sequence: int, calls: 
 def _order(ranks: Mapping[int, _Rank], channel: int, sequence: int, most: Sequence[int], few: Sequence[int]) -> list[str]:
     """Say whether the calls are the same in another order, or one was left out, where what is kept tells."""
 
-    def digest(number: int, at: int) -> str | None:
+    def digest(number: int, at: int) -> bytes | None:
         call = ranks[number].made.get((channel, at))
         return None if call is None else call.digest
 

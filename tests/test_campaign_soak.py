@@ -1,0 +1,45 @@
+"""What the soak looks at, and what of a group that was closed is kept. `make soak` runs for an hour."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+from campaign_soak import growth, soak
+from fault_tools import Nursery
+from worlds import over_sockets
+
+from manyhands.api import Group
+
+
+def samples(*values: int) -> list[dict[str, Any]]:
+    """Return samples at even distances, in which all things have these values."""
+    step = 8.0 / len(values)
+    return [
+        {"after": step * number, "memory": value, "descriptors": value, "threads": value} for number, value in enumerate(values)
+    ]
+
+
+def test_what_grows_after_the_first_quarter_is_found() -> None:
+    flat = growth(samples(1, 5, 9, 9, 9, 30, 9, 9, 9), 8.0)
+    assert (flat["memory"], flat["descriptors"], flat["threads"]) == (0, 0, 0)
+    assert growth(samples(*range(8)), 8.0)["descriptors"] == 4
+    with pytest.raises(AssertionError, match="told only 1 times"):
+        growth(samples(1), 8.0)
+
+
+@pytest.mark.long
+def test_a_short_soak(nursery: Nursery) -> None:
+    soak(nursery, "tcp", 20.0)
+
+
+def test_of_a_closed_group_nothing_is_kept() -> None:
+    def program(group: Group) -> int:
+        for _ in range(20):
+            group.split(0).close()
+        group.barrier()
+        gc.collect()
+        return len(group._job.left)
+
+    assert max(over_sockets(program)) <= 2  # one may still be told of on its way
