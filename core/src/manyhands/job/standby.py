@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 
+from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
 from manyhands.control.loop import Loop
 from manyhands.control.network import dial
@@ -44,7 +45,7 @@ class Standby:
         self._changing = threading.Lock()
         self._ended = False
         self._successor: Successor | None = None
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Thread] = []
         self._reserve: Reserve | None = None
         control.on_prepare(self._prepare)
 
@@ -71,7 +72,7 @@ class Standby:
             return
         with self._changing, contextlib.suppress(RuntimeError):  # the interpreter is ending, and starts no more threads
             self._successor = message
-            thread = threading.Thread(target=self._connect, args=(message,), name="manyhands-standby", daemon=True)
+            thread = Thread(target=self._connect, args=(message,), name="manyhands-standby", daemon=True)
             thread.start()
             self._threads.append(thread)
 
