@@ -88,9 +88,10 @@ class SocketControl(Control):
                 return
             if self._second is not None:
                 self._second.close()
-            self._second, self._successor = _Wire(self), rank
-            self._second.open(sock)
-            self._second.send(encode(self._join))
+            second = _Wire(self)
+            self._second, self._successor = second, rank
+            second.open(sock)  # which the other may have closed, and then there is none
+            second.send(encode(self._join))
 
     def _post(self, message: FromRank) -> None:
         last_words = isinstance(message, Report) and message.kind == "silent"  # the program may end right after
