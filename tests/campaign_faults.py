@@ -21,6 +21,7 @@ import argparse
 import collections
 import contextlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -178,7 +179,7 @@ def train(group):
 group = mh.init(timeout_s=case["timeout_s"], config=case["config"])
 try:
     group.barrier()
-    tell("ready")
+    tell("ready", pid=os.getpid())
     train(group)
     if way == "during" and kind not in ("continue", "memory", "disk"):
         while True:  # until the fault comes, and is heard of
@@ -287,6 +288,96 @@ def case_of(
     return Case(seed, backend, world_size, kind, victim, way, step, delay_s, steps, shrinks, room, chance.random() < 0.5)
 
 
+_RANK_OF_MPI = """
+import os
+for theirs, name in (("RANK", "RANK"), ("SIZE", "WORLD_SIZE")):
+    os.environ[name] = os.environ.get(f"OMPI_COMM_WORLD_{theirs}") or os.environ[f"PMI_{theirs}"]
+"""
+
+
+_MPI_END_S = 5.0
+"""How long after mpiexec the last of its ranks may end."""
+
+
+class MpiRanks(Ranks):
+    """The processes of one job that `manyhands run` starts by mpiexec."""
+
+    def start(self, *_which: int, **_variables: str | None) -> Ranks:
+        """Start the job."""
+        program = self._name.with_suffix(".py")
+        program.write_text(_RANK_OF_MPI + self._program, encoding="utf-8")
+        words = [sys.executable, "-m", "manyhands", "run", "--backend", "mpi", "-n", str(self.world_size), str(program)]
+        foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_")
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(foreign) or name == "MANYHANDS_NATIVE"
+        }
+        mine = {
+            name: value
+            for name, value in self._variables.items()
+            if value is not None and name in {"CASE", "TELL", "GO", "TMPDIR"}
+        }
+        with self._name.with_suffix(".out").open("wb") as output:
+            self._job = subprocess.Popen(words, env=clean | mine, stdout=output, stderr=output, start_new_session=True)
+        return self
+
+    def pid(self, rank: int) -> int:
+        """Return a rank's process id, which it has told."""
+        return int(next(fact["pid"] for fact in self.facts if fact["what"] == "ready" and fact["rank"] == rank))
+
+    def signal(self, rank: int, number: signal.Signals) -> float:
+        """Send a signal."""
+        os.kill(self.pid(rank), number)
+        return time.monotonic()
+
+    def wait(self, which: Sequence[int] | None = None, timeout_s: float = 40.0) -> dict[int, int]:
+        """Wait until the job has ended."""
+        limit = time.monotonic() + timeout_s
+        while self._job.poll() is None:
+            self.read(0.1)
+            assert time.monotonic() < limit, f"the job does not end; told: {self.facts}; output: {self.output()}"
+        self.read(0)
+        self.codes = dict.fromkeys(range(self.world_size), self._job.returncode)
+        return self.codes
+
+    def output(self, rank: int | None = None) -> str:
+        """Return what the job wrote."""
+        return self._name.with_suffix(".out").read_text(errors="replace") if rank in (None, 0) else ""
+
+    def left(self) -> list[int]:
+        """Return the ranks whose processes are still there when they have had time to end."""
+        until = time.monotonic() + _MPI_END_S
+        while (left := self._there()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return left
+
+    def _there(self) -> list[int]:
+        told = [fact for fact in self.facts if fact["what"] == "ready"]
+        return [fact["rank"] for fact in told if Path(f"/proc/{fact['pid']}").exists()]
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        if self._job.poll() is None:
+            os.killpg(self._job.pid, signal.SIGKILL)
+            self._job.wait()
+        os.close(self._told)
+
+
+@contextlib.contextmanager
+def _ranks_of(nursery: Nursery, case: Case, directory: Path) -> Iterator[Ranks]:
+    variables: dict[str, str | None] = {"GO": None, **case.variables(directory)}
+    if case.backend != "mpi":
+        with nursery.ranks(PROGRAM, case.world_size, **variables) as ranks:
+            yield ranks
+        return
+    mpi_ranks = MpiRanks(nursery, PROGRAM, case.world_size, directory / "job", variables)
+    try:
+        yield mpi_ranks
+    finally:
+        mpi_ranks.close()
+        for path in directory.glob("job*"):
+            path.unlink()
+
+
 def run_case(nursery: Nursery, case: Case) -> float:
     """Run a case; return how many seconds it took.
 
@@ -299,10 +390,10 @@ def run_case(nursery: Nursery, case: Case) -> float:
     before = _shared_files()
     directory = Path(tempfile.mkdtemp(prefix="case-", dir=nursery.directory))
     problem = ""
-    with nursery.ranks(PROGRAM, case.world_size, GO=None, **case.variables(directory)) as ranks:
+    with _ranks_of(nursery, case, directory) as ranks:
         try:
             _play(ranks, case)
-            judge(ranks, case)
+            (judge_mpi if isinstance(ranks, MpiRanks) else judge)(ranks, case)
         except AssertionError as error:
             problem = f"{error}\n{_last_words(ranks, case)}"
         port = ranks.port
@@ -323,7 +414,10 @@ def _play(ranks: Ranks, case: Case) -> None:
         time.sleep(_PAUSE_S)
         ranks.signal(case.victim, signal.SIGCONT)
     elif case.kind in _SILENT:
-        _end_of(ranks, others)
+        if not isinstance(ranks, MpiRanks):
+            _end_of(ranks, others)
+        else:
+            ranks.await_facts("raised", 1)
         ranks.signal(case.victim, signal.SIGCONT if case.kind == "zombie" else signal.SIGKILL)
     _end_of(ranks, range(case.world_size))
 
@@ -369,6 +463,26 @@ def judge(ranks: Ranks, case: Case) -> None:
         went_on = {fact["rank"]: fact["of"] for fact in facts if fact["what"] == "went on"}
         expected = dict.fromkeys(sorted(raised.keys() - {case.victim}), len(raised.keys() - {case.victim}))
         assert went_on == expected, f"went on: {went_on}, and should: {expected}"
+
+
+def judge_mpi(ranks: Ranks, case: Case) -> None:
+    """Raise an `AssertionError` that says what does not hold of a job that MPI ends where one of its ranks dies."""
+    assert isinstance(ranks, MpiRanks)
+    wrong = [fact for fact in ranks.facts if fact["what"] == "wrong"]
+    assert not wrong, f"wrong results: {wrong}"
+    well = {fact["rank"] for fact in ranks.facts if fact["what"] == "well"}
+    assert any(fact["what"] == "fault" for fact in ranks.facts), "the fault did not come"
+    if case.kind not in ("memory", "disk", *_HARMLESS):
+        assert ranks.codes[0] != 0, "the job ended as if all were well"
+    elif case.kind in _HARMLESS or ranks.codes[0] == 0:
+        assert well == set(range(case.world_size)), f"not all ended well: {sorted(well)}"
+    for fact in ranks.facts:
+        if fact["what"] == "raised" and fact["rank"] != case.victim:
+            assert fact["about"] == case.victim, (
+                f"rank {fact['rank']} names rank {fact['about']}, and it was rank {case.victim}"
+            )
+    left = ranks.left()
+    assert not left, f"processes of ranks {left} are left"
 
 
 def _last_words(ranks: Ranks, case: Case) -> str:
@@ -417,7 +531,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--backends", default=",".join(BACKENDS))
+    parser.add_argument("--backends", default=",".join([*BACKENDS, *(["mpi"] if _mpi_is_here() else [])]))
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--rank-0-ends", action=argparse.BooleanOptionalAction, default=RANK_0_ENDS)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so long")
