@@ -9,10 +9,9 @@ room on its disk. What must hold of every case:
 - where the others can go on, they do: in the same group, or after ``shrink()`` in one of those that are left;
 - nothing is left behind: no process, no file in /dev/shm, no file in the folder for temporary ones, and nobody listens at the port.
 
-Usage: python tests/campaign_faults.py [--cases N] [--seed FIRST] [--backends tcp,shm,hybrid,mpi] [--kinds ...] [--rank-0-ends] [--minutes M]
+Usage: python tests/campaign_faults.py [--cases N] [--seed FIRST] [--backends tcp,shm,hybrid,mpi] [--kinds ...] [--minutes M]
 
 Where Open MPI or MPICH and mpi4py are installed, ``mpi`` is among the backends. A case that fails prints its seed, and the command that runs it alone.
-``--rank-0-ends`` expects of a death of rank 0 that all others name it and end; without it, that they go on as after any other.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from fault_tools import Nursery, Ranks
 __all__ = [
     "BACKENDS",
     "KINDS",
-    "RANK_0_ENDS",
     "STEP",
     "Case",
     "Failed",
@@ -50,9 +48,6 @@ __all__ = [
     "nursery_of",
     "run_case",
 ]
-
-RANK_0_ENDS: Final = True
-"""Whether the death of rank 0 ends a job today."""
 
 KINDS: Final = {
     "kill": "is killed",
@@ -268,9 +263,7 @@ class Failed(AssertionError):
     """A case in which something did not hold."""
 
 
-def case_of(
-    seed: int, backends: Sequence[str] = BACKENDS, kinds: Sequence[str] = tuple(KINDS), *, rank_0_ends: bool = RANK_0_ENDS
-) -> Case:
+def case_of(seed: int, backends: Sequence[str] = BACKENDS, kinds: Sequence[str] = tuple(KINDS)) -> Case:
     """Return the case of a seed."""
     chance = random.Random(seed)
     backend, kind = chance.choice(list(backends)), chance.choice(list(kinds))
@@ -280,7 +273,7 @@ def case_of(
     if kind in ("exit", "raise", "memory", "disk") and way == "during":
         way = "before"  # only the thread of the program can do so
     shrinks = kind in _DEATHS and chance.random() < 0.6 and world_size > 2
-    if (victim == 0 and rank_0_ends) or backend == "mpi":
+    if backend == "mpi":
         shrinks = False
     steps = chance.randint(3, 12)
     step, delay_s = chance.randrange(steps), chance.choice([0.0, 0.0001, 0.001, 0.01])
@@ -533,7 +526,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--backends", default=",".join([*BACKENDS, *(["mpi"] if _mpi_is_here() else [])]))
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--rank-0-ends", action=argparse.BooleanOptionalAction, default=RANK_0_ENDS)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so long")
     words = parser.parse_args()
     backends, kinds = words.backends.split(","), words.kinds.split(",")
@@ -545,7 +537,7 @@ def main() -> int:
         for seed in range(words.seed, words.seed + words.cases):
             if time.monotonic() > until:
                 break
-            case = case_of(seed, backends, kinds, rank_0_ends=words.rank_0_ends)
+            case = case_of(seed, backends, kinds)
             try:
                 run_case(nursery, case)
             except Failed as error:
@@ -553,7 +545,6 @@ def main() -> int:
                 again = (
                     f"python tests/campaign_faults.py --cases 1 --seed {seed} --backends {words.backends} --kinds {words.kinds}"
                 )
-                again += "" if words.rank_0_ends else " --no-rank-0-ends"
                 print(f"FAILED seed {seed}: {case.words}\n{error}\nrun it alone: {again}", flush=True)
             counts[case.backend, case.kind] += 1
     total = sum(counts.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from typing import Any
 
 import pytest
@@ -39,7 +40,10 @@ def test_of_a_closed_group_nothing_is_kept() -> None:
         for _ in range(20):
             group.split(0).close()
         group.barrier()
-        gc.collect()
+        until = time.monotonic() + 20.0  # the background ends the groups, once the other rank has left them too
+        while len(group._job.left) > 2 and time.monotonic() < until:
+            gc.collect()
+            time.sleep(0.01)
         return len(group._job.left)
 
-    assert max(over_sockets(program)) <= 2  # one may still be told of on its way
+    assert max(over_sockets(program)) <= 2

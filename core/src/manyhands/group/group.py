@@ -171,7 +171,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         UsageError
             The group has not failed, or was made by `split` or `subgroup`. It stays as it was.
         PeerLostError
-            Rank 0 is lost or has closed the group: the ranks met in its process, and cannot do so any more.
+            The rank in whose process the ranks would meet is lost, and so is the one that goes on in its place.
         DeadlineError
             A rank that still runs did not call this in time. All ranks that called it raise this error, which names that rank.
         UnsupportedError
