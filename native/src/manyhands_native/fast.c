@@ -111,10 +111,18 @@ static void divide(const Call *call, PyArrayObject *total) {
     if (length) call->quotient.loop(operands, &length, steps, call->quotient.data);
 }
 
+#define FILLED (size_t)16384
+
 static void fill(const Call *call, PyArrayObject *result) {
     char *to = PyArray_BYTES(result);
-    size_t itemsize = (size_t)PyArray_ITEMSIZE(result), nbytes = (size_t)PyArray_NBYTES(result);
-    for (size_t at = 0; at < nbytes; at += itemsize) memcpy(to + at, PyArray_BYTES(call->identity), itemsize);
+    size_t nbytes = (size_t)PyArray_NBYTES(result), done = (size_t)PyArray_ITEMSIZE(result);
+    if (!nbytes) return;
+    memcpy(to, PyArray_BYTES(call->identity), done);
+    for (size_t part = done; done < nbytes; done += part) { /* twice as much each time, as long as the source stays in the cache */
+        if (done < FILLED) part = done;
+        if (part > nbytes - done) part = nbytes - done;
+        memcpy(to + done, to, part);
+    }
 }
 
 static How call_make(Fast *fast, PyArrayObject *array, PyObject *out, PyObject **result, uint64_t *number, Py_ssize_t *step) {

@@ -94,7 +94,8 @@ def exscan(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
     """
     draft = Draft(Collective.EXSCAN, "doubling_123", rank, size)
     mine, result = draft.whole(INPUT), draft.whole(OUTPUT)
-    slots = [draft.reserve(mine) for _ in range(min(2, rank))]
+    is_last = rank + 1 == size  # it hands nothing over, so that what comes first may lie in the result
+    slots = [draft.reserve(mine) for _ in range(min(2, rank - is_last))]
     before: Ref | None = None
     for turn, distance in enumerate(_distances(size)):
         if rank + distance < size:
@@ -106,7 +107,7 @@ def exscan(rank: int, size: int, root: int = 0, segments: int = 1) -> Schedule:
                 draft.follow(Send(rank + distance, mine if before is None else before))
         if rank < distance + (turn > 1):
             continue
-        slot = slots[turn % 2]
+        slot = result if is_last and before is None else slots[turn % len(slots)]
         draft.follow(Recv(rank - distance, slot))
         if before is None:
             before = slot
