@@ -49,6 +49,7 @@ with mh.init() as group:
         "all_reduce": lambda: group.all_reduce(x),
         "all_reduce out": lambda: group.all_reduce(x, out=out),
         "all_reduce timeout_s": lambda: group.all_reduce(x, timeout_s=5.0),
+        "scatter": lambda: group.scatter(np.zeros(2) if group.rank == 0 else None),
         "send": lambda: group.send(x, other) if group.rank == 0 else group.recv(other),
         "recv": lambda: group.recv(other) if group.rank == 0 else group.send(x, other),
         "sendrecv": lambda: group.sendrecv(x, other, other),
@@ -72,6 +73,7 @@ MOST = {
     "all_reduce": 15,
     "all_reduce out": 15,
     "all_reduce timeout_s": 15,
+    "scatter": 42,
     "send": 17,
     "recv": 17,
     "sendrecv": 29,
@@ -83,6 +85,7 @@ MOST = {
 }
 """The most Python functions of manyhands that a call made before goes through in the caller's thread; of the first call, modules and changes of module."""
 COMPILED = {name: 1 for name, most in MOST.items() if most < 20 or name == "sendrecv"} | {
+    "scatter": 8,
     "all_reduce_async": 20,
     "send_async": 20,
     "recv_async": 20,

@@ -15,7 +15,7 @@ from manyhands.errors import ClosedError, CommError, ManyHandsError, OutOfMemory
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
-__all__ = ["again", "awaited", "exchange_cards", "guarded"]
+__all__ = ["again", "awaited", "broken_off", "exchange_cards", "guarded"]
 
 
 def guarded(
@@ -76,18 +76,22 @@ def guarded(
         raise cause from error
 
 
+def broken_off(job: Job, members: Members, what: str, error: BaseException) -> None:
+    """Tell the other ranks of an error in a part of a call for which they wait already."""
+    if not isinstance(error, CommError):
+        text = f"rank {job.rank} broke off {what} with {type(error).__name__}: {safe_str(error)}"
+        job.fail(Report("aborted", text, peer=job.rank, members=list(members.ranks)))
+    elif error.operation is None:
+        job.control.ended(error, what, None)
+
+
 @contextmanager
 def awaited(job: Job, members: Members, what: str) -> Iterator[None]:
     """Run a part of a call for which the other ranks wait already: whatever goes wrong in it, they must learn of it."""
     try:
         yield
-    except CommError as error:
-        if error.operation is None:
-            job.control.ended(error, what, None)
-        raise
     except BaseException as error:
-        text = f"rank {job.rank} broke off {what} with {type(error).__name__}: {safe_str(error)}"
-        job.fail(Report("aborted", text, peer=job.rank, members=list(members.ranks)))
+        broken_off(job, members, what, error)
         raise
 
 

@@ -31,6 +31,8 @@ __all__ = ["Programs"]
 
 _HOST = frozenset({"cpu"})
 _INT64 = np.dtype(np.int64)
+_DESCRIBED = (1 + DESCRIPTION_BYTES // 8,)
+_MAX_DESCRIBED = 256
 
 
 class Programs:
@@ -69,6 +71,7 @@ class Programs:
             why=routed if "cuda" in memory - messages else "",
         )
         self._reproducible = settings.reproducible
+        self._described: dict[tuple[np.dtype[Any], tuple[int, ...]], Array] = {}
 
     # Collectives of one step
 
@@ -166,24 +169,18 @@ class Programs:
         # The root's dtype and shape travel first.
         root = self.arguments.rank(root, "root")
         source: Memory = NOTHING
-        description = np.zeros(1 + DESCRIPTION_BYTES // 8, _INT64)  # what kind of memory, and then a description
+        description = np.zeros(_DESCRIBED[0], _INT64)
         if self._rank == root:
             if array is None:
                 raise LayoutError("scatter needs an array on the root, and None was given")
             source, target, give = self.take("scatter", array, out)
-            self.arguments.check_dimensions(source)
-            self.arguments.blocks(source, counts, "scatter")
+            description = self._describe(source, counts)
             source = _in_order(source)
-            description[0] = device_number(source.library) if isinstance(source, DeviceArray) else 0
-            description[1:] = np.frombuffer(pack_description(source.dtype, source.shape), _INT64)
         else:
             target, give = self.take.receiving("scatter", out)
         uneven = None if counts is None else self.arguments.counts(counts)
-        about = Request(
-            Collective.BROADCAST, _INT64, description.shape, root=root, uneven=uneven, operation="scatter", part="shape"
-        )
         description = yield Tell(
-            about,
+            Request(Collective.BROADCAST, _INT64, _DESCRIBED, root=root, uneven=uneven, operation="scatter", part="shape"),
             description,
             description.size,
             f"root={root}" + ("" if uneven is None else f" and counts={list(uneven)}"),
@@ -191,6 +188,44 @@ class Programs:
             arrays=_on_devices(source, target),
             may_be_on_device=self._paths.devices.channel is not None,
         )
+        return (yield self._part((source, target, give), root, uneven, description))
+
+    def scatter_shape(self, array: Array, out: None, root: int) -> Step:
+        """Return the first step of `scatter` alone: the root's ``array`` is what `described` returns."""
+        request = Request(Collective.BROADCAST, _INT64, _DESCRIBED, root=root, operation="scatter", part="shape")
+        return Step(request, array if self._rank == root else np.empty(0, _INT64), _DESCRIBED)
+
+    def scatter_part(self, array: Array, out: Array | None, root: int, description: bytes) -> Step:
+        """Return the second step of `scatter` alone, after one that brought ``description``."""
+        taken = self.take("scatter", array, out) if self._rank == root else (NOTHING, *self.take.receiving("scatter", out))
+        step = self._part(taken, root, None, np.frombuffer(description, _INT64))
+        step.is_repeatable = True  # with the same description
+        return step
+
+    def described(self, array: Array) -> Array | None:
+        """Return what the root of a scatter tells of an array that is divided evenly; None where it is taken for another one."""
+        place = array.dtype, array.shape
+        known = self._described.get(place)
+        if known is None:
+            source, _, _ = self.take("scatter", array, None)
+            if source is not array:
+                return None
+            known = self._describe(source, None)
+            if len(self._described) >= _MAX_DESCRIBED:
+                self._described.clear()
+            self._described[place] = known
+        return known
+
+    def _describe(self, source: Memory, counts: Sequence[int] | None) -> Array:
+        """Return what kind of memory the root's array is, and then its description; raises where it cannot be divided."""
+        self.arguments.check_dimensions(source)
+        self.arguments.blocks(source, counts, "scatter")
+        kind = device_number(source.library) if isinstance(source, DeviceArray) else 0
+        return np.array([kind, *np.frombuffer(pack_description(source.dtype, source.shape), _INT64)], _INT64)
+
+    def _part(self, taken: Taken, root: int, uneven: tuple[int, ...] | None, description: Array) -> Step:
+        """Return the step in which each rank gets its part of what the root has described."""
+        source, target, give = taken
         dtype, shape, _ = parse_description(description[1:].tobytes())
         if dtype is None:
             raise self._paths.host.give_up("the root scatters an array whose dtype needs ml_dtypes: pip install ml_dtypes")
@@ -206,7 +241,7 @@ class Programs:
         )
         if self._rank != root:
             source = self._part_to_come(int(description[0]), dtype, target)
-        return (yield Step(request, source, part_shape, target, give, is_agreed=True, is_repeatable=False))
+        return Step(request, source, part_shape, target, give, is_agreed=True, is_repeatable=False)
 
     def all_to_all(
         self,

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
+from manyhands.arrays.memory import NOTHING
 from manyhands.calls.devices.actions import Aside, DeviceAction
 from manyhands.calls.devices.watch import DeviceWatch
 from manyhands.calls.devices.work import DeviceWork
-from manyhands.calls.failures import awaited
+from manyhands.calls.failures import awaited, broken_off
 from manyhands.calls.host import HostAction
 from manyhands.calls.inputs import Inputs
 from manyhands.calls.messages import MessageAction, Words
@@ -36,8 +38,12 @@ from manyhands.job.job import Job
 __all__ = ["Call", "Calls"]
 
 _ndarray = np.ndarray
+_now = time.monotonic
 _MAX_FAST = 512
+_NEGLIGIBLE = 1e-3
+"""The part of its time that the first step of a call may take without taking it from the second one's."""
 
+_CALLED: Final = {"scatter_shape": "scatter", "scatter_part": "scatter"}
 Key = tuple[Any, ...]
 """The name of a call, and its arguments but for the arrays, in the order of `Programs`; made by the methods of a group alone."""
 _Place = tuple[Key, np.dtype[Any], tuple[int, ...]]
@@ -65,8 +71,8 @@ class Call:
         self._paths = paths
         program = make()
         self._program = None if isinstance(program, Step) else program
-        self.name: str = name
         self.step = program if isinstance(program, Step) else next(program)
+        self.name: str = name
         self.action: Action = paths.prepare(self.step)
         if isinstance(self.step, Message):
             ranks, step = members.ranks, self.step
@@ -140,6 +146,8 @@ class Calls:
         if paths.native is not None:
             whose = job, job.control, job.left, members.number, paths.plugins, float(settings.timeout_s)
             self._call = paths.native.Caller(self._table, self._call_python, self._go_on, *whose).call
+        # Where the first step tells whether the arrays are on devices, or time is simulated, a scatter is one program.
+        self._steps_stay_together = job.runtime.is_simulated or paths.devices.channel is not None or not paths.host.moves
         watches = settings.check_inputs or job.runtime.is_simulated
         self._inputs: Inputs | None = Inputs(job, members) if watches else None
 
@@ -200,6 +208,27 @@ class Calls:
             self._keep(place, fast)
         return result
 
+    def _scatter(self, array: Any, out: Any, root: int, counts: Any, timeout_s: float | None) -> Any:
+        """Make a scatter: its two steps one after the other, each of which has a fast way, where the arrays are on the host."""
+        told: Any = NOTHING
+        if self._members.rank == root:
+            may = type(array) is _ndarray and counts is None and array.flags.c_contiguous
+            told = self._programs.described(array) if may else None
+        else:
+            array = NOTHING
+        if told is None or counts is not None or self._steps_stay_together or (out is not None and type(out) is not _ndarray):
+            return self._call(("scatter", root, counts), array, out, timeout_s)
+        started = _now()
+        told = self._call(("scatter_shape", root), told, None, timeout_s)
+        try:
+            seconds, passed = self._timeout_s if timeout_s is None else timeout_s, _now() - started
+            if passed > _NEGLIGIBLE * seconds:
+                timeout_s = max(seconds - passed, _NEGLIGIBLE * seconds)
+            return self._call(("scatter_part", root, told.tobytes()), array, out, timeout_s)
+        except BaseException as error:
+            broken_off(self._job, self._members, "scatter", error)
+            raise
+
     def _call_async(
         self, key: Key, array: Any, out: Any, timeout_s: float | None, *, reads: Any = None, writes: Sequence[Any] = ()
     ) -> Work[Any]:
@@ -226,8 +255,9 @@ class Calls:
 
     def _start(self, key: Key, place: Hashable, array: Any, out: Any) -> Call:
         """Check the arguments of a call, and make its first step ready."""
-        name = key[0]
-        call = Call(self._job, self._members, self._paths, name, partial(getattr(self._programs, name), array, out, *key[1:]))
+        name: str = key[0]
+        make = partial(getattr(self._programs, name), array, out, *key[1:])
+        call = Call(self._job, self._members, self._paths, _CALLED.get(name, name), make)
         if place is not None and isinstance(call.action, DeviceAction) and isinstance(call.step, Step):
             remember = partial(self._paths.devices.remember, place, call.step, call.action.library)
             call.action.then = partial(remember, in_place=call.step.request.collective in VECTOR)

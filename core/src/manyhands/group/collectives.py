@@ -254,7 +254,7 @@ class CollectiveCalls(Calls):
             On the root: axis 0 cannot be divided in this way. Other ranks may be waiting already; they get an `AbortedError`
             when the root leaves.
         """
-        return self._call(("scatter", self._rank_of(root), counts), array, out, timeout_s)
+        return self._scatter(array, out, self._rank_of(root), counts, timeout_s)
 
     def reduce_scatter(
         self,
