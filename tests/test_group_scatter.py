@@ -15,9 +15,9 @@ def test_the_root_may_divide_another_array_each_time(world):
     def program(group: Group) -> None:
         chance = np.random.default_rng(7)
         for number in range(60):
-            root, rows, form = number % group.size, int(chance.integers(0, 5)), FORMS[int(chance.integers(3))]
+            root, rows, form = number % group.world_size, int(chance.integers(0, 5)), FORMS[int(chance.integers(3))]
             dtype = [np.float32, np.int64, np.complex128][int(chance.integers(3))]
-            whole = (np.arange(group.size * rows * 2).reshape(-1, 2) + number).astype(dtype)
+            whole = (np.arange(group.world_size * rows * 2).reshape(-1, 2) + number).astype(dtype)
             given = {"array": whole, "list": whole.tolist() or whole, "strided": np.asfortranarray(whole)}[form]
             expected = whole[group.rank * rows : (group.rank + 1) * rows]
             out = np.empty((rows, 2), np.asarray(given).dtype) if chance.random() < 0.5 else None
