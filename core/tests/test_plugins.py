@@ -62,6 +62,29 @@ def test_describing_imports_that_plugin_alone(plugins: PluginFactory, manager: P
     assert manager.describe("alpha") is spec
 
 
+def test_a_config_may_be_named_and_is_imported_when_it_is_asked_for(plugins: PluginFactory, manager: PluginManager) -> None:
+    module = plugins("configs", "from manyhands.api import BackendConfig\nclass Config(BackendConfig):\n    birds: int = 2\n")
+    source = "from manyhands.api import *\n@hookimpl\ndef manyhands_register_backends():\n    return BackendSpec({!r}, '', 'os:getcwd', config={!r})\n"
+    for name, place in {
+        "good": f"{module}:Config",
+        "absent": f"{module}:Other",
+        "none": "no_such_module:Config",
+        "other": "os:getcwd",
+    }.items():
+        plugins(name, source.format(name, place))
+
+    good = manager.describe("good")
+    assert module not in sys.modules
+    assert manager.config_kind(good)().birds == 2  # type: ignore[attr-defined]
+    for name, error, words in (
+        ("absent", PluginError, "names its config '.*:Other', and there is no such class"),
+        ("none", BackendUnavailableError, "No module named 'no_such_module'"),
+        ("other", PluginError, "names its config 'os:getcwd', and that is no frozen dataclass and no subclass of"),
+    ):
+        with pytest.raises(error, match=words):
+            manager.config_kind(manager.describe(name))
+
+
 def test_a_plugin_that_raises_on_import_is_named_and_chained(plugins: PluginFactory, manager: PluginManager) -> None:
     module = plugins("broken", "raise OSError('no such device')", distribution="dist-one")
 

@@ -13,8 +13,9 @@ from worlds import must, on_threads
 
 from manyhands.api import Collective, CollectiveRequest
 from manyhands_gloo import plugin
+from manyhands_gloo.config import GlooConfig
 from manyhands_gloo.meeting import make_store
-from manyhands_gloo.plugin import GlooConfig, manyhands_collective, manyhands_register_backends
+from manyhands_gloo.plugin import manyhands_collective, manyhands_register_backends
 from manyhands_gloo.process_group import reason
 from manyhands_gloo.waiters import Waiters
 

@@ -27,7 +27,7 @@ from manyhands.api import (
 from manyhands.config.plugins import get_plugin_manager
 from manyhands.control.computer import COMPUTER
 from manyhands_hybrid.backend import HybridBackend
-from manyhands_hybrid.plugin import HybridConfig
+from manyhands_hybrid.config import HybridConfig
 from manyhands_tcp.backend import TcpBackend
 from manyhands_tcp.plugin import TcpConfig
 

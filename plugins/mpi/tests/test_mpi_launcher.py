@@ -15,8 +15,8 @@ import pytest
 
 from manyhands.api import BackendUnavailableError, LaunchRequest
 from manyhands_mpi.command import FAMILIES, family_of, rank_command, spans_hosts, variables
+from manyhands_mpi.config import MpiConfig
 from manyhands_mpi.launcher import launch
-from manyhands_mpi.plugin import MpiConfig
 
 MPIEXEC = """#!/bin/sh
 [ "$1" = --version ] && { echo "HYDRA build details: of a test"; exit 0; }

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from manyhands.api import BackendUnavailableError, Collective, CollectiveRequest, Deadline
 from manyhands_mpi import finding, library
+from manyhands_mpi.config import MpiConfig
 from manyhands_mpi.finding import find_mpiexec, missing
 from manyhands_mpi.patience import wait_until
-from manyhands_mpi.plugin import MpiConfig, manyhands_collective, manyhands_register_backends
+from manyhands_mpi.plugin import manyhands_collective, manyhands_register_backends
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     for name in ("LD_LIBRARY_PATH", "MPI4PY_LIBMPI"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(finding.ctypes.util, "find_library", lambda _: None)
+    monkeypatch.setattr("ctypes.util.find_library", lambda _: None)
     return tmp_path
 
 

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 from fake_gpu import fake_cupy
-from pydantic import ValidationError
 
-from manyhands.api import BackendUnavailableError, install_command
+from manyhands.api import BackendUnavailableError, ConfigError, install_command
+from manyhands.config import load
 from manyhands_nccl import _cuda, _nccl, diagnosis, plugin
 from manyhands_nccl.diagnosis import diagnose
-from manyhands_nccl.plugin import INSTALL, NcclConfig, manyhands_register_backends
+from manyhands_nccl.plugin import INSTALL, manyhands_register_backends
 
 
 def without(monkeypatch, *packages):
@@ -41,8 +41,9 @@ def test_the_description_says_what_the_backend_is():
 
 @pytest.mark.parametrize("table", [{"device": -1}, {"max_ctas": 0}, {"max_ctas": 65}, {"check": "kinds"}])
 def test_a_wrong_config_is_refused(table):
-    with pytest.raises(ValidationError):
-        NcclConfig(**table)
+    resolved = load({"backends": {"nccl": table}}, environ={})
+    with pytest.raises(ConfigError, match=f"backends.nccl.{next(iter(table))} = "):
+        resolved.backend_config("nccl")
 
 
 def test_the_probe_names_what_is_missing(monkeypatch):

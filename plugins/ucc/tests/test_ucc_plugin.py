@@ -26,7 +26,7 @@ def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     here = SimpleNamespace(home=tmp_path / "home", path=tmp_path / "path", prefix=tmp_path / "prefix")
     monkeypatch.setenv("UCC_HOME", str(here.home))
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{here.path}")
-    monkeypatch.setattr(finding.ctypes.util, "find_library", lambda name: None)
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     monkeypatch.setattr(finding, "sys", SimpleNamespace(prefix=str(here.prefix), base_prefix="/nowhere"))
     load.cache_clear()
     return here
@@ -58,7 +58,7 @@ def test_the_library_is_looked_for_in_ucc_home_first(places: Any, monkeypatch: p
     reason = manyhands_register_backends().probe()
     assert reason is not None
     assert all(words in reason for words in ("libucc.so.1 was not found", "UCC_HOME"))
-    monkeypatch.setattr(finding.ctypes.util, "find_library", lambda name: f"lib{name}.so.1")
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: f"lib{name}.so.1")
     assert finding.find() == "libucc.so.1"
     for folder in (places.prefix / "lib", places.path, places.home / "lib64", places.home / "lib"):
         path = put(folder)

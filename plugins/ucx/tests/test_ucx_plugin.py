@@ -26,7 +26,7 @@ def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     here.folder.mkdir()
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{here.folder}")
     monkeypatch.setattr(finding, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(here.wheel)]))
-    monkeypatch.setattr(finding.ctypes.util, "find_library", lambda name: None)
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     monkeypatch.setattr(finding, "loaded_library", lambda: None)
     monkeypatch.setattr(finding, "sys", SimpleNamespace(prefix=str(tmp_path / "prefix"), base_prefix="/nowhere"))
     here.prefix = tmp_path / "prefix"
@@ -79,7 +79,7 @@ def test_a_library_of_the_system_will_do(places: Any, monkeypatch: pytest.Monkey
         path = put(places.prefix / "lib")
         assert load("system") == path
     elif where == "the loader's cache":
-        monkeypatch.setattr(finding.ctypes.util, "find_library", lambda name: "libucp.so.0")
+        monkeypatch.setattr("ctypes.util.find_library", lambda name: "libucp.so.0")
     else:
         monkeypatch.setattr(finding, "loaded_library", lambda: "/opt/mpi/libucp.so.0")
     assert finding.missing() is None

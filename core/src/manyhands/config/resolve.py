@@ -73,7 +73,7 @@ class Resolved:
 
     def _check(self, spec: BackendSpec) -> tuple[Any, list[Problem]]:
         """Return the table of a backend as its model, or what is wrong with it."""
-        return _check_table(spec, self.settings.backends.get(spec.name, {}), self._merged)
+        return _check_table(self._manager.config_kind(spec), spec.name, self.settings.backends.get(spec.name, {}), self._merged)
 
     def lacking(self, name: str) -> str | None:
         """Return why a backend cannot be taken without being asked for: what nobody set, and what it cannot do without.
@@ -181,7 +181,7 @@ class Resolved:
                     raise
                 config, wrong = None, []
             if config is None and name not in named_here:
-                model = model_of(spec.config)
+                model = model_of(self._manager.config_kind(spec))
                 needed = [key for key, field in model.model_fields.items() if field.is_required()]
                 required |= {("backends", name, key) for key in needed}
                 tables[name] = dict.fromkeys(needed) | model.model_construct().model_dump(warnings=False)
@@ -356,18 +356,18 @@ def _check_tables(merged: Merged, manager: PluginManager) -> Iterator[Problem]:
     """Check the tables of backends where something else is wrong already, so that one error tells all; their plugins are described."""
     for name, table in _table(merged, "backends").items():
         with contextlib.suppress(PluginError):  # said by who asks for it
-            yield from _check_table(manager.describe(name), table, merged)[1]
+            yield from _check_table(manager.config_kind(manager.describe(name)), name, table, merged)[1]
 
 
-def _check_table(spec: BackendSpec, table: object, merged: Merged) -> tuple[Any, list[Problem]]:
+def _check_table(kind: type[object], name: str, table: object, merged: Merged) -> tuple[Any, list[Problem]]:
     """Return the table of a backend as its model, or what is wrong with it."""
     try:
-        config, wrong = check(spec.config, table)
+        config, wrong = check(kind, table)
     except Exception as error:
-        raise PluginError(f"the backend {spec.name!r} raised {named(error)} while its table was checked") from error
+        raise PluginError(f"the backend {name!r} raised {named(error)} while its table was checked") from error
     # Not chained: pydantic's own text repeats the values, secrets included.
-    above = ("backends", spec.name)
-    return config, from_validation(wrong, model_of(spec.config), merged, above) if wrong is not None else []
+    above = ("backends", name)
+    return config, from_validation(wrong, model_of(kind), merged, above) if wrong is not None else []
 
 
 def _table(merged: Merged, key: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
             continue
         # Two plugins may both have a model `Options`: each gets its own room among the definitions.
         try:
-            table = model_of(description.spec.config).model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+            table = model_of(manager.config_kind(description.spec)).model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
         except Exception as error:  # noqa: BLE001 - a field of a stranger's model may have no schema, and raises as it likes
             tables[name] = {"type": "object", "description": f"What it may hold has no schema: {named(error)}"}
             continue

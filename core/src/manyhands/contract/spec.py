@@ -72,7 +72,8 @@ class BackendSpec:
         ``"module:function"``; the function takes a `Bootstrap` and returns a `Backend`. It is imported when the backend is used, and called
         in a thread of its own, which is left behind if it has not returned two seconds after the deadline of `init`.
     config
-        The model of ``[backends.NAME]``: a frozen dataclass or a subclass of `BackendConfig`. pydantic checks both, and unknown keys are errors. The
+        The model of ``[backends.NAME]``: a frozen dataclass or a subclass of `BackendConfig`, or ``"module:class"``, which is imported when
+        the backend is used or has a table. pydantic checks both, and unknown keys are errors. The
         metadata of a dataclass's field is what `pydantic.Field` takes, such as ``description`` and ``ge``; a rank imports pydantic for it
         only where a value must be converted, or is wrong.
     devices
@@ -110,7 +111,7 @@ class BackendSpec:
     name: str
     summary: str
     factory: str
-    config: type[object] = NoConfig
+    config: type[object] | str = NoConfig
     devices: tuple[str, ...] = ("cpu",)
     capabilities: frozenset[str] = frozenset({"transport"})
     probe: Callable[[], str | None] = lambda: None

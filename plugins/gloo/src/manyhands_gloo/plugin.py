@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from manyhands.api import BackendSpec, CollectiveRequest, NativeCollective, hookimpl
-from manyhands_gloo.config import GlooConfig
 
-__all__ = ["GlooConfig", "manyhands_collective", "manyhands_register_backends"]
+__all__ = ["manyhands_collective", "manyhands_register_backends"]
 
 
 def _missing() -> str | None:
@@ -23,7 +22,7 @@ def manyhands_register_backends() -> BackendSpec:
         summary="Gloo, as it comes with torch",
         factory="manyhands_gloo.backend:GlooBackend",
         api_version=1,
-        config=GlooConfig,
+        config="manyhands_gloo.config:GlooConfig",
         capabilities=frozenset({"transport", "native"}),
         probe=_missing,
         install="pip install 'manyhands[gloo]'",

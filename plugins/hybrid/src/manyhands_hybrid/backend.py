@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manyhands.api import Backend, BackendSpec, Bootstrap, ConfigError, Transport, UnsupportedError
-from manyhands_hybrid.plugin import HybridConfig, Routes
+from manyhands_hybrid.config import HybridConfig, Routes
 from manyhands_hybrid.routing import RoutedTransport, Way
 from manyhands_hybrid.wrapping import PollingTransport, SharedTransport
 

@@ -2,59 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator, model_validator
+from typing import TYPE_CHECKING
 
-from manyhands.api import BackendConfig, BackendSpec, hookimpl
+from manyhands.api import BackendSpec, hookimpl
 
-__all__ = ["HybridConfig", "Routes", "manyhands_register_backends"]
+if TYPE_CHECKING:
+    from manyhands_hybrid.config import HybridConfig
 
-_EXAMPLES = 'such as { cpu = "tcp", cuda = "nccl" } or { intra = "shm", inter = "tcp" }'
-
-
-class Routes(BackendConfig):
-    """The table ``[backends.hybrid.routes]``: the names of backends."""
-
-    cpu: str | None = Field(default=None, description="What moves arrays in host memory.")
-    cuda: str | None = Field(default=None, description="What moves arrays in the memory of GPUs.")
-    barrier: str | None = Field(default=None, description="What carries barriers; by default as cpu, or intra and inter.")
-    p2p: str | None = Field(
-        default=None, description="What sends and receives arrays in host memory; by default as cpu, or intra and inter."
-    )
-    intra: str | None = Field(
-        default=None, description="Instead of cpu, with inter: what moves them between ranks of one host."
-    )
-    inter: str | None = Field(default=None, description="Instead of cpu, with intra: what moves them between hosts.")
-
-    @field_validator("*")
-    @classmethod
-    def _check_name(cls, name: str | None) -> str | None:
-        if name == "hybrid":
-            raise ValueError("hybrid cannot be a part of itself: expected the name of another backend")
-        if name in ("", "auto"):
-            raise ValueError('expected the name of a backend, such as "tcp"')
-        return name
-
-    @model_validator(mode="after")
-    def _check_together(self) -> Routes:
-        if not any(self.model_dump().values()):
-            raise ValueError(f"expected at least one route, {_EXAMPLES}")
-        if self.cpu and (self.intra or self.inter):
-            raise ValueError("cpu is one way for all ranks, intra and inter are two: expected either, not both")
-        if bool(self.intra) != bool(self.inter):
-            given, missing = ("intra", "inter") if self.intra else ("inter", "intra")
-            raise ValueError(f"{given} stands alone: expected {missing} as well, or cpu instead of both")
-        if (self.barrier or self.p2p) and not (self.cpu or self.intra):
-            given = "barrier" if self.barrier else "p2p"
-            raise ValueError(
-                f"{given} is for some calls in host memory: expected a route for all others, cpu, or intra and inter"
-            )
-        return self
-
-
-class HybridConfig(BackendConfig):
-    """The table ``[backends.hybrid]``."""
-
-    routes: Routes = Field(description=f"Which backend serves what, {_EXAMPLES}.")
+__all__ = ["manyhands_register_backends"]
 
 
 def _parts(config: HybridConfig) -> dict[str, str]:
@@ -69,7 +24,7 @@ def manyhands_register_backends() -> BackendSpec:
         summary="several backends as one, by device, by operation, or by place",
         factory="manyhands_hybrid.backend:HybridBackend",
         api_version=1,
-        config=HybridConfig,
+        config="manyhands_hybrid.config:HybridConfig",
         devices=("cpu", "cuda"),
         parts=_parts,
         install="pip install 'manyhands[hybrid]'",

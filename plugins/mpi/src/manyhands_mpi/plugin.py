@@ -6,10 +6,9 @@ import atexit
 import sys
 
 from manyhands.api import BackendSpec, CollectiveRequest, NativeCollective, hookimpl
-from manyhands_mpi.config import MpiConfig
 from manyhands_mpi.finding import missing
 
-__all__ = ["MpiConfig", "manyhands_collective", "manyhands_register_backends"]
+__all__ = ["manyhands_collective", "manyhands_register_backends"]
 
 
 def _finish() -> None:
@@ -32,7 +31,7 @@ def manyhands_register_backends() -> BackendSpec:
         summary="Open MPI or MPICH, through mpi4py",
         factory="manyhands_mpi.backend:MpiBackend",
         api_version=1,
-        config=MpiConfig,
+        config="manyhands_mpi.config:MpiConfig",
         # The thread that begins MPI is its main thread, which must also end it.
         capabilities=frozenset({"transport", "native", "calling thread"}),
         probe=missing,

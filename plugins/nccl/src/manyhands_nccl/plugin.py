@@ -5,11 +5,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 import sys
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 
-from pydantic import Field
-
-from manyhands.api import BackendConfig, BackendSpec, hookimpl
+from manyhands.api import BackendSpec, hookimpl
 
 __all__ = ["INSTALL", "NcclConfig", "is_missing", "manyhands_register_backends", "probe"]
 
@@ -19,24 +18,29 @@ INSTALL = "pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 1
 _DRIVER = "libcuda.so.1"
 
 
-class NcclConfig(BackendConfig):
+@dataclass(frozen=True)
+class NcclConfig:
     """The table ``[backends.nccl]``."""
 
-    device: int | None = Field(
+    device: int | None = field(
         default=None,
-        ge=0,
-        description=(
-            "The number of this rank's GPU, among those that the process sees; by default the rank's number among the ranks of its host."
-        ),
+        metadata={
+            "ge": 0,
+            "description": (
+                "The number of this rank's GPU, among those that the process sees; by default the rank's number among the ranks of its host."
+            ),
+        },
     )
-    max_ctas: int | None = Field(
+    max_ctas: int | None = field(
         default=None,
-        ge=1,
-        le=64,
-        description=(
-            "The most blocks of threads that a kernel of NCCL may take of a GPU, alike on all ranks; by default NCCL's own choice, and 4 "
-            "where several ranks share a GPU."
-        ),
+        metadata={
+            "ge": 1,
+            "le": 64,
+            "description": (
+                "The most blocks of threads that a kernel of NCCL may take of a GPU, alike on all ranks; by default NCCL's own choice, and 4 "
+                "where several ranks share a GPU."
+            ),
+        },
     )
 
 

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from dataclasses import dataclass, field
 
-from manyhands.api import BackendConfig, BackendSpec, hookimpl
+from manyhands.api import BackendSpec, hookimpl
 
 __all__ = ["SimulatedConfig", "manyhands_register_backends"]
 
 
-class SimulatedConfig(BackendConfig):
+@dataclass(frozen=True)
+class SimulatedConfig:
     """The table ``[backends.simulated]``. All but ``eager_bytes`` is for ``manyhands run``, which makes the world."""
 
-    seed: int = Field(
+    seed: int = field(
         default=0,
-        ge=0,
-        description="Decides which rank runs next where several could: the same program and seed give the same run.",
+        metadata={
+            "ge": 0,
+            "description": "Decides which rank runs next where several could: the same program and seed give the same run.",
+        },
     )
-    network: str = Field(
+    network: str = field(
         default="",
-        description='What messages take: the name of a preset, such as "fat-tree", or a TOML file; without it they take no time.',
+        metadata={
+            "description": 'What messages take: the name of a preset, such as "fat-tree", or a TOML file; without it they take no time.',
+        },
     )
-    faults: str = Field(default="", description="A TOML file that says what goes wrong, and when.")
-    trace: str = Field(
+    faults: str = field(default="", metadata={"description": "A TOML file that says what goes wrong, and when."})
+    trace: str = field(
         default="",
-        description="A file to which a trace of the run is written at its end, for ui.perfetto.dev.",
+        metadata={"description": "A file to which a trace of the run is written at its end, for ui.perfetto.dev."},
     )
-    eager_bytes: int = Field(
+    eager_bytes: int = field(
         default=0,
-        ge=0,
-        description="Messages up to this size leave their sender at once; longer ones wait for their receiver.",
+        metadata={
+            "ge": 0,
+            "description": "Messages up to this size leave their sender at once; longer ones wait for their receiver.",
+        },
     )
 
 

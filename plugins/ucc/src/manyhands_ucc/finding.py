@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 import sys
 from pathlib import Path
@@ -19,7 +18,9 @@ def find() -> str | None:
     folders += [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if each]
     folders += [Path(prefix) / "lib" for prefix in (sys.prefix, sys.base_prefix)]
     paths = (folder / SONAME for folder in folders)
-    return next((str(path) for path in paths if path.exists()), None) or ctypes.util.find_library("ucc")
+    from ctypes.util import find_library  # it imports subprocess, which most who look need not
+
+    return next((str(path) for path in paths if path.exists()), None) or find_library("ucc")
 
 
 def missing() -> str | None:

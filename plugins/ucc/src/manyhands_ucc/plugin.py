@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from manyhands.api import BackendSpec, CollectiveRequest, NativeCollective, hookimpl
-from manyhands_ucc.config import UccConfig
 from manyhands_ucc.finding import missing
 
-__all__ = ["UccConfig", "manyhands_collective", "manyhands_register_backends"]
+__all__ = ["manyhands_collective", "manyhands_register_backends"]
 
 
 @hookimpl
@@ -16,7 +15,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="ucc",
         summary="UCC performs collectives; another backend carries the rest",
         factory="manyhands_ucc.backend:UccBackend",
-        config=UccConfig,
+        config="manyhands_ucc.config:UccConfig",
         capabilities=frozenset({"transport", "native"}),
         probe=missing,
         install="",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 import sys
 from importlib.util import find_spec
@@ -42,7 +41,9 @@ def system_library() -> str | None:
         path = Path(folder) / SONAME
         if folder and path.exists():
             return str(path)
-    return ctypes.util.find_library("ucp")
+    from ctypes.util import find_library  # it imports subprocess, which most who look need not
+
+    return find_library("ucp")
 
 
 def loaded_library() -> str | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from manyhands.api import BackendSpec, hookimpl
-from manyhands_ucx.config import UcxConfig
 from manyhands_ucx.finding import missing
 
-__all__ = ["UcxConfig", "manyhands_register_backends"]
+__all__ = ["manyhands_register_backends"]
 
 
 @hookimpl
@@ -16,7 +15,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="ucx",
         summary="UCX, over InfiniBand, RoCE, TCP or shared memory",
         factory="manyhands_ucx.backend:UcxBackend",
-        config=UcxConfig,
+        config="manyhands_ucx.config:UcxConfig",
         probe=missing,
         install="pip install 'manyhands[ucx]'",
         diagnose="manyhands_ucx.library:diagnose",

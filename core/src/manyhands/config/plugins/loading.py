@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from manyhands.common.bounded import Stuck, bounded
 from manyhands.common.installing import install_command
+from manyhands.config.models import is_config
 from manyhands.config.plugins.installed import BACKEND_GROUP, EXTENSION_GROUP, InstalledPlugin, find_installed, install_hint
 from manyhands.contract.backend import BackendSpec
 from manyhands.errors import BackendUnavailableError, PluginError
@@ -23,6 +24,7 @@ __all__ = [
     "Description",
     "absent",
     "checked_kind",
+    "config_kind",
     "import_plugin",
     "installed",
     "load",
@@ -143,8 +145,29 @@ def load(spec: BackendSpec, what: str, plugin: InstalledPlugin) -> Any:
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise PluginError(f"{name} names its {what} {target!r}, and there is no such function")
+        raise PluginError(
+            f"{name} names its {what} {target!r}, and there is no such {'class' if what == 'config' else 'function'}"
+        )
     return function
+
+
+def config_kind(spec: BackendSpec, plugin: InstalledPlugin) -> type[object]:
+    """Return the class of a backend's config; it is imported where the spec names it.
+
+    Raises
+    ------
+    BackendUnavailableError, PluginError
+        As `load`, or it is no class of configs.
+    """
+    if not isinstance(spec.config, str):
+        return spec.config
+    kind: type[object] = load(spec, "config", plugin)
+    if not is_config(kind):
+        raise PluginError(
+            f"{whose(spec.name, plugin)} names its config {spec.config!r}, and that is no frozen dataclass and no subclass of "
+            "manyhands.api.BackendConfig"
+        )
+    return kind
 
 
 def checked_kind(given: T, kind: type[Any], source: str) -> T:

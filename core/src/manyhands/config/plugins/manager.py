@@ -27,6 +27,7 @@ from manyhands.config.plugins.loading import (
     PROBE_S,
     Description,
     checked_kind,
+    config_kind,
     import_plugin,
     installed,
     load,
@@ -250,6 +251,18 @@ class PluginManager(Choice):
         """
         factory: Callable[[Bootstrap], Backend] = load(spec, "factory", self._plugin_of(spec))
         return factory
+
+    def config_kind(self, spec: BackendSpec) -> type[object]:
+        """Return the class of a backend's config; it is imported where the spec names it.
+
+        Raises
+        ------
+        BackendUnavailableError
+            Its module cannot be imported.
+        PluginError
+            ``spec.config`` names no class of configs.
+        """
+        return config_kind(spec, self._plugin_of(spec))
 
     def create(self, spec: BackendSpec, bootstrap: Bootstrap, grace_s: float) -> Backend:
         """Make a backend, in a thread that can be left behind; ``grace_s`` is how long after its deadline it is given up.

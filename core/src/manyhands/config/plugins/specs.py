@@ -46,8 +46,8 @@ _FIELDS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "summary": (lambda given: isinstance(given, str), "a text"),
     "factory": (_is_place, _PLACE),
     "config": (
-        is_config,
-        "a frozen dataclass or a subclass of manyhands.api.BackendConfig",
+        lambda given: is_config(given) or _is_place(given),
+        "a frozen dataclass or a subclass of manyhands.api.BackendConfig, or 'module:class'",
     ),
     "devices": (
         lambda given: isinstance(given, tuple) and bool(given) and DEVICES.issuperset(given),
