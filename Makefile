@@ -18,7 +18,7 @@ help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
 	@echo "make test           run the tests, but those that take long by nature: less than five minutes on two cores"
 	@echo "make test-all       run all tests"
-	@echo "make test-faults    run a campaign of 1,000 faults on real processes (twenty minutes); FAULTS_ARGS='--cases 50'"
+	@echo "make test-faults    run a campaign of 1,000 faults on real processes (twenty minutes), and of 100 of the network (ten); FAULTS_ARGS='--cases 50'"
 	@echo "make test-fuzz      give every reader of bytes what nobody wrote (ten minutes); FUZZ_ARGS='--minutes 1'"
 	@echo "make soak           use groups for an hour: memory, descriptors and threads must stay as they are; SOAK_ARGS='--minutes 5'"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch (its own suite included), UCX and, where there is one, UCC, in environments of their own"
@@ -44,6 +44,7 @@ test-all: venv-dev
 
 test-faults: venv-dev
 	$(BIN)/python tests/campaign_faults.py $(FAULTS_ARGS)
+	$(BIN)/python tests/campaign_network.py $(NETWORK_ARGS)
 
 test-fuzz: venv-dev
 	$(BIN)/python tests/campaign_fuzz.py $(FUZZ_ARGS)
