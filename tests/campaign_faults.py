@@ -171,7 +171,7 @@ def train(group):
                 part.barrier()
         one_step(group, step, choice)
 
-group = mh.init(timeout_s=case["timeout_s"], config=case["config"])
+group, closing = mh.init(timeout_s=case["timeout_s"], config=case["config"]), False
 try:
     group.barrier()
     tell("ready", pid=os.getpid())
@@ -179,13 +179,14 @@ try:
     if way == "during" and kind not in ("continue", "memory", "disk"):
         while True:  # until the fault comes, and is heard of
             group.barrier()
+    closing = True
     group.close()
     tell("well")
 except (mh.CommError, mh.OutOfMemoryError, MemoryError, OSError) as error:
     if rank == victim and kind in ("memory", "disk"):
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    tell("raised", type=type(error).__name__, text=str(error)[:1500], about=getattr(error, "peer", None))
-    if not case["shrinks"] or rank == victim:
+    tell("raised", type=type(error).__name__, text=str(error)[:1500], about=getattr(error, "peer", None), closing=closing)
+    if not case["shrinks"] or rank == victim or closing:  # a group that could not be closed is closed all the same
         raise
     group = group.shrink(timeout_s=20)
     choice = random.Random(case["seed"] + 1)
@@ -454,7 +455,8 @@ def judge(ranks: Ranks, case: Case) -> None:
         assert case.victim in raised or ranks.codes[case.victim] != 0, "the one that came back ended as if all were well"
     if case.shrinks:
         went_on = {fact["rank"]: fact["of"] for fact in facts if fact["what"] == "went on"}
-        expected = dict.fromkeys(sorted(raised.keys() - {case.victim}), len(raised.keys() - {case.victim}))
+        left = sorted(rank for rank, fact in raised.items() if rank != case.victim and not fact["closing"])
+        expected = dict.fromkeys(left, len(left))
         assert went_on == expected, f"went on: {went_on}, and should: {expected}"
 
 

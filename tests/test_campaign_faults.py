@@ -19,7 +19,7 @@ def test_a_case_of_each_kind(nursery: Nursery, kind: str) -> None:
 
 CASE = replace(case_of(0), world_size=3, kind="kill", victim=1, shrinks=False)
 FAULT = {"what": "fault", "rank": 1, "at": 100.0}
-TOLD = [{"what": "raised", "rank": rank, "at": 100.5, "about": 1} for rank in (0, 2)]
+TOLD = [{"what": "raised", "rank": rank, "at": 100.5, "about": 1, "closing": False} for rank in (0, 2)]
 
 
 def judged(case: Case, *facts: dict[str, Any]) -> None:

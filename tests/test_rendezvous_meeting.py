@@ -293,3 +293,18 @@ def test_a_server_that_greets_otherwise_is_told_at_once(nursery: Nursery) -> Non
     assert failure["type"] == "RendezvousError"
     assert "is not a manyhands job: it said b'SSH-2.0" in failure["text"]
     assert failure["took"] < PROMPT_S
+
+
+def test_a_rank_may_leave_while_it_connects_to_the_stores_successor(nursery: Nursery) -> None:
+    program = """
+    from manyhands.control.remote import _Wire
+    open = _Wire.open
+    def slowly(wire, sock):
+        time.sleep(0.3)
+        open(wire, sock)
+    _Wire.open = slowly
+    with mh.init(timeout_s=20) as group:
+        group.barrier()
+    """
+    with nursery.ranks(program, 3) as ranks:
+        assert ranks.start().wait() == {0: 0, 1: 0, 2: 0}, ranks.output()

@@ -31,13 +31,15 @@ _TUN_WITHOUT_HEADER = 0x1001
 _MOST_PACKETS = 1000
 
 ENTER = """
-import ctypes, os
+import ctypes, os, socket
+_library = ctypes.CDLL(None, use_errno=True)
 _namespace = os.open(os.environ["NAMESPACE"], os.O_RDONLY)
-if ctypes.CDLL(None, use_errno=True).setns(_namespace, 0x40000000):
-    raise OSError(ctypes.get_errno(), "setns")
+if _library.setns(_namespace, 0x40000000) or _library.unshare(0x04000000):  # CLONE_NEWNET, CLONE_NEWUTS
+    raise OSError(ctypes.get_errno(), "setns or unshare")
 os.close(_namespace)
+socket.sethostname(os.path.basename(os.environ["NAMESPACE"]))
 """
-"""Put in front of a program, it makes it one of the host whose namespace is at the path ``NAMESPACE``."""
+"""Put in front of a program, it makes it one of the host whose namespace is at the path ``NAMESPACE``, with a host name of its own."""
 
 
 def _ip(*words: str) -> None:

@@ -76,6 +76,7 @@ class SocketControl(Control):
         self._successor = 0
         self._old: list[_Wire] = []
         self._closed = False
+        self._leave: Leave | None = None
         self._connection = _Wire(self)
         self._connection.open(sock)
         self._post(join)
@@ -92,13 +93,17 @@ class SocketControl(Control):
             self._second, self._successor = second, rank
             second.open(sock)  # which the other may have closed, and then there is none
             second.send(encode(self._join))
+            if self._leave is not None:
+                second.send(encode(self._leave))
 
     def _post(self, message: FromRank) -> None:
         last_words = isinstance(message, Report) and message.kind == "silent"  # the program may end right after
         self._connection.send(encode(message), within_s=_LAST_WORDS_S if last_words else 0.0)
-        second = self._second
-        if isinstance(message, Leave) and second is not None:
-            second.send(encode(message))
+        if isinstance(message, Leave):
+            with self._changed:
+                self._leave = message
+                if self._second is not None:
+                    self._second.send(encode(message))
 
     def close(self) -> None:
         """Close the connections."""
