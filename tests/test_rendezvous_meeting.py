@@ -299,17 +299,22 @@ def test_a_rank_may_leave_while_it_connects_to_the_stores_successor(nursery: Nur
     program = """
     from manyhands.control.protocol import Leave
     from manyhands.control.remote import SocketControl, _Wire
-    connects, open, post = threading.Event(), _Wire.open, SocketControl._post
+    leaves, connects = threading.Event(), threading.Event()
+    follow, open, post = SocketControl.follow, _Wire.open, SocketControl._post
+    def following(control, sock, successor):
+        leaves.wait(5)
+        follow(control, sock, successor)
     def opening(wire, sock):
-        if wire is getattr(wire._control, "_second", None):
+        if leaves.is_set():
             connects.set()
             time.sleep(0.2)
         open(wire, sock)
     def posting(control, message):
-        if isinstance(message, Leave) and rank == 2:  # which is neither the store nor its successor
+        if isinstance(message, Leave):
+            leaves.set()
             connects.wait(5)
         post(control, message)
-    _Wire.open, SocketControl._post = opening, posting
+    SocketControl.follow, _Wire.open, SocketControl._post = following, opening, posting
     with mh.init(timeout_s=20) as group:
         group.barrier()
     """
