@@ -258,7 +258,7 @@ READERS: Final[dict[str, Reader]] = {
         _opening,
     ),
     "handshake": Reader(
-        [ClientHandshake(b"other", b"hello").answer(ServerHandshake(b"other").greeting), b"MHANDS\x00\x01"], _handshake
+        [ClientHandshake(b"other", b"hello").answer(ServerHandshake(b"other").greeting), b"MHANDS\x00\x02"], _handshake
     ),
     "record": Reader([_dump(), _dump(reason="closed", verdict=None), _dump(raised="a.py:2", calls=[])], _record),
     "error_file": Reader([json.dumps(_RECORD).encode()], _error_file),

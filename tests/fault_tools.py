@@ -195,10 +195,14 @@ class Ranks:
         os.kill(self._pids[rank], number)
         return now
 
-    def await_facts(self, what: str, count: int | None = None) -> list[dict[str, Any]]:
+    def file(self, kind: str) -> Path:
+        """Return the path of a file of this job alone, which is not there yet."""
+        return self._name.with_suffix(f".{kind}")
+
+    def await_facts(self, what: str, count: int | None = None, patience_s: float = _PATIENCE_S) -> list[dict[str, Any]]:
         """Wait until ``count`` ranks, by default all, have told ``what``; return what they told, in the order of ranks."""
         wanted = self.world_size if count is None else count
-        limit = time.monotonic() + _PATIENCE_S
+        limit = time.monotonic() + patience_s
         while len(found := [fact for fact in self.facts if fact["what"] == what]) < wanted:
             left = limit - time.monotonic()
             assert left > 0, f"waited for {wanted} times {what!r}, and was told {self.facts}; output: {self.output()}"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+import signal
 import socket
 import struct
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from fault_tools import TELLING_JOINS, Nursery
+from fault_tools import SECRET, TELLING_JOINS, Nursery
+from shrink_tools import GOING_ON, LOSING, SHRINKING, places
 
-MAGIC = b"MHANDS\x00\x01"
+from manyhands.control.handshake import KNOCK_BYTES, MAGIC, REFUSED, knock
 
 
 def call(stack: ExitStack, port: int, words: bytes = b"") -> socket.socket:
@@ -116,7 +119,7 @@ def test_strangers_at_the_data_ports(nursery: Nursery, stranger: Callable[[ExitS
         assert [fact["value"] for fact in ranks.await_facts("sum")] == [3.0] * 3
 
 
-def test_a_stranger_gets_a_greeting_and_no_more(nursery: Nursery) -> None:
+def test_a_stranger_gets_not_a_word(nursery: Nursery) -> None:
     with ExitStack() as stack, nursery.ranks(TELLING_JOINS + MEET) as ranks:
         ranks.start(0).await_facts("joined", 1)
         sock = call(stack, ranks.port, b"GET / HTTP/1.1\r\n\r\n")
@@ -126,8 +129,50 @@ def test_a_stranger_gets_a_greeting_and_no_more(nursery: Nursery) -> None:
                 heard += piece
         except ConnectionResetError:
             pass
-        assert len(heard) <= 40
-        assert heard.startswith(MAGIC)
+        assert heard == b""
+
+
+def wrong_proofs(stack: ExitStack, port: int) -> None:
+    for words in (knock(b"another secret"), knock(SECRET.encode())[:-1] + b"x", MAGIC + bytes(KNOCK_BYTES - len(MAGIC))):
+        assert call(stack, port, words).recv(64) == REFUSED
+
+
+def test_a_wrong_proof_costs_its_sender_alone(nursery: Nursery) -> None:
+    """Where the ranks meet, at their data ports, and where those that are left meet again."""
+    program = (
+        TELLING_JOINS
+        + TELLING_PORTS
+        + """
+import manyhands.group.shrinking as shrinking
+listening = shrinking._listen
+def listening_again(*args):
+    listener = listening(*args)
+    tell("again", port=listener.getsockname()[1])
+    while not os.path.exists(os.environ["GO"]):
+        time.sleep(0.005)
+    return listener
+shrinking._listen = listening_again
+"""
+        + GOING_ON
+        + LOSING
+        + SHRINKING
+    )
+    with ExitStack() as stack, nursery.ranks(program) as ranks:
+        ranks.start(0).await_facts("joined", 1)
+        wrong_proofs(stack, ranks.port)
+        ranks.start(1, 2)
+        for fact in ranks.await_facts("listens"):
+            wrong_proofs(stack, fact["port"])
+        ranks.await_facts("running")
+        ranks.signal(2, signal.SIGKILL)
+        again = ranks.await_facts("again", 2)
+        with ThreadPoolExecutor() as pool:  # they listen, and nobody serves them before the first of them has come
+            proofs = [pool.submit(wrong_proofs, stack, fact["port"]) for fact in again]
+            ranks.go()
+            proofs[0].result(10)
+        assert places(ranks.await_facts("works", 2)) == {0: (0, 2), 1: (1, 2)}
+        ranks.wait([0, 1])
+        assert ranks.output(0) == ""
 
 
 def test_once_all_ranks_are_there_nobody_listens_at_the_rendezvous(nursery: Nursery) -> None:

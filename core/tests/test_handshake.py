@@ -9,10 +9,13 @@ from manyhands.control.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
     HELLO_BYTES,
+    KNOCK_BYTES,
     MAGIC,
     REPLY_BYTES,
     ClientHandshake,
     ServerHandshake,
+    is_knock,
+    knock,
 )
 
 SECRET = b"the secret of the tests"
@@ -104,3 +107,20 @@ def test_the_secret_is_never_sent() -> None:
 
 def test_each_handshake_is_fresh() -> None:
     assert ServerHandshake(SECRET).greeting != ServerHandshake(SECRET).greeting
+    assert knock(SECRET) != knock(SECRET)
+
+
+@given(secret=SECRETS, other=SECRETS)
+def test_a_knock_is_of_one_who_holds_the_secret(secret: bytes, other: bytes) -> None:
+    words = knock(secret)
+    assert len(words) == KNOCK_BYTES
+    assert is_knock(secret, words)
+    if secret.rstrip(b"\0") != other.rstrip(b"\0"):
+        assert not is_knock(other, words)
+
+
+@given(at=st.integers(len(MAGIC), KNOCK_BYTES - 1), flip=st.integers(1, 255))
+def test_a_knock_that_was_tampered_with_is_none(at: int, flip: int) -> None:
+    words = bytearray(knock(SECRET))
+    words[at] ^= flip
+    assert not is_knock(SECRET, bytes(words))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import resource
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +20,17 @@ from worlds import on_threads
 from manyhands.contract.backend import LinkLost
 from manyhands.contract.deadline import Deadline
 from manyhands.control import network
-from manyhands.control.handshake import CLIENT_BYTES, GREETING_BYTES, HELLO_BYTES, MAGIC, REPLY_BYTES, ClientHandshake
+from manyhands.control.handshake import (
+    CLIENT_BYTES,
+    GREETING_BYTES,
+    HELLO_BYTES,
+    KNOCK_BYTES,
+    MAGIC,
+    REFUSED,
+    REPLY_BYTES,
+    ClientHandshake,
+    knock,
+)
 from manyhands.control.local import LocalHub
 from manyhands.control.loop import Loop
 from manyhands.control.network import FrameConnection, Listener, bind, dial, is_loopback, show_address
@@ -68,6 +81,22 @@ def door(loop: Loop) -> Iterator[Door]:
     door.close()
 
 
+@contextlib.contextmanager
+def without_descriptors() -> Iterator[None]:
+    """Let this process open nothing more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.dup(0)]
+    while taken[-1] + 1 < max(int(path.name) for path in Path("/proc/self/fd").iterdir()):  # to list them takes one more
+        taken.append(os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1] + 1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
+
+
 def call(door: Door, secret: bytes = SECRET) -> socket.socket:
     return dial(door.address, secret, b"hello", Deadline(5))
 
@@ -112,28 +141,80 @@ def test_strangers_that_wait_are_no_obstacle(door: Door, words: bytes) -> None:
 
 def test_a_stranger_is_dropped_at_its_first_wrong_byte(door: Door) -> None:
     with socket.create_connection(door.address, timeout=5) as sock:
-        assert len(receive(sock, GREETING_BYTES)) == GREETING_BYTES
         sock.sendall(b"MHANDX")
         assert sock.recv(1) == b""
 
 
-def test_the_oldest_of_too_many_strangers_goes(door: Door) -> None:
+def test_the_oldest_of_too_many_strangers_goes_and_nobody_who_knocked(door: Door) -> None:
     with contextlib.ExitStack() as stack:
+        caller = stack.enter_context(socket.create_connection(door.address, timeout=5))
+        caller.sendall(knock(SECRET))
+        greeting = receive(caller, GREETING_BYTES)
         strangers = [stack.enter_context(socket.create_connection(door.address, timeout=5)) for _ in range(129)]
-        for sock in strangers:
-            assert len(receive(sock, GREETING_BYTES)) == GREETING_BYTES
         assert strangers[0].recv(1) == b""
         strangers[-1].settimeout(0.05)
         with pytest.raises(TimeoutError):
             strangers[-1].recv(1)
+        client = ClientHandshake(SECRET, b"hello")
+        caller.sendall(client.answer(greeting))
+        assert client.accepts(receive(caller, REPLY_BYTES))
+        stack.enter_context(door.came.get(timeout=5)[0])
+
+
+def test_two_thousand_strangers_do_not_delay_a_rank(door: Door) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(2000):
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(door.address)
+        stack.enter_context(dial(door.address, SECRET, b"hello", Deadline(5)))
+        stack.enter_context(door.came.get(timeout=5)[0])
+
+
+def test_a_knock_that_was_recorded_opens_nothing(door: Door) -> None:
+    words = knock(SECRET)
+    with (
+        socket.create_connection(door.address, timeout=5) as first,
+        socket.create_connection(door.address, timeout=5) as second,
+    ):
+        first.sendall(words)
+        assert receive(first, GREETING_BYTES).startswith(MAGIC)
+        second.sendall(words)
+        assert second.recv(1) == b""
+    assert door.refused.empty()  # nobody who was started with another secret
+
+
+def test_a_knock_with_another_secret_is_refused_at_once(door: Door) -> None:
+    with socket.create_connection(door.address, timeout=5) as sock:
+        sock.sendall(knock(b"another"))
+        assert receive(sock, GREETING_BYTES + 1) == REFUSED
+    door.refused.get(timeout=5)
+
+
+def test_without_descriptors_a_stranger_goes_and_a_rank_comes_in(door: Door) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(socket.create_connection(door.address, timeout=5))
+        with call(door):
+            door.came.get(timeout=5)[0].close()  # those before it have been taken as well
+        caller = stack.enter_context(socket.socket())
+        caller.settimeout(5)
+        with without_descriptors():
+            caller.connect(door.address)
+            caller.sendall(knock(SECRET))
+            assert receive(caller, GREETING_BYTES).startswith(MAGIC)
 
 
 def test_closing_drops_those_that_have_not_proved_themselves(loop: Loop) -> None:
     door = Door(loop)
-    with socket.create_connection(door.address, timeout=5) as sock:
-        receive(sock, GREETING_BYTES)
+    with (
+        socket.create_connection(door.address, timeout=5) as stranger,
+        socket.create_connection(door.address, timeout=5) as caller,
+    ):
+        caller.sendall(knock(SECRET))
+        receive(caller, GREETING_BYTES)
         door.close()
-        assert sock.recv(1) == b""
+        assert (stranger.recv(1), caller.recv(1)) == (b"", b"")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(door.address, timeout=5)
 
@@ -147,7 +228,8 @@ def server(talk: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
             connection, _ = sock.accept()
             with connection, contextlib.suppress(OSError):
                 talk(connection)
-                connection.recv(1 << 16)
+                while connection.recv(1 << 16):
+                    pass
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -166,6 +248,7 @@ def test_another_program_is_recognised_by_its_first_bytes() -> None:
 
 def test_a_server_without_the_secret_is_not_believed() -> None:
     def pretend(sock: socket.socket) -> None:
+        receive(sock, KNOCK_BYTES)
         sock.sendall(MAGIC + bytes(32))
         receive(sock, CLIENT_BYTES)
         sock.sendall(MAGIC + bytes(REPLY_BYTES - len(MAGIC)))
@@ -255,7 +338,7 @@ def test_a_resolver_that_hangs_does_not_outlast_the_deadline(monkeypatch: pytest
 
 
 def test_more_slow_peers_than_a_listener_keeps_all_come_in(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Newcomers wait, and push out nobody who is about to prove itself."""
+    """Whoever has knocked is no stranger, and newcomers do not push it out."""
     monkeypatch.setattr(network, "_MAX_STRANGERS", 16)
     answer = network.ClientHandshake.answer
     tries: list[None] = []
@@ -281,8 +364,7 @@ def test_more_slow_peers_than_a_listener_keeps_all_come_in(door: Door, monkeypat
 
 
 def test_who_is_dropped_for_a_newcomer_dials_again(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_MAX_STRANGERS", 1)
-    monkeypatch.setattr(network, "_PRESSED_S", 0.0)
+    monkeypatch.setattr(network, "_MAX_CALLERS", 1)
     answer = network.ClientHandshake.answer
     tries: list[None] = []
 

@@ -3,13 +3,18 @@
 ::
 
     server                                     client
+       | <- magic, 32 random bytes,              |
+       |    HMAC("knock", these) --------------- |     the knock
        | -- magic, 32 random bytes ------------> |
        | <- magic, 32 random bytes, hello,       |
        |    HMAC("client", both, hello) -------- |
-       | -- magic, HMAC("server", both, hello) > |     or, when the client's proof is wrong: refusal, zeros
+       | -- magic, HMAC("server", both, hello) > |     or, when a proof of the client is wrong: refusal, zeros
 
 Every message has a fixed size, so that nothing of a stranger's choosing is ever stored. ``hello`` (64 bytes) says what
 the connection is for and is covered by the proof. HMAC-SHA256 (RFC 2104); fresh randomness from both sides stops replays.
+
+The knock is there when the server takes the connection, and costs no time: by it the server knows at once whom to keep. Whoever
+recorded one can say it again, and proves nothing by that; a server takes each once.
 """
 
 from __future__ import annotations
@@ -22,25 +27,43 @@ __all__ = [
     "CLIENT_BYTES",
     "GREETING_BYTES",
     "HELLO_BYTES",
+    "KNOCK_BYTES",
     "MAGIC",
     "REFUSAL",
+    "REFUSED",
     "REPLY_BYTES",
     "ClientHandshake",
     "ServerHandshake",
+    "is_knock",
+    "knock",
 ]
 
-MAGIC = b"MHANDS\x00\x01"
+MAGIC = b"MHANDS\x00\x02"
 REFUSAL = b"MHREFUSE"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 HELLO_BYTES = 64
+KNOCK_BYTES = len(MAGIC) + _NONCE_BYTES + _PROOF_BYTES
 GREETING_BYTES = len(MAGIC) + _NONCE_BYTES
 CLIENT_BYTES = len(MAGIC) + _NONCE_BYTES + HELLO_BYTES + _PROOF_BYTES
 REPLY_BYTES = len(MAGIC) + _PROOF_BYTES
+REFUSED = REFUSAL + bytes(_PROOF_BYTES)
+"""In place of a greeting, which has as many bytes, and in place of a reply."""
 
 
-def _proof(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes, hello: bytes) -> bytes:
-    return hmac.digest(secret, role + server_nonce + client_nonce + hello, hashlib.sha256)
+def _proof(secret: bytes, role: bytes, *words: bytes) -> bytes:
+    return hmac.digest(secret, role + b"".join(words), hashlib.sha256)
+
+
+def knock(secret: bytes) -> bytes:
+    """Return what a client says first, another `KNOCK_BYTES` bytes each time."""
+    nonce = os.urandom(_NONCE_BYTES)
+    return MAGIC + nonce + _proof(secret, b"knock", nonce)
+
+
+def is_knock(secret: bytes, data: bytes) -> bool:
+    """Tell whether a client that said these `KNOCK_BYTES` bytes holds the secret, or has heard one that does."""
+    return hmac.compare_digest(data[GREETING_BYTES:], _proof(secret, b"knock", data[len(MAGIC) : GREETING_BYTES]))
 
 
 class ServerHandshake:
@@ -63,7 +86,7 @@ class ServerHandshake:
         hello = data[GREETING_BYTES : GREETING_BYTES + HELLO_BYTES]
         proof = data[GREETING_BYTES + HELLO_BYTES :]
         if not hmac.compare_digest(proof, _proof(self._secret, b"client", self._nonce, client_nonce, hello)):
-            return REFUSAL + bytes(_PROOF_BYTES), None
+            return REFUSED, None
         return MAGIC + _proof(self._secret, b"server", self._nonce, client_nonce, hello), hello
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -20,11 +21,15 @@ from manyhands.control.forking import close_after_fork
 from manyhands.control.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
+    KNOCK_BYTES,
     MAGIC,
     REFUSAL,
+    REFUSED,
     REPLY_BYTES,
     ClientHandshake,
     ServerHandshake,
+    is_knock,
+    knock,
 )
 from manyhands.control.loop import Loop
 from manyhands.errors import AuthenticationError, RendezvousError
@@ -39,11 +44,15 @@ _HANDSHAKE_S = 20.0
 """How long a stranger may take to prove itself."""
 _RESOLVE_S = 30.0
 """How long the resolver may take to tell an address of this host, where nobody says."""
-_BACKLOG = 1024
+_BACKLOG = 4096
 _MAX_STRANGERS = 128
-"""How many unproven connections a listener keeps at once."""
-_PRESSED_S = 2.0
-"""How long an unproven connection is safe from newcomers where all places are taken."""
+"""How many connections that have not knocked a listener keeps at once; the oldest goes for a newcomer."""
+_MAX_CALLERS = 1024
+"""How many that have: ranks of this job, but for what somebody has recorded longer ago than `_MAX_HEARD` knocks."""
+_MAX_HEARD = 8192
+"""How many knocks a listener remembers, which it takes from nobody a second time."""
+_AT_ONCE = 16
+"""How many connections it takes before the loop serves others again."""
 _SILENT = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 """What a connection ends with where the other side is silent, and not known to have ended."""
 _KEEPALIVE_S = 10
@@ -121,14 +130,18 @@ def dial(
     sock = _connect(address, deadline, cancelled)
     try:
         _tune(sock)
+        sock.send(knock(secret))  # 72 bytes, and later 136, into an empty socket buffer always fit
         handshake = ClientHandshake(secret, hello)
-        greeting = _receive_exactly(sock, GREETING_BYTES, deadline, cancelled)
-        if not greeting.startswith(MAGIC):
+        reply = greeting = _receive_exactly(sock, GREETING_BYTES, deadline, cancelled)
+        if not greeting.startswith((MAGIC, REFUSAL)):
+            what = "another version of manyhands" if greeting.startswith(MAGIC[:-1]) else "not a manyhands job"
             raise RendezvousError(
-                f"the program that listens at {where} is not a manyhands job: it said {greeting[:40]!r}. Is the address right?"
+                f"the program that listens at {where} is {what}: it said {greeting[:40]!r}. Is the address right?"
             )
-        sock.send(handshake.answer(greeting))  # 136 bytes into an empty socket buffer always fit
-        if not handshake.accepts(_receive_exactly(sock, REPLY_BYTES, deadline, cancelled)):
+        if greeting.startswith(MAGIC):
+            sock.send(handshake.answer(greeting))
+            reply = _receive_exactly(sock, REPLY_BYTES, deadline, cancelled)
+        if not handshake.accepts(reply):
             raise AuthenticationError(
                 f"the job at {where} holds another secret than this rank: give all ranks the same MANYHANDS_SECRET "
                 "(`manyhands run` makes one per job), and check that the address is that of your own job"
@@ -306,6 +319,9 @@ class Listener:
         self._accept = accept
         self._refuse = refuse
         self._strangers: dict[socket.socket, _Stranger] = {}
+        self._callers: dict[socket.socket, _Stranger] = {}  # who knocked, and has not answered yet
+        self._heard: dict[bytes, None] = {}
+        self._expiring = self._refraining = False
         sock.setblocking(False)
         loop.call(lambda: loop.watch(sock, selectors.EVENT_READ, self._incoming))
 
@@ -316,50 +332,64 @@ class Listener:
     def _close(self) -> None:
         self._loop.forget(self._sock)
         self._sock.close()
-        for stranger in list(self._strangers.values()):
+        for stranger in (*self._strangers.values(), *self._callers.values()):
             self._drop(stranger)
 
     def _incoming(self, _: int) -> None:
-        if len(self._strangers) >= _MAX_STRANGERS:
-            oldest = next(iter(self._strangers.values()))
-            if time.monotonic() - oldest.since < _PRESSED_S:
-                # Newcomers wait in the kernel's queue: each one let in now would push out one that is about to prove itself.
-                self._loop.forget(self._sock)
-                self._loop.call_later(0.05, self._resume)
+        for number in range(_AT_ONCE):
+            try:
+                sock, address = self._sock.accept()
+            except (BlockingIOError, ConnectionAbortedError):
                 return
-            self._drop(oldest)
-        try:
-            sock, address = self._sock.accept()
-        except (BlockingIOError, ConnectionAbortedError):
+            except OSError as error:  # out of file descriptors, mostly
+                if not number:  # else there may be none: the kernel looks for a descriptor first
+                    self._refrain(error)
+                return
+            self._refraining = False
+            sock.setblocking(False)
+            close_after_fork(sock)
+            stranger = _Stranger(sock, (address[0], address[1]))
+            self._keep(stranger, self._strangers, _MAX_STRANGERS)
+            self._loop.watch(sock, selectors.EVENT_READ, lambda _, stranger=stranger: self._read(stranger))  # type: ignore[misc]
+            self._read(stranger)  # a rank has knocked by now, mostly, and waits for nobody who has not
+
+    def _refrain(self, error: OSError) -> None:
+        """Give up a stranger for a newcomer; without any, leave newcomers in the kernel's queue for a moment, and say so."""
+        if self._strangers:
+            self._drop(next(iter(self._strangers.values())))
             return
-        except OSError as error:  # out of file descriptors, mostly: leave the connection in the queue, and say so
+        if not self._refraining:
+            self._refraining = True
             _log.warning("manyhands: cannot take a connection: %s", error)
-            time.sleep(0.01)
-            return
-        sock.setblocking(False)
-        close_after_fork(sock)
-        try:
-            _tune(sock)
-        except OSError:  # it has gone already
-            sock.close()
-            return
-        stranger = _Stranger(sock, (address[0], address[1]), ServerHandshake(self._secret))
-        self._strangers[sock] = stranger
-        try:
-            sock.send(stranger.handshake.greeting)  # 40 bytes into an empty socket buffer always fit
-        except OSError:
-            self._drop(stranger)
-            return
-        self._loop.watch(sock, selectors.EVENT_READ, lambda _: self._read(stranger))
-        self._loop.call_later(_HANDSHAKE_S, lambda: self._drop(stranger))
+        self._loop.forget(self._sock)
+        self._loop.call_later(0.05, self._resume)
 
     def _resume(self) -> None:
         if self._sock.fileno() >= 0:
             self._loop.watch(self._sock, selectors.EVENT_READ, self._incoming)
 
+    def _keep(self, stranger: _Stranger, among: dict[socket.socket, _Stranger], most: int) -> None:
+        """Keep a connection for a while, instead of the oldest of its kind where there are too many."""
+        among[stranger.sock] = stranger
+        if len(among) > most:
+            self._drop(next(iter(among.values())))
+        if not self._expiring:
+            self._expiring = True
+            self._loop.call_later(1.0, self._expire)
+
+    def _expire(self) -> None:
+        before = time.monotonic() - _HANDSHAKE_S
+        for stranger in (*self._strangers.values(), *self._callers.values()):
+            if stranger.since < before:
+                self._drop(stranger)
+        self._expiring = bool(self._strangers or self._callers)
+        if self._expiring:
+            self._loop.call_later(1.0, self._expire)
+
     def _read(self, stranger: _Stranger) -> None:
+        wanted = KNOCK_BYTES if stranger.handshake is None else CLIENT_BYTES
         try:
-            piece = stranger.sock.recv(CLIENT_BYTES - len(stranger.received))
+            piece = stranger.sock.recv(wanted - len(stranger.received))
         except BlockingIOError:
             return
         except OSError:
@@ -368,35 +398,66 @@ class Listener:
         if not piece or not stranger.received.startswith(MAGIC[: len(stranger.received)]):
             self._drop(stranger)  # it gave up, or is none of ours
             return
-        if len(stranger.received) < CLIENT_BYTES:
+        if len(stranger.received) < wanted:
             return
-        reply, hello = stranger.handshake.answer(stranger.received)
+        words, stranger.received = stranger.received, b""
         try:
-            stranger.sock.send(reply)
-        except OSError:
-            hello = None
-        if hello is None:
+            if stranger.handshake is None:
+                self._hear(stranger, words)
+            else:
+                self._judge(stranger, stranger.handshake, words)
+        except OSError:  # it has gone
             self._drop(stranger)
-            if self._refuse is not None:
-                self._refuse(stranger.address)
+
+    def _hear(self, stranger: _Stranger, words: bytes) -> None:
+        """Greet whoever knocked; a knock that was heard before is of somebody else."""
+        if words in self._heard:
+            self._drop(stranger)
             return
+        if not is_knock(self._secret, words):
+            self._turn_away(stranger)
+            return
+        self._heard[words] = None
+        if len(self._heard) > _MAX_HEARD:
+            del self._heard[next(iter(self._heard))]
         del self._strangers[stranger.sock]
+        self._keep(stranger, self._callers, _MAX_CALLERS)
+        _tune(stranger.sock)
+        stranger.handshake = ServerHandshake(self._secret)
+        stranger.sock.send(stranger.handshake.greeting)  # 40 bytes into an empty socket buffer always fit
+
+    def _judge(self, stranger: _Stranger, handshake: ServerHandshake, words: bytes) -> None:
+        reply, hello = handshake.answer(words)
+        if hello is None:
+            self._turn_away(stranger)
+            return
+        stranger.sock.send(reply)
+        del self._callers[stranger.sock]
         self._loop.forget(stranger.sock)
         self._accept(stranger.sock, hello)
 
+    def _turn_away(self, stranger: _Stranger) -> None:
+        """Tell a stranger that its secret is another one, and whoever wants to know that it came."""
+        with contextlib.suppress(OSError):
+            stranger.sock.send(REFUSED)
+        self._drop(stranger)
+        if self._refuse is not None:
+            self._refuse(stranger.address)
+
     def _drop(self, stranger: _Stranger) -> None:
-        if self._strangers.pop(stranger.sock, None) is not None:
-            self._loop.forget(stranger.sock)
-            stranger.sock.close()
+        self._strangers.pop(stranger.sock, None)
+        self._callers.pop(stranger.sock, None)
+        self._loop.forget(stranger.sock)
+        stranger.sock.close()
 
 
 class _Stranger:
-    """A connection that has not proved itself yet."""
+    """A connection that has not proved itself yet; with a handshake once it has knocked."""
 
-    def __init__(self, sock: socket.socket, address: Address, handshake: ServerHandshake) -> None:
+    def __init__(self, sock: socket.socket, address: Address) -> None:
         self.sock = sock
         self.address = address
-        self.handshake = handshake
+        self.handshake: ServerHandshake | None = None
         self.since = time.monotonic()
         self.received = b""
 

@@ -11,10 +11,13 @@ from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
 from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
-from manyhands.control.network import Address, FrameConnection, Listener, show_address
+from manyhands.control.network import Address, FrameConnection, Listener
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
 
 __all__ = ["Store"]
+
+_MAX_NAMED = 4
+"""How many hosts an error names, at most, that came with another secret."""
 
 
 class Store:
@@ -44,6 +47,8 @@ class Store:
         self._deadline = deadline
         self._changed = threading.Condition()
         self._seats: set[FrameConnection] = set()
+        self._refusals = 0
+        self._refused_hosts: dict[str, None] = {}
         self._listener = Listener(loop, sock, secret, self._incoming, self._refused)
         loop.call(lambda: loop.call_later(deadline.remaining(), self._late))
 
@@ -78,15 +83,19 @@ class Store:
         self._ranks[rank].send(encode(message))
 
     def _late(self) -> None:
-        self._membership.late(self._deadline.timeout_s, "Did they start, and were they given this address and secret?")
+        hint = "Did they start, and were they given this address and secret?"
+        if self._refusals:
+            hint = (
+                f"Connections from {', '.join(self._refused_hosts)} came with another secret than rank 0's and were refused, "
+                f"{self._refusals} in all: give all ranks the same MANYHANDS_SECRET (`manyhands run` makes one per job)"
+            )
+        self._membership.late(self._deadline.timeout_s, hint)
 
     def _refused(self, address: Address) -> None:
-        if not self._membership.complete:
-            text = (
-                f"a process at {show_address(address)} came with another secret than rank 0's: give all ranks the same "
-                "MANYHANDS_SECRET (`manyhands run` makes one per job)"
-            )
-            self._membership.fail(Verdict("authentication", text))
+        # Whoever belongs to the job is told by the refusal, and raises; whoever does not must do no harm.
+        self._refusals += 1
+        if len(self._refused_hosts) < _MAX_NAMED:
+            self._refused_hosts[address[0]] = None
 
     def _incoming(self, sock: socket.socket, _: bytes) -> None:
         _Seat(self, sock)

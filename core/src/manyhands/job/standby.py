@@ -9,7 +9,7 @@ import threading
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
 from manyhands.control.loop import Loop
-from manyhands.control.network import dial
+from manyhands.control.network import dial_patiently
 from manyhands.control.protocol import Prepare, Successor
 from manyhands.control.remote import SocketControl
 from manyhands.control.reserve import Reserve
@@ -81,7 +81,8 @@ class Standby:
             return self._ended or successor is not self._successor
 
         try:
-            sock = dial((successor.host, successor.port), self._key, b"reserve", Deadline(_CONNECT_S), is_vain)
+            address, rank = (successor.host, successor.port), self._control.rank
+            sock = dial_patiently(address, self._key, b"reserve", rank, Deadline(_CONNECT_S), is_vain)
         except (OSError, ManyHandsError) as error:
             _log.debug("rank %d does not reach rank %d, the store's successor: %s", self._control.rank, successor.rank, error)
             return
