@@ -135,7 +135,7 @@ attempt(group.barrier)
     for failure in failures:
         if failure["type"] == "PeerLostError":
             assert failure["about"] in (0, 1)  # whose end a rank saw last
-            assert "the store was with it, and its successor is not there: the other ranks cannot go on" in failure["text"]
+            assert "the store was with it, and its successor is not there: this rank cannot go on" in failure["text"]
             assert failure["took"] < 5
 
 

@@ -92,6 +92,8 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
         "rendezvous.address": str(file),
         "rendezvous.timeout_s": "MANYHANDS_RENDEZVOUS__TIMEOUT_S",
         "rendezvous.secret_file": "default",
+        "liveness.heartbeat_s": "default",
+        "liveness.patience_s": "default",
         "recorder.directory": "default",
         "recorder.calls": "default",
         "backends.alpha.interface": "MANYHANDS_BACKENDS__ALPHA__INTERFACE",
@@ -164,7 +166,7 @@ def test_config_must_be_a_path_or_a_mapping(read: Load) -> None:
             3,
             (
                 "timeout = 3: this key is unknown; did you mean 'timeout_s'? Valid here: backend, timeout_s, gpu_fallback, gpu_check, "
-                "algorithms, selection, reproducible, check_inputs, native, ranks_per_host, plugins, rendezvous, recorder, backends"
+                "algorithms, selection, reproducible, check_inputs, native, ranks_per_host, plugins, rendezvous, liveness, recorder, backends"
             ),
         ),
         (
@@ -235,6 +237,20 @@ def test_what_is_wrong_in_a_file_is_told_with_file_key_value_and_remedy(
     assert str(error).startswith(f"{file}: {message}")
     assert "\n" not in str(error)
     assert (error.file, error.key, error.value) == (str(file), key, value)
+
+
+@pytest.mark.parametrize(("heartbeat_s", "patience_s"), [(6, 10), (1, 101), (1, 1), (20, 10)])
+def test_patience_is_some_heartbeats(read: Load, heartbeat_s: int, patience_s: int) -> None:
+    error = complaint(read, {"liveness": {"heartbeat_s": heartbeat_s, "patience_s": patience_s}})
+    words = f"it should be from 2 to 100 times liveness.heartbeat_s, which is {heartbeat_s}"
+    assert str(error) == f"config argument: liveness.patience_s = {patience_s}: {words}"
+    assert (error.key, error.value) == ("liveness.patience_s", patience_s)
+
+
+@pytest.mark.parametrize(("heartbeat_s", "patience_s"), [(5, 10), (1, 100), (1, 2)])
+def test_heartbeats_are_taken(read: Load, heartbeat_s: int, patience_s: int) -> None:
+    found = read({"liveness": {"heartbeat_s": heartbeat_s, "patience_s": patience_s}}).settings.liveness
+    assert (found.heartbeat_s, found.patience_s) == (heartbeat_s, patience_s)
 
 
 @pytest.mark.parametrize("address", ["node1:29500", "10.0.0.1:0", "[::1]:29500", "[fe80::1%eth0]:65535"])

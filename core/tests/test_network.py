@@ -31,6 +31,7 @@ from manyhands.control.handshake import (
     ClientHandshake,
     knock,
 )
+from manyhands.control.liveness import Liveness
 from manyhands.control.local import LocalHub
 from manyhands.control.loop import Loop
 from manyhands.control.network import FrameConnection, Listener, bind, dial, is_loopback, show_address
@@ -423,7 +424,7 @@ class Line:
         self.raw.settimeout(5)
         self.frames: queue.Queue[bytes] = queue.Queue()
         self.lost: queue.Queue[str] = queue.Queue()
-        self.connection = FrameConnection(loop, ours, self.frames.put, self.lost.put, max_bytes)
+        self.connection = FrameConnection(loop, ours, self.frames.put, self.lost.put, max_bytes, Liveness())
 
     def close(self) -> None:
         self.connection.close()

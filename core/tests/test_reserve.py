@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from manyhands.control import reserve as reserve_
+from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.protocol import (
     FromRank,
@@ -39,7 +40,7 @@ class Company:
         self.loop = Loop("test", lambda error: pytest.fail(str(error)))
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setblocking(False)
-        self.reserve = Reserve(self.loop, listening, b"key", 1, SIZE, store=0)
+        self.reserve = Reserve(self.loop, listening, b"key", 1, SIZE, store=0, liveness=Liveness())
         self.ends: list[socket.socket] = []
         for rank in range(SIZE):
             end, its = socket.socketpair()

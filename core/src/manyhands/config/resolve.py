@@ -280,6 +280,8 @@ def load(
         problems.extend(_check_names(merged, manager))
     except PluginError as error:
         broken = error
+    if settings is not None and (text := settings.liveness.problem()):
+        problems.append(problem(merged, ("liveness", "patience_s"), settings.liveness.patience_s, text))
     if settings is not None and settings.selection is not None:
         from manyhands.config.select import read_table
 

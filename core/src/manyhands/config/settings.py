@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-__all__ = ["TABLES", "RecorderSettings", "RendezvousSettings", "Settings"]
+__all__ = ["TABLES", "LivenessSettings", "RecorderSettings", "RendezvousSettings", "Settings"]
 
-TABLES: Final[tuple[str, ...]] = ("algorithms", "backends", "recorder", "rendezvous")
+TABLES: Final[tuple[str, ...]] = ("algorithms", "backends", "liveness", "recorder", "rendezvous")
 """The keys of `Settings` that hold other keys."""
 
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):(\d{1,5})")
@@ -47,6 +47,9 @@ def _backend(value: Any) -> Any:
 _SECONDS: Final = {"check": _seconds, "gt": 0, "allow_inf_nan": False}
 """A positive, finite number of seconds."""
 
+_MOST_HEARTBEATS: Final = 100
+"""How many a kernel may be told to wait for: less than 127, which is the most that Linux counts."""
+
 _COUNT: Final = {"check": _count, "gt": 0}
 """A positive whole number."""
 
@@ -75,6 +78,34 @@ class RendezvousSettings:
             "description": "A file that holds the secret of the job; a relative path is taken from the working directory."
         },
     )
+
+
+@dataclass(frozen=True)
+class LivenessSettings:
+    """``[liveness]``: how a host that says nothing any more is noticed."""
+
+    heartbeat_s: int = field(
+        default=2,
+        metadata={
+            **_COUNT,
+            "le": 3600,
+            "description": "After how many seconds of silence on a connection, and then how often, the kernel asks whether the other host is there.",
+        },
+    )
+    patience_s: int = field(
+        default=10,
+        metadata={
+            **_COUNT,
+            "le": 86400,
+            "description": "After how many seconds without an answer a rank counts as lost; from 2 to 100 heartbeats.",
+        },
+    )
+
+    def problem(self) -> str:
+        """Return what is wrong with the two of them together; nothing where they fit."""
+        if 2 * self.heartbeat_s <= self.patience_s <= _MOST_HEARTBEATS * self.heartbeat_s:
+            return ""
+        return f"it should be from 2 to {_MOST_HEARTBEATS} times liveness.heartbeat_s, which is {self.heartbeat_s}"
 
 
 @dataclass(frozen=True)
@@ -156,6 +187,9 @@ class Settings:
     )
     rendezvous: RendezvousSettings = field(
         default_factory=RendezvousSettings, metadata={"description": "Where and how the ranks meet."}
+    )
+    liveness: LivenessSettings = field(
+        default_factory=LivenessSettings, metadata={"description": "How a host that says nothing any more is noticed."}
     )
     recorder: RecorderSettings = field(
         default_factory=RecorderSettings, metadata={"description": "What the flight recorder keeps, and where it writes it."}

@@ -412,7 +412,7 @@ class Control(ABC):
         if shrunk is not None and shrunk.problem is not None:
             problem = shrunk.problem
         elif self._cut:
-            text = f"{self._cut}; the store was with it, and its successor is not there: the other ranks cannot go on; start the job anew"
+            text = f"{self._cut}; the store was with it, and its successor is not there: this rank cannot go on; start the job anew"
             problem = Verdict("lost", text, 0, "shrink")
         else:
             text = f"the group did not shrink within {deadline.timeout_s:g} s: the store with rank 0 does not answer"

@@ -31,6 +31,7 @@ from manyhands.control.handshake import (
     is_knock,
     knock,
 )
+from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.errors import AuthenticationError, RendezvousError
 
@@ -55,8 +56,6 @@ _AT_ONCE = 16
 """How many connections it takes before the loop serves others again."""
 _SILENT = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 """What a connection ends with where the other side is silent, and not known to have ended."""
-_KEEPALIVE_S = 10
-"""After how long a host that vanished without a word counts as lost."""
 
 
 def show_address(address: Address) -> str:
@@ -129,7 +128,7 @@ def dial(
     where = show_address(address)
     sock = _connect(address, deadline, cancelled)
     try:
-        _tune(sock)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.send(knock(secret))  # 72 bytes, and later 136, into an empty socket buffer always fit
         handshake = ClientHandshake(secret, hello)
         reply = greeting = _receive_exactly(sock, GREETING_BYTES, deadline, cancelled)
@@ -269,25 +268,6 @@ def _wait_until(sock: socket.socket, event: int, deadline: Deadline, cancelled: 
                 raise TimeoutError("it took the connection and said nothing" if event == selectors.EVENT_READ else "no answer")
 
 
-def bound_silence(sock: socket.socket) -> None:
-    """Give up a control connection whose other side takes nothing for a while: a host that vanished.
-
-    Never for data: a rank that is busy for long takes none either, and is only late.
-    """
-    if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family in (socket.AF_INET, socket.AF_INET6):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _KEEPALIVE_S * 1000)
-
-
-def _tune(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # A host that lost power sends nothing: probe an idle connection. Linux names; others lack some.
-    options = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-    for name, value in options.items():
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
 class Listener:
     """A listening socket in a loop; hands over each connection that proved the secret.
 
@@ -422,7 +402,7 @@ class Listener:
             del self._heard[next(iter(self._heard))]
         del self._strangers[stranger.sock]
         self._keep(stranger, self._callers, _MAX_CALLERS)
-        _tune(stranger.sock)
+        stranger.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stranger.handshake = ServerHandshake(self._secret)
         stranger.sock.send(stranger.handshake.greeting)  # 40 bytes into an empty socket buffer always fit
 
@@ -475,6 +455,8 @@ class FrameConnection:
         Called once in the loop's thread, with a reason, when the other side closed or broke the connection.
     max_bytes
         A longer frame is refused before memory is taken for it.
+    liveness
+        How silence ends it.
 
     Attributes
     ----------
@@ -491,8 +473,10 @@ class FrameConnection:
         on_frame: Callable[[bytes | None], None],
         on_lost: Callable[[str], None],
         max_bytes: int,
+        liveness: Liveness,
     ) -> None:
-        bound_silence(sock)
+        with contextlib.suppress(OSError):  # it has ended, which its first use tells
+            liveness.bound(sock)
         self._loop = loop
         self._sock = sock
         self._on_frame = on_frame

@@ -8,6 +8,7 @@ from functools import partial
 
 from manyhands.contract.deadline import Deadline
 from manyhands.control.connection import Control
+from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.network import Address, FrameConnection, dial_patiently, show_address
 from manyhands.control.protocol import (
@@ -48,6 +49,10 @@ class SocketControl(Control):
         The job's secret.
     deadline
         Until when to try.
+    liveness
+        How it is noticed that the store, or its successor, is silent.
+    cancelled
+        Asked now and then whether to give up.
 
     Raises
     ------
@@ -64,16 +69,19 @@ class SocketControl(Control):
         address: Address,
         secret: bytes,
         deadline: Deadline,
+        liveness: Liveness,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         sock = dial_patiently(address, secret, CONTROL_HELLO, join.rank, deadline, cancelled)
         super().__init__(join.rank, join.world_size, sock.getsockname()[0])
         self._loop = loop
+        self._liveness = liveness
         self._join = join
         self._store = 0
         self._where = f" at {show_address(address)}"
         self._second: _Wire | None = None  # to the rank that goes on where the store ends
         self._successor = 0
+        self._first_lost: int | None = None  # of the ranks that have had the store
         self._old: list[_Wire] = []
         self._closed = False
         self._leave: Leave | None = None
@@ -144,8 +152,13 @@ class SocketControl(Control):
             self._second = None
         if self._farewell or connection is not self._connection:
             return
-        text = f"rank {self._store} was lost: the control connection to it{self._where} ended ({reason}), so its process died or was cut off"
-        lost = self._store
+        lost = self._store if self._first_lost is None else self._first_lost
+        how = f"the control connection to it{self._where} ended ({reason})"
+        if lost == self._store:
+            text = f"rank {lost} was lost: {how}, so its process died or was cut off"
+        else:
+            text = f"rank {lost} was lost, and so was rank {self._store}, which was to go on in its place: {how}, so both died, or rank {self.rank} was cut off"
+        self._first_lost = lost
         if not self._turn_to_successor():
             self._cut_off(text, lost)
             return
@@ -173,7 +186,7 @@ class _Wire:
         control = self._control
         max_bytes = (control.world_size + 1) * MAX_CARD_BYTES
         self._connection = FrameConnection(
-            control._loop, sock, partial(control._frame, self), partial(control._lost, self), max_bytes
+            control._loop, sock, partial(control._frame, self), partial(control._lost, self), max_bytes, control._liveness
         )
 
     def send(self, frame: bytes, *, within_s: float = 0.0) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import socket
 import threading
 
+from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
 from manyhands.control.network import FrameConnection, Listener
@@ -60,10 +61,15 @@ class Reserve:
         The successor, and how many ranks there are.
     store
         The rank that has the store.
+    liveness
+        How a silent rank is noticed.
     """
 
-    def __init__(self, loop: Loop, sock: socket.socket, key: bytes, rank: int, world_size: int, store: int) -> None:
+    def __init__(
+        self, loop: Loop, sock: socket.socket, key: bytes, rank: int, world_size: int, store: int, liveness: Liveness
+    ) -> None:
         self._loop = loop
+        self._liveness = liveness
         self._rank = rank
         self._world_size = world_size
         self._store = store
@@ -173,7 +179,7 @@ class _Seat:
     def __init__(self, reserve: Reserve, sock: socket.socket) -> None:
         self._reserve = reserve
         self._rank: int | None = None
-        self.connection = FrameConnection(reserve._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES)
+        self.connection = FrameConnection(reserve._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, reserve._liveness)
 
     def _frame(self, frame: bytes | None) -> None:
         reserve = self._reserve

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
+from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
 from manyhands.control.network import Address, FrameConnection, Listener
@@ -38,10 +39,15 @@ class Store:
         How many ranks must come.
     deadline
         Until when they must.
+    liveness
+        How a silent rank is noticed.
     """
 
-    def __init__(self, loop: Loop, sock: socket.socket, secret: bytes, world_size: int, deadline: Deadline) -> None:
+    def __init__(
+        self, loop: Loop, sock: socket.socket, secret: bytes, world_size: int, deadline: Deadline, liveness: Liveness
+    ) -> None:
         self._loop = loop
+        self._liveness = liveness
         self._ranks: dict[int, FrameConnection] = {}
         self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later, store=0)
         self._deadline = deadline
@@ -107,7 +113,7 @@ class _Seat:
     def __init__(self, store: Store, sock: socket.socket) -> None:
         self._store = store
         self._rank: int | None = None
-        self._connection = FrameConnection(store._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES)
+        self._connection = FrameConnection(store._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, store._liveness)
         store._seats.add(self._connection)
 
     def _frame(self, frame: bytes | None) -> None:

@@ -16,6 +16,7 @@ from manyhands.config.select import Selector
 from manyhands.config.selection import make_selector
 from manyhands.contract.deadline import Deadline
 from manyhands.control.environment import LaunchEnvironment, discover, parse_address, why_not_alone
+from manyhands.control.liveness import Liveness
 from manyhands.errors import (
     ConfigError,
     InvalidRankError,
@@ -126,6 +127,7 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, dea
     if world_size == 1:
         return come_alone(setup, deadline)
     resolved = setup.resolved
+    silence = resolved.settings.liveness
     inherited = os.environ.get("MANYHANDS_RENDEZVOUS_FD") if rank == 0 else None
     meeting = Meeting(
         rank,
@@ -135,6 +137,7 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, dea
         _address(resolved, launch, rank),
         _secret(resolved),
         int(inherited) if inherited is not None else None,
+        Liveness(silence.heartbeat_s, silence.patience_s),
     )
     return among_processes(meeting, setup, deadline)
 

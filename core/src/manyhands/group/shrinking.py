@@ -121,6 +121,7 @@ class _Shrinking(msgspec.Struct, frozen=True):
             (shrunk.host, shrunk.port),
             before.secret,
             None if listener is None else listener.fileno(),
+            before.liveness,
             (old.control, ranks),
             old.local_rank,
             self.at_end,

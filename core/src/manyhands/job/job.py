@@ -30,6 +30,7 @@ from manyhands.control.cards import read_cards
 from manyhands.control.computer import COMPUTER
 from manyhands.control.connection import Control, make_join
 from manyhands.control.forking import forget_after_fork
+from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.network import Address, Listener, dial, show_address
 from manyhands.control.protocol import Report, Verdict
@@ -125,6 +126,7 @@ class Job:
         self._standby: Standby | None = None
         self._listeners: list[Listener] = []
         self._key = b""
+        self._liveness = Liveness()
         self._secure = True
         self.left: set[int] = set()
         self.told: bool = False
@@ -147,22 +149,27 @@ class Job:
         """
         job = cls(meeting.rank, meeting.world_size, meeting.backend)
         job.meeting = meeting
+        job._liveness = meeting.liveness
         job._local_rank = meeting.local_rank
         try:
             loop = job.loop
             if meeting.rank == 0:
-                job._store = store = Store(loop, meeting.listen(deadline), meeting.secret, meeting.world_size, deadline)
+                job._store = store = Store(
+                    loop, meeting.listen(deadline), meeting.secret, meeting.world_size, deadline, meeting.liveness
+                )
                 if meeting.before is not None:
                     _tell_who_ends(*meeting.before, store)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
-            job.control = control = SocketControl(loop, join, meeting.address, meeting.secret, deadline, meeting.is_vain)
+            job.control = control = SocketControl(
+                loop, join, meeting.address, meeting.secret, deadline, meeting.liveness, meeting.is_vain
+            )
             # The store ends the wait for the others, and knows who is missing: this rank's own clock should not run out first.
             welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
             job._key = hmac.digest(meeting.secret, welcome.key, hashlib.sha256)
             job.hosts = tuple(welcome.hosts)
             job._secure = bool(meeting.secret)
             if meeting.world_size > 1:
-                job._standby = Standby(loop, control, job._key, job._secure)
+                job._standby = Standby(loop, control, job._key, job._secure, meeting.liveness)
         except BaseException as error:
             # Ranks that are still on their way are told why, instead of looking for a store that has gone.
             if job._store is not None and meeting.keep is not None:
@@ -422,9 +429,15 @@ class Job:
 
     def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
         """Listen for ranks of this job on a free port."""
+
+        def watched(sock: socket.socket, hello: bytes) -> None:
+            with contextlib.suppress(OSError):  # it has ended, which its first use tells
+                self._liveness.watch(sock)
+            accept(sock, hello)
+
         sock = guarded_bind((host, 0), self._secure)
         address = sock.getsockname()
-        self._listeners.append(Listener(self.loop, sock, self._key, accept))
+        self._listeners.append(Listener(self.loop, sock, self._key, watched))
         return address[0], address[1]
 
     def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
@@ -436,7 +449,10 @@ class Job:
         try:
             while True:
                 try:
-                    return dial(address, self._key, hello, deadline, cancelled)
+                    sock = dial(address, self._key, hello, deadline, cancelled)
+                    with contextlib.suppress(OSError):
+                        self._liveness.watch(sock)
+                    return sock
                 except ConnectionResetError:
                     # A listener with too many strangers drops some. A peer that died refuses the next try.
                     if cancelled():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from manyhands.contract.deadline import Deadline
 from manyhands.control.connection import Control
 from manyhands.control.forking import close_after_fork
+from manyhands.control.liveness import Liveness
 from manyhands.control.network import Address, bind, is_loopback
 from manyhands.errors import AuthenticationError
 
@@ -30,6 +31,8 @@ class Meeting:
         The job's secret; may be empty on loopback alone.
     inherited
         The file descriptor of a socket that listens there already, handed over to rank 0.
+    liveness
+        How it is noticed that a rank is silent.
     local_rank
         Which of the ranks of its host this one is, where that is known from before.
     before
@@ -47,6 +50,7 @@ class Meeting:
         address: Address,
         secret: bytes,
         inherited: int | None,
+        liveness: Liveness,
         before: tuple[Control, Sequence[int]] | None = None,
         local_rank: int | None = None,
         keep: Callable[[Callable[[], None]], object] | None = None,
@@ -58,6 +62,7 @@ class Meeting:
         self.address = address
         self.secret = secret
         self.inherited = inherited
+        self.liveness = liveness
         self.before = before
         self.local_rank = local_rank
         self.keep = keep

@@ -8,6 +8,7 @@ import threading
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
+from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.network import dial_patiently
 from manyhands.control.protocol import Prepare, Successor
@@ -35,9 +36,12 @@ class Standby:
         This rank's control connection.
     key, has_secret
         What proves membership, and whether the job has a secret.
+    liveness
+        How a silent rank is noticed.
     """
 
-    def __init__(self, loop: Loop, control: SocketControl, key: bytes, has_secret: bool) -> None:
+    def __init__(self, loop: Loop, control: SocketControl, key: bytes, has_secret: bool, liveness: Liveness) -> None:
+        self._liveness = liveness
         self._loop = loop
         self._control = control
         self._key = key
@@ -104,5 +108,5 @@ class Standby:
             if self._ended:
                 sock.close()
                 return
-            self._reserve = Reserve(self._loop, sock, self._key, control.rank, control.world_size, store)
+            self._reserve = Reserve(self._loop, sock, self._key, control.rank, control.world_size, store, self._liveness)
         control.stand_by(self._reserve, (host, port))

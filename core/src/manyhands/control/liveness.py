@@ -1,0 +1,58 @@
+"""How a rank notices that the other end of a connection is there no more, though nobody has closed it."""
+
+from __future__ import annotations
+
+import math
+import socket
+from typing import NamedTuple
+
+__all__ = ["Liveness"]
+
+
+class Liveness(NamedTuple):
+    """How often an idle connection is asked whether its other end is there, and for how long silence is borne.
+
+    The kernels ask and answer: a process that is busy, or stopped, is there. TCP counts whole seconds (RFC 9293, 3.8.4).
+
+    Attributes
+    ----------
+    heartbeat_s
+        After so many seconds without a word, and then each so many, the kernel asks.
+    patience_s
+        After so many seconds without an answer the connection ends; at least two heartbeats.
+    """
+
+    heartbeat_s: int = 2
+    patience_s: int = 10
+
+    def watch(self, sock: socket.socket) -> None:
+        """Let a connection end once its host has vanished; what is under way may take as long as it takes.
+
+        Raises
+        ------
+        OSError
+            The connection has ended.
+        """
+        if sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Linux names; others lack some.
+        unanswered = max(1, math.ceil(self.patience_s / self.heartbeat_s) - 1)
+        options = {"TCP_KEEPIDLE": self.heartbeat_s, "TCP_KEEPINTVL": self.heartbeat_s, "TCP_KEEPCNT": unanswered}
+        for name, value in options.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def bound(self, sock: socket.socket) -> None:
+        """Let a control connection end whose other end takes nothing, as well (RFC 5482).
+
+        Never for data: a rank that is busy for long takes none either, and is only late.
+
+        Raises
+        ------
+        OSError
+            The connection has ended.
+        """
+        self.watch(sock)
+        if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.patience_s * 1000)

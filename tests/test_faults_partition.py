@@ -1,0 +1,113 @@
+"""Networks that part: each side is told what it can know, the larger one may go on, and what is joined in time goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from fault_tools import Nursery, Ranks
+from hosts_apart import IN_ITS_HOST, Hosts, hosts, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
+
+PROMPT_S = 8.0
+"""When the last rank has been told, on a machine that is busy."""
+
+PROGRAM = (
+    IN_ITS_HOST
+    + """
+import json
+group = mh.init(timeout_s=60, config={"liveness": json.loads(os.environ["LIVENESS"])})
+size = group.world_size
+step = 0
+def work():
+    global step
+    while True:
+        stops = float(os.path.exists(os.environ["GO"]))
+        got = group.all_reduce(np.array([step, stops]))
+        assert got[0] == size * step, (step, got)
+        step += 1
+        if step == 10:
+            tell("running")
+        if got[1]:
+            return
+        time.sleep(0.01)
+
+attempt(work)
+tell("worked", steps=step)
+"""
+)
+
+
+@contextmanager
+def job(nursery: Nursery, program: str, *sides: int, patience_s: int) -> Iterator[tuple[Ranks, Hosts]]:
+    """Have a rank on a host of its own at each of these switches; all of them run."""
+    with ExitStack() as stack:
+        made = stack.enter_context(hosts(*sides))
+        ranks = stack.enter_context(
+            nursery.ranks(
+                program,
+                len(sides),
+                MASTER_ADDR=made.address(0),
+                LIVENESS=f'{{"heartbeat_s": 1, "patience_s": {patience_s}}}',
+            )
+        )
+        for rank, name in enumerate(made.names):
+            ranks.start(rank, HOST=name)
+        ranks.await_facts("running")
+        yield ranks, made
+
+
+def test_a_network_that_is_joined_in_time_goes_on(nursery: Nursery) -> None:
+    """What was under way is sent again by the kernels; the ranks need not do anything."""
+    with job(nursery, PROGRAM, 0, 0, 1, patience_s=10) as (ranks, made):
+        made.part()
+        ranks.read(1.0)
+        made.join()
+        ranks.go()
+        assert [fact["steps"] > 0 for fact in ranks.await_facts("worked")] == [True] * 3
+        assert not [fact for fact in ranks.facts if fact["what"] == "raised"]
+        ranks.wait()
+        assert ranks.output() == ""
+
+
+SHRINKING = (
+    PROGRAM
+    + """
+failure = attempt(group.shrink, timeout_s=10)
+if isinstance(failure, Exception):
+    tell("ended", ranks=[])
+else:
+    with failure as group:
+        assert group.all_reduce(np.ones(1))[0] == group.world_size
+        tell("ended", ranks=list(group._job.control.origins))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("sides", "go_on"),
+    [
+        pytest.param((0, 0, 0, 1), [0, 1, 2], id="one is cut off", marks=pytest.mark.long),
+        pytest.param((0, 1, 1), [1, 2], id="rank 0 is cut off"),
+        pytest.param((0, 0, 1, 1), [0, 1], id="of equal sides that with the store", marks=pytest.mark.long),
+    ],
+)
+def test_a_network_that_parts(nursery: Nursery, sides: tuple[int, ...], go_on: list[int]) -> None:
+    """Whoever is on one side learns that one of the other is lost, and one side goes on, never both."""
+    with job(nursery, SHRINKING, *sides, patience_s=2) as (ranks, made):
+        made.part()
+        parted_at = time.monotonic()
+        ended = ranks.await_facts("ended")
+        for fact in ended:
+            rank = fact["rank"]
+            assert fact["ranks"] == (go_on if rank in go_on else []), ranks.facts
+            told = [each for each in ranks.facts if each["what"] == "raised" and each["rank"] == rank]
+            assert len(told) == (1 if rank in go_on else 2)
+            assert 1.5 < told[0]["ended"] - parted_at < PROMPT_S  # the patience, and a heartbeat that finds that it is over
+            for each in told:
+                assert each["type"] == "PeerLostError"
+                assert sides[each["about"]] != sides[rank], each
+                assert "cut off" in each["text"] or "must not go on beside them" in each["text"]
