@@ -42,7 +42,15 @@ from manyhands.control.cards import read_cards, write_card
 from manyhands.control.dump import FORMAT, Call, Dump, Place, decode
 from manyhands.control.environment import discover, parse_address
 from manyhands.control.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
-from manyhands.control.handshake import CLIENT_BYTES, GREETING_BYTES, REPLY_BYTES, ClientHandshake, ServerHandshake
+from manyhands.control.handshake import (
+    CLIENT_BYTES,
+    GREETING_BYTES,
+    KNOCK_BYTES,
+    REPLY_BYTES,
+    ClientHandshake,
+    ServerHandshake,
+    is_knock,
+)
 from manyhands.errors import ConfigError, OutOfMemoryError, RendezvousError, UsageError
 from manyhands.explain import reading
 from manyhands.explain.story import tell
@@ -121,6 +129,7 @@ def _opening(data: bytes) -> None:
 
 def _handshake(data: bytes) -> None:
     """Nobody who does not hold the secret is let in, by either side."""
+    is_knock(b"secret", data[:KNOCK_BYTES].ljust(KNOCK_BYTES, b"\0"))
     _, hello = ServerHandshake(b"secret").answer(data[:CLIENT_BYTES].ljust(CLIENT_BYTES, b"\0"))
     client = ClientHandshake(b"secret", b"hello")
     client.answer(data[:GREETING_BYTES].ljust(GREETING_BYTES, b"\0"))

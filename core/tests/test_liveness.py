@@ -25,7 +25,9 @@ def test_the_kernel_asks_and_gives_up(liveness: Liveness, unanswered: int) -> No
         asked = liveness.heartbeat_s
         assert (option("TCP_KEEPIDLE"), option("TCP_KEEPINTVL"), option("TCP_KEEPCNT")) == (asked, asked, unanswered)
         assert option("TCP_USER_TIMEOUT") == 0  # data may take as long as it takes
+    with socket.socket() as sock:
         liveness.bound(sock)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert option("TCP_USER_TIMEOUT") == 1000 * liveness.patience_s
 
 

@@ -185,6 +185,17 @@ def test_a_knock_that_was_recorded_opens_nothing(door: Door) -> None:
     assert door.refused.empty()  # nobody who was started with another secret
 
 
+def test_a_stranger_and_a_caller_that_say_no_more_are_given_up(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_HANDSHAKE_S", 0.2)
+    with (
+        socket.create_connection(door.address, timeout=5) as stranger,
+        socket.create_connection(door.address, timeout=5) as caller,
+    ):
+        caller.sendall(knock(SECRET))
+        assert receive(caller, GREETING_BYTES + 1).startswith(MAGIC)
+        assert stranger.recv(1) == b""
+
+
 def test_a_knock_with_another_secret_is_refused_at_once(door: Door) -> None:
     with socket.create_connection(door.address, timeout=5) as sock:
         sock.sendall(knock(b"another"))

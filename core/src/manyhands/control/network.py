@@ -355,7 +355,7 @@ class Listener:
             self._drop(next(iter(among.values())))
         if not self._expiring:
             self._expiring = True
-            self._loop.call_later(1.0, self._expire)
+            self._loop.call_later(_HANDSHAKE_S / 20, self._expire)
 
     def _expire(self) -> None:
         before = time.monotonic() - _HANDSHAKE_S
@@ -364,7 +364,7 @@ class Listener:
                 self._drop(stranger)
         self._expiring = bool(self._strangers or self._callers)
         if self._expiring:
-            self._loop.call_later(1.0, self._expire)
+            self._loop.call_later(_HANDSHAKE_S / 20, self._expire)
 
     def _read(self, stranger: _Stranger) -> None:
         wanted = KNOCK_BYTES if stranger.handshake is None else CLIENT_BYTES
