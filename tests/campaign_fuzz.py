@@ -232,8 +232,9 @@ _FROM_RANK: list[Any] = [
     messages.Leave(progress()),
     messages.LeaveGroup(1, [0, 1], progress()),
     messages.Checkpoint("calls", 64, b"digest", [0, 1, 2]),
-    messages.Shrink(1234),
+    messages.Shrink("host", 1234),
     messages.GiveUp(1.5),
+    messages.Agree("agree #0", 3, [0, 1, 2], True),
 ]
 _FROM_STORE: list[Any] = [
     messages.Welcome(b"key", [0, 0, 2]),
@@ -241,7 +242,8 @@ _FROM_STORE: list[Any] = [
     messages.Disbanded(1),
     messages.Question(1, 0, 3),
     messages.Verdict("lost", "rank 1 was lost", 1),
-    messages.Shrunk([0, 2], 1234),
+    messages.Shrunk([0, 2], "host", 1234),
+    messages.Agreement("agree #0", 3, messages.Verdict("lost", "rank 1 was lost", 1)),
 ]
 _SIGNATURE = wire.CallSignature("all_reduce", 11, (4,), "sum", 1, count=4)
 

@@ -169,29 +169,64 @@ group.close()
     assert {fact["peer"] for fact in ranks.facts if fact["what"] == "lost"} == {0}  # each time it was the first of those left
 
 
-def test_who_neither_shrinks_nor_ends_is_named_on_all_who_wait_for_it(nursery: Nursery) -> None:
+def test_who_neither_shrinks_nor_ends_is_named_on_all_who_wait_for_it_and_all_may_call_again(nursery: Nursery) -> None:
     program = (
         GOING_ON
         + LOSING
         + """
 if rank == 2:
     until_told_to_go()
-attempt(group.shrink, timeout_s=1 if rank == 0 else 20)
+else:
+    attempt(group.shrink, timeout_s=1 if rank == 0 else 20)
+    attempt(group.barrier)
 """
+        + SHRINKING
+        + "attempt(group.barrier)"
     )
     with nursery.ranks(program, 4) as ranks:
         ranks.start().await_facts("running")
         ranks.signal(3, signal.SIGKILL)
-        named = ranks.await_facts("raised", 2)
+        named = ranks.await_facts("raised", 4)
         ranks.go()
-        late = ranks.await_facts("raised", 3)[2]
-        ranks.wait()
-    for failure in named:
+        works = ranks.await_facts("works", 3)
+        codes = ranks.wait()
+    for failure in (fact for fact in named if fact["type"] != "ClosedError"):
         assert (failure["type"], failure["about"], failure["operation"]) == ("DeadlineError", 2, "shrink")
         assert failure["text"] == (
             "the group did not shrink within 1 s: rank 2 did not call shrink(), and did not end either; every rank that is left must call it"
         )
-    assert (late["rank"], late["type"], late["about"]) == (2, "PeerLostError", 0)
+    closed = [fact["text"] for fact in named if fact["type"] == "ClosedError"]
+    assert closed == ["the group is closed; call shrink() again, or close() it"] * 2
+    assert places(works) == {rank: (rank, 3) for rank in range(3)}
+    assert [codes[rank] for rank in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("ending", ["group.close(); tell('closed'); until_told_to_go()", "tell('closed')"])
+def test_who_closes_or_ends_after_a_shrink_that_failed_is_not_waited_for(nursery: Nursery, ending: str) -> None:
+    program = (
+        GOING_ON
+        + LOSING
+        + f"""
+if rank == 2:
+    until_told_to_go()
+else:
+    attempt(group.shrink, timeout_s=0.5)
+    if rank == 0:
+        {ending}
+        sys.exit()
+"""
+        + SHRINKING
+    )
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(3, signal.SIGKILL)
+        ranks.await_facts("closed", 1)
+        if "until" not in ending:
+            assert ranks.wait([0])[0] == 0
+        ranks.go()
+        works = ranks.await_facts("works", 2)
+        ranks.wait()
+    assert places(works) == {1: (0, 2), 2: (1, 2)}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from membership_tools import Job
 
-from manyhands.control.protocol import GiveUp, Leave, Progress, Report, Shrink, Shrunk, Verdict
+from manyhands.control.protocol import Agree, Agreement, GiveUp, Leave, Progress, Report, Shrink, Shrunk, Verdict
 
 NOTHING = Progress({}, {}, {})
 
@@ -110,6 +110,9 @@ def test_who_has_not_asked_in_time_is_named_to_all_who_have() -> None:
     job.forget()
     job.store.handle(0, GiveUp(3.0))  # it had been told already
     assert answers(job) == {}
+    for rank in (1, 3, 0, 2):  # they may ask again, and then nobody is missing
+        job.store.handle(rank, Shrink("host", rank))
+    assert answers(job) == {rank: [Shrunk([0, 1, 2, 3], "host", 0)] for rank in range(4)}
 
 
 def test_those_that_are_left_can_ask_again() -> None:
@@ -134,3 +137,25 @@ def test_a_rank_that_will_not_come_ends_the_meeting_unless_it_has_come() -> None
     verdict = job.the_verdict(but=(2,))
     assert (verdict.kind, verdict.peer) == ("lost", 2)
     assert verdict.text == "rank 2 was lost before the ranks had met: it ended"
+
+
+def agreements(job: Job, rank: int) -> list[Agreement]:
+    return [message for message in job.told[rank] if isinstance(message, Agreement)]
+
+
+def test_what_a_store_has_told_one_rank_of_an_agreement_holds_where_another_one_takes_over() -> None:
+    job = Job(4)
+    job.store.take_over(0, job.store.members, {}, {0: ("it ended", False)}, None)
+    job.store.handle(2, Agree("agree #0", 3, [0, 1, 2, 3]))
+    job.store.handle(3, Agree("agree #0", 0, [0, 1, 2, 3], is_settled=True))  # with the flag of rank 0, which none else knows
+    job.store.handle(2, Agree("agree #0", 3, [0, 1, 2, 3]))
+    assert agreements(job, 2) == []
+    job.store.handle(1, Agree("agree #0", 3, [0, 1, 2, 3]))
+    assert [agreements(job, rank) for rank in (1, 2, 3)] == [[Agreement("agree #0", 0)]] * 3
+
+
+def test_who_gives_up_an_agreement_that_has_been_told_says_nothing_of_a_shrink() -> None:
+    job = Job(2)
+    job.store.handle(0, Shrink("host", 1))
+    job.store.handle(0, GiveUp(1.0, "agree #0"))
+    assert answers(job) == {}

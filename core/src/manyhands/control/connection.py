@@ -20,6 +20,8 @@ from manyhands.control.computer import COMPUTER
 from manyhands.control.network import Address
 from manyhands.control.protocol import (
     MAX_CARD_BYTES,
+    Agree,
+    Agreement,
     Cards,
     Checkpoint,
     Disbanded,
@@ -127,6 +129,9 @@ class Control(ABC):
         self._farewell = False
         self._shrink: Shrink | None = None
         self._shrunk: Shrunk | None = None
+        self._agreeing: dict[str, Agree] = {}
+        self._agreed: dict[str, Agreement] = {}
+        self._settled: dict[int, Agree] = {}
         self._cut = ""
         self._on_failure: list[Callable[[], None]] = []
         self.gone: dict[int, str] = {}
@@ -293,6 +298,7 @@ class Control(ABC):
         channels = (2 * number, 2 * number + 1)
 
         def disbanded() -> None:
+            self._settled.pop(channels[0], None)
             for channel in channels:
                 self.recorder.forget(channel)
             then()
@@ -409,15 +415,65 @@ class Control(ABC):
             shrunk = self._await_shrunk(_STORE_S)  # who is missing, the store knows
         if shrunk is not None and shrunk.problem is None:
             return shrunk
-        if shrunk is not None and shrunk.problem is not None:
-            problem = shrunk.problem
-        elif self._cut:
+        problem = None if shrunk is None else shrunk.problem
+        raise error_from(self._no_answer(problem, "shrink", "shrink()", deadline), self.rank)
+
+    def agree(self, channel: int, name: str, flag: int, members: Sequence[int], deadline: Deadline) -> int:
+        """Give this rank's flag; return the bitwise and of all that members which are left have given, alike on all of them.
+
+        Parameters
+        ----------
+        channel
+            That of the group.
+        name
+            Which agreement of the group it is, alike on all members.
+        flag
+            An integer of 64 bits.
+        members
+            The ranks that take part.
+        deadline
+            Until when.
+
+        Raises
+        ------
+        PeerLostError
+            The store is lost, and its successor as well.
+        DeadlineError
+            A member neither came nor ended in time; alike on all that waited for it.
+        """
+        message = self._agreeing[name] = Agree(name, flag, list(members))
+        self._post(message)
+        agreed = self._await_agreement(name, deadline.remaining())
+        if agreed is None and not self._cut:
+            self._post(GiveUp(deadline.timeout_s, name))
+            agreed = self._await_agreement(name, _STORE_S)  # who is missing, the store knows
+        self._agreeing.pop(name, None)
+        if agreed is not None and agreed.problem is None:
+            # Who goes on in the store's place may have to tell others of it.
+            self._settled[channel] = Agree(name, agreed.flag, list(members), True)
+            return agreed.flag
+        raise error_from(self._no_answer(None if agreed is None else agreed.problem, "agree", name, deadline), self.rank)
+
+    def _await_agreement(self, name: str, at_most_s: float) -> Agreement | None:
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._agreed or bool(self._cut), at_most_s)
+            return self._agreed.pop(name, None)
+
+    def _no_answer(self, problem: Verdict | None, operation: str, what: str, deadline: Deadline) -> Verdict:
+        """Return why this rank was not told what it waited for, as far as the store has not said it."""
+        if problem is not None:
+            return problem
+        if self._cut:
             text = f"{self._cut}; the store was with it, and its successor is not there: this rank cannot go on; start the job anew"
-            problem = Verdict("lost", text, 0, "shrink")
-        else:
-            text = f"the group did not shrink within {deadline.timeout_s:g} s: the store with rank 0 does not answer"
-            problem = Verdict("deadline", text, 0, "shrink")
-        raise error_from(problem, self.rank)
+            return Verdict("lost", text, 0, operation)
+        text = f"{what} did not end within {deadline.timeout_s:g} s: the store with rank 0 does not answer"
+        return Verdict("deadline", text, 0, operation)
+
+    def _repeat(self) -> None:
+        """Tell the store that has taken over what this rank waits for, and what the other one has told it."""
+        for message in (self._shrink, *self._settled.values(), *self._agreeing.values()):
+            if message is not None:
+                self._post(message)
 
     def _await_shrunk(self, at_most_s: float) -> Shrunk | None:
         with self._changed:
@@ -478,14 +534,20 @@ class Control(ABC):
                         self._to_prepare.append(message)
                 if prepare is not None:
                     prepare(message)
-            case Welcome() | Cards() | Farewell() | Shrunk():
-                with self._changed:
-                    if isinstance(message, Welcome):
-                        self._welcome = message
-                    elif isinstance(message, Cards):
-                        self._cards[message.name] = message
-                    elif isinstance(message, Shrunk):
-                        self._shrunk = message
-                    else:
-                        self._farewell = True
-                    self._changed.notify_all()
+            case Welcome() | Cards() | Farewell() | Shrunk() | Agreement():
+                self._answered(message)
+
+    def _answered(self, message: Welcome | Cards | Farewell | Shrunk | Agreement) -> None:
+        """Keep what a thread of this rank waits for."""
+        with self._changed:
+            if isinstance(message, Welcome):
+                self._welcome = message
+            elif isinstance(message, Cards):
+                self._cards[message.name] = message
+            elif isinstance(message, Shrunk):
+                self._shrunk = message
+            elif isinstance(message, Farewell):
+                self._farewell = True
+            elif message.name in self._agreeing:
+                self._agreed[message.name] = message
+            self._changed.notify_all()

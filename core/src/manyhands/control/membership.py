@@ -13,7 +13,7 @@ what the ranks report and decides on one *first cause*, which every rank learns 
    neither may ever meet a message of the other.
 5. Who waits for what a rank that has left did not do, or in a circle, waits for ever: see `waits`.
 
-A job that has failed decides one thing more: who is left, once all of those have asked to go on (`Shrink`).
+A job that has failed decides one thing more: who is left, once all of those have asked to go on: see `survivors`.
 
 The store tells its successor, another rank, the first cause before it tells anybody else. So all ranks learn alike of it, also where the
 store ends in the midst of telling them: see `reserve`.
@@ -30,6 +30,7 @@ import msgspec
 from manyhands.common.numbers import Numbers
 from manyhands.control.protocol import (
     ANOTHER_CALL,
+    Agree,
     Agreed,
     Cards,
     Checkpoint,
@@ -49,7 +50,6 @@ from manyhands.control.protocol import (
     Question,
     Report,
     Shrink,
-    Shrunk,
     Stalled,
     Standby,
     Successor,
@@ -59,6 +59,7 @@ from manyhands.control.protocol import (
     Welcome,
     ranks_in,
 )
+from manyhands.control.survivors import Left, Survivors
 from manyhands.control.verdicts import differ_in_length, show_ranks
 from manyhands.control.waits import behind_whom, circle, still_owed, unread
 
@@ -136,8 +137,7 @@ class Membership:
         self._waits: dict[tuple[int, int], Wait] = {}
         self._inquest: _Inquest | None = None
         self._inquests = 0
-        self._shrinking: dict[int, Shrink] = {}
-        self._given_up: Shrunk | None = None
+        self._wishes = Survivors(send, self._left_over)
         self._successor: Successor | None = None
         self._announced = False
         self._former: int | None = None
@@ -220,25 +220,27 @@ class Membership:
                 for name, meeting in list(self._meetings.items()):
                     self._check_meeting(name, meeting)
                 self._say_farewell()
-                self._check_shrink()
+                self._wishes.check()
                 if self._successor is not None and rank == self._successor.rank:
                     self._appoint()
             case LeaveGroup(group, members, progress):
                 self._leave_group(rank, group, members, progress)
             case Checkpoint():
                 self._compare(rank, message)
-            case Shrink() | GiveUp() | Standby() | Agreed():
+            case Agree() | Shrink() | GiveUp() | Standby() | Agreed():
                 self._handle_end(rank, message)
             case Join():
                 self.fail(Verdict("protocol", f"rank {rank} joined twice", peer=rank))
 
-    def _handle_end(self, rank: int, message: Shrink | GiveUp | Standby | Agreed) -> None:
+    def _handle_end(self, rank: int, message: Agree | Shrink | GiveUp | Standby | Agreed) -> None:
         """Take in what is about the end of the job, or of this store."""
         match message:
+            case Agree():
+                self._wishes.agree(rank, message)
             case Shrink():
                 self._shrink(rank, message)
-            case GiveUp(timeout_s):
-                self._give_up_shrinking(timeout_s)
+            case GiveUp():
+                self._wishes.give_up(message)
             case Standby(host, port):
                 self._successor = Successor(rank, host, port)
                 if self.verdict is not None:
@@ -273,7 +275,7 @@ class Membership:
             )
         else:
             self._say_farewell()
-        self._check_shrink()
+        self._wishes.check()
 
     def will_not_come(self, rank: int, reason: str) -> None:
         """Take note that a rank has ended, unless it has come: then its connection will say so."""
@@ -539,54 +541,19 @@ class Membership:
             return
         self._announced = True
         self._tell_all(self.verdict)
-        self._check_shrink()
+        self._wishes.check()
 
     def _shrink(self, rank: int, message: Shrink) -> None:
-        if self._given_up is not None:
-            self._send(rank, self._given_up)
-            return
-        self._shrinking[rank] = message
         if self.verdict is None:  # the rank knows of a failure that nobody has reported
             text = f"rank {rank} found that the job had failed, and asked the others to go on without those that are lost"
             self._call_later(_SUSPICION_S, lambda: self.fail(Verdict("failed", text, rank)))
-        self._check_shrink()
+        self._wishes.shrink(rank, message)
 
     def _survivors(self) -> list[int]:
         return [rank for rank in range(self.world_size) if rank not in self._gone and rank not in self._left]
 
-    def _check_shrink(self) -> None:
-        """Let those that are left go on once all of them have asked to."""
-        survivors = self._survivors()
-        if not self._announced or not survivors or not all(rank in self._shrinking for rank in survivors):
-            return
-        others = len(self._vanished)
-        if others > len(survivors) or (others == len(survivors) and self._former is not None):
-            text = (
-                f"{show_ranks(self._vanished)} cannot be reached, and may live: they are not fewer than {show_ranks(survivors)}, who must not go on "
-                "beside them; start the job anew"
-            )
-            self._tell_shrunk(Shrunk([], "", 0, Verdict("lost", text, min(self._vanished), "shrink")))
-        else:
-            first = self._shrinking[survivors[0]]
-            self._tell_shrunk(Shrunk(survivors, first.host, first.port))
-
-    def _give_up_shrinking(self, timeout_s: float) -> None:
-        missing = [rank for rank in self._survivors() if rank not in self._shrinking]
-        if not self._shrinking or not missing:  # they have just come
-            return
-        text = (
-            f"the group did not shrink within {timeout_s:g} s: {show_ranks(missing)} did not call shrink(), and did not end either; every "
-            "rank that is left must call it"
-        )
-        # Those that asked are gone by now: who asks later must not go on without them.
-        self._given_up = Shrunk([], "", 0, Verdict("deadline", text, missing[0], "shrink"))
-        self._tell_shrunk(self._given_up)
-
-    def _tell_shrunk(self, message: Shrunk) -> None:
-        asked, self._shrinking = self._shrinking, {}
-        for rank in sorted(asked):
-            if rank not in self._gone:
-                self._send(rank, message)
+    def _left_over(self) -> Left:
+        return Left(self._survivors(), self._announced, self._vanished, self._former is not None)
 
     def _tell_all(self, message: FromStore) -> None:
         for rank in sorted(self.members):

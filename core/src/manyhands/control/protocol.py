@@ -10,7 +10,9 @@ from manyhands.common.checks import UNREADABLE
 
 __all__ = [
     "ANOTHER_CALL",
+    "Agree",
     "Agreed",
+    "Agreement",
     "Cards",
     "Decided",
     "Disbanded",
@@ -194,10 +196,23 @@ class Shrink(msgspec.Struct, frozen=True, tag=True):
     port: int
 
 
+class Agree(msgspec.Struct, frozen=True, tag=True):
+    """A rank gives its flag to an agreement of ``members``, and waits for those of the others that are left.
+
+    If it ``is_settled``, the flag is what all had agreed on: another store has told this rank, and perhaps no other one.
+    """
+
+    name: str
+    flag: int
+    members: list[int]
+    is_settled: bool = False
+
+
 class GiveUp(msgspec.Struct, frozen=True, tag=True):
-    """A rank has waited so long for the others to ask to go on."""
+    """A rank has waited so long for the others to come to an agreement or, where that has no name, to ask to go on."""
 
     timeout_s: float
+    agreement: str = ""
 
 
 class Verdict(msgspec.Struct, frozen=True, tag=True):
@@ -277,6 +292,14 @@ class Shrunk(msgspec.Struct, frozen=True, tag=True):
     problem: Verdict | None = None
 
 
+class Agreement(msgspec.Struct, frozen=True, tag=True):
+    """What the members of an agreement have agreed on, or why they have not."""
+
+    name: str
+    flag: int
+    problem: Verdict | None = None
+
+
 FromRank = (
     Join
     | Exchange
@@ -286,13 +309,16 @@ FromRank = (
     | Leave
     | LeaveGroup
     | Checkpoint
+    | Agree
     | Shrink
     | GiveUp
     | Standby
     | Orphaned
     | Agreed
 )
-FromStore = Welcome | Cards | Disbanded | Question | Verdict | Farewell | Shrunk | Decided | Prepare | Successor | Gone
+FromStore = (
+    Welcome | Cards | Disbanded | Question | Verdict | Farewell | Agreement | Shrunk | Decided | Prepare | Successor | Gone
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
@@ -327,7 +353,7 @@ def decode_from_store(frame: bytes | None) -> FromStore | None:
 def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
     """Yield every number of a message that must be that of a rank."""
     match message:
-        case Exchange() | Checkpoint():
+        case Exchange() | Checkpoint() | Agree():
             yield from message.members
         case Stalled():
             for wait in (message.wait, *message.waits):
@@ -343,6 +369,7 @@ def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
         case (
             Verdict(peer=int(peer))
             | Shrunk(problem=Verdict(peer=int(peer)))
+            | Agreement(problem=Verdict(peer=int(peer)))
             | Decided(verdict=Verdict(peer=int(peer)))
             | Agreed(verdict=Verdict(peer=int(peer)))
             | Prepare(store=peer)

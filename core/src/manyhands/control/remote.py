@@ -128,6 +128,7 @@ class SocketControl(Control):
             self._old.append(self._connection)
             self._connection, self._second = self._second, None
             self._store, self._where = self._successor, ""
+            self._repeat()
             return True
 
     def _frame(self, connection: _Wire, frame: bytes | None) -> None:
@@ -163,9 +164,6 @@ class SocketControl(Control):
             self._cut_off(text, lost)
             return
         self._post(Orphaned(reason))
-        with self._changed:
-            if self._shrink is not None:
-                self._post(self._shrink)
         self._loop.call_later(_ORPHAN_S, lambda: None if self.failed else self._cut_off(text, lost))
 
     def _cut_off(self, text: str, lost: int) -> None:

@@ -18,12 +18,13 @@ from manyhands.calls.devices.opening import open_channel
 from manyhands.calls.failures import exchange_cards
 from manyhands.calls.paths import Paths
 from manyhands.common.aliases import ForeignNames
-from manyhands.common.checks import is_success, safe_str
+from manyhands.common.checks import is_success, safe_str, whole
 from manyhands.config.select import Selector
 from manyhands.contract.backend import Backend
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel
 from manyhands.control.cards import write_card
+from manyhands.control.protocol import Report
 from manyhands.errors import CommError, DeadlineError, OutOfMemoryError, PluginError, UsageError
 from manyhands.group.batch import BatchCalls
 from manyhands.group.collectives import CollectiveCalls
@@ -100,6 +101,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         self._closing = threading.Lock()
         self._counting = threading.Lock()
         self._splits = 0
+        self._agreements = 0
         self._subgroups: dict[tuple[int, ...], int] = {}
         job.drains.append(self._drain)
 
@@ -149,6 +151,67 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
             self._job.drains.remove(self._drain)
             self._when_idle(lambda: self._job.control.leave_group(self._members.number, self.ranks, self._paths.close))
 
+    # After a failure
+
+    def revoke(self) -> None:
+        """End all calls on this group, on every rank: those that wait and those to come raise an `AbortedError` that names this rank.
+
+        A rank that leaves a common plan calls it, so that no other one waits for it there. As after any failure, this ends all groups
+        of the job, and `shrink` makes a new one, here of the same ranks. If the job has failed already, nothing changes.
+
+        Raises
+        ------
+        ClosedError
+            The group is closed.
+        """
+        self._begin(None)
+        if self._is_closed:
+            raise self._job.closed_error()
+        self._saw()
+        if not self._job.control.failed:
+            self._job.fail(Report("aborted", f"rank {self._job.rank} revoked the group", self._job.rank))
+
+    def agree(self, flag: int, *, timeout_s: float | None = None) -> int:
+        """Return the bitwise "and" of the flags of all members that are left; alike on all of them, whoever dies meanwhile.
+
+        Every member that is left must call it. It also works on a group that has failed, where it tells whether all can go on. A member that
+        has ended is not waited for; its flag counts if it came before. The store passes the flags on, and its successor knows what it has told
+        anybody, as in the early returning agreement of Herault et al. (2015). Two threads of a rank must not call it at once.
+
+        Parameters
+        ----------
+        flag
+            A bool, or an integer of 64 bits.
+        timeout_s
+            Seconds that the call may last.
+
+        Returns
+        -------
+        int
+            A bool where ``flag`` is one.
+
+        Raises
+        ------
+        UsageError
+            ``flag`` is no integer of 64 bits.
+        PeerLostError
+            The store is lost, and so is the one that goes on in its place.
+        DeadlineError
+            A member that still runs did not come in time. All members that came raise this error, which names it, and may call again.
+        """
+        is_bool = isinstance(flag, bool | np.bool_)
+        number = int(flag) if is_bool else whole(flag)
+        if number is None or not -(1 << 63) <= number < 1 << 63:
+            raise UsageError(f"flag must be a bool or an integer of 64 bits, and {flag!r} was given")
+        deadline = self._begin(timeout_s)
+        if self._is_closed:
+            raise self._job.closed_error(operation="agree")
+        members = self._members
+        name = f"agree #{self._agreements} of group {members.number}"
+        agreed = self._job.control.agree(members.channel, name, number, self.ranks, deadline)
+        self._agreements += 1
+        return bool(agreed) if is_bool else agreed
+
     def shrink(self, *, timeout_s: float | None = None) -> Group:
         """Make a new group of the ranks that are left, after this one has failed. Every rank that is left must call it.
 
@@ -173,7 +236,8 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         PeerLostError
             The rank in whose process the ranks would meet is lost, and so is the one that goes on in its place.
         DeadlineError
-            A rank that still runs did not call this in time. All ranks that called it raise this error, which names that rank.
+            A rank that still runs did not call this in time. All ranks that called it raise this error, which names that rank. They may
+            call it again, until they close this group.
         UnsupportedError
             The ranks are threads, as in a simulated world. The group stays as it was.
         """
@@ -185,14 +249,16 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
                 "and divide the new one again"
             )
         with self._closing:
-            if job.closed:
-                raise job.closed_error(", and cannot shrink")
-            if not job.control.failed:
-                raise UsageError(
-                    "shrink() is for a group that has failed, and this one has not: go on with it, or use subgroup()"
-                )
-            check_possible(job)
-            job.retire()
+            if not job.may_shrink_again:
+                if job.closed:
+                    raise job.closed_error(", and cannot shrink")
+                if not job.control.failed:
+                    raise UsageError(
+                        "shrink() is for a group that has failed, and this one has not: go on with it, or use subgroup()"
+                    )
+                check_possible(job)
+                job.retire()
+            job.may_shrink_again = False  # for any other thread
         job.instead = "shrink() has failed, and cannot be tried again: start the job anew"
         formed = shrink(job, self._setup, deadline)
         job.instead = "go on with the one that shrink() returned"

@@ -41,6 +41,8 @@ def check_possible(job: Job) -> None:
 def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
     """Meet those that are left of a job that has failed, in a new job of their own, and give back the old one.
 
+    Where they did not come together for a reason that may pass, the old job stays, and `Job.may_shrink_again` says so.
+
     If another rank dies meanwhile, or cannot go on for a reason of its own, the others try again without it, whatever error
     that became. All of them do the same, because they leave the new job's last exchange together or not at all, and the old
     job's store tells all of them alike who is left.
@@ -61,9 +63,22 @@ def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
     BackendUnavailableError
         This rank cannot go on. Other errors of its own pass through as well.
     """
-    with contextlib.ExitStack() as at_end:
-        at_end.callback(old.release)
-        return _Shrinking(old, setup, deadline, at_end.callback).run()
+    try:
+        with contextlib.ExitStack() as at_end:
+            formed = _Shrinking(old, setup, deadline, at_end.callback).run()
+    except CommError as error:
+        # Who alone cannot meet the others must go, or they would wait for it.
+        if isinstance(error, RendezvousError) or old.control.cut:
+            old.release()
+        else:
+            old.instead = "call shrink() again, or close() it"
+            old.may_shrink_again = True
+        raise
+    except BaseException:
+        old.release()
+        raise
+    old.release()
+    return formed
 
 
 class _Shrinking(msgspec.Struct, frozen=True):

@@ -107,6 +107,8 @@ class Job:
         How its ranks met, where they are processes.
     device_channels
         What moves the device memory of the groups that are open.
+    may_shrink_again
+        Whether the job has been retired, and the ranks that are left can still come together.
     """
 
     def __init__(self, rank: int, world_size: int, backend_name: str) -> None:
@@ -117,6 +119,7 @@ class Job:
         self.runtime: Runtime = COMPUTER
         self.control: Control
         self.closed: bool = False
+        self.may_shrink_again: bool = False
         self.hosts: tuple[int, ...] = ()
         self.meeting: Meeting | None = None
         self._local_rank: int | None = None
@@ -313,6 +316,7 @@ class Job:
             The job had failed, and no call on this rank has said so yet.
         """
         if self.closed:
+            self._give_up_shrinking()
             return
         if not self.control.failed:
             # What ends may issue more, in a callback: until nothing was left to wait for.
@@ -347,9 +351,17 @@ class Job:
         """Give back what `retire` left."""
         self._release()
 
+    def _give_up_shrinking(self) -> None:
+        """Give back what `retire` left, where a failed shrink() has kept it."""
+        if self.may_shrink_again:
+            self.may_shrink_again = False
+            self.how_closed, self.instead = "the group is closed", "make another one with manyhands.init()"
+            self._release()
+
     def abort(self, error: BaseException) -> None:
         """Leave because this rank's program failed; every other rank that waits learns so."""
         if self.closed:
+            self._give_up_shrinking()
             return
         self.closed = True
         if not self.control.failed:
