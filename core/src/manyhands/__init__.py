@@ -50,6 +50,7 @@ from manyhands.errors import (
 if TYPE_CHECKING:
     from manyhands.arrays.ops import Op, with_index
     from manyhands.calls.work import Work, as_completed, wait_all, wait_any
+    from manyhands.group.elastic import ElasticState, elastic
     from manyhands.group.group import Group
     from manyhands.group.init import init
     from manyhands.group.mesh import DeviceMesh
@@ -69,6 +70,7 @@ __all__ = [
     "DeadlockError",
     "DeviceMesh",
     "DuplicatePluginError",
+    "ElasticState",
     "GpuFallbackWarning",
     "Group",
     "InputChangedError",
@@ -91,6 +93,7 @@ __all__ = [
     "Work",
     "__version__",
     "as_completed",
+    "elastic",
     "init",
     "sleep",
     "wait_all",
@@ -103,6 +106,7 @@ _HOMES = {
     "Group": "manyhands.group.group",
     "Op": "manyhands.arrays.ops",
     "Work": "manyhands.calls.work",
+    **dict.fromkeys(("ElasticState", "elastic"), "manyhands.group.elastic"),
     "as_completed": "manyhands.calls.work",
     "init": "manyhands.group.init",
     "sleep": "manyhands.job.threads",
@@ -119,7 +123,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(missing_from_module(name), name=name, obj=sys.modules[__name__])
     from importlib import import_module
 
-    if name == "init":  # what it needs takes a while to be imported, and a Ctrl-C then is to be told as one later is
+    if name in (
+        "init",
+        "elastic",
+    ):  # what it needs takes a while to be imported, and a Ctrl-C then is to be told as one later is
         from manyhands.launch.error_file import install
 
         install()
