@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-faults | test-fuzz | soak | test-peers | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-all | test-faults | test-elastic | test-fuzz | soak | test-peers | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
@@ -12,13 +12,14 @@ GPU_VENV := .venv-gpu$(GPU_SUFFIX)
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-faults test-fuzz soak test-peers test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
+.PHONY: help demo test test-all test-faults test-elastic test-fuzz soak test-peers test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
 	@echo "make test           run the tests, but those that take long by nature: less than five minutes on two cores"
 	@echo "make test-all       run all tests"
 	@echo "make test-faults    run a campaign of 1,000 faults on real processes (twenty minutes), and of 100 of the network (ten); FAULTS_ARGS='--cases 50'"
+	@echo "make test-elastic   train while a rank is killed every few steps, 2,000 times (ten minutes); ELASTIC_ARGS='--kills 100'"
 	@echo "make test-fuzz      give every reader of bytes what nobody wrote (ten minutes); FUZZ_ARGS='--minutes 1'"
 	@echo "make soak           use groups for an hour: memory, descriptors and threads must stay as they are; SOAK_ARGS='--minutes 5'"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch (its own suite included), UCX and, where there is one, UCC, in environments of their own"
@@ -45,6 +46,9 @@ test-all: venv-dev
 test-faults: venv-dev
 	$(BIN)/python tests/campaign_faults.py $(FAULTS_ARGS)
 	$(BIN)/python tests/campaign_network.py $(NETWORK_ARGS)
+
+test-elastic: venv-dev
+	$(BIN)/python tests/campaign_elastic.py $(ELASTIC_ARGS)
 
 test-fuzz: venv-dev
 	$(BIN)/python tests/campaign_fuzz.py $(FUZZ_ARGS)

@@ -213,7 +213,7 @@ manyhands.control.connection.Control.give_card = giving
     assert (codes[0], codes[3]) == (0, 0)
 
 
-def test_rank_0_that_dies_before_the_others_have_come_to_it_is_named_at_once(nursery: Nursery) -> None:
+def test_rank_0_may_die_before_the_others_have_come_to_it_and_after_its_successor(nursery: Nursery) -> None:
     program = (
         GOING_ON
         + "TURN = 2"
@@ -221,23 +221,20 @@ def test_rank_0_that_dies_before_the_others_have_come_to_it_is_named_at_once(nur
         + """
 if rank == 0:
     stand_still(manyhands.job.job.Job, "meet")
-group = mh.init(timeout_s=20)
-group.barrier()
-tell("running")
-until_lost(group)
-attempt(group.shrink, timeout_s=15)
 """
+        + LOSING
+        + SHRINKING
     )
     with nursery.ranks(program, 4) as ranks:
         ranks.start().await_facts("running")
         ranks.signal(1, signal.SIGKILL)
         ranks.await_facts("stands", 1)
+        time.sleep(0.3)  # until another one is ready to go on in the place of the store
         killed_at = ranks.signal(0, signal.SIGKILL)
-        failures = ranks.await_facts("raised", 2)
+        works = ranks.await_facts("works", 2)
         ranks.wait()
-    for failure in failures:
-        assert (failure["type"], failure["about"]) == ("PeerLostError", 0), failure
-        assert failure["ended"] - killed_at < 5
+    assert places(works) == {2: (0, 2), 3: (1, 2)}
+    assert all(fact["at"] - killed_at < 5 for fact in works)
 
 
 def test_who_breaks_off_and_lives_on_is_not_waited_for(nursery: Nursery) -> None:
@@ -262,3 +259,29 @@ if rank == 2:
         ranks.go()
         ranks.wait()
     assert places(works) == {0: (0, 2), 3: (1, 2)}
+
+
+@pytest.mark.parametrize("order", [(1, 0), (0, 1), (1, 2, 0), (0, 1, 2)])
+def test_the_store_and_those_that_follow_it_may_die_one_after_the_other_while_the_group_shrinks(
+    nursery: Nursery, order: tuple[int, ...]
+) -> None:
+    program = (
+        GOING_ON
+        + LOSING
+        + """
+if rank == 4:
+    until_told_to_go()
+    print("goes")
+"""
+        + SHRINKING
+    )
+    with nursery.ranks(program, 5) as ranks:
+        ranks.start().await_facts("running")
+        for victim in order:
+            ranks.signal(victim, signal.SIGKILL)
+            time.sleep(0.3)  # until another one is ready to go on in the place of the store
+        ranks.go()
+        left = [rank for rank in range(5) if rank not in order]
+        works = ranks.await_facts("works", len(left))
+        ranks.wait()
+    assert places(works) == {rank: (now, len(left)) for now, rank in enumerate(left)}

@@ -279,3 +279,13 @@ def test_frames_inside_manyhands_are_left_out_unless_they_may_be_to_blame(
     assert record is not None
     assert record.is_short is is_short
     assert ("deadline.py" in record.traceback) is not is_short
+
+
+def test_of_very_many_that_were_lost_only_the_last_are_shown() -> None:
+    lost = [Failure(rank, -9, float(rank), None, "") for rank in range(30)]
+    lines = report_lost(lost).splitlines()
+    assert lines[:2] == ["manyhands run: 30 ranks failed, and all others ended well", "manyhands run: the last 10 of them:"]
+    assert lines[2:] == [f"manyhands run: rank {rank}: killed by SIGKILL" for rank in range(20, 30)]
+    lines = report(lost[-1], [], [], lost[:-1]).splitlines()
+    assert lines[0] == "manyhands run: 29 ranks failed, and the others went on; the last 10 of them:"
+    assert lines[1] == "manyhands run: rank 19 failed, and the others went on: killed by SIGKILL"

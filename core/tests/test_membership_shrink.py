@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from membership_tools import Job
 
-from manyhands.control.protocol import Agree, Agreement, GiveUp, Leave, Progress, Report, Shrink, Shrunk, Verdict
+from manyhands.control.protocol import Agree, Agreement, GiveUp, Gone, Leave, Progress, Report, Shrink, Shrunk, Verdict
 
 NOTHING = Progress({}, {}, {})
 
@@ -159,3 +159,13 @@ def test_who_gives_up_an_agreement_that_has_been_told_says_nothing_of_a_shrink()
     job.store.handle(0, Shrink("host", 1))
     job.store.handle(0, GiveUp(1.0, "agree #0"))
     assert answers(job) == {}
+
+
+def test_who_has_not_come_yet_is_not_told_of_those_that_end() -> None:
+    job = Job(4, joined=False)
+    for rank in (0, 1, 2):
+        job.join(rank)
+    job.told.pop(3)  # to which nothing could be sent
+    job.store.lost(2, "it ended")
+    job.store.lost(1, "it ended, too")
+    assert [message for message in job.told[0] if isinstance(message, Gone)] == [Gone(1, "it ended, too")]

@@ -77,7 +77,17 @@ def test_when_the_successor_leaves_another_one_prepares() -> None:
     job, store = with_successor()
     store.handle(1, Standby("host", 7))
     store.handle(1, Leave(progress()))
-    assert heard(job, Prepare) == {1: [Prepare(0)], 2: [Prepare(0)]}
+    assert heard(job, Prepare) == {1: [Prepare(0)], 2: [Prepare(0, [1])]}
+
+
+def test_when_the_successor_ends_another_one_prepares_although_the_job_has_failed() -> None:
+    job, store = with_successor("aaaa")
+    store.lost(1, "it ended before it was ready")
+    assert heard(job, Prepare) == {1: [Prepare(0)], 2: [Prepare(0, [1])]}
+    store.handle(2, Standby("host", 8))
+    assert heard(job, Successor) == {rank: [Successor(2, "host", 8)] for rank in (0, 2, 3)}
+    store.lost(2, "it does not answer", vanished=True)
+    assert heard(job, Prepare)[3] == [Prepare(0, [1])]  # which may live
 
 
 def test_who_takes_over_appoints_the_next_and_tells_it_the_first_cause() -> None:
@@ -85,7 +95,7 @@ def test_who_takes_over_appoints_the_next_and_tells_it_the_first_cause() -> None
     first = Job(4, joined=False)
     first.store = Membership(4, b"", first._send, first._later, store=1)
     first.store.take_over(0, store.members, {}, {0: ("it ended", False)}, None)
-    assert heard(first, Prepare) == {2: [Prepare(1)]}
+    assert heard(first, Prepare) == {2: [Prepare(1, [0])]}
     first.store.handle(2, Standby("host", 8))
     verdict = first.store.verdict
     assert verdict is not None

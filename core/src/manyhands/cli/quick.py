@@ -23,7 +23,15 @@ _FLAGS = {
     "-v": "verbose",
     "--verbose": "verbose",
 }
-_NUMBERS = {"-n": "ranks", "--ranks": "ranks", "--nnodes": "nnodes", "--node-rank": "node_rank"}
+_NUMBERS = {
+    "-n": "ranks",
+    "--ranks": "ranks",
+    "--nnodes": "nnodes",
+    "--node-rank": "node_rank",
+    "--max-restarts": "max_restarts",
+    "--min-ranks": "min_ranks",
+    "--max-ranks": "max_ranks",
+}
 _TEXTS = {"--backend": "backend", "--config": "config", "--rendezvous": "rendezvous", "--record": "record"}
 
 

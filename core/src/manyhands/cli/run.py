@@ -44,6 +44,22 @@ def run(
         bool,
         typer.Option("--keep-going", help="Let the other ranks go on when one fails, as programs do that call Group.shrink()."),
     ] = False,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            help="How many ranks that fail are replaced, in all; for programs of manyhands.elastic.", show_default=False
+        ),
+    ] = None,
+    min_ranks: Annotated[
+        int | None, typer.Option(help="With how many ranks at least the job goes on after a failure.", show_default=False)
+    ] = None,
+    max_ranks: Annotated[
+        int | None,
+        typer.Option(
+            help="With how many at most; those beyond -n are started as spares, and come in after a failure.",
+            show_default=False,
+        ),
+    ] = None,
     no_fork: Annotated[
         bool, typer.Option("--no-fork", help="Start a Python for each rank, instead of forking one that has imported NumPy.")
     ] = False,
@@ -56,6 +72,9 @@ def run(
     Each rank is a process with torchrun's variables. Every line of output begins with its rank. When a rank fails, its traceback is
     shown last, the others are ended, and the exit code is its own. With --keep-going the others are left alone; if all of those end
     well that did not fail first, the exit code is 0, and the last lines say which ranks were lost.
+
+    With --max-restarts, --min-ranks or --max-ranks the others go on as well, and ranks that fail are replaced: new ones come into the job when the
+    others call Group.shrink(), as manyhands.elastic does. They are on this host.
 
     With --backend simulated the ranks live in one process, on a clock of their own: MANYHANDS_BACKENDS__SIMULATED__SEED, ..__NETWORK,
     ..__FAULTS and ..__TRACE, or the table [backends.simulated] of the configuration, say how.
@@ -80,5 +99,8 @@ def run(
         no_fork,
         verbose,
         record,
+        max_restarts,
+        min_ranks,
+        max_ranks,
     )
     raise typer.Exit(start(options))

@@ -45,8 +45,10 @@ PREFIX: Final[str] = "MANYHANDS_"
 RESERVED: Final[frozenset[str]] = frozenset(
     {
         "MANYHANDS_CONFIG",
+        "MANYHANDS_ELASTIC",
         "MANYHANDS_ERROR_FILE",
         "MANYHANDS_LAUNCHED",
+        "MANYHANDS_NEWCOMER",
         "MANYHANDS_NO_AUTOLOAD",
         "MANYHANDS_PLUGINS",
         "MANYHANDS_RANK",

@@ -95,7 +95,7 @@ class Control(ABC):
     runtime
         What this rank runs on.
     origins
-        For each rank the one that it was when the job began, where the ranks have been numbered anew since.
+        For each rank the one that it was when the job began, where the ranks have been numbered anew since; None for one that came later.
     gone
         The ranks that have ended since the job failed, and why.
     reserve
@@ -115,7 +115,7 @@ class Control(ABC):
         self.runtime = runtime
         self.recorder: FlightRecorder = recorder or FlightRecorder()
         self.counted: Counted = self.recorder.counted
-        self.origins: tuple[int, ...] = ()
+        self.origins: tuple[int | None, ...] = ()
         self.raised: str = ""
         self.before_failure: Callable[[Verdict], None] | None = None
         self._changed = runtime.condition()
@@ -147,6 +147,9 @@ class Control(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back what the connection holds; twice is fine."""
+
+    def await_successor(self, at_most_s: float) -> None:  # noqa: B027 - where ranks are threads, the store ends with them
+        """Wait until this rank is connected to whoever goes on where the store ends; at once where nobody does."""
 
     @property
     def cut(self) -> bool:
@@ -407,7 +410,7 @@ class Control(ABC):
         """
         with self._changed:
             self._shrunk = None
-            self._shrink = Shrink(*address)
+            self._shrink = Shrink(*address, deadline.remaining() / 2)
             self._post(self._shrink)
         shrunk = self._await_shrunk(deadline.remaining())
         if shrunk is None and not self._cut:

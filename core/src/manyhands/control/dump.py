@@ -191,13 +191,13 @@ def take(control: Control, job: str, reason: str, verdict: Verdict | None, home:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     made = {home, *(call.thread for call in calls.values() if call.finished is None)}
     places = [Place(ident, names.get(ident, ""), line) for ident in made if (line := lines.get(ident))]
-    origins = control.origins
+    origin = control.origins[control.rank] if control.origins else None
     return Dump(
         FORMAT,
         job,
         control.rank,
         control.world_size,
-        origins[control.rank] if origins else control.rank,
+        control.rank if origin is None else origin,
         socket.gethostname(),
         os.getpid(),
         _clock(),

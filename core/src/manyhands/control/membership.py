@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from manyhands.common.numbers import Numbers
+from manyhands.control.lobby import Lobby
 from manyhands.control.protocol import (
     ANOTHER_CALL,
     Agree,
@@ -107,6 +108,8 @@ class Membership:
         Calls a function after a number of seconds.
     store
         The rank in whose process this is; None where it ends with all ranks.
+    lobby
+        Where newcomers wait; None where nobody comes later.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class Membership:
         send: Callable[[int, FromStore], None],
         call_later: Callable[[float, Callable[[], None]], None],
         store: int | None = None,
+        lobby: Lobby | None = None,
     ) -> None:
         self.world_size = world_size
         self.members: dict[int, Join] = {}
@@ -126,7 +130,7 @@ class Membership:
         self._store = store
         self._left: dict[int, Progress] = {}
         self._parted = False
-        self._gone: set[int] = set()
+        self._gone: dict[int, None] = {}
         self._vanished: set[int] = set()
         self._meetings: dict[str, _Meeting] = {}
         self._numbers = 1
@@ -137,8 +141,11 @@ class Membership:
         self._waits: dict[tuple[int, int], Wait] = {}
         self._inquest: _Inquest | None = None
         self._inquests = 0
-        self._wishes = Survivors(send, self._left_over)
+        self._wishes = Survivors(
+            send, self._tell_all, self._left_over, call_later, lobby, world_size, self._objection_to_newcomer
+        )
         self._successor: Successor | None = None
+        self._appointed: int | None = None
         self._announced = False
         self._former: int | None = None
 
@@ -150,7 +157,7 @@ class Membership:
     @property
     def finished(self) -> bool:
         """Whether every rank has left or gone."""
-        return self.complete and len(self._gone.union(self._left)) == self.world_size
+        return self.complete and len(self._gone.keys() | self._left.keys()) == self.world_size
 
     def has_left(self, rank: int) -> bool:
         """Tell whether a rank has said goodbye."""
@@ -185,11 +192,12 @@ class Membership:
             other = self.members[message.rank]
             return f"two processes say that they are rank {message.rank}: {other.pid} on {other.host}, {message.pid} on {message.host}"
         for other in list(self.members.values())[:1]:  # with whom all that have come agree
-            for what in ("backend", "choices", "version", "byteorder"):
-                ours, theirs = getattr(other, what), getattr(message, what)
-                if ours != theirs:
-                    return f"rank {other.rank} has {what} {ours!r}, and rank {message.rank} has {theirs!r}: all ranks need the same"
+            return _difference(other, message, f"rank {message.rank}")
         return ""
+
+    def _objection_to_newcomer(self, message: Join) -> str:
+        left = self._survivors()
+        return _difference(self.members[left[0]], message, "a rank that comes later") if left else ""
 
     def handle(self, rank: int, message: FromRank) -> None:
         """Take in what a rank that has come says."""
@@ -221,7 +229,7 @@ class Membership:
                     self._check_meeting(name, meeting)
                 self._say_farewell()
                 self._wishes.check()
-                if self._successor is not None and rank == self._successor.rank:
+                if rank == self._appointed:
                     self._appoint()
             case LeaveGroup(group, members, progress):
                 self._leave_group(rank, group, members, progress)
@@ -256,11 +264,12 @@ class Membership:
 
         Of two parts of a job that cannot see each other, the larger one may go on; if they are equal, that with the store.
         """
-        self._gone.add(rank)
+        self._gone[rank] = None
         if vanished:
             self._vanished.add(rank)
         if self.verdict is not None:
             self._tell_all(Gone(rank, reason))
+            self._wishes.tell_newcomers(Gone(rank, reason))
             if not self._has_successor():
                 self._announce()
         elif rank not in self._left:
@@ -275,6 +284,8 @@ class Membership:
             )
         else:
             self._say_farewell()
+        if rank == self._appointed:  # also where the job has failed: what those that are left ask may take a while
+            self._appoint()
         self._wishes.check()
 
     def will_not_come(self, rank: int, reason: str) -> None:
@@ -325,7 +336,9 @@ class Membership:
         if self._store is not None and able:
             here = self.members[self._store].host
             away = (rank for rank in able if self.members[rank].host != here)
-            self._send(next(away, able[0]), Prepare(self._store))
+            self._appointed = next(away, able[0])
+            ended = [*self._left, *(rank for rank in self._gone if rank not in self._vanished and rank not in self._left)]
+            self._send(self._appointed, Prepare(self._store, ended))
 
     def _say_farewell(self) -> None:
         # Never after a verdict: a rank that leaves as others abort must learn of that, and not that all is well.
@@ -472,7 +485,7 @@ class Membership:
 
     def _close_inquest_if_complete(self) -> None:
         inquest = self._inquest
-        if inquest is not None and len(inquest.answers) >= len(inquest.asked(self.members) - self._gone):
+        if inquest is not None and len(inquest.answers) >= len(inquest.asked(self.members) - self._gone.keys()):
             self._close_inquest(inquest)
 
     def _close_inquest(self, inquest: _Inquest) -> None:
@@ -553,12 +566,21 @@ class Membership:
         return [rank for rank in range(self.world_size) if rank not in self._gone and rank not in self._left]
 
     def _left_over(self) -> Left:
-        return Left(self._survivors(), self._announced, self._vanished, self._former is not None)
+        lost = next(reversed(self._gone), None)
+        return Left(self._survivors(), self._announced, self._vanished, self._former is not None, len(self._left), lost)
 
     def _tell_all(self, message: FromStore) -> None:
         for rank in sorted(self.members):
             if rank not in self._gone:
                 self._send(rank, message)
+
+
+def _difference(ours: Join, theirs: Join, who: str) -> str:
+    for what in ("backend", "choices", "version", "byteorder"):
+        own, other = getattr(ours, what), getattr(theirs, what)
+        if own != other:
+            return f"rank {ours.rank} has {what} {own!r}, and {who} has {other!r}: all ranks need the same"
+    return ""
 
 
 def _as_verdict(report: Report) -> Verdict:

@@ -190,10 +190,14 @@ class Disbanded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shrink(msgspec.Struct, frozen=True, tag=True):
-    """A rank of a job that has failed asks to go on with those that are left; if it is the first of them, it listens for them there."""
+    """A rank of a job that has failed asks to go on with those that are left; if it is the first of them, it listens for them there.
+
+    It waits for ``patience_s`` at most for newcomers.
+    """
 
     host: str
     port: int
+    patience_s: float = 0.0
 
 
 class Agree(msgspec.Struct, frozen=True, tag=True):
@@ -259,9 +263,10 @@ class Decided(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """A rank is to get ready to go on where the store, with rank ``store``, ends."""
+    """A rank is to get ready to go on where the store, with rank ``store``, ends; ``gone`` are those that have ended or said goodbye."""
 
     store: int
+    gone: list[int] = []
 
 
 class Successor(msgspec.Struct, frozen=True, tag=True):
@@ -284,12 +289,16 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shrunk(msgspec.Struct, frozen=True, tag=True):
-    """The ranks that are left, in order, and where the first of them waits for the others; or why they cannot go on."""
+    """The ranks that are left, in order, and where the first of them waits for the others; or why they cannot go on.
+
+    Behind them stand newcomers, with numbers behind those of the job that has failed; ``you`` is that of the one that is told.
+    """
 
     ranks: list[int]
     host: str
     port: int
     problem: Verdict | None = None
+    you: int = -1
 
 
 class Agreement(msgspec.Struct, frozen=True, tag=True):
@@ -351,7 +360,7 @@ def decode_from_store(frame: bytes | None) -> FromStore | None:
 
 
 def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
-    """Yield every number of a message that must be that of a rank."""
+    """Yield every number of a message that must be that of a rank; those who go on, and who has ended meanwhile, may be newcomers."""
     match message:
         case Exchange() | Checkpoint() | Agree():
             yield from message.members
@@ -372,13 +381,14 @@ def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
             | Agreement(problem=Verdict(peer=int(peer)))
             | Decided(verdict=Verdict(peer=int(peer)))
             | Agreed(verdict=Verdict(peer=int(peer)))
-            | Prepare(store=peer)
             | Successor(rank=peer)
-            | Gone(rank=peer)
         ):
             yield peer
-        case Shrunk(ranks=hosts) | Welcome(hosts=hosts):
-            yield from hosts
+        case Welcome(hosts=ranks):
+            yield from ranks
+        case Prepare(gone=ranks):
+            yield message.store
+            yield from ranks
         case Leave():
             yield from _ranks_of(message.progress)
         case LeaveGroup():

@@ -53,6 +53,8 @@ class SocketControl(Control):
         How it is noticed that the store, or its successor, is silent.
     cancelled
         Asked now and then whether to give up.
+    hello
+        What this comes as.
 
     Raises
     ------
@@ -71,8 +73,9 @@ class SocketControl(Control):
         deadline: Deadline,
         liveness: Liveness,
         cancelled: Callable[[], bool] = lambda: False,
+        hello: bytes = CONTROL_HELLO,
     ) -> None:
-        sock = dial_patiently(address, secret, CONTROL_HELLO, join.rank, deadline, cancelled)
+        sock = dial_patiently(address, secret, hello, join.rank, deadline, cancelled)
         super().__init__(join.rank, join.world_size, sock.getsockname()[0])
         self._loop = loop
         self._liveness = liveness
@@ -103,6 +106,12 @@ class SocketControl(Control):
             second.send(encode(self._join))
             if self._leave is not None:
                 second.send(encode(self._leave))
+            self._changed.notify_all()
+
+    def await_successor(self, at_most_s: float) -> None:
+        """Wait until this rank is connected to whoever goes on where the store ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._second is not None or self.verdict is not None, at_most_s)
 
     def _post(self, message: FromRank) -> None:
         last_words = isinstance(message, Report) and message.kind == "silent"  # the program may end right after

@@ -3,7 +3,7 @@
 The store appoints one other rank, on another host where there is one. That one listens, and all ranks connect to it in the background. While the
 store lives the successor only takes note of who is there. It goes on in the store's place, and appoints a successor of its own,
 
-- as soon as the connection of the store's rank to it ends,
+- as soon as the connection of the store's rank to it ends, or, where that had not been made yet, its own to the store,
 - when a rank that waits for the store reports to the successor instead, since the store does not answer it,
 - or a moment after a rank has told it that its connection to the store has ended, unless the store decides something meanwhile: then it lives, and that
   rank alone was cut off from it.
@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Sequence
 
 from manyhands.control.liveness import Liveness
+from manyhands.control.lobby import Door, Lobby
 from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
 from manyhands.control.network import FrameConnection, Listener
@@ -63,16 +65,31 @@ class Reserve:
         The rank that has the store.
     liveness
         How a silent rank is noticed.
+    gone
+        The ranks that had ended before this.
+    door
+        Where ranks come later; None where none does.
     """
 
     def __init__(
-        self, loop: Loop, sock: socket.socket, key: bytes, rank: int, world_size: int, store: int, liveness: Liveness
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        key: bytes,
+        rank: int,
+        world_size: int,
+        store: int,
+        liveness: Liveness,
+        gone: Sequence[int] = (),
+        door: Door | None = None,
     ) -> None:
         self._loop = loop
         self._liveness = liveness
         self._rank = rank
         self._world_size = world_size
         self._store = store
+        self._ended = frozenset(gone)
+        self._lobby = None if door is None else Lobby(loop, door, liveness)
         self._seats: dict[int, FrameConnection] = {}
         self._open: set[FrameConnection] = set()
         self._members: dict[int, Join] = {}
@@ -114,14 +131,18 @@ class Reserve:
         self._closed = True
         for connection in list(self._open):
             connection.close()
+        if self._lobby is not None:
+            self._lobby.close()
 
     def _take_over(self) -> Membership:
         if self._membership is None:
-            membership = self._membership = Membership(self._world_size, b"", self._send, self._loop.call_later, self._rank)
+            membership = self._membership = Membership(
+                self._world_size, b"", self._send, self._loop.call_later, self._rank, self._lobby
+            )
             for rank in range(self._world_size):
                 if rank not in self._members:
                     self._members[rank] = Join(rank, self._world_size, "", "", "", "", "an unknown host", 0)
-                    self._gone[rank] = "it was not connected to the store's successor", True
+                    self._gone[rank] = "it was not connected to the store's successor", rank not in self._ended
             # The store first: what it did not live to tell is its own loss.
             gone = dict(sorted(self._gone.items(), key=lambda item: item[0] != self._store))
             membership.take_over(self._store, self._members, self._left, gone, self._verdict)
@@ -143,6 +164,9 @@ class Reserve:
             self._left[rank] = message.progress
         elif isinstance(message, Report):  # the store did not answer it
             self._take_over().handle(rank, message)
+        elif isinstance(message, Orphaned) and rank == self._rank and self._store not in self._members:
+            self._ended |= {self._store}  # before it had come here, from where its end would have been seen
+            self._take_over()
         elif message is not None:
             self._waiting.append((rank, message))
             self._loop.call_later(_GRACE_S, lambda: self._late(rank, message))

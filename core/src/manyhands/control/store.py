@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
 from manyhands.control.liveness import Liveness
+from manyhands.control.lobby import NEWCOMER_HELLO, Door, Lobby
 from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
 from manyhands.control.network import Address, FrameConnection, Listener
@@ -19,6 +20,7 @@ __all__ = ["Store"]
 
 _MAX_NAMED = 4
 """How many hosts an error names, at most, that came with another secret."""
+_SOON_S = 5.0
 
 
 class Store:
@@ -41,15 +43,25 @@ class Store:
         Until when they must.
     liveness
         How a silent rank is noticed.
+    door
+        Where ranks come later; None where none does.
     """
 
     def __init__(
-        self, loop: Loop, sock: socket.socket, secret: bytes, world_size: int, deadline: Deadline, liveness: Liveness
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        secret: bytes,
+        world_size: int,
+        deadline: Deadline,
+        liveness: Liveness,
+        door: Door | None = None,
     ) -> None:
         self._loop = loop
         self._liveness = liveness
         self._ranks: dict[int, FrameConnection] = {}
-        self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later, store=0)
+        self._lobby = None if door is None else Lobby(loop, door, liveness)
+        self._membership = Membership(world_size, os.urandom(32), self._send, loop.call_later, store=0, lobby=self._lobby)
         self._deadline = deadline
         self._changed = threading.Condition()
         self._seats: set[FrameConnection] = set()
@@ -76,6 +88,15 @@ class Store:
         """Take note that a rank has ended, which may not have come yet; from any thread."""
         self._loop.call(lambda: self._membership.will_not_come(rank, reason))
 
+    def expect_soon(self, ranks: Iterable[int]) -> None:
+        """Take ranks that do not come within some seconds for lost; from any thread."""
+
+        def look() -> None:
+            for rank in ranks:
+                self._membership.will_not_come(rank, f"it did not come within {_SOON_S:g} s, although it was ready to")
+
+        self._loop.call(lambda: self._loop.call_later(_SOON_S, look))
+
     def close(self) -> None:
         """Stop listening, and close every connection once what is queued has been sent."""
         self._listener.close()
@@ -84,6 +105,8 @@ class Store:
     def _close(self) -> None:
         for connection in list(self._seats):
             connection.close()
+        if self._lobby is not None:
+            self._lobby.close()
 
     def _send(self, rank: int, message: FromStore) -> None:
         self._ranks[rank].send(encode(message))
@@ -103,8 +126,11 @@ class Store:
         if len(self._refused_hosts) < _MAX_NAMED:
             self._refused_hosts[address[0]] = None
 
-    def _incoming(self, sock: socket.socket, _: bytes) -> None:
-        _Seat(self, sock)
+    def _incoming(self, sock: socket.socket, hello: bytes) -> None:
+        if hello.startswith(NEWCOMER_HELLO):  # the ranks of the beginning are not there yet: it tries again
+            sock.close()
+        else:
+            _Seat(self, sock)
 
 
 class _Seat:

@@ -1,6 +1,9 @@
 """What the ranks that are left of a job ask of each other: to agree, and to go on without the others. Decisions, without input or output.
 
 Both wait for all that are left, and for nobody else. So a death ends a wait instead of prolonging it, and what is told is alike on all.
+
+Where a launcher lets ranks come later, those that wait in the lobby go on with those that are left. A newcomer gets a number behind those of the job that
+has failed, and from the moment in which it has been told to go on it is one of those that are left: if they ask again, it must, too.
 """
 
 from __future__ import annotations
@@ -11,10 +14,14 @@ from operator import and_
 
 import msgspec
 
-from manyhands.control.protocol import Agree, Agreement, FromStore, GiveUp, Shrink, Shrunk, Verdict
+from manyhands.control.lobby import Lobby
+from manyhands.control.protocol import Agree, Agreement, FromRank, FromStore, GiveUp, Gone, Join, Shrink, Shrunk, Verdict
 from manyhands.control.verdicts import show_ranks
 
 __all__ = ["Left", "Survivors"]
+
+_LOOK_S = 0.01
+"""How often to look how many newcomers the launcher has started."""
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -30,12 +37,18 @@ class Left(msgspec.Struct, frozen=True):
         Those that do not answer any more, and may live.
     has_taken_over
         Whether this is decided in the place of a store that has ended.
+    departed
+        How many have said goodbye.
+    lost
+        The rank that was lost last, if any.
     """
 
     ranks: list[int]
     may_go_on: bool
     vanished: Collection[int]
     has_taken_over: bool
+    departed: int
+    lost: int | None
 
 
 class _Vote(msgspec.Struct):
@@ -53,15 +66,43 @@ class Survivors:
     ----------
     send
         Gives a message to a rank that has not ended.
+    tell_all
+        Gives it to all that have come and not ended.
     left
         Tells who is left.
+    call_later
+        Calls a function after a number of seconds.
+    lobby
+        Where newcomers wait; None where nobody comes later.
+    first
+        The number of the first newcomer.
+    objection
+        Says why a newcomer does not fit the ranks that are left; empty where it does.
     """
 
-    def __init__(self, send: Callable[[int, FromStore], None], left: Callable[[], Left]) -> None:
+    def __init__(
+        self,
+        send: Callable[[int, FromStore], None],
+        tell_all: Callable[[FromStore], None],
+        left: Callable[[], Left],
+        call_later: Callable[[float, Callable[[], None]], None],
+        lobby: Lobby | None,
+        first: int,
+        objection: Callable[[Join], str],
+    ) -> None:
         self._send = send
+        self._tell_all = tell_all
         self._left = left
+        self._call_later = call_later
+        self._lobby = lobby
+        self._next = first
+        self._objection = objection
         self._asking: dict[int, Shrink] = {}
         self._votes: dict[str, _Vote] = {}
+        self._waiting: set[int] = set()
+        self._admitted: set[int] = set()
+        self._waited_s = 0.0
+        self._is_looking = False
 
     def check(self) -> None:
         """Look again whether anybody has got what it waits for: somebody has ended, or the job has."""
@@ -98,11 +139,14 @@ class Survivors:
     def shrink(self, rank: int, message: Shrink) -> None:
         """Take in that a rank asks to go on."""
         self._asking[rank] = message
+        if self._lobby is not None:
+            self._lobby.open(self._admit, self._hear, self._lose)
         self._check_shrink()
 
     def _check_shrink(self) -> None:
         left = self._left()
-        if not left.may_go_on or not left.ranks or not all(rank in self._asking for rank in left.ranks):
+        ranks = [*left.ranks, *sorted(self._admitted)]
+        if not left.may_go_on or not left.ranks or not all(rank in self._asking for rank in ranks):
             return
         others = len(left.vanished)
         if others > len(left.ranks) or (others == len(left.ranks) and left.has_taken_over):
@@ -111,16 +155,81 @@ class Survivors:
                 "beside them; start the job anew"
             )
             self._tell_shrunk(Shrunk([], "", 0, Verdict("lost", text, min(left.vanished), "shrink")))
+        elif self._lobby is None:
+            self._go_on(ranks)
         else:
-            first = self._asking[left.ranks[0]]
-            self._tell_shrunk(Shrunk(left.ranks, first.host, first.port))
+            self._go_on_with_newcomers(ranks, left, self._lobby)
+
+    def _go_on(self, ranks: list[int]) -> None:
+        first = self._asking[ranks[0]]
+        self._tell_shrunk(Shrunk(ranks, first.host, first.port))
 
     def _tell_shrunk(self, message: Shrunk) -> None:
         asked, self._asking = self._asking, {}
         left = self._left().ranks
+        self._waited_s = 0.0
+        if self._lobby is not None:
+            self._admitted.update(rank for rank in message.ranks if rank in self._waiting)
+            self._waiting.clear()
+            self._lobby.close(self._admitted.__contains__)
         for rank in sorted(asked):
             if rank in left:
                 self._send(rank, message)
+        self.tell_newcomers(message)
+
+    # Newcomers
+
+    def _go_on_with_newcomers(self, ranks: list[int], left: Left, lobby: Lobby) -> None:
+        """Let those that are left go on with as many newcomers as there are to be, once these have come."""
+        roll = lobby.roll()
+        waiting = sorted(rank for rank in self._waiting if rank in self._asking)
+        wanted = min(roll.running - left.departed, roll.most)
+        if len(ranks) + len(waiting) < wanted and self._waited_s < min(self._asking[rank].patience_s for rank in left.ranks):
+            if not self._is_looking:
+                self._is_looking = True
+                self._call_later(_LOOK_S, self._look_again)
+            return
+        ranks += waiting[: max(0, roll.most - len(ranks))]
+        if len(ranks) >= roll.fewest:
+            self._go_on(ranks)
+            return
+        text = (
+            f"{'1 rank is' if len(ranks) == 1 else f'{len(ranks)} ranks are'} left, and the job goes on with {roll.fewest} or more (--min-ranks): "
+            "start it anew"
+        )
+        self._tell_shrunk(Shrunk([], "", 0, Verdict("lost", text, left.lost, "shrink")))
+
+    def _look_again(self) -> None:
+        self._is_looking = False
+        self._waited_s += _LOOK_S
+        self._check_shrink()
+
+    def _admit(self, join: Join) -> int | FromStore:
+        problem = self._objection(join)
+        if problem:
+            return Shrunk([], "", 0, Verdict("rendezvous", problem))
+        number, self._next = self._next, self._next + 1
+        self._waiting.add(number)
+        return number
+
+    def _hear(self, number: int, message: FromRank) -> None:
+        if isinstance(message, Shrink) and number in self._waiting | self._admitted:
+            self.shrink(number, message)
+
+    def _lose(self, number: int, reason: str) -> None:
+        self._waiting.discard(number)
+        self._asking.pop(number, None)
+        if number in self._admitted:
+            self._admitted.remove(number)
+            self._tell_all(Gone(number, reason))
+            self.tell_newcomers(Gone(number, reason))
+            self._check_shrink()
+
+    def tell_newcomers(self, message: Gone | Shrunk) -> None:
+        """Tell the newcomers that are to go on what the ranks that are left are told."""
+        for number in sorted(self._admitted):
+            if self._lobby is not None:
+                self._lobby.send(number, message if isinstance(message, Gone) else msgspec.structs.replace(message, you=number))
 
     # To wait no longer
 

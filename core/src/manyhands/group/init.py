@@ -10,21 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.common.checks import whole
-from manyhands.config import Resolved, load
+from manyhands.config import Resolved, Settings, load
 from manyhands.config.plugins import get_plugin_manager
 from manyhands.config.select import Selector
 from manyhands.config.selection import make_selector
 from manyhands.contract.deadline import Deadline
 from manyhands.control.environment import LaunchEnvironment, discover, parse_address, why_not_alone
 from manyhands.control.liveness import Liveness
+from manyhands.control.lobby import Door
 from manyhands.errors import (
     ConfigError,
     InvalidRankError,
     InvalidWorldSizeError,
     RendezvousError,
 )
-from manyhands.group.forming import Setup, among_processes, among_threads, come_alone, finish
+from manyhands.group.forming import Formed, Setup, among_processes, among_threads, come_alone, finish
 from manyhands.group.group import Group
+from manyhands.group.shrinking import come_later
 from manyhands.job.job import Job
 from manyhands.job.meeting import Meeting
 from manyhands.job.threads import current_thread_rank
@@ -94,10 +96,16 @@ def init(
     deadline = Deadline(settings.rendezvous_timeout_s, time.monotonic if member is None else member.world.runtime.now)
     if member is not None:
         _check_arguments(rank, world_size, member.rank, member.world.world_size)
-        job = among_threads(member, setup, deadline)
+        return Group(*finish(among_threads(member, setup, deadline), setup, selector, deadline))
+    is_told = rank is not None or world_size is not None
+    door = None if is_told or "MANYHANDS_ELASTIC" not in os.environ else Door.of(os.environ, _secret(resolved))
+    if door is not None and "MANYHANDS_NEWCOMER" in os.environ:
+        group = Group(*_come_later(setup, door))
     else:
-        job = _among_processes(rank, world_size, setup, deadline)
-    return Group(*finish(job, setup, selector, deadline))
+        group = Group(*finish(_among_processes(rank, world_size, setup, door, deadline), setup, selector, deadline))
+    if door is not None:
+        door.enter(os.environ.get("RANK", ""))
+    return group
 
 
 def _choices(resolved: Resolved, selector: Selector) -> str:
@@ -110,7 +118,29 @@ def _choices(resolved: Resolved, selector: Selector) -> str:
     return ", ".join([*words, f"algorithms {selector.digest}"])
 
 
-def _among_processes(rank: int | None, world_size: int | None, setup: Setup, deadline: Deadline) -> Job:
+def _come_later(setup: Setup, door: Door) -> Formed:
+    """Come in the place of a rank that has ended."""
+    launch = discover(os.environ)
+    assert launch is not None  # whoever has a door has a launcher
+    install_error_file(launch.rank)
+    settings = setup.resolved.settings
+    address = _address(setup.resolved, launch, launch.rank)
+    meeting = Meeting(
+        -1,
+        0,
+        settings.backend,
+        setup.choices,
+        address,
+        door.secret,
+        None,
+        _liveness(settings),
+        local_rank=launch.local_rank,
+        door=door,
+    )
+    return come_later(meeting, door.roll().most, setup, settings.rendezvous_timeout_s)
+
+
+def _among_processes(rank: int | None, world_size: int | None, setup: Setup, door: Door | None, deadline: Deadline) -> Job:
     try:
         launch = discover(os.environ)
     except ConfigError:
@@ -127,7 +157,6 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, dea
     if world_size == 1:
         return come_alone(setup, deadline)
     resolved = setup.resolved
-    silence = resolved.settings.liveness
     inherited = os.environ.get("MANYHANDS_RENDEZVOUS_FD") if rank == 0 else None
     meeting = Meeting(
         rank,
@@ -137,9 +166,14 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, dea
         _address(resolved, launch, rank),
         _secret(resolved),
         int(inherited) if inherited is not None else None,
-        Liveness(silence.heartbeat_s, silence.patience_s),
+        _liveness(resolved.settings),
+        door=door,
     )
     return among_processes(meeting, setup, deadline)
+
+
+def _liveness(settings: Settings) -> Liveness:
+    return Liveness(settings.liveness.heartbeat_s, settings.liveness.patience_s)
 
 
 def _check_arguments(rank: int | None, world_size: int | None, actual_rank: int, actual_size: int) -> None:

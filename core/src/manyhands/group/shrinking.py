@@ -5,19 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable
 
 import msgspec
 
 from manyhands.contract.deadline import Deadline
+from manyhands.control.network import Address
 from manyhands.control.protocol import Shrunk
 from manyhands.errors import CommError, RendezvousError, UnsupportedError
 from manyhands.group.forming import Formed, Setup, among_processes, come_alone, finish
-from manyhands.job.job import Job
+from manyhands.job.job import AS_LONG_AS_IT_TAKES_S, Job
 from manyhands.job.meeting import Meeting, guarded_bind
 
-__all__ = ["check_possible", "shrink"]
+__all__ = ["check_possible", "come_later", "shrink"]
 
+_PAUSE_S = 0.05
+_SUCCESSOR_S = 1.0
+"""How long to wait for a successor of the store: mostly some milliseconds, and for ever where no rank can be one."""
 _log = logging.getLogger("manyhands.job")
 
 
@@ -38,7 +43,38 @@ def check_possible(job: Job) -> None:
         )
 
 
-def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
+def come_later(meeting: Meeting, most: int, setup: Setup, timeout_s: float) -> Formed:
+    """Come into a job that runs already: wait, as long as it takes, until it lets new ranks in, and meet the others in their next job.
+
+    Parameters
+    ----------
+    meeting
+        How to come to the door.
+    most
+        How many ranks the job has at most.
+    setup
+        What this rank was told about the job.
+    timeout_s
+        How long the meeting may last, once it begins.
+
+    Raises
+    ------
+    RendezvousError
+        This rank does not fit the others. Other errors of its own pass through as well.
+    """
+    while True:
+        old = Job.at_the_door(meeting, most)
+        try:
+            return shrink(old, setup, Deadline(AS_LONG_AS_IT_TAKES_S), timeout_s)
+        except CommError:
+            if not old.control.cut:  # else it was not taken this time, or whoever had let it in has died
+                raise
+        finally:
+            old.release()
+        time.sleep(_PAUSE_S)
+
+
+def shrink(old: Job, setup: Setup, deadline: Deadline, timeout_s: float | None = None) -> Formed:
     """Meet those that are left of a job that has failed, in a new job of their own, and give back the old one.
 
     Where they did not come together for a reason that may pass, the old job stays, and `Job.may_shrink_again` says so.
@@ -55,6 +91,8 @@ def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
         What this rank was told about the job.
     deadline
         Until when.
+    timeout_s
+        How long this rank may take to meet the others once it is told who they are, where it came later; by default until the deadline.
 
     Raises
     ------
@@ -65,7 +103,7 @@ def shrink(old: Job, setup: Setup, deadline: Deadline) -> Formed:
     """
     try:
         with contextlib.ExitStack() as at_end:
-            formed = _Shrinking(old, setup, deadline, at_end.callback).run()
+            formed = _Shrinking(old, setup, deadline, timeout_s, at_end.callback).run()
     except CommError as error:
         # Who alone cannot meet the others must go, or they would wait for it.
         if isinstance(error, RendezvousError) or old.control.cut:
@@ -87,21 +125,22 @@ class _Shrinking(msgspec.Struct, frozen=True):
     old: Job
     setup: Setup
     deadline: Deadline
+    timeout_s: float | None
     at_end: Callable[[Callable[[], None]], object]
 
     def run(self) -> Formed:
         failure: CommError | None = None
-        count = self.old.world_size
+        before: list[int] = []
         while True:
             # Nobody dials before all have asked to go on, and by then each of them listens, since nobody knows who will be the first.
             with _listen(self.old, self.deadline) as listener:
                 address = ("", 0) if listener is None else listener.getsockname()[:2]
-                shrunk = self.old.control.shrink(address, self.deadline)
-                if failure is not None and len(shrunk.ranks) == count:
+                shrunk = self.ask(address)
+                if failure is not None and shrunk.ranks == before:
                     raise failure  # nobody has died: what broke would break again
-                count = len(shrunk.ranks)
+                before = shrunk.ranks
                 try:
-                    return self.form(shrunk, listener)
+                    return self.form(shrunk, listener, self.deadline if self.timeout_s is None else Deadline(self.timeout_s))
                 except CommError as error:
                     # Who meets somebody else there, alone, goes; where the first of them is gone, the old store says so.
                     control = self.old.control
@@ -110,23 +149,32 @@ class _Shrinking(msgspec.Struct, frozen=True):
                         raise
                     failure = error
 
-    def form(self, shrunk: Shrunk, listener: socket.socket | None) -> Formed:
-        job = self.meet(shrunk, listener)
+    def ask(self, address: Address) -> Shrunk:
+        shrunk = self.old.control.shrink(address, self.deadline)
+        if shrunk.you >= 0:
+            self.old.rank = self.old.control.rank = shrunk.you
+        return shrunk
+
+    def form(self, shrunk: Shrunk, listener: socket.socket | None, deadline: Deadline) -> Formed:
+        job = self.meet(shrunk, listener, deadline)
         origins = self.old.control.origins or tuple(range(self.old.world_size))
-        job.control.origins = tuple(origins[rank] for rank in shrunk.ranks)
+        known = len(origins) if self.timeout_s is None else 0
+        job.control.origins = tuple(origins[rank] if rank < known else None for rank in shrunk.ranks)
         _log.info("rank %d of %d goes on as rank %d of %d", self.old.rank, self.old.world_size, job.rank, job.world_size)
-        formed = finish(job, self.setup, None, self.deadline)
+        formed = finish(job, self.setup, None, deadline)
         try:
-            job.control.exchange("the end of shrink()", b"", self.deadline)
+            # Until this the old store and its successor know who is left, and from then on the new ones.
+            job.control.await_successor(min(_SUCCESSOR_S, deadline.remaining()))
+            job.control.exchange("the end of shrink()", b"", deadline)
         except BaseException as error:
             job.abort(error)
             raise
         return formed
 
-    def meet(self, shrunk: Shrunk, listener: socket.socket | None) -> Job:
+    def meet(self, shrunk: Shrunk, listener: socket.socket | None, deadline: Deadline) -> Job:
         old, ranks, before = self.old, shrunk.ranks, self.old.meeting
         if len(ranks) == 1:
-            return come_alone(self.setup, self.deadline, old.local_rank)
+            return come_alone(self.setup, deadline, old.local_rank)
         assert before is not None  # as `check_possible` has found
         meeting = Meeting(
             ranks.index(old.rank),
@@ -140,10 +188,14 @@ class _Shrinking(msgspec.Struct, frozen=True):
             (old.control, ranks),
             old.local_rank,
             self.at_end,
+            before.door,
         )
-        # Which ranks share a host stays as it was, also where the config says it by their old numbers.
-        hosts = [old.hosts[rank] for rank in ranks]
-        return among_processes(meeting, self.setup, self.deadline, [hosts.index(host) for host in hosts])
+        # Which ranks share a host stays as it was, also where the config says it by their old numbers; unless there are newcomers.
+        hosts = None
+        if max(ranks) < len(old.hosts):
+            known = [old.hosts[rank] for rank in ranks]
+            hosts = [known.index(host) for host in known]
+        return among_processes(meeting, self.setup, deadline, hosts)
 
 
 def _listen(old: Job, deadline: Deadline) -> contextlib.AbstractContextManager[socket.socket | None]:

@@ -31,6 +31,7 @@ from manyhands.control.computer import COMPUTER
 from manyhands.control.connection import Control, make_join
 from manyhands.control.forking import forget_after_fork
 from manyhands.control.liveness import Liveness
+from manyhands.control.lobby import NEWCOMER_HELLO
 from manyhands.control.loop import Loop
 from manyhands.control.network import Address, Listener, dial, show_address
 from manyhands.control.protocol import Report, Verdict
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from manyhands.control.dump import Dumper
     from manyhands.job.threads import ThreadRank
 
-__all__ = ["Job", "Part"]
+__all__ = ["AS_LONG_AS_IT_TAKES_S", "Job", "Part"]
 
 _log = logging.getLogger("manyhands.job")
 
@@ -67,6 +68,7 @@ class Part(Protocol):
 P = TypeVar("P", bound=Part)
 
 _LATECOMERS_S = 1.0
+AS_LONG_AS_IT_TAKES_S = 1e6
 _FACTORY_GRACE_S = 2.0
 """How long a factory that is overdue may still take to say why: what it waits for has the same deadline."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -76,6 +78,8 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 def _tell_who_ends(old: Control, ranks: Sequence[int], store: Store) -> None:
     """Let the store of those that are left know who ends before it comes there."""
     old.on_gone(lambda rank, reason: store.will_not_come(ranks.index(rank), reason) if rank in ranks else None)
+    # Where the store of the old job has ended, nobody knows of the newcomers' ends.
+    store.expect_soon([place for place, rank in enumerate(ranks) if rank >= old.world_size])
 
 
 class Job:
@@ -157,9 +161,8 @@ class Job:
         try:
             loop = job.loop
             if meeting.rank == 0:
-                job._store = store = Store(
-                    loop, meeting.listen(deadline), meeting.secret, meeting.world_size, deadline, meeting.liveness
-                )
+                place = meeting.listen(deadline), meeting.secret, meeting.world_size
+                job._store = store = Store(loop, *place, deadline, meeting.liveness, meeting.door)
                 if meeting.before is not None:
                     _tell_who_ends(*meeting.before, store)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
@@ -172,7 +175,7 @@ class Job:
             job.hosts = tuple(welcome.hosts)
             job._secure = bool(meeting.secret)
             if meeting.world_size > 1:
-                job._standby = Standby(loop, control, job._key, job._secure, meeting.liveness)
+                job._standby = Standby(loop, control, job._key, job._secure, meeting.liveness, meeting.door)
         except BaseException as error:
             # Ranks that are still on their way are told why, instead of looking for a store that has gone.
             if job._store is not None and meeting.keep is not None:
@@ -185,6 +188,25 @@ class Job:
         meeting.before = meeting.keep = None  # or each job would keep the one before it
         atexit.register(job._at_exit)
         forget_after_fork(job)
+        return job
+
+    @classmethod
+    def at_the_door(cls, meeting: Meeting, most: int) -> Job:
+        """Come to a job of at most so many ranks that runs already, and wait at the door until it lets this rank in, as long as that takes.
+
+        What is returned stands for the job that the others leave, from which `shrink` leads to their next one.
+        """
+        job = cls(-1, most, meeting.backend)
+        job.meeting, job._local_rank, job._liveness, job.closed = meeting, meeting.local_rank, meeting.liveness, True
+        try:
+            join = make_join(-1, most, meeting.backend, meeting.choices)
+            deadline = Deadline(AS_LONG_AS_IT_TAKES_S)
+            job.control = SocketControl(
+                job.loop, join, meeting.address, meeting.secret, deadline, meeting.liveness, hello=NEWCOMER_HELLO
+            )
+        except BaseException:
+            job._release()
+            raise
         return job
 
     @classmethod

@@ -10,6 +10,7 @@ from manyhands.contract.deadline import Deadline
 from manyhands.control.connection import Control
 from manyhands.control.forking import close_after_fork
 from manyhands.control.liveness import Liveness
+from manyhands.control.lobby import Door
 from manyhands.control.network import Address, bind, is_loopback
 from manyhands.errors import AuthenticationError
 
@@ -39,6 +40,8 @@ class Meeting:
         The control connection of the job that the ranks are left over from, and which of it they were.
     keep
         Takes what gives back a store at which the ranks did not meet: until then it tells latecomers why. Without it, for a moment.
+    door
+        Where ranks come later; None where none does.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Meeting:
         before: tuple[Control, Sequence[int]] | None = None,
         local_rank: int | None = None,
         keep: Callable[[Callable[[], None]], object] | None = None,
+        door: Door | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -66,6 +70,7 @@ class Meeting:
         self.before = before
         self.local_rank = local_rank
         self.keep = keep
+        self.door = door
 
     def is_vain(self) -> bool:
         """Tell whether nobody needs to look for the others any more: rank 0 has ended before they met."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Sequence
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
 from manyhands.control.liveness import Liveness
+from manyhands.control.lobby import Door
 from manyhands.control.loop import Loop
 from manyhands.control.network import dial_patiently
 from manyhands.control.protocol import Prepare, Successor
@@ -38,14 +40,19 @@ class Standby:
         What proves membership, and whether the job has a secret.
     liveness
         How a silent rank is noticed.
+    door
+        Where ranks come later; None where none does.
     """
 
-    def __init__(self, loop: Loop, control: SocketControl, key: bytes, has_secret: bool, liveness: Liveness) -> None:
+    def __init__(
+        self, loop: Loop, control: SocketControl, key: bytes, has_secret: bool, liveness: Liveness, door: Door | None
+    ) -> None:
         self._liveness = liveness
         self._loop = loop
         self._control = control
         self._key = key
         self._has_secret = has_secret
+        self._door = door
         self._changing = threading.Lock()
         self._ended = False
         self._successor: Successor | None = None
@@ -72,7 +79,7 @@ class Standby:
 
     def _prepare(self, message: Prepare | Successor) -> None:
         if isinstance(message, Prepare):
-            self._stand_by(message.store)
+            self._stand_by(message.store, message.gone)
             return
         with self._changing, contextlib.suppress(RuntimeError):  # the interpreter is ending, and starts no more threads
             self._successor = message
@@ -96,7 +103,7 @@ class Standby:
             else:
                 self._control.follow(sock, successor.rank)
 
-    def _stand_by(self, store: int) -> None:
+    def _stand_by(self, store: int, gone: Sequence[int]) -> None:
         control = self._control
         try:
             sock = guarded_bind((control.host, 0), self._has_secret)
@@ -108,5 +115,7 @@ class Standby:
             if self._ended:
                 sock.close()
                 return
-            self._reserve = Reserve(self._loop, sock, self._key, control.rank, control.world_size, store, self._liveness)
+            self._reserve = Reserve(
+                self._loop, sock, self._key, control.rank, control.world_size, store, self._liveness, gone, self._door
+            )
         control.stand_by(self._reserve, (host, port))

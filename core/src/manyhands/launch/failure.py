@@ -119,7 +119,13 @@ def report(
         # The cause may be a rank of another host, whose launcher tells more.
         lines = [f"manyhands run: rank {first.rank} failed first on this host: {first.how}"]
     else:
-        lines = [f"manyhands run: rank {each.rank} failed, and the others went on: {each.how}" for each in survived]
+        lines = [
+            f"manyhands run: rank {each.rank} failed, and the others went on: {each.how}" for each in survived[-_LAST_LINES:]
+        ]
+        if len(survived) > _LAST_LINES:
+            lines.insert(
+                0, f"manyhands run: {len(survived)} ranks failed, and the others went on; the last {_LAST_LINES} of them:"
+            )
         lines.append(f"manyhands run: rank {first.rank} failed {'then' if survived else 'first'}: {first.how}")
     if also_failed:
         lines.append(f"manyhands run: {_ranks(also_failed)} failed after it")
@@ -143,7 +149,9 @@ def report_lost(lost: Sequence[Failure]) -> str:
     """Return what the user reads last where all other ranks ended well: which failed, how, and their tracebacks."""
     lines = [f"manyhands run: {len(lost)} rank{'s' * (len(lost) > 1)} failed, and all others ended well"]
     said: dict[str, int] = {}
-    for failure in sorted(lost, key=lambda failure: failure.at):
+    if len(lost) > _LAST_LINES:
+        lines.append(f"manyhands run: the last {_LAST_LINES} of them:")
+    for failure in sorted(lost, key=lambda failure: failure.at)[-_LAST_LINES:]:
         if failure.message and said.setdefault(failure.message, failure.rank) != failure.rank:
             lines.append(
                 f"manyhands run: rank {failure.rank}: {failure.how}{f', {failure.where}' if failure.where else ''}, as rank {said[failure.message]}"

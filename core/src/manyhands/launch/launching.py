@@ -42,6 +42,11 @@ class Launch:
         Whether ranks may be forked from a process that has imported what they need, instead of starting a Python each.
     verbose
         Whether to say why they cannot be.
+    max_restarts
+        How many ranks that fail are replaced, in all.
+    min_ranks, max_ranks
+        With how many ranks the job goes on after a failure: at least, and at most; where the most are more than ``ranks``, spares are started.
+        Where all three are None, nobody comes later.
     """
 
     target: str
@@ -56,6 +61,19 @@ class Launch:
     keep_going: bool = False
     fork: bool = True
     verbose: bool = False
+    max_restarts: int | None = None
+    min_ranks: int | None = None
+    max_ranks: int | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job survives failures by what the launcher does."""
+        return not self.max_restarts is self.min_ranks is self.max_ranks is None
+
+    @property
+    def most(self) -> int:
+        """How many ranks the job has at most."""
+        return self.world_size if self.max_ranks is None else self.max_ranks
 
     @property
     def world_size(self) -> int:
@@ -86,6 +104,8 @@ class Launch:
                 f"--node-rank {self.node_rank} with --nnodes {self.nodes}: hosts count from 0, so that the last one is "
                 f"{self.nodes - 1}; give each host its own number"
             )
+        if self.is_elastic:
+            self._validate_elastic()
         if self.rendezvous is not None:
             parse_address(self.rendezvous)
         if self.nodes > 1 and self.rendezvous is None:
@@ -103,6 +123,20 @@ class Launch:
                 file="MANYHANDS_SECRET",
             )
         self._find_program()
+
+    def _validate_elastic(self) -> None:
+        fewest = 1 if self.min_ranks is None else self.min_ranks
+        if self.nodes > 1:
+            raise UsageError(
+                f"--nnodes {self.nodes}: --max-restarts, --min-ranks and --max-ranks are for one host; on several give --keep-going, and the job "
+                "goes on with the ranks that are left"
+            )
+        if (self.max_restarts or 0) < 0:
+            raise UsageError(f"--max-restarts {self.max_restarts}: give 0 or more")
+        if not 1 <= fewest <= self.ranks <= self.most:
+            raise InvalidWorldSizeError(
+                f"--min-ranks {fewest}, -n {self.ranks} and --max-ranks {self.most}: each must be at least the one before, and the first at least 1"
+            )
 
     def command(self) -> list[str]:
         """Return the command of one rank; its Python does not buffer output, so that lines appear when they are printed."""
@@ -137,17 +171,19 @@ class MeetingPlace:
     secret: str
     name: str
     listener: socket.socket | None
-    """The listening socket, to be handed to rank 0; None on the hosts that do not run it."""
+    """The listening socket, to be handed to rank 0, or to all ranks of a job to which others may come later; None on the hosts that do not run it."""
 
-    def variables(self, job: Launch, local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the whole environment of one rank: torchrun's variables and ours, upon ``environ``."""
-        rank = job.local_ranks[local_rank]
+    def variables(
+        self, job: Launch, local_rank: int, environ: Mapping[str, str], elastic: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Return the whole environment of one rank: torchrun's variables and ours, upon ``environ``; with those of an elastic job."""
+        rank = job.node_rank * job.ranks + local_rank
         variables = {
             **shared_variables(job.ranks, environ),
             "RANK": str(rank),
             "LOCAL_RANK": str(local_rank),
-            "WORLD_SIZE": str(job.world_size),
-            "LOCAL_WORLD_SIZE": str(job.ranks),
+            "WORLD_SIZE": str(max(job.world_size, rank + 1)),
+            "LOCAL_WORLD_SIZE": str(max(job.ranks, local_rank + 1)),
             "GROUP_RANK": str(job.node_rank),
             "MASTER_ADDR": self.host,
             "MASTER_PORT": str(self.port),
@@ -155,8 +191,9 @@ class MeetingPlace:
             "MANYHANDS_LAUNCHED": "1",
             "MANYHANDS_SECRET": self.secret,
             **job.environ,
+            **(elastic or {}),
         }
-        if rank == 0 and self.listener is not None:
+        if (rank == 0 or elastic) and self.listener is not None:
             variables["MANYHANDS_RENDEZVOUS_FD"] = str(self.listener.fileno())
         return variables
 

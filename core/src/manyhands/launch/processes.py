@@ -99,11 +99,15 @@ class _Child:
     process: subprocess.Popen[bytes] | ForkedRank
     error_file: Path
     stderr: Stream
+    is_newcomer: bool
+    """Whether it was started to come into a job that runs already."""
     signalled: bool = False
     """Whether the launcher asked it to end before it did by itself."""
     exited_at: float = 0.0
     told: bool = False
     """Whether the user knows that it is stopped."""
+    needless: bool = False
+    """Whether it was ended because there was nobody left to whom it could have come."""
 
 
 class _Launcher:
@@ -124,6 +128,8 @@ class _Launcher:
         self._told_to_end: signal.Signals | None = None
         """What ended the job from outside."""
         self._cleanup = contextlib.ExitStack()
+        self._restarts = job.max_restarts or 0
+        """How many failures are still made good."""
 
     def __enter__(self) -> Self:
         self._cleanup.enter_context(self._selector)
@@ -145,31 +151,44 @@ class _Launcher:
         self._cleanup.close()
 
     def start(self, meeting: MeetingPlace, environ: Mapping[str, str]) -> None:
-        """Start all ranks."""
+        """Start all ranks, and the spares of an elastic job."""
         job = self._job
-        digits = len(str(job.world_size - 1))
-        for local_rank, rank in enumerate(job.local_ranks):
-            path = self._guard.folder / f"rank-{rank}.json"
-            variables = meeting.variables(job, local_rank, environ) | {"MANYHANDS_ERROR_FILE": str(path)}
-            handed_over = (meeting.listener.fileno(),) if rank == 0 and meeting.listener is not None else ()
+        self._meeting, self._environ = meeting, environ
+        self._enroll(job.most)
+        for local_rank in range(job.most if job.is_elastic else job.ranks):
             try:
-                process = self._process(variables, handed_over)
+                self._begin(local_rank, is_newcomer=local_rank >= job.ranks)
             except OSError as error:
                 raise UsageError(
-                    f"rank {rank} of {job.world_size} could not be started: {error}; start fewer ranks, or raise the limits of this "
-                    "host (ulimit -n, ulimit -u)"
+                    f"rank {job.local_ranks[0] + local_rank} of {job.world_size} could not be started: {error}; start fewer ranks, or raise the "
+                    "limits of this host (ulimit -n, ulimit -u)"
                 ) from error
-            self._guard.add(process.pid)
-            prefix = f"[{rank:>{digits}}] ".encode() if job.prefix else b""
-            assert process.stdout is not None
-            assert process.stderr is not None
-            self._read(process.stdout, Stream(self._screens[0], 1, prefix, _PATIENCE_S))
-            stderr = Stream(self._screens[1], 2, prefix, _PATIENCE_S)
-            self._read(process.stderr, stderr)
-            self._children.append(_Child(rank, process, path, stderr))
-        if meeting.listener is not None:
+        if meeting.listener is not None and not job.is_elastic:
             # Rank 0 holds it now. Were it open here too, connections would still be taken, and never answered, after rank 0's end.
             meeting.listener.close()
+
+    def _begin(self, local_rank: int, *, is_newcomer: bool) -> None:
+        """Start one rank."""
+        job, meeting = self._job, self._meeting
+        rank = job.node_rank * job.ranks + local_rank
+        path = self._guard.folder / f"rank-{len(self._children)}.json"
+        elastic = {}
+        if job.is_elastic:
+            self._mark(rank).unlink(missing_ok=True)
+            elastic = {"MANYHANDS_ELASTIC": str(self._guard.folder)} | ({"MANYHANDS_NEWCOMER": "1"} if is_newcomer else {})
+        variables = meeting.variables(job, local_rank, self._environ, elastic) | {"MANYHANDS_ERROR_FILE": str(path)}
+        holds = meeting.listener is not None and (rank == 0 or job.is_elastic)
+        handed_over = (meeting.listener.fileno(),) if holds and meeting.listener is not None else ()
+        process = self._process(variables, handed_over)
+        self._guard.add(process.pid)
+        digits = len(str(max(job.world_size, job.most) - 1))
+        prefix = f"[{rank:>{digits}}] ".encode() if job.prefix else b""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._read(process.stdout, Stream(self._screens[0], 1, prefix, _PATIENCE_S))
+        stderr = Stream(self._screens[1], 2, prefix, _PATIENCE_S)
+        self._read(process.stderr, stderr)
+        self._children.append(_Child(rank, process, path, stderr, is_newcomer))
 
     def _process(self, variables: Mapping[str, str], handed_over: tuple[int, ...]) -> subprocess.Popen[bytes] | ForkedRank:
         """Start a process, by the server where it can.
@@ -306,21 +325,79 @@ class _Launcher:
             self._to_send = deque([(now, polite), (now + _END_S, signal.SIGKILL)])
 
     def _reap(self) -> None:
+        ended = []
         for child in self._running():
-            code = child.process.poll()
-            if code is None:
-                continue
-            child.exited_at = time.time()
-            self._forget(child)
-            if code != 0 and not child.signalled and not self._to_send and not self._job.keep_going:
+            if child.process.poll() is not None:
+                child.exited_at = time.time()
+                self._forget(child)
+                ended.append(child)
+        for child in ended:
+            if child.process.returncode != 0 and not child.signalled and not self._to_send and not self._survives(child):
                 now = time.monotonic()
                 self._to_send.extend([(now + _GRACE_S, signal.SIGTERM), (now + _GRACE_S + _END_S, signal.SIGKILL)])
+        if ended and self._job.is_elastic:
+            self._enroll(len(self._running()))
+            self._end_the_needless()
+            self._reap()  # who starts a rank may hear of others that have ended
         self._tell_of_the_stopped()
+
+    def _survives(self, failed: _Child) -> bool:
+        """Tell whether the others go on without a rank that has failed; start another one in its place, where that is to be."""
+        if not self._job.is_elastic:
+            return self._job.keep_going
+        if not self._has_begun() or not any(map(self._may_be_member, self._running())):
+            return False
+        is_ending = any(child.process.returncode == 0 for child in self._children)
+        if self._restarts and not is_ending:
+            self._restarts -= 1
+            how = _failure(failed).how
+            count = (self._job.max_restarts or 0) - self._restarts
+            self._say(
+                f"manyhands run: rank {failed.rank} failed ({how}), and another one comes in its place: restart {count} of {self._job.max_restarts}\n"
+            )
+            try:
+                self._begin(failed.rank, is_newcomer=True)
+            except OSError as error:
+                self._say(f"manyhands run: it could not be started: {error}\n")
+        return True
+
+    # An elastic job
+
+    def _enroll(self, running: int) -> None:
+        """Tell the ranks of an elastic job how many there are."""
+        job = self._job
+        if job.is_elastic:
+            from manyhands.control.lobby import Roll  # other jobs need none of it
+
+            with contextlib.suppress(OSError):  # a full disk is no reason to end the job: the ranks wait a while for nothing
+                Roll(running, job.min_ranks or 1, job.most).write(self._guard.folder)
+
+    def _mark(self, rank: int) -> Path:
+        return self._guard.folder / f"member-{rank}"
+
+    def _has_begun(self) -> bool:
+        """Tell whether the ranks have come together: then one of them, alive or dead, has said so."""
+        return any(self._mark(rank).exists() for rank in range(self._job.most))
+
+    def _may_be_member(self, child: _Child) -> bool:
+        """Tell whether a rank is in a job that has begun, or about to say so."""
+        return not child.is_newcomer or self._mark(child.rank).exists()
+
+    def _end_the_needless(self) -> None:
+        """End those that wait for others to let them in, where nobody is left who could."""
+        running = self._running()
+        if self._has_begun() and not self._to_send and not any(map(self._may_be_member, running)):
+            for child in running:
+                child.needless = True
+            if running:
+                now = time.monotonic()
+                self._to_send.extend([(now, signal.SIGTERM), (now + _END_S, signal.SIGKILL)])
 
     def _tell_of_the_stopped(self) -> None:
         """Say which ranks stand still where no others are left: nobody ends them, and nothing else tells why the job does not end."""
         running = self._running()
-        if not self._job.keep_going or len(running) == len(self._children) or not all(map(_is_stopped, running)):
+        may_go_on = self._job.keep_going or self._job.is_elastic
+        if not may_go_on or len(running) == len(self._children) or not all(map(_is_stopped, running)):
             return
         for child in running:
             if not child.told:
@@ -350,17 +427,19 @@ class _Launcher:
             if self._told_to_end != signal.SIGPIPE:
                 self._say("-" * 80 + "\n" + report_ended(self._told_to_end, list(map(_failure, self._children))))
             return 128 + self._told_to_end
-        failed = [child for child in self._children if child.process.returncode != 0]
+        children = [child for child in self._children if not child.needless]
+        failed = [child for child in children if child.process.returncode != 0]
         if not failed:
             return 0
         own = [child for child in failed if not child.signalled] or failed
         failures = list(map(_failure, own))
+        may_go_on = self._job.keep_going or self._job.is_elastic
         # Who ended only because of another rank's end was left, and did not end well.
-        is_survived = len(failed) < len(self._children) and not any(failure.is_secondary for failure in failures)
-        if self._job.keep_going and is_survived:
+        is_survived = len(failed) < len(children) and not any(failure.is_secondary for failure in failures)
+        if may_go_on and is_survived:
             self._say("-" * 80 + "\n" + report_lost(failures))
             return 0
-        first, survived = last_straw(failures) if self._job.keep_going else (primary(failures), [])
+        first, survived = last_straw(failures) if may_go_on else (primary(failures), [])
         before = {first.rank, *(failure.rank for failure in survived)}
         also = [child.rank for child in own if child.rank not in before]
         ended = [child.rank for child in failed if child.signalled and child.rank != first.rank]

@@ -35,6 +35,9 @@ class RunOptions(NamedTuple):
     no_fork: bool = False
     verbose: bool = False
     record: str | None = None
+    max_restarts: int | None = None
+    min_ranks: int | None = None
+    max_ranks: int | None = None
 
 
 def start(options: RunOptions) -> int:
@@ -107,6 +110,9 @@ def _prepared(options: RunOptions, server: ForkServer | None) -> Callable[[], in
         options.keep_going,
         not options.no_fork,
         options.verbose,
+        options.max_restarts,
+        options.min_ranks,
+        options.max_ranks,
     )
     job.validate(environ)
     if resolution.launcher is None:
@@ -123,9 +129,19 @@ def _prepared(options: RunOptions, server: ForkServer | None) -> Callable[[], in
             f"the backend {resolution.backend!r} runs all ranks on this host, and --nnodes or --rendezvous was given; leave them "
             "out, or choose another backend with --backend"
         )
-    if options.keep_going:
+    unknown = [
+        name
+        for name, is_given in (
+            ("--keep-going", options.keep_going),
+            ("--max-restarts", options.max_restarts is not None),
+            ("--min-ranks", options.min_ranks is not None),
+            ("--max-ranks", options.max_ranks is not None),
+        )
+        if is_given
+    ]
+    if unknown:
         raise UsageError(
-            f"the backend {resolution.backend!r} starts the ranks itself, and knows no --keep-going; leave it out, or choose another backend "
+            f"the backend {resolution.backend!r} starts the ranks itself, and knows no {unknown[0]}; leave it out, or choose another backend "
             "with --backend"
         )
     request = LaunchRequest(

@@ -1,0 +1,192 @@
+"""Where new ranks come to a job that runs already: a socket that the launcher has handed to all ranks, and what it writes of the job.
+
+Nobody listens there while a generation runs: who comes waits in the kernel's queue. The store of a job that has failed, or its successor, takes them
+in once a rank asks to go on, until it has told all who goes on. As all ranks hold the socket, no death closes it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from manyhands.control.forking import close_after_fork
+from manyhands.control.liveness import Liveness
+from manyhands.control.loop import Loop
+from manyhands.control.network import FrameConnection, Listener
+from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromRank, FromStore, Join, decode_from_rank, encode
+
+__all__ = ["NEWCOMER_HELLO", "Door", "Lobby", "Roll"]
+
+NEWCOMER_HELLO = b"newcomer"
+
+
+class Roll(msgspec.Struct, frozen=True):
+    """How many ranks a job has.
+
+    Attributes
+    ----------
+    running
+        The processes that the launcher runs now, or is starting.
+    fewest, most
+        With how many ranks the job goes on.
+    """
+
+    running: int
+    fewest: int
+    most: int
+
+    def write(self, folder: Path) -> None:
+        """Put this where the ranks look for it."""
+        # Renamed into place, so that nobody reads half of it.
+        unfinished = folder / "roll.unfinished"
+        unfinished.write_bytes(msgspec.json.encode(self))
+        unfinished.replace(folder / "roll.json")
+
+
+class Door:
+    """What a launcher has given to a rank so that others can come later.
+
+    Parameters
+    ----------
+    fd
+        A listening socket.
+    folder
+        Where the launcher and the ranks write.
+    secret
+        The job's secret, which newcomers prove.
+    """
+
+    def __init__(self, fd: int, folder: Path, secret: bytes) -> None:
+        self._fd = fd
+        self._folder = folder
+        self.secret = secret
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], secret: bytes) -> Door | None:
+        """Return that of this process; None where no launcher lets ranks come later."""
+        folder, fd = environ.get("MANYHANDS_ELASTIC"), environ.get("MANYHANDS_RENDEZVOUS_FD")
+        return cls(int(fd), Path(folder), secret) if folder and fd else None
+
+    def listen(self) -> socket.socket:
+        """Return the socket, as one of the caller's own."""
+        return close_after_fork(socket.socket(fileno=os.dup(self._fd)))
+
+    def roll(self) -> Roll:
+        """Return what the launcher says now; where that has ended, that nobody comes any more."""
+        try:
+            return msgspec.json.decode((self._folder / "roll.json").read_bytes(), type=Roll)
+        except OSError:
+            return Roll(0, 1, 0)
+
+    def enter(self, rank: str) -> None:
+        """Tell the launcher that the rank that it calls so has come into the job."""
+        (self._folder / f"member-{rank}").touch()
+
+
+class Lobby:
+    """Takes newcomers in, in the background loop.
+
+    Parameters
+    ----------
+    loop
+        Where it runs.
+    door
+        Where they come.
+    liveness
+        How it is noticed that one is silent.
+    """
+
+    def __init__(self, loop: Loop, door: Door, liveness: Liveness) -> None:
+        self._loop = loop
+        self._door = door
+        self._liveness = liveness
+        self._listener: Listener | None = None
+        self._seats: dict[int, FrameConnection] = {}
+        self._open: set[FrameConnection] = set()
+
+    def roll(self) -> Roll:
+        """Return what the launcher says now."""
+        return self._door.roll()
+
+    def open(
+        self, admit: Callable[[Join], int | FromStore], hear: Callable[[int, FromRank], None], lose: Callable[[int, str], None]
+    ) -> None:
+        """Let newcomers in; once more is fine.
+
+        Parameters
+        ----------
+        admit
+            Gives a newcomer its number, or the reason against it.
+        hear
+            Takes in what it says.
+        lose
+            Called when it has ended.
+        """
+        if self._listener is None:
+
+            def accept(sock: socket.socket, hello: bytes) -> None:
+                if hello.startswith(NEWCOMER_HELLO):
+                    self._open.add(_Seat(self, sock, admit, hear, lose).connection)
+                else:
+                    sock.close()
+
+            self._listener = Listener(self._loop, self._door.listen(), self._door.secret, accept)
+
+    def send(self, number: int, message: FromStore) -> None:
+        """Give a message to a newcomer, unless it has ended."""
+        if number in self._seats:
+            self._seats[number].send(encode(message))
+
+    def close(self, keep: Callable[[int], bool] = lambda _: False) -> None:
+        """Let nobody in any more, and send away all but those with certain numbers: they come again."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        kept = {seat for number, seat in self._seats.items() if keep(number)}
+        for seat in self._open - kept:
+            seat.close()
+        self._open &= kept
+        self._seats = {number: seat for number, seat in self._seats.items() if seat in kept}
+
+
+class _Seat:
+    """One newcomer's connection."""
+
+    def __init__(
+        self,
+        lobby: Lobby,
+        sock: socket.socket,
+        admit: Callable[[Join], int | FromStore],
+        hear: Callable[[int, FromRank], None],
+        lose: Callable[[int, str], None],
+    ) -> None:
+        self._lobby = lobby
+        self._admit = admit
+        self._hear = hear
+        self._lose = lose
+        self._number: int | None = None
+        self.connection = FrameConnection(lobby._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, lobby._liveness)
+
+    def _frame(self, frame: bytes | None) -> None:
+        message = decode_from_rank(frame)
+        if message is not None and self._number is not None:
+            self._hear(self._number, message)
+        elif isinstance(message, Join):
+            answer = self._admit(message)
+            if isinstance(answer, int):
+                self._number = answer
+                self._lobby._seats[answer] = self.connection
+            else:
+                self.connection.send(encode(answer))
+        else:
+            self.connection.close()
+
+    def _lost(self, reason: str) -> None:
+        self._lobby._open.discard(self.connection)
+        if self._number is not None:
+            self._lobby._seats.pop(self._number, None)
+            self._lose(self._number, reason)

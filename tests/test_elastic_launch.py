@@ -1,0 +1,162 @@
+"""`manyhands run --max-restarts`: new ranks come in the place of those that have died, and get their state over the group."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import campaign_elastic
+import pytest
+
+TRAINING = """
+import json, os, sys, time
+import numpy as np
+import manyhands as mh
+
+rank = os.environ["RANK"]
+
+@mh.elastic(state=lambda: {"step": 0, "weights": np.zeros(3)}, timeout_s=20)
+def train(group, generation, state):
+    print(json.dumps({"generation": generation, "size": group.world_size, "step": state["step"], "is_new": "MANYHANDS_NEWCOMER" in os.environ}))
+    while state["step"] < 40:
+        at_step(group, generation, state)
+        state["weights"] += group.all_reduce(np.ones(3), op="mean")
+        state["step"] += 1
+        state.commit()
+    return state["weights"].tolist()
+"""
+DYING = """
+def at_step(group, generation, state):
+    # generation 0: rank 0 at step 10; generation 1: rank 1 at step 20; ...
+    if generation < DEATHS and rank == str(generation) and state["step"] == 10 * (generation + 1):
+        os.kill(os.getpid(), 9)
+"""
+ENDING = """
+assert train() == [40.0] * 3
+"""
+
+
+def generations(output: str) -> dict[int, list[dict[str, Any]]]:
+    """Return what the ranks told when a generation began, by its number."""
+    told: dict[int, list[dict[str, Any]]] = {}
+    for line in re.findall(r"\{.*\}", output):
+        fact = json.loads(line)
+        told.setdefault(fact["generation"], []).append(fact)
+    return told
+
+
+def elastic(run_python: Any, folder: Path, program: str, *options: str) -> Any:
+    script = folder / "train.py"
+    script.write_text(program, encoding="utf-8")
+    return run_python("-m", "manyhands", "run", "--no-prefix", "--backend", "tcp", *options, script)
+
+
+def test_ranks_that_die_are_replaced_rank_0_too_and_then_the_world_shrinks(run_python: Any, tmp_path: Path) -> None:
+    program = TRAINING + "DEATHS = 3" + DYING + ENDING
+    answer = elastic(run_python, tmp_path, program, "-n", "3", "--max-restarts", "2")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    told = generations(answer.stdout)
+    assert {number: [fact["size"] for fact in facts] for number, facts in told.items()} == {
+        0: [3] * 3,
+        1: [3] * 3,
+        2: [3] * 3,
+        3: [2] * 2,
+    }
+    assert [{fact["step"] for fact in told[number]} for number in range(4)] == [{0}, {10}, {20}, {30}]  # newcomers as well
+    assert [sum(fact["is_new"] for fact in told[number]) for number in range(4)] == [0, 1, 2, 2]
+    assert "rank 0 failed (killed by SIGKILL), and another one comes in its place: restart 1 of 2" in answer.stderr
+    assert "3 ranks failed, and all others ended well" in answer.stderr
+
+
+def test_spares_come_in_after_a_failure_and_those_that_nobody_needs_are_ended(run_python: Any, tmp_path: Path) -> None:
+    program = TRAINING + "DEATHS = 1" + DYING + ENDING
+    answer = elastic(run_python, tmp_path, program, "-n", "2", "--max-ranks", "4")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert {number: len(facts) for number, facts in generations(answer.stdout).items()} == {0: 2, 1: 3}
+    calm = elastic(run_python, tmp_path, program.replace("DEATHS = 1", "DEATHS = 0"), "-n", "2", "--max-ranks", "3")
+    assert calm.returncode == 0, calm.stdout + calm.stderr
+    assert {number: len(facts) for number, facts in generations(calm.stdout).items()} == {0: 2}
+    assert calm.stderr == ""
+
+
+def test_with_fewer_ranks_than_there_must_be_the_job_ends_with_an_error_that_says_so(run_python: Any, tmp_path: Path) -> None:
+    answer = elastic(run_python, tmp_path, TRAINING + "DEATHS = 1" + DYING + ENDING, "-n", "3", "--min-ranks", "3")
+    assert answer.returncode == 137
+    assert "PeerLostError: 2 ranks are left, and the job goes on with 3 or more (--min-ranks): start it anew" in answer.stderr
+
+
+def test_where_all_members_have_died_the_job_ends_and_nobody_waits_at_the_door(run_python: Any, tmp_path: Path) -> None:
+    program = (
+        TRAINING
+        + 'def at_step(group, generation, state):\n    if state["step"] == 5:\n        os.kill(os.getpid(), 9)\n'
+        + ENDING
+    )
+    answer = elastic(run_python, tmp_path, program, "-n", "2", "--max-restarts", "1")
+    assert answer.returncode == 137, answer.stdout + answer.stderr
+
+
+def test_before_the_first_generation_a_failure_ends_the_job(run_python: Any, tmp_path: Path) -> None:
+    program = (
+        'import os\nif os.environ["RANK"] == "1":\n    raise ValueError("broken")\n' + TRAINING + "DEATHS = 0" + DYING + ENDING
+    )
+    answer = elastic(run_python, tmp_path, program, "-n", "2", "--max-restarts", "5")
+    assert answer.returncode == 1
+    assert "ValueError: broken" in answer.stderr
+    assert "restart" not in answer.stderr
+
+
+def test_a_newcomer_that_cannot_start_is_replaced_in_its_turn(run_python: Any, tmp_path: Path) -> None:
+    broken = """
+import os
+if "MANYHANDS_NEWCOMER" in os.environ:
+    try:
+        os.close(os.open("tried", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        pass
+    else:
+        raise ImportError("not today")
+"""
+    answer = elastic(run_python, tmp_path, broken + TRAINING + "DEATHS = 1" + DYING + ENDING, "-n", "3", "--max-restarts", "2")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert {number: len(facts) for number, facts in generations(answer.stdout).items()} == {0: 3, 1: 3}
+    assert "rank 0 failed (exit code 1), and another one comes in its place: restart 2 of 2" in answer.stderr
+
+
+def test_a_newcomer_that_is_configured_differently_is_told_so(run_python: Any, tmp_path: Path) -> None:
+    program = (
+        'import os\nif "MANYHANDS_NEWCOMER" in os.environ:\n    os.environ["MANYHANDS_REPRODUCIBLE"] = "1"\n'
+        + TRAINING
+        + "DEATHS = 1"
+        + DYING
+        + ENDING
+    )
+    answer = elastic(run_python, tmp_path, program, "-n", "3", "--max-restarts", "1")
+    assert answer.returncode == 0, answer.stdout + answer.stderr  # the others go on without it
+    assert "RendezvousError: rank 1 has choices" in answer.stderr
+    assert {number: len(facts) for number, facts in generations(answer.stdout).items()} == {0: 3, 1: 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-n", "2", "--min-ranks", "3"], "--min-ranks 3, -n 2 and --max-ranks 2: each must be at least the one before"),
+        (["-n", "2", "--max-ranks", "1"], "--min-ranks 1, -n 2 and --max-ranks 1"),
+        (["-n", "2", "--min-ranks", "0"], "the first at least 1"),
+        (["-n", "2", "--max-restarts", "1", "--nnodes", "2"], "are for one host"),
+        (["-n", "2", "--max-restarts=-1"], "--max-restarts -1: give 0 or more"),
+        (["-n", "2", "--max-restarts", "1", "--backend", "simulated"], "knows no --max-restarts"),
+    ],
+)
+def test_what_cannot_be_is_refused(run_python: Any, tmp_path: Path, options: list[str], words: str) -> None:
+    answer = elastic(run_python, tmp_path, "", *options)
+    assert answer.returncode == 2, answer.stderr
+    assert words in " ".join(answer.stderr.split())
+
+
+def test_a_small_campaign_learns_the_very_same_weights(tmp_path: Path) -> None:
+    assert campaign_elastic.main(["--kills", "6", "--seed", "1", "--json", str(tmp_path / "kills.json")]) == 0
+    told = json.loads((tmp_path / "kills.json").read_text())
+    assert len(told["kills"]) == 6
+    assert told["accuracy"] == told["undisturbed"]
