@@ -77,7 +77,7 @@ FROM_RANKS: list[Any] = [
     Checkpoint("calls", 64, b"digest", [0, 1, 2]),
     Shrink("127.0.0.1", 1234),
     GiveUp(1.5),
-    messages.Agree("agree #0", 3, [0, 1, 2], True),
+    messages.Agree("agree #0", 3, [0, 1, 2]),
     messages.Standby("127.0.0.1", 1234),
     messages.Orphaned("it ended"),
     messages.Agreed(Verdict("lost", "rank 1 was lost", 1)),

@@ -165,6 +165,8 @@ def test_who_waits_and_ends_is_forgotten() -> None:
     assert [message for message in job.told[0] if isinstance(message, Gone)] == []
     assert (lobby.come(), lobby.come()) == (5, 6)
     assert shrunk(job.told[0]) == [Shrunk([0, 1, 2, 5, 6], "host", 1)]
+    lobby.lose(5, "it ended")
+    assert lobby.told[6][1:] == [Gone(5, "it ended")]
 
 
 @pytest.mark.parametrize("what", ["backend", "choices", "version", "byteorder"])

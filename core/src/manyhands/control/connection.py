@@ -453,7 +453,7 @@ class Control(ABC):
         self._agreeing.pop(name, None)
         if agreed is not None and agreed.problem is None:
             # Who goes on in the store's place may have to tell others of it.
-            self._settled[channel] = Agree(name, agreed.flag, list(members), True)
+            self._settled[channel] = Agree(name, agreed.flag, list(members))
             return agreed.flag
         raise error_from(self._no_answer(None if agreed is None else agreed.problem, "agree", name, deadline), self.rank)
 

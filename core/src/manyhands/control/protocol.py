@@ -203,13 +203,12 @@ class Shrink(msgspec.Struct, frozen=True, tag=True):
 class Agree(msgspec.Struct, frozen=True, tag=True):
     """A rank gives its flag to an agreement of ``members``, and waits for those of the others that are left.
 
-    If it ``is_settled``, the flag is what all had agreed on: another store has told this rank, and perhaps no other one.
+    To a store that has taken over it gives what it was told, if the agreement has ended for it.
     """
 
     name: str
     flag: int
     members: list[int]
-    is_settled: bool = False
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag=True):

@@ -52,11 +52,10 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class _Vote(msgspec.Struct):
-    """An agreement of which some members have come; ``settled`` is what another store has told of it."""
+    """An agreement of which some members have come."""
 
     members: list[int]
     flags: dict[int, int] = {}
-    settled: int | None = None
 
 
 class Survivors:
@@ -116,17 +115,14 @@ class Survivors:
         """Take in a rank's part of an agreement."""
         vote = self._votes.setdefault(message.name, _Vote(message.members))
         vote.flags[rank] = message.flag
-        if message.is_settled:
-            vote.settled = message.flag
         self._check_vote(message.name)
 
     def _check_vote(self, name: str) -> None:
         vote = self._votes[name]
         living = [rank for rank in vote.members if rank in self._left().ranks]
         if all(rank in vote.flags for rank in living):
-            # The flags of those that have ended since count as well: who was told by another store was told them, too.
-            flag = reduce(and_, vote.flags.values()) if vote.settled is None else vote.settled
-            self._tell_vote(name, Agreement(name, flag))
+            # The flags of those that have ended since count as well. What another store has told is among them, and holds all flags that are here.
+            self._tell_vote(name, Agreement(name, reduce(and_, vote.flags.values())))
 
     def _tell_vote(self, name: str, message: Agreement) -> None:
         vote, left = self._votes.pop(name), self._left().ranks
