@@ -84,6 +84,7 @@ def _execute(request: LaunchRequest, simulation: Simulation, ranks_per_host: int
         folder_of(request),
         lambda rank: _variables(rank, request.ranks, ranks_per_host),
         lambda: (text_stream(outputs[0], real[0]), text_stream(outputs[1], real[1])),
+        runtime.trace.seed,
     )
     program = cache(lambda: load(request))  # by the first rank that runs, since finding a module may run its package
     file = ""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TextIO
 
+from manyhands_simulated.script.generators import Generators
 from manyhands_simulated.script.modules import Modules
 
 __all__ = ["Processes"]
@@ -20,7 +21,7 @@ Streams = tuple[TextIO, TextIO]
 class _Process:
     """What one rank has for itself, while it does not run."""
 
-    __slots__ = ("argv", "environ", "main", "modules", "stderr", "stdout", "variables")
+    __slots__ = ("argv", "environ", "generators", "main", "modules", "stderr", "stdout", "variables")
 
     def __init__(
         self, argv: list[str], main: ModuleType, streams: Streams, environ: dict[str, Any], variables: Mapping[str, str]
@@ -28,13 +29,14 @@ class _Process:
         self.argv = argv
         self.main = main
         self.modules: dict[str, tuple[Any, Any]] = {}
+        self.generators: dict[str, Any] = {}
         self.stdout, self.stderr = streams
         self.environ = environ
         self.variables = variables
 
 
 class Processes:
-    """Gives each rank arguments, a main module, modules of the program, output streams and environment variables of its own.
+    """Gives each rank arguments, a main module, modules of the program, output streams, environment variables and generators of its own.
 
     All else is one for all ranks: the modules that are installed, with what those hold, the working directory, open files.
 
@@ -48,6 +50,8 @@ class Processes:
         Where the modules of the program lie.
     streams
         Returns the standard output and the standard error that a rank begins with.
+    seed
+        That of the run.
 
     Attributes
     ----------
@@ -56,12 +60,18 @@ class Processes:
     """
 
     def __init__(
-        self, argv: list[str], folder: str, variables: Callable[[int], Mapping[str, str]], streams: Callable[[], Streams]
+        self,
+        argv: list[str],
+        folder: str,
+        variables: Callable[[int], Mapping[str, str]],
+        streams: Callable[[], Streams],
+        seed: int = 0,
     ) -> None:
         self._argv = argv
         self._modules = Modules(folder)
         self._variables = variables
         self._streams = streams
+        self._generators = Generators(seed)
         self._processes: dict[int, _Process] = {}
         self._shown: _Process | None = None
         self.rank: int | None = None
@@ -72,6 +82,7 @@ class Processes:
         argv, path, stdout, stderr, main = sys.argv, sys.path, sys.stdout, sys.stderr, sys.modules["__main__"]
         folders, environ, variables = list(path), vars(os.environ), dict(os.environ)
         self._main, self._environ = main, environ
+        generators = self._generators.take()
         sys.meta_path.insert(0, self._modules)
         try:
             yield
@@ -81,6 +92,7 @@ class Processes:
             sys.argv, sys.path, sys.stdout, sys.stderr, sys.modules["__main__"] = argv, path, stdout, stderr, main
             path[:] = folders
             os.environ.__dict__ = environ
+            self._generators.give(generators)
             # Not only what Python sees of the variables has changed, but also what the system does.
             for name in () if self._shown is None else self._shown.variables:
                 os.unsetenv(name)
@@ -95,11 +107,13 @@ class Processes:
         taken = self._modules.take()
         if before is not None:
             before.modules = taken
+            before.generators = self._generators.take()
             before.argv, before.stdout, before.stderr, before.main = sys.argv, sys.stdout, sys.stderr, sys.modules["__main__"]
         now = self._processes.get(rank) or self._begin(rank)
         self.rank, self._shown = rank, now
         sys.argv, sys.stdout, sys.stderr, sys.modules["__main__"] = now.argv, now.stdout, now.stderr, now.main
         self._modules.give(now.modules)
+        self._generators.give(now.generators, rank)
         # The object stays, which any module may hold; what is in it is the rank's.
         os.environ.__dict__ = now.environ
         for name, value in now.variables.items():
