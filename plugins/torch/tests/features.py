@@ -1,6 +1,7 @@
-"""What torch builds on a process group, done on each rank over Gloo and over manyhands; prints the names of what does not agree.
+"""What torch builds on a process group, done over the backend that is named: Gloo writes what each rank got, and all others compare.
 
-Between two ranks every sum has one order, so that all results agree bit for bit.
+Prints the names of what does not agree. Between two ranks every sum has one order, so that all results agree bit for bit.
+Usage: features.py BACKEND FOLDER [NAME ...]
 """
 
 import os
@@ -250,10 +251,10 @@ def groups():
     return [x, y, z]
 
 
-def results(backend):
-    dist.init_process_group(backend)
+def results(backend, **meeting):
+    dist.init_process_group(backend, **meeting)
     try:
-        return {name: function() for name, function in FEATURES.items() if not sys.argv[1:] or name in sys.argv[1:]}
+        return {name: function() for name, function in FEATURES.items() if not sys.argv[3:] or name in sys.argv[3:]}
     finally:
         dist.destroy_process_group()
 
@@ -267,12 +268,15 @@ def same(a, b):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    port = int(os.environ["MASTER_PORT"])
-    ours = results("manyhands")
-    os.environ.pop("MANYHANDS_LAUNCHED", None)  # Gloo meets as torch has it
-    os.environ["MASTER_PORT"] = str(port + 1)
-    theirs = results("gloo")
-    for name in ours:
-        if len(ours[name]) != len(theirs[name]) or not all(map(same, ours[name], theirs[name])):
-            print("DIFFERS", name, ours[name], theirs[name])
-    print("compared", len(ours))
+    backend, folder = sys.argv[1:3]
+    rank = int(os.environ["RANK"])
+    file = f"{folder}/{rank}.pt"
+    if backend == "gloo":
+        torch.save(results("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2), file)
+    else:
+        got = results(backend)
+        theirs = torch.load(file, weights_only=False)
+        for name in got:
+            if len(got[name]) != len(theirs[name]) or not all(map(same, got[name], theirs[name])):
+                print("DIFFERS", name, got[name], theirs[name])
+        print("compared", len(got))

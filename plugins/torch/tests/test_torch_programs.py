@@ -17,9 +17,18 @@ def launch(program, *arguments, backend="shm", ranks=2):
     return subprocess.run(command, capture_output=True, text=True, env=variables, check=False, timeout=55)
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp"])
-def test_all_that_torch_builds_on_a_process_group_gives_what_it_gives_over_gloo(backend):
-    done = launch("features.py", backend=backend)
+@pytest.fixture(scope="module")
+def of_gloo(tmp_path_factory):
+    """Where each rank's results over Gloo are."""
+    folder = tmp_path_factory.mktemp("gloo")
+    done = launch("features.py", "gloo", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp", "simulated"])
+def test_all_that_torch_builds_on_a_process_group_gives_what_it_gives_over_gloo(backend, of_gloo):
+    done = launch("features.py", "manyhands", of_gloo, backend=backend)
     assert done.returncode == 0, done.stderr
     assert "DIFFERS" not in done.stdout
     assert done.stdout.count("compared 20") == 2

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from manyhands.control.local import LocalHub
     from manyhands.control.recorder import FlightRecorder
 
-__all__ = ["ThreadRank", "ThreadWorld", "current_rank", "current_thread_rank", "duration", "sleep"]
+__all__ = ["ThreadRank", "ThreadWorld", "current_rank", "current_thread_rank", "current_world", "duration", "sleep"]
 
 
 class ThreadWorld:
@@ -229,6 +229,12 @@ def current_rank() -> int | None:
     """Return the calling thread's rank, None in an ordinary program."""
     member = _current.get()
     return None if member is None else member.rank
+
+
+def current_world() -> ThreadWorld | None:
+    """Return the world that the calling thread is a rank of, None in an ordinary program."""
+    member = _current.get()
+    return None if member is None else member.world
 
 
 def sleep(seconds: float) -> None:

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 from manyhands import Group, init
+from manyhands.api import current_rank
 from manyhands_torch.process_group import ProcessGroup
+from manyhands_torch.ranks import be_rank
 
 __all__ = ["create", "meet"]
 
@@ -30,6 +32,7 @@ def create(opts: Any, _: object = None) -> ProcessGroup:
     The group of all ranks is made by `manyhands.init`, with the configuration that this finds. Where `meet` has not made it, torch's
     store tells the ranks where to meet, and the secret by which they know each other. Others are made of that one, if it is ours.
     """
+    be_rank()
     ranks, timeout = list(opts.global_ranks_in_group), opts.timeout
     group: Group | None = None
     if ranks:
@@ -67,7 +70,7 @@ def meet(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any)
 
 
 def _by_store(store: Any, rank: int, size: int) -> Group:
-    if size == 1 or "MANYHANDS_RENDEZVOUS" in os.environ:
+    if size == 1 or "MANYHANDS_RENDEZVOUS" in os.environ or current_rank() is not None:
         return init(rank=rank, world_size=size)
     if rank == 0:
         with socket.create_server((_host(store), 0)) as listener:

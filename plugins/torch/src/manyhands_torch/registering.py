@@ -7,6 +7,7 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 
 from manyhands_torch.joining import create, meet
 from manyhands_torch.process_group import NAME
+from manyhands_torch.ranks import be_rank, within_world
 
 __all__ = ["register"]
 
@@ -16,7 +17,9 @@ def register() -> None:
 
     torch 2.14 and newer call it themselves when a program names the backend. Importing `manyhands_torch` does, too.
     """
-    if NAME.upper() in dist.Backend._plugins:
-        return
-    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
-    _rendezvous_handlers["env"] = meet
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+        _rendezvous_handlers["env"] = meet
+        for scheme, handler in list(_rendezvous_handlers.items()):
+            _rendezvous_handlers[scheme] = within_world(handler)
+    be_rank()

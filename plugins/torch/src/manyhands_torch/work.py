@@ -14,6 +14,7 @@ from torch.futures import Future
 
 from manyhands import Work, wait_all
 from manyhands.errors import ManyHandsError
+from manyhands_torch.ranks import Completion, simulator
 
 if TYPE_CHECKING:
 
@@ -43,6 +44,27 @@ atexit.register(_finish_futures)
 def seconds_of(timeout: timedelta | None) -> float | None:
     """Return the seconds of a timeout of torch's; None where none was given, for which torch writes none, nothing or less."""
     return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+
+
+def _completing_of(begun: Any) -> Callable[[object], None]:
+    """Return what completes a future, in a thread of its own."""
+    context = contextvars.copy_context()
+
+    def finish(_: object) -> None:
+        # What is to follow may wait for later calls of the group, so that the thread of its callbacks must not do it.
+        thread = threading.Thread(target=run, name="torch-future")
+        _completing.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending
+            _completing.discard(thread)
+            context.run(begun.set_result, None)
+
+    def run() -> None:
+        context.run(begun.set_result, None)
+        _completing.discard(threading.current_thread())
+
+    return finish
 
 
 class Handle(_Base):
@@ -150,26 +172,13 @@ class Handle(_Base):
 
         # Not set_exception: what is written in C++, such as DDP, takes an error that is set so for a value.
         future = begun.then(end)
-        context = contextvars.copy_context()
-
-        def finish(_: object) -> None:
-            # What is to follow may wait for later calls of the group, so that the thread of its callbacks must not do it.
-            thread = threading.Thread(target=run, name="torch-future")
-            _completing.add(thread)
-            try:
-                thread.start()
-            except RuntimeError:  # the interpreter is ending
-                _completing.discard(thread)
-                context.run(begun.set_result, None)
-
-        def run() -> None:
-            context.run(begun.set_result, None)
-            _completing.discard(threading.current_thread())
-
-        if self._works and not self._works[-1].done():
-            self._works[-1].add_done_callback(finish)
-        else:
+        runtime = simulator()
+        if not self._works or self._works[-1].done():
             begun.set_result(None)
+        elif runtime is not None:
+            Completion(runtime, self._works[-1], lambda: begun.set_result(None))
+        else:
+            self._works[-1].add_done_callback(_completing_of(begun))
         return future
 
     def get_future_result(self) -> Any:
