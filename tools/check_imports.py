@@ -85,7 +85,10 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 # But those that derive from a class of such a package, and that others import inside functions.
 NEEDS_AT_TOP: dict[str, str] = {
     "manyhands_parallel.torch_batch_norm": "torch",
-    **{f"manyhands_torch.{name}": "torch" for name in ("calls", "joining", "process_group", "ranks", "registering", "work")},
+    **{
+        f"manyhands_torch.{name}": "torch"
+        for name in ("backend", "calls", "joining", "process_group", "ranks", "registering", "work")
+    },
 }
 NEVER_AT_TOP: frozenset[str] = frozenset({"cupy", "jax", "matplotlib", "mpi4py", "torch", "rich"})
 

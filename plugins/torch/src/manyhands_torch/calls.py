@@ -14,7 +14,10 @@ from manyhands import Group, Work
 from manyhands.errors import SizeMismatchError, UnsupportedError, UsageError
 from manyhands_torch.work import Handle, seconds_of
 
-__all__ = ["Calls"]
+__all__ = ["NAME", "Calls"]
+
+NAME = "manyhands"
+"""What the backend is called."""
 
 _OPS = {
     ReduceOp.SUM: "sum",
@@ -51,6 +54,22 @@ class Calls:
         self.group: Group = group
         self._timeout_s = timeout.total_seconds()
         self._batch: list[Handle] | None = None
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name of the backend."""
+        return NAME
+
+    def shutdown(self) -> None:
+        """Close the group; see `manyhands.Group.close`."""
+        self.group.close()
+
+    def abort(self) -> None:
+        """Give up: every other rank that waits learns so."""
+        self.group.__exit__(UsageError, UsageError("the program called abort() of its process group"), None)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the most time that a call may last, if it names none itself."""
+        self._timeout_s = timeout.total_seconds()
 
     # Collectives
 
@@ -193,6 +212,15 @@ class Calls:
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Handle:
         """Refuse to receive from whoever sends first."""
         raise UnsupportedError("manyhands receives from one rank, and recv() was called without a source: name it with src=")
+
+    # Calls that go together: torch calls them one by one between these two
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._batch = []
+
+    def _end_coalescing(self, device: Any = None) -> Handle:
+        batch, self._batch = self._batch or [], None
+        return self._together(batch)
 
     # What becomes of a call
 

@@ -11,11 +11,14 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 from manyhands import Group, init
 from manyhands.api import current_rank
+from manyhands_torch.backend import Backend
+from manyhands_torch.calls import Calls
 from manyhands_torch.process_group import ProcessGroup
 from manyhands_torch.ranks import be_rank
 
@@ -26,8 +29,8 @@ _met: ContextVar[Group | None] = ContextVar("manyhands_torch_group", default=Non
 _torch_meets = _rendezvous_handlers["env"]
 
 
-def create(opts: Any, _: object = None) -> ProcessGroup:
-    """Make a process group, as torch asks a backend to.
+def create(opts: Any, _: object = None) -> Backend | ProcessGroup:
+    """Make a process group, or what torch 2.14 and newer make one of, as torch asks a backend to.
 
     The group of all ranks is made by `manyhands.init`, with the configuration that this finds. Where `meet` has not made it, torch's
     store tells the ranks where to meet, and the secret by which they know each other. Others are made of that one, if it is ours.
@@ -37,14 +40,16 @@ def create(opts: Any, _: object = None) -> ProcessGroup:
     group: Group | None = None
     if ranks:
         world = dist.distributed_c10d._get_default_group()
-        if isinstance(world, ProcessGroup):
-            group = world.group.subgroup(ranks, timeout_s=timeout.total_seconds())
+        for ours in world, *map(world._get_backend, world._device_types):
+            if isinstance(ours, Calls):
+                group = ours.group.subgroup(ranks, timeout_s=timeout.total_seconds())
+                break
     else:
         group = _met.get()
         _met.set(None)
     if group is None:
         group = _by_store(opts.store, opts.group_rank, opts.group_size)
-    return ProcessGroup(group, opts.store, timeout)
+    return ProcessGroup(group, opts.store, timeout) if torch.__version__ < (2, 14) else Backend(group, timeout)
 
 
 def meet(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any) -> Iterator[tuple[Any, int, int]]:

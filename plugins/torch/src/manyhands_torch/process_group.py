@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from manyhands import Group
-from manyhands.errors import UsageError
 from manyhands_torch.calls import Calls
-from manyhands_torch.work import Handle
 
 if TYPE_CHECKING:
 
@@ -20,10 +18,7 @@ if TYPE_CHECKING:
 else:
     from torch.distributed import ProcessGroup as _Base
 
-__all__ = ["NAME", "ProcessGroup"]
-
-NAME = "manyhands"
-"""What the backend is called."""
+__all__ = ["ProcessGroup"]
 
 
 class ProcessGroup(Calls, _Base):
@@ -52,10 +47,6 @@ class ProcessGroup(Calls, _Base):
 
     # What torch's C++ asks for; it keeps no names for groups that are made in Python
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's names
-        """Return the name of the backend."""
-        return NAME
-
     def getRank(self) -> int:  # noqa: N802
         """Return this rank."""
         return self.group.rank
@@ -80,19 +71,7 @@ class ProcessGroup(Calls, _Base):
         """Return the description."""
         return self._desc
 
-    def abort(self) -> None:
-        """Give up: every other rank that waits learns so."""
-        self.group.__exit__(UsageError, UsageError("the program called abort() of its process group"), None)
-
     # What torch's Python asks for
-
-    def shutdown(self) -> None:
-        """Close the group; see `manyhands.Group.close`."""
-        self.group.close()
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the most time that a call may last, if it names none itself."""
-        self._timeout_s = timeout.total_seconds()
 
     def get_group_store(self) -> Any:
         """Return torch's store, prefixed for this group."""
@@ -143,12 +122,3 @@ class ProcessGroup(Calls, _Base):
         part.setGroupName(name)
         part.setGroupDesc(group_desc or "undefined")
         return part
-
-    # Calls that go together: torch calls them one by one between these two
-
-    def _start_coalescing(self, device: Any) -> None:
-        self._batch = []
-
-    def _end_coalescing(self, device: Any) -> Handle:
-        batch, self._batch = self._batch or [], None
-        return self._together(batch)
