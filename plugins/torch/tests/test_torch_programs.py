@@ -67,3 +67,11 @@ def test_torchrun_starts_a_program():
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", HERE / "calls.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=55)
     assert (done.returncode, done.stdout.count("all right")) == (0, 2), done.stderr
+
+
+def test_devices_may_have_several_backends():
+    torch = pytest.importorskip("torch")
+    if torch.__version__ < (2, 14):
+        pytest.skip("torch 2.13 gives all devices of a group to one that is made in Python")
+    done = launch("devices.py")
+    assert (done.returncode, done.stdout.count("all right")) == (0, 2), done.stderr

@@ -8,8 +8,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import manyhands_torch  # noqa: F401 - registers the backend
-
 torch.set_num_threads(1)
 dist.init_process_group("manyhands")
 torch.manual_seed(0)

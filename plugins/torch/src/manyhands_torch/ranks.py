@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -43,6 +44,7 @@ def be_rank() -> Store | None:
         torch._C.Future.wait = _waiting(torch._C.Future.wait)
         Reducer._delay_all_reduce = _hurrying(Reducer._delay_all_reduce)
         DeviceMesh.__init__ = _telling_ranks_apart(DeviceMesh.__init__)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")  # torch has one flight recorder for a process, which would mix the ranks
     store: Store = world.shared.setdefault("torch", Store(world.runtime))
     return store
 

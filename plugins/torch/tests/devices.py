@@ -1,0 +1,16 @@
+"""manyhands for one device, Gloo for another one, and groups that are made of both; prints ``all right``."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("cpu:manyhands,cuda:gloo")
+names = {device.type: dist.group.WORLD._get_backend(device).getBackendName() for device in dist.group.WORLD._device_types}
+assert names == {"cpu": "manyhands", "cuda": "gloo"}, names
+for group in (dist.group.WORLD, dist.new_group([0, 1]), dist.split_group(None, [[0, 1]])):
+    x = torch.ones(3)
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [2.0] * 3
+dist.destroy_process_group()
+sys.stdout.write("all right\n")
