@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group("cpu:manyhands,cuda:gloo")
-names = {device.type: dist.group.WORLD._get_backend(device).getBackendName() for device in dist.group.WORLD._device_types}
+names = {device.type: dist.group.WORLD._get_backend(device)._get_backend_name() for device in dist.group.WORLD._device_types}
 assert names == {"cpu": "manyhands", "cuda": "gloo"}, names
 for group in (dist.group.WORLD, dist.new_group([0, 1]), dist.split_group(None, [[0, 1]])):
     x = torch.ones(3)
