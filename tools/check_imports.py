@@ -202,7 +202,7 @@ def check_module(module: Module) -> Iterator[tuple[int, str]]:
             yield item.line, f"{package} is for {' and '.join(ONLY_IN[package])} alone"
         elif package in NEVER_AT_TOP and item.at_top and NEEDS_AT_TOP.get(module.name) != package:
             yield item.line, f"{package} must be imported inside the function that needs it: `import manyhands` stays light"
-        elif package.startswith("manyhands_") and package != own:
+        elif package.startswith("manyhands_") and not own.startswith(package):
             yield item.line, f"{own} imports {package}; reach it by name, through the plugin manager"
         elif own in MAY_IMPORT and package == "manyhands":
             if item.target not in MAY_IMPORT[own]:
@@ -226,7 +226,7 @@ def check_plugin(module: Module) -> Iterator[tuple[int, str]]:
             continue
         if package == "manyhands" and item.target != PLUGINS_MAY_IMPORT:
             yield item.line, f"a plugin imports {PLUGINS_MAY_IMPORT} alone, and this one {item.target}"
-        elif package.startswith("manyhands_") and package != own:
+        elif package.startswith("manyhands_") and not own.startswith(package):
             yield item.line, f"the plugin {own} imports {package}"
 
 

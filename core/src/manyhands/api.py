@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from manyhands.group.group import Group
     from manyhands.group.init import init
     from manyhands.group.mesh import DeviceMesh
-    from manyhands.job.threads import ThreadWorld, current_rank, current_world
+    from manyhands.job.threads import ThreadWorld, current_rank, current_runtime, current_world
     from manyhands.launch.guard import Guard, guarded
     from manyhands.launch.output import Stream as OutputStream
     from manyhands.launch.output import screens
@@ -144,6 +144,7 @@ __all__ = [
     "Work",
     "current_frames",
     "current_rank",
+    "current_runtime",
     "current_world",
     "describe_backend",
     "guarded",
@@ -183,7 +184,7 @@ _HOMES = {
     "ThreadWorld": "manyhands.job.threads",
     "Work": "manyhands.calls.work",
     "current_frames": "manyhands.control.bystanders",
-    **dict.fromkeys(("current_rank", "current_world"), "manyhands.job.threads"),
+    **dict.fromkeys(("current_rank", "current_runtime", "current_world"), "manyhands.job.threads"),
     "describe_backend": "manyhands.config.plugins",
     **dict.fromkeys(("Guard", "guarded"), "manyhands.launch.guard"),
     "OutputStream": "manyhands.launch.output:Stream",

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from manyhands.control.local import LocalHub
     from manyhands.control.recorder import FlightRecorder
 
-__all__ = ["ThreadRank", "ThreadWorld", "current_rank", "current_thread_rank", "current_world", "duration", "sleep"]
+__all__ = [
+    "ThreadRank",
+    "ThreadWorld",
+    "current_rank",
+    "current_runtime",
+    "current_thread_rank",
+    "current_world",
+    "duration",
+    "sleep",
+]
 
 
 class ThreadWorld:
@@ -229,6 +238,12 @@ def current_rank() -> int | None:
     """Return the calling thread's rank, None in an ordinary program."""
     member = _current.get()
     return None if member is None else member.rank
+
+
+def current_runtime() -> Runtime:
+    """Return what the calling thread's rank runs on: in an ordinary program the computer itself."""
+    member = _current.get()
+    return COMPUTER if member is None else member.world.runtime
 
 
 def current_world() -> ThreadWorld | None:

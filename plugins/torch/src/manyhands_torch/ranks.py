@@ -15,7 +15,7 @@ import torch
 from torch.distributed import Reducer, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyhands.api import Place, Runtime, Work, current_rank, current_world
+from manyhands.api import Place, Runtime, Work, current_rank, current_runtime, current_world
 
 if TYPE_CHECKING:
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     from torch.distributed import Store as _StoreBase
 
-__all__ = ["Completion", "Store", "be_rank", "simulator", "within_world"]
+__all__ = ["Completion", "Store", "be_rank", "within_world"]
 
 
 def be_rank() -> Store | None:
@@ -47,12 +47,6 @@ def be_rank() -> Store | None:
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")  # torch has one flight recorder for a process, which would mix the ranks
     store: Store = world.shared.setdefault("torch", Store(world.runtime))
     return store
-
-
-def simulator() -> Runtime | None:
-    """Return what runs the calling thread's rank, where that is a simulated one."""
-    world = current_world()
-    return world.runtime if world is not None and world.runtime.is_simulated else None
 
 
 # What torch keeps for a process
@@ -191,8 +185,8 @@ def _waiting(wait: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @wraps(wait)
     def wait_for(future: Any) -> Any:
-        runtime = simulator()
-        while runtime is not None and not future.done():
+        runtime = current_runtime()
+        while runtime.is_simulated and not future.done():
             runtime.glance()
         return wait(future)
 

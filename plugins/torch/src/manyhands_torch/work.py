@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from torch.futures import Future
 
 from manyhands import Work, wait_all
+from manyhands.api import Runtime, current_runtime
 from manyhands.errors import ManyHandsError
-from manyhands_torch.ranks import Completion, simulator
+from manyhands_torch.ranks import Completion
 
 if TYPE_CHECKING:
 
@@ -27,18 +28,19 @@ __all__ = ["Handle", "seconds_of"]
 
 
 _LAST_S = 5.0
-_completing: set[threading.Thread] = set()
-"""The threads that complete futures. C++ that such a thread runs must not outlive the interpreter, which would abort the process."""
+_completing: set[object] = set()
+"""What completes futures now. C++ that a thread runs must not outlive the interpreter, which would abort the process."""
+_completed = threading.Condition()
 
 
 def _finish_futures() -> None:
-    for thread in list(_completing):
-        with suppress(RuntimeError):  # it is about to start, and will not: the interpreter is ending
-            thread.join(_LAST_S)
+    with _completed:
+        _completed.wait_for(lambda: not _completing, _LAST_S)
 
 
 # It runs after the groups have been closed, which register themselves later, and which end what they had in flight.
 atexit.register(_finish_futures)
+os.register_at_fork(after_in_child=_completing.clear)  # a child does not have its parent's threads
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:
@@ -46,23 +48,23 @@ def seconds_of(timeout: timedelta | None) -> float | None:
     return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
 
 
-def _completing_of(begun: Any) -> Callable[[object], None]:
-    """Return what completes a future, in a thread of its own."""
+def _completing_of(begun: Any, runtime: Runtime) -> Callable[[object], None]:
+    """Return what completes a future, in a thread that does nothing else meanwhile."""
     context = contextvars.copy_context()
-
-    def finish(_: object) -> None:
-        # What is to follow may wait for later calls of the group, so that the thread of its callbacks must not do it.
-        thread = threading.Thread(target=run, name="torch-future")
-        _completing.add(thread)
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is ending
-            _completing.discard(thread)
-            context.run(begun.set_result, None)
 
     def run() -> None:
         context.run(begun.set_result, None)
-        _completing.discard(threading.current_thread())
+        with _completed:
+            _completing.discard(run)
+            _completed.notify_all()
+
+    def finish(_: object) -> None:
+        # What is to follow may wait for later calls of the group, so that the thread of its callbacks must not do it.
+        _completing.add(run)
+        try:
+            runtime.start(run)
+        except RuntimeError:  # the interpreter is ending
+            run()
 
     return finish
 
@@ -172,13 +174,13 @@ class Handle(_Base):
 
         # Not set_exception: what is written in C++, such as DDP, takes an error that is set so for a value.
         future = begun.then(end)
-        runtime = simulator()
+        runtime = current_runtime()
         if not self._works or self._works[-1].done():
             begun.set_result(None)
-        elif runtime is not None:
+        elif runtime.is_simulated:
             Completion(runtime, self._works[-1], lambda: begun.set_result(None))
         else:
-            self._works[-1].add_done_callback(_completing_of(begun))
+            self._works[-1].add_done_callback(_completing_of(begun, runtime))
         return future
 
     def get_future_result(self) -> Any:
