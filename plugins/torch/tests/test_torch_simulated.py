@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.errors import CollectiveMismatchError, DeadlockError
+from manyhands.errors import CollectiveMismatchError, DeadlockError, UnsupportedError
 from manyhands_simulated import Kill, run
 
 pytestmark = pytest.mark.peers
@@ -111,6 +111,19 @@ def test_ranks_do_not_find_each_others_shards_in_torchs_caches(dist):
         return tuple(columns.to_local().shape)
 
     assert run(program, 4).results == [(4, 3), (4, 2), (3, 3), (3, 2)]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:manyhands,cuda:gloo", None])
+def test_groups_of_other_backends_are_refused(dist, backend):
+    def program(_):
+        dist.init_process_group("manyhands")
+        with pytest.raises(UnsupportedError, match="a simulated world has torch's groups of manyhands alone"):
+            dist.new_group(backend="gloo")
+        dist.destroy_process_group()
+        with pytest.raises(UnsupportedError, match="name 'manyhands' in init_process_group"):
+            dist.init_process_group(backend)
+
+    run(program, 2)
 
 
 def test_a_future_waits_for_a_call_that_another_rank_makes_late(dist):

@@ -12,12 +12,10 @@ from torch.distributed import ReduceOp
 
 from manyhands import Group, Work
 from manyhands.errors import SizeMismatchError, UnsupportedError, UsageError
+from manyhands_torch.ranks import NAME
 from manyhands_torch.work import Handle, seconds_of
 
-__all__ = ["NAME", "Calls"]
-
-NAME = "manyhands"
-"""What the backend is called."""
+__all__ = ["Calls"]
 
 _OPS = {
     ReduceOp.SUM: "sum",

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import Reducer, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyhands.api import Place, Runtime, Work, current_rank, current_runtime, current_world
+from manyhands.api import Place, Runtime, UnsupportedError, Work, current_rank, current_runtime, current_world
 
 if TYPE_CHECKING:
 
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 else:
     from torch.distributed import Store as _StoreBase
 
-__all__ = ["Completion", "Store", "be_rank", "within_world"]
+__all__ = ["NAME", "Completion", "Store", "be_rank", "within_world"]
+
+
+NAME = "manyhands"
+"""What the backend is called."""
 
 
 def be_rank() -> Store | None:
@@ -40,6 +44,7 @@ def be_rank() -> Store | None:
         distributed_c10d._world = _Worlds(usual)
         if usual.default_pg is None:  # what torch has counted is the group that this rank is making
             distributed_c10d._world.group_count, usual.group_count = usual.group_count, 0
+        distributed_c10d._new_process_group_helper = _refusing(distributed_c10d._new_process_group_helper)
         torch._C._distributed_c10d._set_thread_isolation_mode(True)  # the names of groups, which C++ keeps
         torch._C.Future.wait = _waiting(torch._C.Future.wait)
         Reducer._delay_all_reduce = _hurrying(Reducer._delay_all_reduce)
@@ -80,6 +85,22 @@ class _Worlds:
             return vars(self)["usual"]
         name = f"torch {current_rank()}"
         return world.shared[name] if name in world.shared else world.shared.setdefault(name, _record())
+
+
+def _refusing(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Let no simulated rank make groups of other backends: these talk with real processes, and wait where no world sees it."""
+
+    @wraps(make)
+    def make_group(size: int, rank: int, ranks: Any, backend: Any, *arguments: Any, **named: Any) -> Any:
+        names = {part.rpartition(":")[2] for part in str(backend).lower().split(",")}
+        if current_runtime().is_simulated and names != {NAME}:
+            raise UnsupportedError(
+                f"a simulated world has torch's groups of manyhands alone, and one of {str(backend)!r} was asked for: name {NAME!r} in "
+                "init_process_group() and new_group(), or run the program on processes"
+            )
+        return make(size, rank, ranks, backend, *arguments, **named)
+
+    return make_group
 
 
 def _telling_ranks_apart(make: Callable[..., None]) -> Callable[..., None]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
-from manyhands_torch.calls import NAME
 from manyhands_torch.joining import create, meet
-from manyhands_torch.ranks import be_rank, within_world
+from manyhands_torch.ranks import NAME, be_rank, within_world
 
 __all__ = ["register"]
 
