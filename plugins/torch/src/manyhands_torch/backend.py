@@ -49,8 +49,9 @@ class Backend(Calls, _Base):
 
     def split(self, store: Any, ranks: Sequence[int], opts: Any) -> Backend | None:
         """Make one for a group of some of the ranks, as `manyhands.Group.subgroup`; only they need call it."""
-        group = self.group.subgroup(ranks, timeout_s=self._timeout_s)
-        return None if group is None else Backend(group, timedelta(seconds=self._timeout_s))
+        timeout: timedelta = self.options._timeout if opts is None else opts._timeout
+        group = self.group.subgroup(ranks, timeout_s=timeout.total_seconds())
+        return None if group is None else Backend(group, timeout)
 
     def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank has come here; the error names all ranks that have not, with ``wait_all_ranks`` or without."""

@@ -28,14 +28,13 @@ __all__ = ["Handle", "seconds_of"]
 
 
 _LAST_S = 5.0
-_completing: set[object] = set()
-"""What completes futures now. C++ that a thread runs must not outlive the interpreter, which would abort the process."""
-_completed = threading.Condition()
+_completing: set[threading.Lock] = set()
+"""Locks, each held while a future is completed. C++ that a thread runs must not outlive the interpreter, which would abort the process."""
 
 
 def _finish_futures() -> None:
-    with _completed:
-        _completed.wait_for(lambda: not _completing, _LAST_S)
+    for lock in list(_completing):
+        lock.acquire(timeout=_LAST_S)
 
 
 # It runs after the groups have been closed, which register themselves later, and which end what they had in flight.
@@ -50,17 +49,17 @@ def seconds_of(timeout: timedelta | None) -> float | None:
 
 def _completing_of(begun: Any, runtime: Runtime) -> Callable[[object], None]:
     """Return what completes a future, in a thread that does nothing else meanwhile."""
-    context = contextvars.copy_context()
+    context, running = contextvars.copy_context(), threading.Lock()
 
     def run() -> None:
         context.run(begun.set_result, None)
-        with _completed:
-            _completing.discard(run)
-            _completed.notify_all()
+        _completing.discard(running)
+        running.release()
 
     def finish(_: object) -> None:
+        running.acquire()
+        _completing.add(running)
         # What is to follow may wait for later calls of the group, so that the thread of its callbacks must not do it.
-        _completing.add(run)
         try:
             runtime.start(run)
         except RuntimeError:  # the interpreter is ending
