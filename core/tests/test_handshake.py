@@ -52,6 +52,17 @@ def test_a_client_that_was_tampered_with_is_refused(at: int, flip: int) -> None:
         assert not client.accepts(reply)
 
 
+def test_both_sides_have_the_same_seals_and_no_other_connection_has_them() -> None:
+    pairs = []
+    for _ in range(2):
+        server, client = ServerHandshake(SECRET), ClientHandshake(SECRET, b"hello")
+        server.answer(client.answer(server.greeting))
+        pairs += [(client.seals[0], server.seals[1]), (server.seals[0], client.seals[1])]
+    sent, expected = ([each.of(b"words") for each in side] for side in zip(*pairs, strict=True))
+    assert sent == expected
+    assert len(set(sent)) == 4
+
+
 @given(at=st.integers(0, GREETING_BYTES - 1), flip=st.integers(1, 255))
 def test_a_greeting_that_was_tampered_with_leads_to_nothing(at: int, flip: int) -> None:
     server, client = ServerHandshake(SECRET), ClientHandshake(SECRET, b"hello")

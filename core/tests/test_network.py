@@ -35,6 +35,7 @@ from manyhands.control.liveness import Liveness
 from manyhands.control.local import LocalHub
 from manyhands.control.loop import Loop
 from manyhands.control.network import FrameConnection, Listener, bind, dial, is_loopback, show_address
+from manyhands.control.seals import ProvenSocket, Seal
 from manyhands.errors import AuthenticationError, RendezvousError
 from manyhands.job.job import Job
 
@@ -431,11 +432,21 @@ class Line:
 
     def __init__(self, loop: Loop, max_bytes: int = 1000) -> None:
         ours, self.raw = socket.socketpair()
-        ours.setblocking(False)
         self.raw.settimeout(5)
+        there, here = bytes(32), b"here".ljust(32)
+        self.seal, self.expected = Seal(there), Seal(here)
         self.frames: queue.Queue[bytes] = queue.Queue()
         self.lost: queue.Queue[str] = queue.Queue()
-        self.connection = FrameConnection(loop, ours, self.frames.put, self.lost.put, max_bytes, Liveness())
+        proven = ProvenSocket.over(ours, (Seal(here), Seal(there)))
+        self.connection = FrameConnection(loop, proven, self.frames.put, self.lost.put, max_bytes, Liveness())
+
+    def says(self, *frames: bytes) -> bytes:
+        """Return the bytes that carry the next frames to the connection."""
+        return b"".join(framed(frame, self.seal) for frame in frames)
+
+    def hears(self, *frames: bytes) -> bytes:
+        """Return the bytes that must come from it for the next frames."""
+        return b"".join(framed(frame, self.expected) for frame in frames)
 
     def close(self) -> None:
         self.connection.close()
@@ -449,13 +460,14 @@ def line(loop: Loop) -> Iterator[Line]:
     line.close()
 
 
-def framed(frame: bytes) -> bytes:
-    return struct.pack("<I", len(frame)) + frame
+def framed(frame: bytes, seal: Seal) -> bytes:
+    length = struct.pack("<I", len(frame))
+    return length + seal.of(length) + frame + seal.of(frame)
 
 
 def test_frames_come_whole_however_they_are_cut(line: Line) -> None:
     frames = [b"", b"one", b"two" * 300, b"\xff"]
-    wire = b"".join(map(framed, frames))
+    wire = line.says(*frames)
     for start in range(0, len(wire), 7):
         line.raw.sendall(wire[start : start + 7])
     assert [line.frames.get(timeout=5) for _ in frames] == frames
@@ -464,26 +476,52 @@ def test_frames_come_whole_however_they_are_cut(line: Line) -> None:
 def test_frames_are_sent_in_order(line: Line) -> None:
     for number in range(50):
         line.connection.send(b"%d" % number)
-    wire = b"".join(framed(b"%d" % number) for number in range(50))
+    wire = line.hears(*(b"%d" % number for number in range(50)))
     assert receive(line.raw, len(wire)) == wire
 
 
 @pytest.mark.parametrize("length", [1001, 1 << 20, (1 << 32) - 1])
 def test_a_frame_that_is_too_long_is_refused_before_it_comes(line: Line, length: int) -> None:
-    line.raw.sendall(struct.pack("<I", length))
+    announced = struct.pack("<I", length)
+    line.raw.sendall(announced + line.seal.of(announced))
     assert line.lost.get(timeout=5) == f"a frame of {length} bytes was announced, and 1000 are allowed"
     assert line.raw.recv(1) == b""
     assert line.frames.get_nowait() is None  # told as a frame that cannot be read
     assert line.frames.empty()
 
 
+def _flip(place: int) -> Callable[[bytes, bytes], bytes]:
+    return lambda one, two: bytes(byte ^ (8 * (at == place)) for at, byte in enumerate(one)) + two
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [*map(_flip, (0, 3, 4, 19, 20, 24, 25, -17 + 42)), lambda one, two: one[:22] + one[23:] + two, lambda one, two: two + one,
+     lambda _, two: two, lambda one, two: one + one + two],
+    ids=["length", "long", "its seal", "end of that", "frame", "its end", "seal of it", "end", "left out", "swapped", "dropped", "again"],
+)  # fmt: skip
+def test_what_is_not_what_was_sent_ends_the_connection(line: Line, tamper: Callable[[bytes, bytes], bytes]) -> None:
+    """A proxy may flip a bit anywhere, repeat, drop, swap: no frame that was not sent, or not now, is ever told."""
+    one, two = line.says(b"first"), line.says(b"second")
+    wire = tamper(one, two)
+    line.raw.sendall(wire)
+    told = []
+    while (frame := line.frames.get(timeout=5)) is not None:
+        told.append(frame)
+    assert told == ([b"first"] if wire.startswith(one) else [])
+    assert "the connection was tampered with" in line.lost.get(timeout=5)
+    assert "the connection was tampered with" in line.connection.flaw
+    with contextlib.suppress(ConnectionResetError):
+        assert line.raw.recv(1) == b""
+
+
 def test_a_frame_of_the_greatest_length_comes(line: Line) -> None:
-    line.raw.sendall(framed(bytes(1000)))
+    line.raw.sendall(line.says(bytes(1000)))
     assert line.frames.get(timeout=5) == bytes(1000)
 
 
 def test_a_connection_that_ends_is_told_once_after_its_last_frame(line: Line) -> None:
-    line.raw.sendall(framed(b"last") + b"\x05\x00")
+    line.raw.sendall(line.says(b"last") + b"\x05\x00")
     line.raw.close()
     assert line.lost.get(timeout=5) == "the connection was closed"
     assert line.frames.get_nowait() == b"last"
@@ -497,7 +535,8 @@ def test_closing_lets_what_was_queued_out(loop: Loop) -> None:
     line = Line(loop)
     line.connection.send(b"goodbye")
     line.connection.close()
-    assert receive(line.raw, len(framed(b"goodbye"))) == framed(b"goodbye")
+    wire = line.hears(b"goodbye")
+    assert receive(line.raw, len(wire)) == wire
     line.raw.close()
 
 
@@ -505,10 +544,10 @@ def test_a_reader_that_is_slow_gets_all(loop: Loop) -> None:
     line = Line(loop, 1 << 24)
     frame = bytes(range(256)) * 8192
     line.connection.send(frame)
-    wire = b""
-    while len(wire) < len(frame) + 4:
+    expected, wire = line.hears(frame), b""
+    while len(wire) < len(expected):
         wire += line.raw.recv(10_000)
-    assert wire == framed(frame)
+    assert wire == expected
     line.close()
 
 

@@ -28,6 +28,7 @@ from manyhands.control.protocol import (
     encode,
 )
 from manyhands.control.reserve import Reserve
+from manyhands.control.seals import SEAL_BYTES, ProvenSocket, Seal
 
 SIZE = 4
 FIRST = Verdict("lost", "rank 3 was lost", 3)
@@ -42,9 +43,10 @@ class Company:
         listening.setblocking(False)
         self.reserve = Reserve(self.loop, listening, b"key", 1, SIZE, store=0, liveness=Liveness())
         self.ends: list[socket.socket] = []
+        self.seals = [Seal(bytes(32)) for _ in range(SIZE)]
         for rank in range(SIZE):
             end, its = socket.socketpair()
-            its.setblocking(False)
+            its = ProvenSocket.over(its, (Seal(b"out".ljust(32)), Seal(bytes(32))))
             end.settimeout(10)
             self.ends.append(end)
             self.loop.call(lambda its=its: self.reserve._accept(its, b""))  # type: ignore[misc]
@@ -53,13 +55,14 @@ class Company:
             pass
 
     def say(self, rank: int, message: FromRank) -> None:
-        frame = encode(message)
-        self.ends[rank].sendall(struct.pack("<I", len(frame)) + frame)
+        frame, seal = encode(message), self.seals[rank]
+        length = struct.pack("<I", len(frame))
+        self.ends[rank].sendall(length + seal.of(length) + frame + seal.of(frame))
 
     def hear(self, rank: int) -> FromStore | None:
         """Return what a rank is told next, but that it is to prepare."""
-        (length,) = struct.unpack("<I", self.ends[rank].recv(4, socket.MSG_WAITALL))
-        message = decode_from_store(self.ends[rank].recv(length, socket.MSG_WAITALL))
+        (length,) = struct.unpack("<I", self.ends[rank].recv(4 + SEAL_BYTES, socket.MSG_WAITALL)[:4])
+        message = decode_from_store(self.ends[rank].recv(length + SEAL_BYTES, socket.MSG_WAITALL)[:length])
         return self.hear(rank) if isinstance(message, Prepare) else message
 
     def agree(self, verdict: Verdict) -> Verdict:

@@ -15,6 +15,8 @@ the connection is for and is covered by the proof. HMAC-SHA256 (RFC 2104); fresh
 
 The knock is there when the server takes the connection, and costs no time: by it the server knows at once whom to keep. Whoever
 recorded one can say it again, and proves nothing by that; a server takes each once.
+
+Both sides then have two keys that nobody else knows: of the same secret and random bytes, one for each direction.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+
+from manyhands.control.seals import Seal, Seals
 
 __all__ = [
     "CLIENT_BYTES",
@@ -66,8 +70,21 @@ def is_knock(secret: bytes, data: bytes) -> bool:
     return hmac.compare_digest(data[GREETING_BYTES:], _proof(secret, b"knock", data[len(MAGIC) : GREETING_BYTES]))
 
 
+def _seals(secret: bytes, sides: tuple[bytes, bytes], server_nonce: bytes, client_nonce: bytes, hello: bytes) -> Seals:
+    outgoing, incoming = (Seal(_proof(secret, b"from " + side, server_nonce, client_nonce, hello)) for side in sides)
+    return outgoing, incoming
+
+
 class ServerHandshake:
-    """The listening side; no input or output of its own."""
+    """The listening side; no input or output of its own.
+
+    Attributes
+    ----------
+    seals
+        For what is said on the connection from now on, once the client has proved the secret.
+    """
+
+    seals: Seals
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -87,11 +104,20 @@ class ServerHandshake:
         proof = data[GREETING_BYTES + HELLO_BYTES :]
         if not hmac.compare_digest(proof, _proof(self._secret, b"client", self._nonce, client_nonce, hello)):
             return REFUSED, None
+        self.seals = _seals(self._secret, (b"server", b"client"), self._nonce, client_nonce, hello)
         return MAGIC + _proof(self._secret, b"server", self._nonce, client_nonce, hello), hello
 
 
 class ClientHandshake:
-    """The dialling side; no input or output of its own."""
+    """The dialling side; no input or output of its own.
+
+    Attributes
+    ----------
+    seals
+        For what is said on the connection from now on, once the server has proved the secret.
+    """
+
+    seals: Seals
 
     def __init__(self, secret: bytes, hello: bytes) -> None:
         self._secret = secret
@@ -103,6 +129,7 @@ class ClientHandshake:
         """Return what to send after the server's `GREETING_BYTES` bytes."""
         server_nonce = greeting[len(MAGIC) :]
         self._expected = _proof(self._secret, b"server", server_nonce, self._nonce, self._hello)
+        self.seals = _seals(self._secret, (b"client", b"server"), server_nonce, self._nonce, self._hello)
         return MAGIC + self._nonce + self._hello + _proof(self._secret, b"client", server_nonce, self._nonce, self._hello)
 
     def accepts(self, reply: bytes) -> bool:

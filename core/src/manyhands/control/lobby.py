@@ -18,6 +18,7 @@ from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.network import FrameConnection, Listener
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromRank, FromStore, Join, decode_from_rank, encode
+from manyhands.control.seals import ProvenSocket
 
 __all__ = ["NEWCOMER_HELLO", "Door", "Lobby", "Roll"]
 
@@ -128,7 +129,7 @@ class Lobby:
         """
         if self._listener is None:
 
-            def accept(sock: socket.socket, hello: bytes) -> None:
+            def accept(sock: ProvenSocket, hello: bytes) -> None:
                 if hello.startswith(NEWCOMER_HELLO):
                     self._open.add(_Seat(self, sock, admit, hear, lose).connection)
                 else:
@@ -159,7 +160,7 @@ class _Seat:
     def __init__(
         self,
         lobby: Lobby,
-        sock: socket.socket,
+        sock: ProvenSocket,
         admit: Callable[[Join], int | FromStore],
         hear: Callable[[int, FromRank], None],
         lose: Callable[[int, str], None],

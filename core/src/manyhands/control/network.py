@@ -33,9 +33,20 @@ from manyhands.control.handshake import (
 )
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
+from manyhands.control.seals import SEAL_BYTES, TAMPERED, ProvenSocket
 from manyhands.errors import AuthenticationError, RendezvousError
 
-__all__ = ["Address", "FrameConnection", "Listener", "bind", "dial", "dial_patiently", "is_loopback", "resolve", "show_address"]
+__all__ = [
+    "Address",
+    "FrameConnection",
+    "Listener",
+    "bind",
+    "dial",
+    "dial_patiently",
+    "is_loopback",
+    "resolve",
+    "show_address",
+]
 
 _log = logging.getLogger("manyhands.network")
 
@@ -107,7 +118,7 @@ def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socke
 
 def dial(
     address: Address, secret: bytes, hello: bytes, deadline: Deadline, cancelled: Callable[[], bool] = lambda: False
-) -> socket.socket:
+) -> ProvenSocket:
     """Connect, prove the secret both ways, and return the non-blocking socket.
 
     A listener that takes the connection and says nothing may be a rank that is still importing, or busy: it has until the deadline.
@@ -148,12 +159,12 @@ def dial(
     except BaseException:
         sock.close()
         raise
-    return sock
+    return ProvenSocket.over(sock, handshake.seals)
 
 
 def dial_patiently(
     address: Address, secret: bytes, hello: bytes, rank: int, deadline: Deadline, cancelled: Callable[[], bool]
-) -> socket.socket:
+) -> ProvenSocket:
     """Connect as `dial` to rank 0, which may still be on its way: again and again until the deadline, in the name of ``rank``.
 
     Raises
@@ -290,7 +301,7 @@ class Listener:
         loop: Loop,
         sock: socket.socket,
         secret: bytes,
-        accept: Callable[[socket.socket, bytes], None],
+        accept: Callable[[ProvenSocket, bytes], None],
         refuse: Callable[[Address], None] | None = None,
     ) -> None:
         self._loop = loop
@@ -414,7 +425,7 @@ class Listener:
         stranger.sock.send(reply)
         del self._callers[stranger.sock]
         self._loop.forget(stranger.sock)
-        self._accept(stranger.sock, hello)
+        self._accept(ProvenSocket.over(stranger.sock, handshake.seals), hello)
 
     def _turn_away(self, stranger: _Stranger) -> None:
         """Tell a stranger that its secret is another one, and whoever wants to know that it came."""
@@ -445,12 +456,16 @@ class _Stranger:
 class FrameConnection:
     """Frames of at most ``max_bytes`` over a proven socket, in a loop.
 
+    On the wire a frame is its length (4 bytes, little-endian), the seal of that, the frame, and its seal. So a length that was changed is
+    found before it is waited for.
+
     Parameters
     ----------
     loop, sock
         Where it runs, and the non-blocking socket, owned by the connection from now on.
     on_frame
-        Called in the loop's thread with each frame; with None for one that is announced to be longer than it may be, the last.
+        Called in the loop's thread with each frame; with None for one that is announced to be longer than it may be, or is not what was sent, the
+        last.
     on_lost
         Called once in the loop's thread, with a reason, when the other side closed or broke the connection.
     max_bytes
@@ -460,6 +475,8 @@ class FrameConnection:
 
     Attributes
     ----------
+    flaw
+        What is wrong with the last frame, in words, where it was told as None.
     vanished
         Whether it was lost because the other side does not answer any more: it may live, and be cut off.
     """
@@ -469,7 +486,7 @@ class FrameConnection:
     def __init__(
         self,
         loop: Loop,
-        sock: socket.socket,
+        sock: ProvenSocket,
         on_frame: Callable[[bytes | None], None],
         on_lost: Callable[[str], None],
         max_bytes: int,
@@ -485,6 +502,9 @@ class FrameConnection:
         self._incoming = bytearray()
         self._outgoing = bytearray()
         self._open = True
+        self._seal_out, self._seal_in = sock.seals
+        self._length: int | None = None  # of the frame that comes
+        self.flaw: str = ""
         self.vanished: bool = False
         loop.call(lambda: self._watch(selectors.EVENT_READ))
 
@@ -522,7 +542,8 @@ class FrameConnection:
     def _queue(self, frame: bytes) -> None:
         if not self._open:
             return
-        self._outgoing += self._LENGTH.pack(len(frame)) + frame
+        length, seal = self._LENGTH.pack(len(frame)), self._seal_out
+        self._outgoing += length + seal.of(length) + frame + seal.of(frame)
         self._flush()
 
     def _ready(self, events: int) -> None:
@@ -552,20 +573,31 @@ class FrameConnection:
         except OSError as error:
             piece, reason, failure = b"", str(error), error
         self._incoming += piece
-        while self._open and len(self._incoming) >= self._LENGTH.size:
-            (length,) = self._LENGTH.unpack_from(self._incoming)
-            if length > self._max_bytes:
-                self._on_frame(None)
-                reason = f"a frame of {length} bytes was announced, and {self._max_bytes} are allowed"
-                self._loop.call(partial(self._end, reason))  # behind what is said to that
-                return
-            if len(self._incoming) < self._LENGTH.size + length:
+        while self._open:
+            count = self._LENGTH.size if self._length is None else self._length
+            if len(self._incoming) < count + SEAL_BYTES:
                 break
-            frame = bytes(self._incoming[self._LENGTH.size : self._LENGTH.size + length])
-            del self._incoming[: self._LENGTH.size + length]
-            self._on_frame(frame)
+            part = bytes(self._incoming[:count])
+            is_sound = self._seal_in.fits(part, self._incoming[count : count + SEAL_BYTES])
+            del self._incoming[: count + SEAL_BYTES]
+            if not is_sound:
+                self._refuse(TAMPERED)
+                return
+            if self._length is None:
+                (self._length,) = self._LENGTH.unpack(part)
+                if self._length > self._max_bytes:
+                    self._refuse(f"a frame of {self._length} bytes was announced, and {self._max_bytes} are allowed")
+                    return
+            else:
+                self._length = None
+                self._on_frame(part)
         if not piece and self._open:
             self._lost(reason, failure)
+
+    def _refuse(self, flaw: str) -> None:
+        self.flaw = flaw
+        self._on_frame(None)
+        self._loop.call(partial(self._end, flaw))  # behind what is said to that
 
     def _end(self, reason: str) -> None:
         if self._open:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from functools import partial
 
@@ -25,6 +24,7 @@ from manyhands.control.protocol import (
     encode,
     ranks_in,
 )
+from manyhands.control.seals import ProvenSocket
 
 __all__ = ["CONTROL_HELLO", "SocketControl"]
 
@@ -92,7 +92,7 @@ class SocketControl(Control):
         self._connection.open(sock)
         self._post(join)
 
-    def follow(self, sock: socket.socket, rank: int) -> None:
+    def follow(self, sock: ProvenSocket, rank: int) -> None:
         """Connect to the rank that goes on where the store ends, by a proven socket, which this closes in the end."""
         with self._changed:
             if self._closed:
@@ -144,7 +144,8 @@ class SocketControl(Control):
         message = decode_from_store(frame)
         if message is None or not all(0 <= rank < self.world_size for rank in ranks_in(message)):
             if connection is self._connection:
-                text = f"rank {self.rank} got a frame that cannot be read from the store with rank {self._store}{self._where}"
+                flaw = connection.flaw and f" ({connection.flaw})"
+                text = f"rank {self.rank} got a frame that cannot be read from the store with rank {self._store}{self._where}{flaw}"
                 self._post(Report("protocol", text, self._store))  # who can be told is told the same
                 self.fail(Verdict("protocol", text, self._store))
             return
@@ -189,12 +190,16 @@ class _Wire:
         self._control = control
         self._connection: FrameConnection
 
-    def open(self, sock: socket.socket) -> None:
+    def open(self, sock: ProvenSocket) -> None:
         control = self._control
         max_bytes = (control.world_size + 1) * MAX_CARD_BYTES
         self._connection = FrameConnection(
             control._loop, sock, partial(control._frame, self), partial(control._lost, self), max_bytes, control._liveness
         )
+
+    @property
+    def flaw(self) -> str:
+        return self._connection.flaw
 
     def send(self, frame: bytes, *, within_s: float = 0.0) -> None:
         self._connection.send(frame, within_s=within_s)

@@ -41,6 +41,7 @@ from manyhands.control.protocol import (
     decode_from_rank,
     encode,
 )
+from manyhands.control.seals import ProvenSocket
 
 __all__ = ["Reserve"]
 
@@ -102,7 +103,7 @@ class Reserve:
         self._changed = threading.Condition()
         self._listener = Listener(loop, sock, key, self._accept)
 
-    def _accept(self, sock: socket.socket, _: bytes) -> None:
+    def _accept(self, sock: ProvenSocket, _: bytes) -> None:
         if self._closed:
             sock.close()
         else:
@@ -200,7 +201,7 @@ class Reserve:
 class _Seat:
     """One rank's connection, as the successor sees it."""
 
-    def __init__(self, reserve: Reserve, sock: socket.socket) -> None:
+    def __init__(self, reserve: Reserve, sock: ProvenSocket) -> None:
         self._reserve = reserve
         self._rank: int | None = None
         self.connection = FrameConnection(reserve._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, reserve._liveness)

@@ -15,6 +15,7 @@ from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
 from manyhands.control.network import Address, FrameConnection, Listener
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
+from manyhands.control.seals import ProvenSocket
 
 __all__ = ["Store"]
 
@@ -126,7 +127,7 @@ class Store:
         if len(self._refused_hosts) < _MAX_NAMED:
             self._refused_hosts[address[0]] = None
 
-    def _incoming(self, sock: socket.socket, hello: bytes) -> None:
+    def _incoming(self, sock: ProvenSocket, hello: bytes) -> None:
         if hello.startswith(NEWCOMER_HELLO):  # the ranks of the beginning are not there yet: it tries again
             sock.close()
         else:
@@ -136,7 +137,7 @@ class Store:
 class _Seat:
     """One rank's connection, as the store sees it."""
 
-    def __init__(self, store: Store, sock: socket.socket) -> None:
+    def __init__(self, store: Store, sock: ProvenSocket) -> None:
         self._store = store
         self._rank: int | None = None
         self._connection = FrameConnection(store._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, store._liveness)
@@ -147,7 +148,8 @@ class _Seat:
         message = decode_from_rank(frame)
         if message is None or (self._rank is None) != isinstance(message, Join):
             who = "a process" if self._rank is None else f"rank {self._rank}"
-            verdict = Verdict("protocol", f"{who} sent the store a frame that cannot be read", self._rank)
+            flaw = self._connection.flaw and f" ({self._connection.flaw})"
+            verdict = Verdict("protocol", f"{who} sent the store a frame that cannot be read{flaw}", self._rank)
             membership.fail(verdict)
             self._connection.send(encode(membership.verdict or verdict))  # who hears nothing more after that
         elif isinstance(message, Join):
