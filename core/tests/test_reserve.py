@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from manyhands.contract.seal import Seal
 from manyhands.control import reserve as reserve_
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
@@ -27,8 +28,8 @@ from manyhands.control.protocol import (
     decode_from_store,
     encode,
 )
+from manyhands.control.proven import ProvenSocket
 from manyhands.control.reserve import Reserve
-from manyhands.control.seals import SEAL_BYTES, ProvenSocket, Seal
 
 SIZE = 4
 FIRST = Verdict("lost", "rank 3 was lost", 3)
@@ -61,8 +62,8 @@ class Company:
 
     def hear(self, rank: int) -> FromStore | None:
         """Return what a rank is told next, but that it is to prepare."""
-        (length,) = struct.unpack("<I", self.ends[rank].recv(4 + SEAL_BYTES, socket.MSG_WAITALL)[:4])
-        message = decode_from_store(self.ends[rank].recv(length + SEAL_BYTES, socket.MSG_WAITALL)[:length])
+        (length,) = struct.unpack("<I", self.ends[rank].recv(4 + Seal.BYTES, socket.MSG_WAITALL)[:4])
+        message = decode_from_store(self.ends[rank].recv(length + Seal.BYTES, socket.MSG_WAITALL)[:length])
         return self.hear(rank) if isinstance(message, Prepare) else message
 
     def agree(self, verdict: Verdict) -> Verdict:

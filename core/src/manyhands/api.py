@@ -30,6 +30,7 @@ from manyhands.contract.backend import (
 )
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.hookspecs import hookimpl
+from manyhands.contract.seal import Seal
 from manyhands.errors import (
     AbortedError,
     BackendUnavailableError,
@@ -134,6 +135,7 @@ __all__ = [
     "RendezvousError",
     "Runtime",
     "Schedule",
+    "Seal",
     "Send",
     "Sink",
     "ThreadWorld",

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-__all__ = ["TABLES", "LivenessSettings", "RecorderSettings", "RendezvousSettings", "Settings"]
+__all__ = ["TABLES", "LivenessSettings", "RecorderSettings", "RendezvousSettings", "SecuritySettings", "Settings"]
 
-TABLES: Final[tuple[str, ...]] = ("algorithms", "backends", "liveness", "recorder", "rendezvous")
+TABLES: Final[tuple[str, ...]] = ("algorithms", "backends", "liveness", "recorder", "rendezvous", "security")
 """The keys of `Settings` that hold other keys."""
 
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):(\d{1,5})")
@@ -128,6 +128,18 @@ class RecorderSettings:
 
 
 @dataclass(frozen=True)
+class SecuritySettings:
+    """``[security]``: what is done against whoever sits on the path between two hosts."""
+
+    checksum: bool = field(
+        default=False,
+        metadata={
+            "description": "Whether every message of data bears a keyed checksum, so that nobody on the path can change it unnoticed; tcp has it, and backends that have not are refused."
+        },
+    )
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that can be configured, except what the chosen backend's plugin adds under ``[backends.NAME]``."""
 
@@ -193,6 +205,9 @@ class Settings:
     )
     recorder: RecorderSettings = field(
         default_factory=RecorderSettings, metadata={"description": "What the flight recorder keeps, and where it writes it."}
+    )
+    security: SecuritySettings = field(
+        default_factory=SecuritySettings, metadata={"description": "What protects messages on their way."}
     )
     backends: dict[str, dict[str, Any]] = field(
         default_factory=dict, metadata={"description": "One table per backend; its plugin says what it may hold."}

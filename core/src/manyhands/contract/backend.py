@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from manyhands.contract.deadline import Deadline
     from manyhands.contract.device import DeviceChannel, DeviceMeeting
     from manyhands.contract.runtime import Runtime
+    from manyhands.contract.seal import Seal
 
 __all__ = [
     "API_VERSION",
@@ -367,6 +368,23 @@ class Bootstrap(ABC):
         TimeoutError
             The deadline passed.
         """
+
+    def seals(self, sock: socket.socket) -> tuple[Seal, Seal] | None:
+        """Return what seals the messages of a connection, where ``security.checksum`` asks for it.
+
+        A backend whose `BackendSpec.checksum` is True puts the seals into every message, and raises `Damaged` where one does not fit.
+
+        Parameters
+        ----------
+        sock
+            A connection that `dial` returned, or that `listen` handed over.
+
+        Returns
+        -------
+        tuple of Seal and Seal, or None
+            For what this rank sends there, and for what comes, the same each time; None where messages need no seals.
+        """
+        return None
 
 
 NativeCollective = Callable[

@@ -100,6 +100,8 @@ class BackendSpec:
     parts
         For a backend that is composed of others: a function that takes its config, and maps each key that names a backend to
         that name, such as ``{"routes.cpu": "tcp"}``. Missing backends are reported before any rank starts.
+    checksum
+        Whether it seals its messages as `Bootstrap.seals` asks, or sends none out of this host. Others are refused with ``security.checksum``.
     launcher
         ``"module:function"`` taking a `LaunchRequest` and returning an exit code, for a backend whose ranks are not
         processes started by ``manyhands run``.
@@ -121,6 +123,7 @@ class BackendSpec:
     selection: str | None = None
     diagnose: str | None = None
     parts: Callable[[Any], Mapping[str, str]] | None = None
+    checksum: bool = False
     launcher: str | None = None
     api_version: int = 1  # not API_VERSION: what was built for an old contract must not seem to be of the present one
 

@@ -25,7 +25,7 @@ import hashlib
 import hmac
 import os
 
-from manyhands.control.seals import Seal, Seals
+from manyhands.contract.seal import Seal, Seals
 
 __all__ = [
     "CLIENT_BYTES",

@@ -17,6 +17,7 @@ from typing import Any
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
+from manyhands.contract.seal import TAMPERED, Seal
 from manyhands.control.forking import close_after_fork
 from manyhands.control.handshake import (
     CLIENT_BYTES,
@@ -33,7 +34,7 @@ from manyhands.control.handshake import (
 )
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
-from manyhands.control.seals import SEAL_BYTES, TAMPERED, ProvenSocket
+from manyhands.control.proven import ProvenSocket
 from manyhands.errors import AuthenticationError, RendezvousError
 
 __all__ = [
@@ -575,11 +576,11 @@ class FrameConnection:
         self._incoming += piece
         while self._open:
             count = self._LENGTH.size if self._length is None else self._length
-            if len(self._incoming) < count + SEAL_BYTES:
+            if len(self._incoming) < count + Seal.BYTES:
                 break
             part = bytes(self._incoming[:count])
-            is_sound = self._seal_in.fits(part, self._incoming[count : count + SEAL_BYTES])
-            del self._incoming[: count + SEAL_BYTES]
+            is_sound = self._seal_in.fits(part, self._incoming[count : count + Seal.BYTES])
+            del self._incoming[: count + Seal.BYTES]
             if not is_sound:
                 self._refuse(TAMPERED)
                 return

@@ -24,7 +24,7 @@ from manyhands.control.protocol import (
     encode,
     ranks_in,
 )
-from manyhands.control.seals import ProvenSocket
+from manyhands.control.proven import ProvenSocket
 
 __all__ = ["CONTROL_HELLO", "SocketControl"]
 

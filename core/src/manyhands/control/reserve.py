@@ -41,7 +41,7 @@ from manyhands.control.protocol import (
     decode_from_rank,
     encode,
 )
-from manyhands.control.seals import ProvenSocket
+from manyhands.control.proven import ProvenSocket
 
 __all__ = ["Reserve"]
 

@@ -15,7 +15,7 @@ from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
 from manyhands.control.network import Address, FrameConnection, Listener
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
-from manyhands.control.seals import ProvenSocket
+from manyhands.control.proven import ProvenSocket
 
 __all__ = ["Store"]
 

@@ -114,6 +114,7 @@ def _choices(resolved: Resolved, selector: Selector) -> str:
     words = [f"{name}={algorithm}" for name, algorithm in sorted(settings.algorithms.items())]
     words += [f"ranks_per_host={settings.ranks_per_host}"] if settings.ranks_per_host else []
     words += ["reproducible"] if settings.reproducible else []
+    words += ["security.checksum"] if settings.security.checksum else []
     words += ["gpu_check=always"] if settings.gpu_check == "always" else []
     return ", ".join([*words, f"algorithms {selector.digest}"])
 

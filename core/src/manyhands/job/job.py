@@ -26,6 +26,7 @@ from manyhands.config.plugins import PluginManager, checked_kind
 from manyhands.contract.backend import Backend, BackendSpec, Bootstrap, Damaged, LinkLost, Transfer, Transport
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Runtime
+from manyhands.contract.seal import Seals
 from manyhands.control.cards import read_cards
 from manyhands.control.computer import COMPUTER
 from manyhands.control.connection import Control, make_join
@@ -35,10 +36,12 @@ from manyhands.control.lobby import NEWCOMER_HELLO
 from manyhands.control.loop import Loop
 from manyhands.control.network import Address, Listener, dial, show_address
 from manyhands.control.protocol import Report, Verdict
+from manyhands.control.proven import ProvenSocket
 from manyhands.control.remote import SocketControl
 from manyhands.control.store import Store
 from manyhands.errors import (
     ClosedError,
+    ConfigError,
     InternalError,
     ManyHandsError,
     RendezvousError,
@@ -514,6 +517,13 @@ class _Maker(msgspec.Struct, frozen=True):
 
     def make(self, spec: BackendSpec, names: tuple[str, ...], ranks: tuple[int, ...]) -> Backend:
         """Make a backend for some ranks; ``names`` are those of the backends that it is a part of, and its own."""
+        if self.resolved.settings.security.checksum and not spec.checksum:
+            raise ConfigError(
+                f"security.checksum is true, and the backend {spec.name!r} cannot seal its messages: choose tcp, shm, or a hybrid of them, or "
+                "leave security.checksum out",
+                key="security.checksum",
+                value=True,
+            )
         bootstrap = _JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks)
         try:
             # A part is given up before what it is a part of, which is not to blame.
@@ -574,6 +584,12 @@ class _JobBootstrap(Bootstrap):
 
     def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
         return self._job.dial(peer, address, hello, deadline)
+
+    def seals(self, sock: socket.socket) -> Seals | None:
+        if not self._maker.resolved.settings.security.checksum:
+            return None
+        assert isinstance(sock, ProvenSocket)
+        return sock.seals
 
 
 def _close_all(channels: list[DeviceChannel], kept: list[object]) -> None:

@@ -23,6 +23,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="hybrid",
         summary="several backends as one, by device, by operation, or by place",
         factory="manyhands_hybrid.backend:HybridBackend",
+        checksum=True,
         api_version=1,
         config="manyhands_hybrid.config:HybridConfig",
         devices=("cpu", "cuda"),

@@ -79,6 +79,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="shm",
         summary="shared memory, between processes on one host",
         factory="manyhands_shm.backend:ShmBackend",
+        checksum=True,
         api_version=1,
         config=ShmConfig,
         probe=_probe,

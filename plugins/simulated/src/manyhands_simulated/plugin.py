@@ -47,6 +47,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="simulated",
         summary="ranks of a simulated world in one process, for tests",
         factory="manyhands_simulated.backend:SimulatedBackend",
+        checksum=True,
         api_version=1,
         config=SimulatedConfig,
         capabilities=frozenset({"transport", "virtual time"}),

@@ -31,6 +31,7 @@ from manyhands.api import (
     Deadline,
     LinkLost,
     Mailbox,
+    Seal,
     Sink,
     Transfer,
     Transport,
@@ -40,6 +41,7 @@ from manyhands.api import (
 from manyhands_tcp.interfaces import address_of
 from manyhands_tcp.mailbox import Box, Patience, TcpMailbox, aligned, compiled_mailbox, yield_processor
 from manyhands_tcp.plugin import MOST_STREAMS, TcpConfig
+from manyhands_tcp.sealed import SealedReceiving, SealedSending
 from manyhands_tcp.streams import SEGMENT_BYTES, enough_streams, segments
 from manyhands_tcp.transfers import Consuming, Moving, Receiving, Sending, Striped
 
@@ -162,6 +164,10 @@ class TcpBackend(Backend):
             self._ended = self._ended or reason
             self._forget(lambda _: True)
             self._changed.notify_all()
+
+    def seals(self, sock: socket.socket) -> tuple[Seal, Seal] | None:
+        """Return what seals the messages of a connection, if they bear seals."""
+        return self._bootstrap.seals(sock)
 
     def mailbox(self, sock: socket.socket, peer: int) -> Mailbox:
         """Return a mailbox over a connection."""
@@ -348,14 +354,18 @@ class TcpTransport(Transport):
         self._staging.clear()
         self._backend.close_channel(self._channel)
 
-    def mailbox(self, peer: int) -> Mailbox:
-        """Return a mailbox that shares the first connection."""
-        return self._backend.mailbox(self._links[peer][0], peer)
+    def mailbox(self, peer: int) -> Mailbox | None:
+        """Return a mailbox that shares the first connection; none where messages bear seals."""
+        sock = self._links[peer][0]
+        return None if self._backend.seals(sock) else self._backend.mailbox(sock, peer)
 
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to send, with one try at once."""
 
         def segment(sock: socket.socket, start: int, stop: int) -> Moving:
+            seals = self._backend.seals(sock)
+            if seals is not None:
+                return SealedSending(sock, peer, seals[0], b"" if start else header, payload[start:stop])
             return Sending(sock, peer, header, payload[start:stop], HEADER_BYTES if start else 0)
 
         return _begun(self._links[peer], len(payload), segment)
@@ -364,6 +374,9 @@ class TcpTransport(Transport):
         """Start to receive, with one try at once."""
 
         def segment(sock: socket.socket, start: int, stop: int) -> Moving:
+            seals = self._backend.seals(sock)
+            if seals is not None:
+                return SealedReceiving(sock, peer, seals[1], self._backend.rank, b"" if start else header, payload[start:stop])
             return Receiving(sock, peer, header, payload[start:stop], *((HEADER_BYTES, header) if start else ()))
 
         return _begun(self._links[peer], len(payload), segment)
@@ -375,12 +388,16 @@ class TcpTransport(Transport):
             staging = self._staging.get(sock)
             if staging is None:
                 staging = self._staging[sock] = aligned(_STAGING_BYTES)
-            if not start:
-                return Consuming(sock, peer, header, stop, staging, sink)
 
             def shifted(data: memoryview, offset: int) -> None:
                 sink(data, start + offset)
 
+            seals = self._backend.seals(sock)
+            if seals is not None:
+                own = b"" if start else header
+                return SealedReceiving(sock, peer, seals[1], self._backend.rank, own, staging, stop - start, shifted)
+            if not start:
+                return Consuming(sock, peer, header, stop, staging, sink)
             return Consuming(sock, peer, header, stop - start, staging, shifted, HEADER_BYTES, header)
 
         return _begun(self._links[peer], nbytes, segment)

@@ -70,6 +70,7 @@ def manyhands_register_backends() -> BackendSpec:
         name="tcp",
         summary="TCP sockets, between processes on one host or many",
         factory="manyhands_tcp.backend:TcpBackend",
+        checksum=True,
         api_version=1,
         config=TcpConfig,
         install="pip install 'manyhands[tcp]'",

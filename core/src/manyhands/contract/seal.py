@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import socket
+from typing import ClassVar
 
-from manyhands.control.forking import close_after_fork
+__all__ = ["TAMPERED", "Seal", "Seals"]
 
-__all__ = ["SEAL_BYTES", "TAMPERED", "ProvenSocket", "Seal", "Seals"]
-
-SEAL_BYTES: int = 16
 TAMPERED: str = "what came is not what was sent: the connection was tampered with, or the network has a fault"
 
 
@@ -24,7 +21,14 @@ class Seal:
     ----------
     key
         32 bytes that both ends know, of this connection and direction.
+
+    Attributes
+    ----------
+    BYTES
+        The length of a seal.
     """
+
+    BYTES: ClassVar[int] = 16
 
     __slots__ = ("_count", "_key")
 
@@ -36,7 +40,7 @@ class Seal:
         """Return the hash of the next message, to be updated with its bytes; its digest is the seal."""
         number = self._count.to_bytes(8, "little")
         self._count += 1
-        return hashlib.blake2b(number, digest_size=SEAL_BYTES, key=self._key)
+        return hashlib.blake2b(number, digest_size=self.BYTES, key=self._key)
 
     def of(self, data: bytes | bytearray | memoryview) -> bytes:
         """Return the seal of the next message."""
@@ -51,26 +55,3 @@ class Seal:
 
 Seals = tuple[Seal, Seal]
 """Those of what this end sends, and of what comes."""
-
-
-class ProvenSocket(socket.socket):
-    """A non-blocking connection whose two ends have proved the secret to each other.
-
-    Attributes
-    ----------
-    seals
-        For what this end sends, and for what comes.
-    """
-
-    __slots__ = ("seals",)
-
-    seals: Seals
-
-    @classmethod
-    def over(cls, sock: socket.socket, seals: Seals) -> ProvenSocket:
-        """Take over the connection of ``sock``, which counts as closed from now on."""
-        proven = cls(sock.family, sock.type, sock.proto, sock.detach())
-        close_after_fork(proven)
-        proven.setblocking(False)
-        proven.seals = seals
-        return proven

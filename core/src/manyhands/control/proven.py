@@ -1,0 +1,33 @@
+"""A connection after the handshake."""
+
+from __future__ import annotations
+
+import socket
+
+from manyhands.contract.seal import Seals
+from manyhands.control.forking import close_after_fork
+
+__all__ = ["ProvenSocket"]
+
+
+class ProvenSocket(socket.socket):
+    """A non-blocking connection whose two ends have proved the secret to each other.
+
+    Attributes
+    ----------
+    seals
+        For what this end sends, and for what comes.
+    """
+
+    __slots__ = ("seals",)
+
+    seals: Seals
+
+    @classmethod
+    def over(cls, sock: socket.socket, seals: Seals) -> ProvenSocket:
+        """Take over the connection of ``sock``, which counts as closed from now on."""
+        proven = cls(sock.family, sock.type, sock.proto, sock.detach())
+        close_after_fork(proven)
+        proven.setblocking(False)
+        proven.seals = seals
+        return proven

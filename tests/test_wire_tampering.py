@@ -1,0 +1,74 @@
+"""An active proxy on the path between ranks: it can end the job, and no more."""
+
+from __future__ import annotations
+
+import pytest
+from active_proxy import VIA_PROXY, Tampering, active_proxy, chance
+from fault_tools import Nursery
+
+LINK = b"tcp\0\0"
+"""What the hello of a connection begins with that is to carry messages."""
+
+PROGRAM = (
+    VIA_PROXY
+    + """
+def work():
+    with mh.init(timeout_s=4) as group:
+        for turn in range(3):
+            for n in (1, 0, 100, 40_000):
+                mine = np.arange(n) * 1.0 + rank + turn
+                expected = np.arange(n) * 2.0 + 1 + 2 * turn
+                if not np.array_equal(group.all_reduce(mine), expected):
+                    tell("wrong", n=n)
+                if not np.array_equal(group.sendrecv(mine, 1 - rank, 1 - rank), mine + 1 - 2 * rank):
+                    tell("wrong", n=n)
+            with group.split(0) as part:
+                if part.all_gather_object(rank + turn) != [turn, 1 + turn]:
+                    tell("wrong", n=-1)
+
+outcome = attempt(work)
+tell("ended", typed=outcome is None or isinstance(outcome, mh.ManyHandsError))
+"""
+)
+
+
+def run(nursery: Nursery, tampering: Tampering, checksum: str = "true") -> dict[int, str]:
+    """Return what each rank was told, nothing where all went well; each result was right, and each error is a typed one."""
+    with (
+        active_proxy(tampering) as proxy,
+        nursery.ranks(PROGRAM, 2, PROXY=str(proxy.port), MANYHANDS_SECURITY__CHECKSUM=checksum) as ranks,
+    ):
+        raised = ranks.start().raised()
+        assert [fact["typed"] for fact in ranks.await_facts("ended")] == [True, True], (tampering, raised, ranks.output())
+        assert [fact for fact in ranks.facts if fact["what"] == "wrong"] == [], tampering
+        return {rank: f"{fact['type']}: {fact['text']}" for rank, fact in raised.items()}
+
+
+def test_who_only_listens_changes_nothing(nursery: Nursery) -> None:
+    assert run(nursery, Tampering(b"nothing", "up", 0, "flip")) == {}
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_changed_control_frame_ends_the_job_on_both_ranks(nursery: Nursery, direction: str, which: int) -> None:
+    told = run(nursery, Tampering(b"control", direction, 400, "flip", which), "false")
+    assert len(told) == 2
+    for words in told.values():
+        assert words.startswith("ProtocolError")
+        assert "the connection was tampered with" in words
+
+
+@pytest.mark.parametrize("place", [0, 65, 90, 165, 200_000])
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_changed_message_ends_the_job_on_both_ranks(nursery: Nursery, direction: str, place: int) -> None:
+    told = run(nursery, Tampering(LINK, direction, place, "flip"))
+    assert len(told) == 2
+    for words in told.values():
+        assert words.startswith("ProtocolError")
+        assert "what came is not what rank" in words
+        assert "the connection was tampered with" in words
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 200))])
+def test_whatever_is_done_to_a_connection_each_result_is_right_and_each_error_typed(nursery: Nursery, seed: int) -> None:
+    run(nursery, chance(seed))
