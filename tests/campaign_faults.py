@@ -492,7 +492,11 @@ def _left_behind(case: Case, directory: Path, before: set[str], port: int) -> st
     if found:
         return f"files were left: {found}"
     if case.backend != "mpi" and (
-        new := {name for name in _shared_files() - before if not name.startswith("sem.") and "mpich" not in name and "ompi" not in name}
+        new := {
+            name
+            for name in _shared_files() - before
+            if not name.startswith("sem.") and "mpich" not in name and "ompi" not in name
+        }
     ):
         return f"left in /dev/shm: {sorted(new)}"
     with socket.socket() as probe, contextlib.suppress(OSError):

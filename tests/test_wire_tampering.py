@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 from active_proxy import VIA_PROXY, Tampering, active_proxy, chance
 from fault_tools import Nursery
+from worlds import free_port, on_threads
+
+import manyhands as mh
+from manyhands.config.resolve import Resolved
 
 LINK = b"tcp\0\0"
 """What the hello of a connection begins with that is to carry messages."""
@@ -72,3 +79,34 @@ def test_a_changed_message_ends_the_job_on_both_ranks(nursery: Nursery, directio
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 200))])
 def test_whatever_is_done_to_a_connection_each_result_is_right_and_each_error_typed(nursery: Nursery, seed: int) -> None:
     run(nursery, chance(seed))
+
+
+def configured(*checksums: bool) -> list[object]:
+    """Let ranks with these settings meet, and sum; return what each got or raised."""
+    port = free_port()
+
+    def body(rank: int) -> object:
+        config = {
+            "backend": "tcp",
+            "rendezvous": {"address": f"127.0.0.1:{port}"},
+            "security": {"checksum": checksums[rank]},
+        }
+        with mh.init(config=config, rank=rank, world_size=2, timeout_s=10) as group:
+            return float(group.all_reduce(np.ones(1))[0])
+
+    return on_threads(body, 2)
+
+
+def test_ranks_that_disagree_about_seals_do_not_meet() -> None:
+    for error in configured(True, False):
+        assert isinstance(error, mh.RendezvousError)
+        assert "security.checksum" in str(error)
+
+
+def test_a_backend_that_cannot_seal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    runnable = Resolved.runnable
+    monkeypatch.setattr(Resolved, "runnable", lambda *given: dataclasses.replace(runnable(*given), checksum=False))
+    assert configured(False, False) == [2.0, 2.0]
+    for error in configured(True, True):
+        assert isinstance(error, mh.ConfigError)
+        assert "the backend 'tcp' cannot seal its messages" in str(error)

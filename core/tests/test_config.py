@@ -167,7 +167,8 @@ def test_config_must_be_a_path_or_a_mapping(read: Load) -> None:
             3,
             (
                 "timeout = 3: this key is unknown; did you mean 'timeout_s'? Valid here: backend, timeout_s, gpu_fallback, gpu_check, "
-                "algorithms, selection, reproducible, check_inputs, native, ranks_per_host, plugins, rendezvous, liveness, recorder, backends"
+                "algorithms, selection, reproducible, check_inputs, native, ranks_per_host, plugins, rendezvous, liveness, recorder, security, "
+                "backends"
             ),
         ),
         (

@@ -24,7 +24,7 @@ from worlds import must, on_threads, over_sockets
 
 import manyhands as mh
 from manyhands import Group
-from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Transfer, Transport
+from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Seal, Transfer, Transport
 from manyhands.config import load
 from manyhands_tcp import backend as module
 from manyhands_tcp.backend import TcpBackend
@@ -54,6 +54,8 @@ def connection() -> tuple[socket.socket, socket.socket]:
 class Wire(ThreadBootstrap):
     """The bootstrap of a rank that reaches the other one without a handshake."""
 
+    sealed: bool
+    made: dict[socket.socket, tuple[Seal, Seal]]
     ends: dict[int, Callable[[socket.socket, bytes], None]]
     connect: Callable[[bytes], tuple[socket.socket, socket.socket]]
 
@@ -66,12 +68,22 @@ class Wire(ThreadBootstrap):
         self.ends[peer](others, hello.ljust(64, b"\0"))
         return own
 
+    def seals(self, sock: socket.socket) -> tuple[Seal, Seal] | None:
+        if self.sealed and sock not in self.made:
+            own, others = (str(name).encode().ljust(32) for name in (sock.getsockname(), sock.getpeername()))
+            self.made[sock] = Seal(own), Seal(others)
+        return self.made.get(sock)
+
 
 class Pair:
     """The tcp backends of two ranks, and a transport of each."""
 
     def __init__(
-        self, streams: Any, connect: Callable[[bytes], tuple[socket.socket, socket.socket]] = lambda _: connection()
+        self,
+        streams: Any,
+        connect: Callable[[bytes], tuple[socket.socket, socket.socket]] = lambda _: connection(),
+        *,
+        sealed: bool = False,
     ) -> None:
         cards: dict[str, dict[int, bytes]] = {}
         ends: dict[int, Any] = {}
@@ -79,7 +91,7 @@ class Pair:
 
         def make(rank: int) -> TcpBackend:
             wire = Wire(rank, cards, together, TcpConfig(streams=streams, buffer_bytes=1 << 16))
-            wire.ends, wire.connect = ends, connect
+            wire.ends, wire.connect, wire.sealed, wire.made = ends, connect, sealed, {}
             return TcpBackend(wire)
 
         self.backends: list[TcpBackend] = must(on_threads(make, 2))
@@ -98,9 +110,9 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pairs() -> Iterator[dict[int, Pair]]:
-    """Two ranks for each number of connections."""
-    made = {streams: Pair(streams) for streams in (1, 2, 3, 4, 16)}
+def pairs() -> Iterator[dict[tuple[int, bool], Pair]]:
+    """Two ranks for each number of connections, with seals and without."""
+    made = {(streams, sealed): Pair(streams, sealed=sealed) for streams in (1, 2, 3, 4, 16) for sealed in (False, True)}
     for pair in made.values():
         pair.connect()
     yield made
@@ -137,11 +149,13 @@ def test_segments_follow_each_other_from_the_first_byte_to_the_last(nbytes: int,
     assert all(stop > start for start, stop in spans) or not nbytes
 
 
-@given(st.sampled_from([1, 2, 3, 4, 16]), st.lists(lengths, min_size=1, max_size=3), st.booleans(), st.booleans())
+@given(
+    st.sampled_from([1, 2, 3, 4, 16]), st.lists(lengths, min_size=1, max_size=3), st.booleans(), st.booleans(), st.booleans()
+)
 def test_messages_of_any_length_arrive_whole_and_in_order(
-    pairs: dict[int, Pair], streams: int, sizes: Sequence[int], is_consumed: bool, goes_up: bool
+    pairs: dict[tuple[int, bool], Pair], streams: int, sizes: Sequence[int], is_consumed: bool, goes_up: bool, is_sealed: bool
 ) -> None:
-    ends = pairs[streams].transports
+    ends = pairs[streams, is_sealed].transports
     sender, receiver = (0, 1) if goes_up else (1, 0)
 
     def body(rank: int) -> Any:
@@ -173,7 +187,14 @@ def test_messages_of_any_length_arrive_whole_and_in_order(
 
 
 @pytest.mark.parametrize("how", ["recv", "consume"])
-def test_where_another_message_came_nothing_is_read_on_the_other_connections(pair: Pair, how: str) -> None:
+@pytest.mark.parametrize("streams", [(4, False), (4, True)], ids=["plain", "sealed"])
+def test_where_another_message_came_nothing_is_read_on_the_other_connections(streams: tuple[int, bool], how: str) -> None:
+    with contextlib.closing(Pair(streams[0], sealed=streams[1])) as pair:
+        pair.connect()
+        _other_message(pair, how)
+
+
+def _other_message(pair: Pair, how: str) -> None:
     ends = pair.transports
     ends[0].send(1, OTHER, np.ones(LONG, np.uint8).data)
     memory = np.zeros(LONG, np.uint8)

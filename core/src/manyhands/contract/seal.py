@@ -37,19 +37,49 @@ class Seal:
         self._count = 0
 
     def begin(self) -> hashlib.blake2b:
-        """Return the hash of the next message, to be updated with its bytes; its digest is the seal."""
+        """Begin the next message, which may come in parts.
+
+        Returns
+        -------
+        hashlib.blake2b
+            A hash, to be updated with the bytes of the message; its digest is the seal.
+        """
         number = self._count.to_bytes(8, "little")
         self._count += 1
         return hashlib.blake2b(number, digest_size=self.BYTES, key=self._key)
 
     def of(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Return the seal of the next message."""
+        """Seal the next message.
+
+        Parameters
+        ----------
+        data
+            All of it.
+
+        Returns
+        -------
+        bytes
+            Its seal.
+        """
         seal = self.begin()
         seal.update(data)
         return seal.digest()
 
     def fits(self, data: bytes | bytearray | memoryview, seal: bytes | bytearray | memoryview) -> bool:
-        """Tell whether the next message is this one; in a time that tells nothing of the right seal."""
+        """Tell whether the next message is this one, in a time that tells nothing of the right seal.
+
+        Parameters
+        ----------
+        data
+            What came.
+        seal
+            What came as its seal.
+
+        Returns
+        -------
+        bool
+            Whether they belong together. If not, nothing that comes after can be trusted either.
+        """
         return hmac.compare_digest(self.of(data), bytes(seal))
 
 

@@ -18,7 +18,7 @@ from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.network import FrameConnection, Listener
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromRank, FromStore, Join, decode_from_rank, encode
-from manyhands.control.seals import ProvenSocket
+from manyhands.control.proven import ProvenSocket
 
 __all__ = ["NEWCOMER_HELLO", "Door", "Lobby", "Roll"]
 

@@ -75,7 +75,7 @@ class SealedSending(Moving):
         except OSError as error:
             raise LinkLost(self.peer, error.strerror or str(error)) from error
         self._sent += sent
-        self.moved = max(0, self._sent - Seal.BYTES)
+        self.moved = min(self._total, max(0, self._sent - Seal.BYTES))
         self._now = self._now[sent:]
         if not self._now:
             following = next(self._left, None)
@@ -162,7 +162,7 @@ class SealedReceiving(Moving):
         self._tailed += came
         self._hand_over()
         # Not one of the others' segments moves before the header has been checked: see Striped.
-        self.moved = (HEADER_BYTES + self._past + self._filled + self._tailed) if self._got == len(self._top) else 0
+        self.moved = HEADER_BYTES + self._past + self._filled if self._got == len(self._top) else 0
         if self._tailed == len(self._tail) and self._got == len(self._top) and self._filled == self._left:
             if self._body is not None and not hmac.compare_digest(self._body.digest(), bytes(self._tail)):
                 raise self._damaged()
