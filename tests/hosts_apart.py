@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ with open("/run/netns/" + os.environ["HOST"]) as namespace:
 """Put in front of a program, it moves the rank to its host."""
 
 
+@functools.cache
 def why_not() -> str:
     """Return why there can be no namespaces here; nothing where there can."""
     if os.geteuid():
@@ -26,6 +28,9 @@ def why_not() -> str:
         return "the command `ip` is not installed"
     name = f"mh-try-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if not made.returncode:
+        bridge = ["ip", "-n", name, "link", "add", "switch", "type", "bridge"]
+        made = subprocess.run(bridge, capture_output=True, text=True, check=False)
     subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
     return "" if not made.returncode else f"no network namespaces here: {made.stderr.strip()}"
 

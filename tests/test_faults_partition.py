@@ -10,7 +10,12 @@ import pytest
 from fault_tools import Nursery, Ranks
 from hosts_apart import IN_ITS_HOST, Hosts, hosts, why_not
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
+
+@pytest.fixture(autouse=True)
+def _namespaces() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+
 
 PROMPT_S = 8.0
 """When the last rank has been told, on a machine that is busy."""
