@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import pytest
 
-from manyhands.control.liveness import Liveness
+from manyhands.control.liveness import _TCP_RTO_MAX_MS, Liveness
 
 linux = pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="these options are Linux's")
 
@@ -25,6 +26,8 @@ def test_the_kernel_asks_and_gives_up(liveness: Liveness, unanswered: int) -> No
         asked = liveness.heartbeat_s
         assert (option("TCP_KEEPIDLE"), option("TCP_KEEPINTVL"), option("TCP_KEEPCNT")) == (asked, asked, unanswered)
         assert option("TCP_USER_TIMEOUT") == 0  # data may take as long as it takes
+        with contextlib.suppress(OSError):  # a kernel before 6.15
+            assert sock.getsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS) == max(1000 * asked, 125 * liveness.patience_s)
     with socket.socket() as sock:
         liveness.bound(sock)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1

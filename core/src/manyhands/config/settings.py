@@ -88,7 +88,7 @@ class LivenessSettings:
         default=2,
         metadata={
             **_COUNT,
-            "le": 3600,
+            "le": 300,
             "description": "After how many seconds of silence on a connection, and then how often, the kernel asks whether the other host is there.",
         },
     )
@@ -96,7 +96,7 @@ class LivenessSettings:
         default=10,
         metadata={
             **_COUNT,
-            "le": 86400,
+            "le": 600,
             "description": "After how many seconds without an answer a rank counts as lost; from 2 to 100 heartbeats.",
         },
     )
