@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands import Group
 from manyhands_torch.calls import Calls
+from manyhands_torch.work import Handle
 
 if TYPE_CHECKING:
 
@@ -32,7 +33,8 @@ class Backend(Calls, _Base):
         The most time that a call may last, if it names none itself.
     """
 
-    supports_splitting = supports_coalescing = True
+    supports_splitting: bool = True
+    supports_coalescing: bool = True
 
     def __init__(self, group: Group, timeout: timedelta) -> None:
         _Base.__init__(self, group.rank, group.world_size)
@@ -57,6 +59,6 @@ class Backend(Calls, _Base):
         """Wait until every rank has come here; the error names all ranks that have not, with ``wait_all_ranks`` or without."""
         Calls.monitored_barrier(self, None if opts is None else opts.timeout)
 
-    start_coalescing = Calls._start_coalescing
-    end_coalescing = Calls._end_coalescing
-    allreduce_sparse = Calls.allreduce
+    def allreduce_sparse(self, tensors: Any, opts: Any = None) -> Handle:
+        """Combine sparse tensors of all ranks in place."""
+        return self.allreduce(tensors, opts)

@@ -213,10 +213,12 @@ class Calls:
 
     # Calls that go together: torch calls them one by one between these two
 
-    def _start_coalescing(self, device: Any = None) -> None:
+    def start_coalescing(self, device: Any = None) -> None:
+        """Begin to keep the handles of calls."""
         self._batch = []
 
-    def _end_coalescing(self, device: Any = None) -> Handle:
+    def end_coalescing(self, device: Any = None) -> Handle:
+        """Return one handle for all calls since."""
         batch, self._batch = self._batch or [], None
         return self._together(batch)
 

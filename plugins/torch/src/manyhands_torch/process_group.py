@@ -122,3 +122,6 @@ class ProcessGroup(Calls, _Base):
         part.setGroupName(name)
         part.setGroupDesc(group_desc or "undefined")
         return part
+
+    _start_coalescing = Calls.start_coalescing
+    _end_coalescing = Calls.end_coalescing
