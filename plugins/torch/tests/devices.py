@@ -8,7 +8,10 @@ import torch.distributed as dist
 dist.init_process_group("cpu:manyhands,cuda:gloo")
 names = {device.type: dist.group.WORLD._get_backend(device)._get_backend_name() for device in dist.group.WORLD._device_types}
 assert names == {"cpu": "manyhands", "cuda": "gloo"}, names
-for group in (dist.group.WORLD, dist.new_group([0, 1]), dist.split_group(None, [[0, 1]])):
+groups = [dist.group.WORLD, dist.new_group([0, 1])]
+if torch.__version__ >= (2, 15):  # torch 2.14 splits no group without an accelerator
+    groups.append(dist.split_group(None, [[0, 1]]))
+for group in groups:
     x = torch.ones(3)
     dist.all_reduce(x, group=group)
     assert x.tolist() == [2.0] * 3
