@@ -10,10 +10,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from manyhands.control.handshake import CLIENT_BYTES, GREETING_BYTES, KNOCK_BYTES, REPLY_BYTES
+
 __all__ = ["MEANS", "VIA_PROXY", "ActiveProxy", "Tampering", "active_proxy", "chance"]
 
-HANDSHAKE = {"up": 136, "down": 80}
-"""How many bytes of the handshake the one who dials sends, and gets."""
 MEANS = ("flip", "drop", "repeat", "swap", "insert", "truncate")
 
 VIA_PROXY = """
@@ -119,13 +119,13 @@ class ActiveProxy:
             self._socks.append(server)
             for sock in (client, server):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            greeting = server.recv(40, socket.MSG_WAITALL)
-            client.sendall(greeting)
-            proof = client.recv(HANDSHAKE["up"], socket.MSG_WAITALL)
+            server.sendall(client.recv(KNOCK_BYTES, socket.MSG_WAITALL))
+            client.sendall(server.recv(GREETING_BYTES, socket.MSG_WAITALL))
+            proof = client.recv(CLIENT_BYTES, socket.MSG_WAITALL)
             server.sendall(proof)
-            is_meant = self._is_meant(proof[40:])
+            is_meant = self._is_meant(proof[GREETING_BYTES:])
             self._run(self._pump, client, server, is_meant and self._tampering.direction == "up", 0)
-            self._pump(server, client, is_meant and self._tampering.direction == "down", HANDSHAKE["down"] - 40)
+            self._pump(server, client, is_meant and self._tampering.direction == "down", REPLY_BYTES)
 
     def _is_meant(self, hello: bytes) -> bool:
         with self._lock:
