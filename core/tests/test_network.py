@@ -21,6 +21,7 @@ from manyhands.contract.backend import LinkLost
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
 from manyhands.control import network
+from manyhands.control.frames import FrameConnection
 from manyhands.control.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
@@ -35,7 +36,7 @@ from manyhands.control.handshake import (
 from manyhands.control.liveness import Liveness
 from manyhands.control.local import LocalHub
 from manyhands.control.loop import Loop
-from manyhands.control.network import FrameConnection, Listener, bind, dial, is_loopback, show_address
+from manyhands.control.network import Listener, bind, dial, is_loopback, show_address
 from manyhands.control.proven import ProvenSocket
 from manyhands.errors import AuthenticationError, RendezvousError
 from manyhands.job.job import Job

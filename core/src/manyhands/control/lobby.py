@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 
 from manyhands.control.forking import close_after_fork
+from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
-from manyhands.control.network import FrameConnection, Listener
+from manyhands.control.network import Listener
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromRank, FromStore, Join, decode_from_rank, encode
 from manyhands.control.proven import ProvenSocket
 

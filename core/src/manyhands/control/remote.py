@@ -7,9 +7,10 @@ from functools import partial
 
 from manyhands.contract.deadline import Deadline
 from manyhands.control.connection import Control
+from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
-from manyhands.control.network import Address, FrameConnection, dial_patiently, show_address
+from manyhands.control.network import Address, dial_patiently, show_address
 from manyhands.control.protocol import (
     MAX_CARD_BYTES,
     Agreed,

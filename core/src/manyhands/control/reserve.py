@@ -21,11 +21,12 @@ import socket
 import threading
 from collections.abc import Sequence
 
+from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door, Lobby
 from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
-from manyhands.control.network import FrameConnection, Listener
+from manyhands.control.network import Listener
 from manyhands.control.protocol import (
     MAX_FROM_RANK_BYTES,
     FromRank,

@@ -23,7 +23,7 @@ from manyhands.common.native import native
 from manyhands.common.threads import Thread
 from manyhands.config import Resolved
 from manyhands.config.plugins import PluginManager, checked_kind
-from manyhands.contract.backend import Backend, BackendSpec, Bootstrap, Damaged, LinkLost, Transfer, Transport
+from manyhands.contract.backend import Backend, BackendSpec, Bootstrap, Damaged, LinkLost, Transport
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Runtime
 from manyhands.contract.seal import Seals
@@ -42,11 +42,11 @@ from manyhands.control.store import Store
 from manyhands.errors import (
     ClosedError,
     ConfigError,
-    InternalError,
     ManyHandsError,
     RendezvousError,
 )
 from manyhands.job.meeting import Meeting, guarded_bind
+from manyhands.job.no_transport import NoTransport
 from manyhands.job.standby import Standby
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ class Job:
     def open_transport(self, channel: int) -> Transport:
         """Return the backend's transport for a channel."""
         if self.backend is None or self.world_size == 1:
-            return _NoTransport()
+            return NoTransport()
         return checked_kind(
             self.backend.open_transport(channel), Transport, f"open_transport() of the backend {self.backend_name!r}"
         )
@@ -597,20 +597,3 @@ def _close_all(channels: list[DeviceChannel], kept: list[object]) -> None:
     for channel in channels:
         channel.close()
     kept.clear()
-
-
-class _NoTransport(Transport):
-    """The transport of a world of one, where nobody can be talked to."""
-
-    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
-        if peers:
-            raise InternalError("a schedule of a world of one has peers")
-
-    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
-        raise InternalError("a schedule of a world of one sends")
-
-    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
-        raise InternalError("a schedule of a world of one receives")
-
-    def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
-        raise InternalError("a schedule of a world of one waits")

@@ -1,0 +1,179 @@
+"""Frames over a proven socket, for the control connections."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import struct
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from manyhands.contract.seal import TAMPERED, Seal
+from manyhands.control.liveness import Liveness
+from manyhands.control.loop import Loop
+from manyhands.control.proven import ProvenSocket
+
+__all__ = ["FrameConnection"]
+
+_SILENT = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
+"""What a connection ends with where the other side is silent, and not known to have ended."""
+
+
+class FrameConnection:
+    """Frames of at most ``max_bytes`` over a proven socket, in a loop.
+
+    On the wire a frame is its length (4 bytes, little-endian), the seal of that, the frame, and its seal. So a length that was changed is
+    found before it is waited for.
+
+    Parameters
+    ----------
+    loop, sock
+        Where it runs, and the non-blocking socket, owned by the connection from now on.
+    on_frame
+        Called in the loop's thread with each frame; with None for one that is announced to be longer than it may be, or is not what was sent, the
+        last.
+    on_lost
+        Called once in the loop's thread, with a reason, when the other side closed or broke the connection.
+    max_bytes
+        A longer frame is refused before memory is taken for it.
+    liveness
+        How silence ends it.
+
+    Attributes
+    ----------
+    flaw
+        What is wrong with the last frame, in words, where it was told as None.
+    vanished
+        Whether it was lost because the other side does not answer any more: it may live, and be cut off.
+    """
+
+    _LENGTH = struct.Struct("<I")
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: ProvenSocket,
+        on_frame: Callable[[bytes | None], None],
+        on_lost: Callable[[str], None],
+        max_bytes: int,
+        liveness: Liveness,
+    ) -> None:
+        with contextlib.suppress(OSError):  # it has ended, which its first use tells
+            liveness.bound(sock)
+        self._loop = loop
+        self._sock = sock
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._max_bytes = max_bytes
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        self._open = True
+        self._seal_out, self._seal_in = sock.seals
+        self._length: int | None = None  # of the frame that comes
+        self.flaw: str = ""
+        self.vanished: bool = False
+        loop.call(lambda: self._watch(selectors.EVENT_READ))
+
+    def send(self, frame: bytes, *, within_s: float = 0.0) -> None:
+        """Send a frame; from any thread. Lost without a word when the connection has gone.
+
+        Never blocks, but for ``within_s`` at most, until the kernel was given the frame: the process may end right after.
+        """
+        given = threading.Event()
+
+        def queue() -> None:
+            self._queue(frame)
+            given.set()
+
+        self._loop.call(queue)
+        if within_s and not self._loop.runs_here:
+            given.wait(within_s)
+
+    def close(self) -> None:
+        """Send what is queued as far as the kernel takes it, and close; from any thread."""
+        self._loop.call(self._close)
+
+    def _close(self) -> None:
+        if self._open:
+            self._flush()
+        if self._open:
+            self._open = False
+            self._loop.forget(self._sock)
+            self._sock.close()
+
+    def _watch(self, events: int) -> None:
+        if self._open:
+            self._loop.watch(self._sock, events, self._ready)
+
+    def _queue(self, frame: bytes) -> None:
+        if not self._open:
+            return
+        length, seal = self._LENGTH.pack(len(frame)), self._seal_out
+        self._outgoing += length + seal.of(length) + frame + seal.of(frame)
+        self._flush()
+
+    def _ready(self, events: int) -> None:
+        if events & selectors.EVENT_READ:
+            self._read()
+        if events & selectors.EVENT_WRITE and self._open:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                sent = self._sock.send(self._outgoing)
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._lost(str(error), error)
+            return
+        self._watch(selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0))
+
+    def _read(self) -> None:
+        reason, failure = "the connection was closed", None
+        try:
+            piece = self._sock.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            piece, reason, failure = b"", str(error), error
+        self._incoming += piece
+        while self._open:
+            count = self._LENGTH.size if self._length is None else self._length
+            if len(self._incoming) < count + Seal.BYTES:
+                break
+            part = bytes(self._incoming[:count])
+            is_sound = self._seal_in.fits(part, self._incoming[count : count + Seal.BYTES])
+            del self._incoming[: count + Seal.BYTES]
+            if not is_sound:
+                self._refuse(TAMPERED)
+                return
+            if self._length is None:
+                (self._length,) = self._LENGTH.unpack(part)
+                if self._length > self._max_bytes:
+                    self._refuse(f"a frame of {self._length} bytes was announced, and {self._max_bytes} are allowed")
+                    return
+            else:
+                self._length = None
+                self._on_frame(part)
+        if not piece and self._open:
+            self._lost(reason, failure)
+
+    def _refuse(self, flaw: str) -> None:
+        self.flaw = flaw
+        self._on_frame(None)
+        self._loop.call(partial(self._end, flaw))  # behind what is said to that
+
+    def _end(self, reason: str) -> None:
+        if self._open:
+            self._lost(reason)
+
+    def _lost(self, reason: str, error: OSError | None = None) -> None:
+        self._open = False
+        self.vanished = error is not None and error.errno in _SILENT
+        self._loop.forget(self._sock)
+        self._sock.close()
+        self._on_lost(reason)

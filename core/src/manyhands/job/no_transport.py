@@ -1,0 +1,32 @@
+"""What stands for a transport in a world of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from manyhands.contract.backend import Transfer, Transport
+from manyhands.contract.deadline import Deadline
+from manyhands.errors import InternalError
+
+__all__ = ["NoTransport"]
+
+
+class NoTransport(Transport):
+    """The transport of a world of one, where nobody can be talked to."""
+
+    def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
+        """Refuse peers."""
+        if peers:
+            raise InternalError("a schedule of a world of one has peers")
+
+    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Refuse."""
+        raise InternalError("a schedule of a world of one sends")
+
+    def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
+        """Refuse."""
+        raise InternalError("a schedule of a world of one receives")
+
+    def wait(self, transfers: Sequence[Transfer], deadline: Deadline) -> None:
+        """Refuse."""
+        raise InternalError("a schedule of a world of one waits")
