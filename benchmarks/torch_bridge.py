@@ -16,6 +16,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import manyhands_torch
@@ -96,6 +98,23 @@ def main() -> None:
         for group, layer in zip(groups, layers, strict=True)
     }
     both("DDP step, 2.1 M parameters", 5, lambda group: modules[group](batch).sum().backward())
+    sharded = {}
+    for group in groups:
+        layers = [nn.Linear(512, 512) for _ in range(8)]
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+        sharded[group] = fully_shard(nn.Sequential(*layers), mesh=mesh)
+    both("fully_shard step, likewise", 5, lambda group: sharded[group](batch).sum().backward())
+    vector, matrix = torch.zeros(1 << 22), torch.randn(512, 512)
+
+    def beside(group: Any) -> None:
+        work = dist.all_reduce(vector, group=group, async_op=True)
+        for _ in range(4):
+            matrix @ matrix
+        work.wait()
+
+    both("16 MiB beside 4 products", 3, beside)
     dist.destroy_process_group()
 
 
