@@ -341,29 +341,35 @@ class TcpTransport(Transport):
         self._channel = channel
         self._links: dict[int, _Link] = {}
         self._staging: dict[socket.socket, memoryview] = {}
+        self._seals: dict[socket.socket, tuple[Seal, Seal]] = {}  # of connections whose messages bear them
 
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
         """Connect to ``peers``; those that this rank dials first, so that two ranks never wait for each other."""
         for peer in sorted(peers, key=lambda peer: peer < self._backend.rank):
             if peer not in self._links:
                 self._links[peer] = self._backend.link(self._channel, peer, deadline)
+                for sock in self._links[peer]:
+                    seals = self._backend.seals(sock)
+                    if seals is not None:
+                        self._seals[sock] = seals
 
     def close(self) -> None:
         """Close the connections of this channel."""
         self._links.clear()
         self._staging.clear()
+        self._seals.clear()
         self._backend.close_channel(self._channel)
 
     def mailbox(self, peer: int) -> Mailbox | None:
         """Return a mailbox that shares the first connection; none where messages bear seals."""
         sock = self._links[peer][0]
-        return None if self._backend.seals(sock) else self._backend.mailbox(sock, peer)
+        return None if sock in self._seals else self._backend.mailbox(sock, peer)
 
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to send, with one try at once."""
 
         def segment(sock: socket.socket, start: int, stop: int) -> Moving:
-            seals = self._backend.seals(sock)
+            seals = self._seals.get(sock)
             if seals is not None:
                 return SealedSending(sock, peer, seals[0], b"" if start else header, payload[start:stop])
             return Sending(sock, peer, header, payload[start:stop], HEADER_BYTES if start else 0)
@@ -374,7 +380,7 @@ class TcpTransport(Transport):
         """Start to receive, with one try at once."""
 
         def segment(sock: socket.socket, start: int, stop: int) -> Moving:
-            seals = self._backend.seals(sock)
+            seals = self._seals.get(sock)
             if seals is not None:
                 return SealedReceiving(sock, peer, seals[1], self._backend.rank, b"" if start else header, payload[start:stop])
             return Receiving(sock, peer, header, payload[start:stop], *((HEADER_BYTES, header) if start else ()))
@@ -392,7 +398,7 @@ class TcpTransport(Transport):
             def shifted(data: memoryview, offset: int) -> None:
                 sink(data, start + offset)
 
-            seals = self._backend.seals(sock)
+            seals = self._seals.get(sock)
             if seals is not None:
                 own = b"" if start else header
                 return SealedReceiving(sock, peer, seals[1], self._backend.rank, own, staging, stop - start, shifted)
