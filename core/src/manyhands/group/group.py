@@ -169,7 +169,9 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
             raise self._job.closed_error()
         self._saw()
         if not self._job.control.failed:
-            self._job.fail(Report("aborted", f"rank {self._job.rank} revoked the group", self._job.rank))
+            self._job.fail(
+                Report("aborted", f"rank {self._job.rank} revoked the group; shrink() makes a new one", self._job.rank)
+            )
 
     def agree(self, flag: int, *, timeout_s: float | None = None) -> int:
         """Return the bitwise "and" of the flags of all members that are left; alike on all of them, whoever dies meanwhile.
