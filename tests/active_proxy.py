@@ -93,7 +93,12 @@ class ActiveProxy:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self.done: bool = False
+        self._passed: list[bytes] = []
         self._run(self._accept)
+
+    def passed(self) -> bytes:
+        """Return all that passed after the handshakes, one piece behind the other."""
+        return b"".join(self._passed)
 
     def _run(self, target: object, *args: object) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
@@ -138,6 +143,7 @@ class ActiveProxy:
         left = self._tampering.place + skip
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                self._passed.append(data)
                 if is_meant and left < len(data):
                     changed = self._tampering(data[left:])
                     self.done, is_meant = True, False

@@ -21,6 +21,7 @@ from manyhands.contract.backend import LinkLost
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
 from manyhands.control import network
+from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
 from manyhands.control.handshake import (
     CLIENT_BYTES,
@@ -42,6 +43,7 @@ from manyhands.errors import AuthenticationError, RendezvousError
 from manyhands.job.job import Job
 
 SECRET = b"the secret of the tests"
+CREDENTIALS = Credentials(SECRET)
 HELLO = b"hello".ljust(HELLO_BYTES, b"\0")
 
 
@@ -70,7 +72,7 @@ class Door:
         self.address: tuple[str, int] = sock.getsockname()[:2]
         self.came: queue.Queue[tuple[socket.socket, bytes]] = queue.Queue()
         self.refused: queue.Queue[Any] = queue.Queue()
-        self.listener = Listener(loop, sock, SECRET, lambda *who: self.came.put(who), self.refused.put)
+        self.listener = Listener(loop, sock, CREDENTIALS, lambda *who: self.came.put(who), lambda *who: self.refused.put(who))
 
     def close(self) -> None:
         self.listener.close()
@@ -102,7 +104,7 @@ def without_descriptors() -> Iterator[None]:
 
 
 def call(door: Door, secret: bytes = SECRET) -> socket.socket:
-    return dial(door.address, secret, b"hello", Deadline(5))
+    return dial(door.address, Credentials(secret), b"hello", Deadline(5))
 
 
 def test_who_proves_the_secret_comes_in(door: Door) -> None:
@@ -120,7 +122,8 @@ def test_who_proves_the_secret_comes_in(door: Door) -> None:
 def test_who_does_not_is_refused_and_told(door: Door) -> None:
     with pytest.raises(AuthenticationError, match="holds another secret than this rank"):
         call(door, b"another")
-    assert door.refused.get(timeout=5)[0] == "127.0.0.1"
+    address, why = door.refused.get(timeout=5)
+    assert (address[0], why) == ("127.0.0.1", "with another secret")
     assert door.came.empty()
 
 
@@ -171,7 +174,7 @@ def test_two_thousand_strangers_do_not_delay_a_rank(door: Door) -> None:
             sock = stack.enter_context(socket.socket())
             sock.setblocking(False)
             sock.connect_ex(door.address)
-        stack.enter_context(dial(door.address, SECRET, b"hello", Deadline(5)))
+        stack.enter_context(dial(door.address, CREDENTIALS, b"hello", Deadline(5)))
         stack.enter_context(door.came.get(timeout=5)[0])
 
 
@@ -258,7 +261,7 @@ def test_another_program_is_recognised_by_its_first_bytes() -> None:
         server(lambda sock: sock.sendall(b"220 mail.example.org ESMTP")) as address,
         pytest.raises(RendezvousError, match=r"not a manyhands job: it said b'220"),
     ):
-        dial(address, SECRET, b"", Deadline(5))
+        dial(address, CREDENTIALS, b"", Deadline(5))
 
 
 def test_a_server_without_the_secret_is_not_believed() -> None:
@@ -269,7 +272,7 @@ def test_a_server_without_the_secret_is_not_believed() -> None:
         sock.sendall(MAGIC + bytes(REPLY_BYTES - len(MAGIC)))
 
     with server(pretend) as address, pytest.raises(AuthenticationError):
-        dial(address, SECRET, b"", Deadline(5))
+        dial(address, CREDENTIALS, b"", Deadline(5))
 
 
 def test_silence_ends_at_the_deadline() -> None:
@@ -277,7 +280,7 @@ def test_silence_ends_at_the_deadline() -> None:
         pass
 
     with server(nothing) as address, pytest.raises(TimeoutError):
-        dial(address, SECRET, b"", Deadline(0.2))
+        dial(address, CREDENTIALS, b"", Deadline(0.2))
 
 
 def test_a_connection_that_is_closed_early_is_a_connection_error() -> None:
@@ -286,14 +289,14 @@ def test_a_connection_that_is_closed_early_is_a_connection_error() -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
     with server(leave) as address, pytest.raises(ConnectionError):
-        dial(address, SECRET, b"", Deadline(5))
+        dial(address, CREDENTIALS, b"", Deadline(5))
 
 
 def test_nobody_there_is_a_connection_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
         with pytest.raises(ConnectionError):
-            dial(taken.getsockname(), SECRET, b"", Deadline(5))
+            dial(taken.getsockname(), CREDENTIALS, b"", Deadline(5))
 
 
 @contextlib.contextmanager
@@ -320,7 +323,7 @@ def test_a_name_whose_first_address_swallows_everything_is_reached_by_its_second
 ) -> None:
     with hole() as swallowing:
         resolving(monkeypatch, swallowing, door.address)
-        with dial(("a.name", 1), SECRET, b"hello", Deadline(2)):
+        with dial(("a.name", 1), CREDENTIALS, b"hello", Deadline(2)):
             theirs, hello = door.came.get(timeout=5)
             theirs.close()
     assert hello == HELLO
@@ -331,7 +334,7 @@ def test_a_name_whose_addresses_all_swallow_everything_is_given_up_at_the_deadli
         resolving(monkeypatch, one, other)
         started = time.monotonic()
         with pytest.raises(TimeoutError):
-            dial(("a.name", 1), SECRET, b"", Deadline(0.4))
+            dial(("a.name", 1), CREDENTIALS, b"", Deadline(0.4))
         assert 0.35 < time.monotonic() - started < 5
 
 
@@ -346,7 +349,7 @@ def test_a_resolver_that_hangs_does_not_outlast_the_deadline(monkeypatch: pytest
     started = time.monotonic()
     try:
         with pytest.raises(TimeoutError, match=r"the resolver does not answer for 'a\.name'"):
-            dial(("a.name", 1), SECRET, b"", Deadline(0.3))
+            dial(("a.name", 1), CREDENTIALS, b"", Deadline(0.3))
         assert 0.25 < time.monotonic() - started < 5
     finally:
         answered.set()
@@ -365,7 +368,7 @@ def test_more_slow_peers_than_a_listener_keeps_all_come_in(door: Door, monkeypat
 
     monkeypatch.setattr(network.ClientHandshake, "answer", slowly)
     job = Job(1, 2, "tcp")
-    job._key = SECRET
+    job._credentials = CREDENTIALS
     job.control = LocalHub(2).connect(1, "tcp", "")
 
     def come(_: int) -> None:
@@ -390,7 +393,7 @@ def test_who_is_dropped_for_a_newcomer_dials_again(door: Door, monkeypatch: pyte
 
     monkeypatch.setattr(network.ClientHandshake, "answer", slowly)
     job = Job(1, 2, "tcp")
-    job._key = SECRET
+    job._credentials = CREDENTIALS
     job.control = LocalHub(2).connect(1, "tcp", "")
     assert on_threads(lambda _: job.dial(0, door.address, b"hello", Deadline(20)).close(), 4) == [None] * 4
     assert len(tries) > 4

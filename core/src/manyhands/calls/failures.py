@@ -54,7 +54,7 @@ def guarded(
         text = f"in {operation} #{sequence} the connection of rank {job.rank} to rank {lost.peer} broke ({lost.reason})"
         raise first_cause("lost", text, lost.peer) from None
     except Damaged as damaged:
-        text = f"during {operation} #{sequence}: {damaged.reason}"
+        text = f"during {operation} #{sequence} on rank {job.rank}: {damaged.reason}"
         raise first_cause("protocol", text, damaged.peer) from None
     except HeaderMismatch as mismatch:
         kind, text = _explain(job, str(words), signature, sequence, mismatch)

@@ -12,6 +12,7 @@ import typer.core
 import typer.main
 
 from manyhands._version import __version__
+from manyhands.cli.certs import certs
 from manyhands.cli.config_cmd import config_app
 from manyhands.cli.doctor import doctor
 from manyhands.cli.explain import explain
@@ -23,7 +24,7 @@ from manyhands.errors import PluginError, UsageError
 
 __all__ = ["make_app"]
 
-_OWN: Final[frozenset[str]] = frozenset({"run", "doctor", "config", "explain"})
+_OWN: Final[frozenset[str]] = frozenset({"run", "doctor", "config", "explain", "certs"})
 _ELSEWHERE: Final = {
     "bench": "lab",
     "check": "conformance",
@@ -61,6 +62,7 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
     app.command("run", short_help="Run a script as several ranks.", context_settings=CONTEXT_SETTINGS)(run)
     app.command("doctor", short_help="List the backends: can they run here, and what to type.")(doctor)
     app.command("explain", short_help="Say who waits for whom, of what flight recorders wrote.")(explain)
+    app.command("certs", short_help="Make certificates, by which ranks encrypt their connections.")(certs)
     app.add_typer(config_app, name="config")
     epilog = None
     place = next((place for place, word in enumerate(words) if not word.startswith("-")), None)

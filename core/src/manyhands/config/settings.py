@@ -137,6 +137,12 @@ class SecuritySettings:
             "description": "Whether every message of data bears a keyed checksum, so that nobody on the path can change it unnoticed; tcp has it, and backends that have not are refused."
         },
     )
+    tls: Path | None = field(
+        default=None,
+        metadata={
+            "description": "A folder with ca.crt, tls.crt and tls.key, as `manyhands certs` makes it: connections between ranks are encrypted (TLS 1.3), and ranks without a certificate of that authority refused; so are backends that cannot. A relative path is taken from the working directory."
+        },
+    )
 
 
 @dataclass(frozen=True)

@@ -359,7 +359,10 @@ class Bootstrap(ABC):
         Returns
         -------
         socket.socket
-            The connected, non-blocking stream socket, which is the backend's to close.
+            The connected, non-blocking stream socket, which is the backend's to close. With ``security.tls`` what is sent and received by its
+            methods is encrypted, one method at a time. An OSError with the number EBADMSG then says that what came is not what was sent. After a
+            ``send`` that raised BlockingIOError, the next one must have the same bytes. Wait for the descriptor only after
+            ``recv`` has raised BlockingIOError: the socket may have read more than it has returned.
 
         Raises
         ------

@@ -102,6 +102,9 @@ class BackendSpec:
         that name, such as ``{"routes.cpu": "tcp"}``. Missing backends are reported before any rank starts.
     checksum
         Whether it seals its messages as `Bootstrap.seals` asks, or sends none out of this host. Others are refused with ``security.checksum``.
+    tls
+        Whether what it sends to other hosts goes by connections of `Bootstrap.dial` and `Bootstrap.listen` alone, by methods of theirs that
+        encrypt: ``send``, ``sendmsg``, ``recv``, ``recv_into``, ``recvmsg_into``. Others are refused with ``security.tls``.
     launcher
         ``"module:function"`` taking a `LaunchRequest` and returning an exit code, for a backend whose ranks are not
         processes started by ``manyhands run``.
@@ -124,6 +127,7 @@ class BackendSpec:
     diagnose: str | None = None
     parts: Callable[[Any], Mapping[str, str]] | None = None
     checksum: bool = False
+    tls: bool = False
     launcher: str | None = None
     api_version: int = 1  # not API_VERSION: what was built for an old contract must not seem to be of the present one
 

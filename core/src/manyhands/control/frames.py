@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import selectors
+import socket
 import struct
 import threading
 from collections.abc import Callable
@@ -19,6 +20,9 @@ __all__ = ["FrameConnection"]
 
 _SILENT = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 """What a connection ends with where the other side is silent, and not known to have ended."""
+
+_LINGER_S = 2.0
+"""How long a connection that was tampered with is emptied, until the other side has closed it."""
 
 
 class FrameConnection:
@@ -98,10 +102,8 @@ class FrameConnection:
     def _close(self) -> None:
         if self._open:
             self._flush()
-        if self._open:
-            self._open = False
-            self._loop.forget(self._sock)
-            self._sock.close()
+        self._open = False
+        self._give_back()
 
     def _watch(self, events: int) -> None:
         if self._open:
@@ -139,6 +141,9 @@ class FrameConnection:
         except BlockingIOError:
             return
         except OSError as error:
+            if error.errno == errno.EBADMSG:  # from TLS
+                self._refuse(TAMPERED)
+                return
             piece, reason, failure = b"", str(error), error
         self._incoming += piece
         while self._open:
@@ -168,12 +173,32 @@ class FrameConnection:
         self._loop.call(partial(self._end, flaw))  # behind what is said to that
 
     def _end(self, reason: str) -> None:
-        if self._open:
-            self._lost(reason)
+        """End the connection, but let the other side read what it was told: closing with bytes unread would reset it."""
+        if not self._open:
+            return
+        self._open = False
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+        self._loop.watch(self._sock, selectors.EVENT_READ, lambda _: self._empty())
+        self._loop.call_later(_LINGER_S, self._give_back)
+        self._on_lost(reason)
+
+    def _empty(self) -> None:
+        try:
+            while socket.socket.recv(self._sock, 65536):
+                pass
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self._loop.forget(self._sock)
+        self._sock.close()
 
     def _lost(self, reason: str, error: OSError | None = None) -> None:
         self._open = False
         self.vanished = error is not None and error.errno in _SILENT
-        self._loop.forget(self._sock)
-        self._sock.close()
+        self._give_back()
         self._on_lost(reason)

@@ -17,6 +17,9 @@ The knock is there when the server takes the connection, and costs no time: by i
 recorded one can say it again, and proves nothing by that; a server takes each once.
 
 Both sides then have two keys that nobody else knows: of the same secret and random bytes, one for each direction.
+
+Where the job uses TLS, the knock and the greeting begin with another magic, so that each side learns at once where the other does not. The
+handshake of TLS comes after this one.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ __all__ = [
     "HELLO_BYTES",
     "KNOCK_BYTES",
     "MAGIC",
+    "MAGIC_BEFORE_TLS",
     "REFUSAL",
     "REFUSED",
     "REPLY_BYTES",
@@ -40,9 +44,11 @@ __all__ = [
     "ServerHandshake",
     "is_knock",
     "knock",
+    "may_be_ours",
 ]
 
 MAGIC = b"MHANDS\x00\x02"
+MAGIC_BEFORE_TLS = b"MHANDS\x01\x02"
 REFUSAL = b"MHREFUSE"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
@@ -59,10 +65,15 @@ def _proof(secret: bytes, role: bytes, *words: bytes) -> bytes:
     return hmac.digest(secret, role + b"".join(words), hashlib.sha256)
 
 
-def knock(secret: bytes) -> bytes:
+def may_be_ours(data: bytes, *others: bytes) -> bool:
+    """Tell whether some bytes begin as what a manyhands says first, or as one of ``others``."""
+    return any(data.startswith(words[: len(data)]) for words in (MAGIC, MAGIC_BEFORE_TLS, *others))
+
+
+def knock(secret: bytes, magic: bytes = MAGIC) -> bytes:
     """Return what a client says first, another `KNOCK_BYTES` bytes each time."""
     nonce = os.urandom(_NONCE_BYTES)
-    return MAGIC + nonce + _proof(secret, b"knock", nonce)
+    return magic + nonce + _proof(secret, b"knock", nonce)
 
 
 def is_knock(secret: bytes, data: bytes) -> bool:
@@ -70,8 +81,8 @@ def is_knock(secret: bytes, data: bytes) -> bool:
     return hmac.compare_digest(data[GREETING_BYTES:], _proof(secret, b"knock", data[len(MAGIC) : GREETING_BYTES]))
 
 
-def _seals(secret: bytes, sides: tuple[bytes, bytes], server_nonce: bytes, client_nonce: bytes, hello: bytes) -> Seals:
-    outgoing, incoming = (Seal(_proof(secret, b"from " + side, server_nonce, client_nonce, hello)) for side in sides)
+def _seals(secret: bytes, sides: tuple[bytes, bytes], said: bytes) -> Seals:
+    outgoing, incoming = (Seal(_proof(secret, b"from " + side, said)) for side in sides)
     return outgoing, incoming
 
 
@@ -82,14 +93,17 @@ class ServerHandshake:
     ----------
     seals
         For what is said on the connection from now on, once the client has proved the secret.
+    said
+        What both sides have said in this handshake, and nobody says again.
     """
 
     seals: Seals
+    said: bytes
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, magic: bytes = MAGIC) -> None:
         self._secret = secret
         self._nonce = os.urandom(_NONCE_BYTES)
-        self.greeting: bytes = MAGIC + self._nonce
+        self.greeting: bytes = magic + self._nonce
 
     def answer(self, data: bytes) -> tuple[bytes, bytes | None]:
         """Judge the client's `CLIENT_BYTES` bytes.
@@ -102,10 +116,11 @@ class ServerHandshake:
         client_nonce = data[len(MAGIC) : GREETING_BYTES]
         hello = data[GREETING_BYTES : GREETING_BYTES + HELLO_BYTES]
         proof = data[GREETING_BYTES + HELLO_BYTES :]
-        if not hmac.compare_digest(proof, _proof(self._secret, b"client", self._nonce, client_nonce, hello)):
+        self.said = self._nonce + client_nonce + hello
+        if not hmac.compare_digest(proof, _proof(self._secret, b"client", self.said)):
             return REFUSED, None
-        self.seals = _seals(self._secret, (b"server", b"client"), self._nonce, client_nonce, hello)
-        return MAGIC + _proof(self._secret, b"server", self._nonce, client_nonce, hello), hello
+        self.seals = _seals(self._secret, (b"server", b"client"), self.said)
+        return MAGIC + _proof(self._secret, b"server", self.said), hello
 
 
 class ClientHandshake:
@@ -115,9 +130,12 @@ class ClientHandshake:
     ----------
     seals
         For what is said on the connection from now on, once the server has proved the secret.
+    said
+        What both sides have said in this handshake, and nobody says again.
     """
 
     seals: Seals
+    said: bytes
 
     def __init__(self, secret: bytes, hello: bytes) -> None:
         self._secret = secret
@@ -128,9 +146,10 @@ class ClientHandshake:
     def answer(self, greeting: bytes) -> bytes:
         """Return what to send after the server's `GREETING_BYTES` bytes."""
         server_nonce = greeting[len(MAGIC) :]
-        self._expected = _proof(self._secret, b"server", server_nonce, self._nonce, self._hello)
-        self.seals = _seals(self._secret, (b"client", b"server"), server_nonce, self._nonce, self._hello)
-        return MAGIC + self._nonce + self._hello + _proof(self._secret, b"client", server_nonce, self._nonce, self._hello)
+        self.said = server_nonce + self._nonce + self._hello
+        self._expected = _proof(self._secret, b"server", self.said)
+        self.seals = _seals(self._secret, (b"client", b"server"), self.said)
+        return MAGIC + self._nonce + self._hello + _proof(self._secret, b"client", self.said)
 
     def accepts(self, reply: bytes) -> bool:
         """Tell whether the server's `REPLY_BYTES` bytes prove that it holds the secret, and accept ours."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from manyhands.control.credentials import Credentials
 from manyhands.control.forking import close_after_fork
 from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
@@ -58,20 +59,20 @@ class Door:
         A listening socket.
     folder
         Where the launcher and the ranks write.
-    secret
-        The job's secret, which newcomers prove.
+    credentials
+        What newcomers must show.
     """
 
-    def __init__(self, fd: int, folder: Path, secret: bytes) -> None:
+    def __init__(self, fd: int, folder: Path, credentials: Credentials) -> None:
         self._fd = fd
         self._folder = folder
-        self.secret = secret
+        self.credentials = credentials
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], secret: bytes) -> Door | None:
+    def of(cls, environ: Mapping[str, str], credentials: Credentials) -> Door | None:
         """Return that of this process; None where no launcher lets ranks come later."""
         folder, fd = environ.get("MANYHANDS_ELASTIC"), environ.get("MANYHANDS_RENDEZVOUS_FD")
-        return cls(int(fd), Path(folder), secret) if folder and fd else None
+        return cls(int(fd), Path(folder), credentials) if folder and fd else None
 
     def listen(self) -> socket.socket:
         """Return the socket, as one of the caller's own."""
@@ -136,7 +137,7 @@ class Lobby:
                 else:
                     sock.close()
 
-            self._listener = Listener(self._loop, self._door.listen(), self._door.secret, accept)
+            self._listener = Listener(self._loop, self._door.listen(), self._door.credentials, accept)
 
     def send(self, number: int, message: FromStore) -> None:
         """Give a message to a newcomer, unless it has ended."""

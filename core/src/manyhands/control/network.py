@@ -10,16 +10,18 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
+from manyhands.control.credentials import Credentials
 from manyhands.control.forking import close_after_fork
 from manyhands.control.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
     KNOCK_BYTES,
     MAGIC,
+    MAGIC_BEFORE_TLS,
     REFUSAL,
     REFUSED,
     REPLY_BYTES,
@@ -27,10 +29,14 @@ from manyhands.control.handshake import (
     ServerHandshake,
     is_knock,
     knock,
+    may_be_ours,
 )
 from manyhands.control.loop import Loop
 from manyhands.control.proven import ProvenSocket
 from manyhands.errors import AuthenticationError, RendezvousError
+
+if TYPE_CHECKING:
+    from manyhands.control.tls import TlsHandshake
 
 __all__ = [
     "Address",
@@ -110,9 +116,9 @@ def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socke
 
 
 def dial(
-    address: Address, secret: bytes, hello: bytes, deadline: Deadline, cancelled: Callable[[], bool] = lambda: False
+    address: Address, credentials: Credentials, hello: bytes, deadline: Deadline, cancelled: Callable[[], bool] = lambda: False
 ) -> ProvenSocket:
-    """Connect, prove the secret both ways, and return the non-blocking socket.
+    """Connect, prove the secret both ways, encrypt where that is wanted, and return the non-blocking socket.
 
     A listener that takes the connection and says nothing may be a rank that is still importing, or busy: it has until the deadline.
     ``cancelled`` is asked several times a second whether to give up.
@@ -123,7 +129,7 @@ def dial(
         Nobody listens there, or the connection broke, or the dial was cancelled; `RendezvousError` when the listener is no
         manyhands.
     AuthenticationError
-        The two sides hold different secrets.
+        The two sides hold different secrets, or one does not trust the other's certificate, or one has none.
     TimeoutError
         The other side did not answer in time.
     OSError
@@ -133,15 +139,22 @@ def dial(
     sock = _connect(address, deadline, cancelled)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.send(knock(secret))  # 72 bytes, and later 136, into an empty socket buffer always fit
-        handshake = ClientHandshake(secret, hello)
+        magic, other_magic = _magics(credentials)
+        sock.send(knock(credentials.secret, magic))  # 72 bytes, and later 136, into an empty socket buffer always fit
+        handshake = ClientHandshake(credentials.secret, hello)
         reply = greeting = _receive_exactly(sock, GREETING_BYTES, deadline, cancelled)
-        if not greeting.startswith((MAGIC, REFUSAL)):
-            what = "another version of manyhands" if greeting.startswith(MAGIC[:-1]) else "not a manyhands job"
+        if greeting.startswith(other_magic):
+            job = f"the job at {where}"
+            has, lacks = (job, "this rank") if credentials.tls is None else ("this rank", job)
+            raise AuthenticationError(
+                f"{has} encrypts its connections, and {lacks} does not: set security.tls on all ranks or on none"
+            )
+        if not greeting.startswith((magic, REFUSAL)):
+            what = "another version of manyhands" if greeting.startswith(MAGIC[:-2]) else "not a manyhands job"
             raise RendezvousError(
                 f"the program that listens at {where} is {what}: it said {greeting[:40]!r}. Is the address right?"
             )
-        if greeting.startswith(MAGIC):
+        if greeting.startswith(magic):
             sock.send(handshake.answer(greeting))
             reply = _receive_exactly(sock, REPLY_BYTES, deadline, cancelled)
         if not handshake.accepts(reply):
@@ -152,11 +165,44 @@ def dial(
     except BaseException:
         sock.close()
         raise
-    return ProvenSocket.over(sock, handshake.seals)
+    proven = ProvenSocket.over(sock, handshake.seals)
+    encrypting = _encrypting(credentials, proven, False, handshake.said)
+    return proven if encrypting is None else _encrypt(encrypting, where, deadline, cancelled)
+
+
+def _magics(credentials: Credentials) -> tuple[bytes, bytes]:
+    """Return how a job's words begin, and those of one that has TLS where this one has not, or the other way round."""
+    return (MAGIC, MAGIC_BEFORE_TLS) if credentials.tls is None else (MAGIC_BEFORE_TLS, MAGIC)
+
+
+def _encrypting(credentials: Credentials, sock: ProvenSocket, is_server: bool, said: bytes) -> TlsHandshake | None:
+    """Return the handshake of TLS, which takes the socket over, where the job wants it; the socket is closed if that fails."""
+    if credentials.tls is None:
+        return None
+    from manyhands.control.tls import TlsHandshake
+
+    try:
+        return TlsHandshake(credentials.tls, sock, is_server, credentials.secret, said)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _encrypt(encrypting: TlsHandshake, where: str, deadline: Deadline, cancelled: Callable[[], bool]) -> ProvenSocket:
+    try:
+        while event := encrypting.advance():
+            _wait_until(encrypting.sock, event, deadline, cancelled)
+    except BaseException as error:
+        encrypting.sock.close()
+        if isinstance(error, AuthenticationError):
+            remedy = "Give all ranks certificates of one authority, which have not run out: `manyhands certs` makes them"
+            raise AuthenticationError(f"the connection to {where} cannot be encrypted: {error}. {remedy}") from None
+        raise
+    return encrypting.sock
 
 
 def dial_patiently(
-    address: Address, secret: bytes, hello: bytes, rank: int, deadline: Deadline, cancelled: Callable[[], bool]
+    address: Address, credentials: Credentials, hello: bytes, rank: int, deadline: Deadline, cancelled: Callable[[], bool]
 ) -> ProvenSocket:
     """Connect as `dial` to rank 0, which may still be on its way: again and again until the deadline, in the name of ``rank``.
 
@@ -168,7 +214,7 @@ def dial_patiently(
     pause, failure = 0.005, "no attempt was made"
     while not deadline.passed() and not cancelled():
         try:
-            return dial(address, secret, hello, deadline, cancelled)
+            return dial(address, credentials, hello, deadline, cancelled)
         except RendezvousError as error:
             error.rank = rank
             raise
@@ -256,7 +302,7 @@ def _receive_exactly(sock: socket.socket, count: int, deadline: Deadline, cancel
         if not piece:
             raise ConnectionResetError(errno.ECONNRESET, "it closed the connection during the handshake")
         data += piece
-        if not data.startswith(MAGIC[: len(data)]) and not data.startswith(REFUSAL[: len(data)]):
+        if not may_be_ours(data[: len(MAGIC)], REFUSAL):
             break
     return data
 
@@ -281,25 +327,25 @@ class Listener:
         Where it runs.
     sock
         A socket that listens; owned by the listener from now on.
-    secret
-        The secret that both sides prove.
+    credentials
+        What both sides prove.
     accept
         Called in the loop's thread with the non-blocking socket and the 64 bytes of its hello.
     refuse
-        Called with the peer's address when a peer speaks manyhands and holds another secret.
+        Called with the peer's address, and why in words, when a peer speaks manyhands and is not let in.
     """
 
     def __init__(
         self,
         loop: Loop,
         sock: socket.socket,
-        secret: bytes,
+        credentials: Credentials,
         accept: Callable[[ProvenSocket, bytes], None],
-        refuse: Callable[[Address], None] | None = None,
+        refuse: Callable[[Address, str], None] = lambda *_: None,
     ) -> None:
         self._loop = loop
         self._sock = sock
-        self._secret = secret
+        self._credentials = credentials
         self._accept = accept
         self._refuse = refuse
         self._strangers: dict[socket.socket, _Stranger] = {}
@@ -379,7 +425,7 @@ class Listener:
         except OSError:
             piece = b""
         stranger.received += piece
-        if not piece or not stranger.received.startswith(MAGIC[: len(stranger.received)]):
+        if not piece or not may_be_ours(stranger.received[: len(MAGIC)]):
             self._drop(stranger)  # it gave up, or is none of ours
             return
         if len(stranger.received) < wanted:
@@ -398,8 +444,16 @@ class Listener:
         if words in self._heard:
             self._drop(stranger)
             return
-        if not is_knock(self._secret, words):
+        magic, other_magic = _magics(self._credentials)
+        secret = self._credentials.secret
+        if not is_knock(secret, words):
             self._turn_away(stranger)
+            return
+        handshake = ServerHandshake(secret, magic)
+        if words.startswith(other_magic):
+            stranger.sock.send(handshake.greeting)  # which says so
+            self._drop(stranger)
+            self._refuse(stranger.address, f"{'without' if self._credentials.tls else 'with'} TLS")
             return
         self._heard[words] = None
         if len(self._heard) > _MAX_HEARD:
@@ -407,8 +461,8 @@ class Listener:
         del self._strangers[stranger.sock]
         self._keep(stranger, self._callers, _MAX_CALLERS)
         stranger.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stranger.handshake = ServerHandshake(self._secret)
-        stranger.sock.send(stranger.handshake.greeting)  # 40 bytes into an empty socket buffer always fit
+        stranger.handshake = handshake
+        stranger.sock.send(handshake.greeting)  # 40 bytes into an empty socket buffer always fit
 
     def _judge(self, stranger: _Stranger, handshake: ServerHandshake, words: bytes) -> None:
         reply, hello = handshake.answer(words)
@@ -418,15 +472,37 @@ class Listener:
         stranger.sock.send(reply)
         del self._callers[stranger.sock]
         self._loop.forget(stranger.sock)
-        self._accept(ProvenSocket.over(stranger.sock, handshake.seals), hello)
+        proven = ProvenSocket.over(stranger.sock, handshake.seals)
+        encrypting = _encrypting(self._credentials, proven, True, handshake.said)
+        if encrypting is None:
+            self._accept(proven, hello)
+            return
+        stranger.sock = encrypting.sock
+        self._keep(stranger, self._callers, _MAX_CALLERS)
+        self._encrypt(stranger, encrypting, hello)
+
+    def _encrypt(self, stranger: _Stranger, encrypting: TlsHandshake, hello: bytes) -> None:
+        try:
+            event = encrypting.advance()
+        except AuthenticationError as error:
+            self._drop(stranger)
+            self._refuse(stranger.address, f"with a certificate that was not taken ({error})")
+        except OSError:  # it has gone
+            self._drop(stranger)
+        else:
+            if event:
+                self._loop.watch(stranger.sock, event, lambda _: self._encrypt(stranger, encrypting, hello))
+                return
+            del self._callers[stranger.sock]
+            self._loop.forget(stranger.sock)
+            self._accept(encrypting.sock, hello)
 
     def _turn_away(self, stranger: _Stranger) -> None:
         """Tell a stranger that its secret is another one, and whoever wants to know that it came."""
         with contextlib.suppress(OSError):
             stranger.sock.send(REFUSED)
         self._drop(stranger)
-        if self._refuse is not None:
-            self._refuse(stranger.address)
+        self._refuse(stranger.address, "with another secret")
 
     def _drop(self, stranger: _Stranger) -> None:
         self._strangers.pop(stranger.sock, None)

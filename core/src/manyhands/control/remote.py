@@ -7,6 +7,7 @@ from functools import partial
 
 from manyhands.contract.deadline import Deadline
 from manyhands.control.connection import Control
+from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
@@ -46,8 +47,8 @@ class SocketControl(Control):
         Who this rank is.
     address
         Where the store listens; dialled again and again until the deadline, since the store may come last.
-    secret
-        The job's secret.
+    credentials
+        What shows that this rank belongs to the job.
     deadline
         Until when to try.
     liveness
@@ -62,7 +63,7 @@ class SocketControl(Control):
     RendezvousError
         Nobody listens there, or no manyhands.
     AuthenticationError
-        The store holds another secret.
+        The store holds another secret, or the two do not trust each other's certificates.
     """
 
     def __init__(
@@ -70,13 +71,13 @@ class SocketControl(Control):
         loop: Loop,
         join: Join,
         address: Address,
-        secret: bytes,
+        credentials: Credentials,
         deadline: Deadline,
         liveness: Liveness,
         cancelled: Callable[[], bool] = lambda: False,
         hello: bytes = CONTROL_HELLO,
     ) -> None:
-        sock = dial_patiently(address, secret, hello, join.rank, deadline, cancelled)
+        sock = dial_patiently(address, credentials, hello, join.rank, deadline, cancelled)
         super().__init__(join.rank, join.world_size, sock.getsockname()[0])
         self._loop = loop
         self._liveness = liveness

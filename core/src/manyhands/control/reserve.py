@@ -21,6 +21,7 @@ import socket
 import threading
 from collections.abc import Sequence
 
+from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door, Lobby
@@ -59,8 +60,8 @@ class Reserve:
         Where it runs.
     sock
         The listening socket; owned by this from now on.
-    key
-        What proves membership.
+    credentials
+        What the ranks of this job must show.
     rank, world_size
         The successor, and how many ranks there are.
     store
@@ -77,7 +78,7 @@ class Reserve:
         self,
         loop: Loop,
         sock: socket.socket,
-        key: bytes,
+        credentials: Credentials,
         rank: int,
         world_size: int,
         store: int,
@@ -102,7 +103,7 @@ class Reserve:
         self._membership: Membership | None = None
         self._closed = False
         self._changed = threading.Condition()
-        self._listener = Listener(loop, sock, key, self._accept)
+        self._listener = Listener(loop, sock, credentials, self._accept)
 
     def _accept(self, sock: ProvenSocket, _: bytes) -> None:
         if self._closed:

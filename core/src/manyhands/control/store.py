@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
+from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import NEWCOMER_HELLO, Door, Lobby
@@ -21,7 +22,7 @@ from manyhands.control.proven import ProvenSocket
 __all__ = ["Store"]
 
 _MAX_NAMED = 4
-"""How many hosts an error names, at most, that came with another secret."""
+"""How many refused hosts an error names, at most."""
 _SOON_S = 5.0
 
 
@@ -37,8 +38,8 @@ class Store:
         Where it runs.
     sock
         The listening socket; owned by the store from now on.
-    secret
-        The job's secret.
+    credentials
+        What ranks must show.
     world_size
         How many ranks must come.
     deadline
@@ -53,7 +54,7 @@ class Store:
         self,
         loop: Loop,
         sock: socket.socket,
-        secret: bytes,
+        credentials: Credentials,
         world_size: int,
         deadline: Deadline,
         liveness: Liveness,
@@ -68,8 +69,8 @@ class Store:
         self._changed = threading.Condition()
         self._seats: set[FrameConnection] = set()
         self._refusals = 0
-        self._refused_hosts: dict[str, None] = {}
-        self._listener = Listener(loop, sock, secret, self._incoming, self._refused)
+        self._refused_hosts: dict[str, str] = {}
+        self._listener = Listener(loop, sock, credentials, self._incoming, self._refused)
         loop.call(lambda: loop.call_later(deadline.remaining(), self._late))
 
     def drain(self, timeout_s: float | None) -> None:
@@ -116,17 +117,18 @@ class Store:
     def _late(self) -> None:
         hint = "Did they start, and were they given this address and secret?"
         if self._refusals:
+            hosts = ", ".join(f"from {host} {why}" for host, why in self._refused_hosts.items())
             hint = (
-                f"Connections from {', '.join(self._refused_hosts)} came with another secret than rank 0's and were refused, "
-                f"{self._refusals} in all: give all ranks the same MANYHANDS_SECRET (`manyhands run` makes one per job)"
+                f"Connections were refused, {self._refusals} in all: {hosts}. Give all ranks the same MANYHANDS_SECRET (`manyhands run` makes one "
+                "per job), and the same security.tls, if any"
             )
         self._membership.late(self._deadline.timeout_s, hint)
 
-    def _refused(self, address: Address) -> None:
+    def _refused(self, address: Address, why: str) -> None:
         # Whoever belongs to the job is told by the refusal, and raises; whoever does not must do no harm.
         self._refusals += 1
         if len(self._refused_hosts) < _MAX_NAMED:
-            self._refused_hosts[address[0]] = None
+            self._refused_hosts.setdefault(address[0], why)
 
     def _incoming(self, sock: ProvenSocket, hello: bytes) -> None:
         if hello.startswith(NEWCOMER_HELLO):  # the ranks of the beginning are not there yet: it tries again

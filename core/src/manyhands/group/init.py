@@ -15,6 +15,7 @@ from manyhands.config.plugins import get_plugin_manager
 from manyhands.config.select import Selector
 from manyhands.config.selection import make_selector
 from manyhands.contract.deadline import Deadline
+from manyhands.control.credentials import Credentials
 from manyhands.control.environment import LaunchEnvironment, discover, parse_address, why_not_alone
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
@@ -98,7 +99,7 @@ def init(
         _check_arguments(rank, world_size, member.rank, member.world.world_size)
         return Group(*finish(among_threads(member, setup, deadline), setup, selector, deadline))
     is_told = rank is not None or world_size is not None
-    door = None if is_told or "MANYHANDS_ELASTIC" not in os.environ else Door.of(os.environ, _secret(resolved))
+    door = None if is_told or "MANYHANDS_ELASTIC" not in os.environ else Door.of(os.environ, _credentials(resolved))
     if door is not None and "MANYHANDS_NEWCOMER" in os.environ:
         group = Group(*_come_later(setup, door))
     else:
@@ -132,7 +133,7 @@ def _come_later(setup: Setup, door: Door) -> Formed:
         settings.backend,
         setup.choices,
         address,
-        door.secret,
+        door.credentials,
         None,
         _liveness(settings),
         local_rank=launch.local_rank,
@@ -165,7 +166,7 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
         resolved.settings.backend,
         setup.choices,
         _address(resolved, launch, rank),
-        _secret(resolved),
+        _credentials(resolved),
         int(inherited) if inherited is not None else None,
         _liveness(resolved.settings),
         door=door,
@@ -220,6 +221,15 @@ def _address(resolved: Resolved, launch: LaunchEnvironment | None, rank: int) ->
         "in the config, alike on all ranks, naming the host of rank 0",
         rank=rank,
     )
+
+
+def _credentials(resolved: Resolved) -> Credentials:
+    folder = resolved.settings.security.tls
+    if folder is None:
+        return Credentials(_secret(resolved))
+    from manyhands.control.tls import Tls
+
+    return Credentials(_secret(resolved), Tls(folder))
 
 
 def _secret(resolved: Resolved) -> bytes:

@@ -182,7 +182,7 @@ class _Shrinking(msgspec.Struct, frozen=True):
             before.backend,
             before.choices,
             (shrunk.host, shrunk.port),
-            before.secret,
+            before.credentials,
             None if listener is None else listener.fileno(),
             before.liveness,
             (old.control, ranks),
@@ -202,4 +202,4 @@ def _listen(old: Job, deadline: Deadline) -> contextlib.AbstractContextManager[s
     """Return the socket at which this rank waits for the others, on the address by which it reaches them; to be closed by the context."""
     if old.meeting is None:
         return contextlib.nullcontext()
-    return guarded_bind((old.control.host, 0), bool(old.meeting.secret), deadline)
+    return guarded_bind((old.control.host, 0), bool(old.meeting.credentials.secret), deadline)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import hashlib
-import hmac
 import logging
 import socket
 import sys
@@ -30,6 +28,7 @@ from manyhands.contract.seal import Seals
 from manyhands.control.cards import read_cards
 from manyhands.control.computer import COMPUTER
 from manyhands.control.connection import Control, make_join
+from manyhands.control.credentials import Credentials
 from manyhands.control.forking import forget_after_fork
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import NEWCOMER_HELLO
@@ -135,7 +134,7 @@ class Job:
         self._store: Store | None = None
         self._standby: Standby | None = None
         self._listeners: list[Listener] = []
-        self._key = b""
+        self._credentials = Credentials(b"")
         self._liveness = Liveness()
         self._secure = True
         self.left: set[int] = set()
@@ -164,21 +163,21 @@ class Job:
         try:
             loop = job.loop
             if meeting.rank == 0:
-                place = meeting.listen(deadline), meeting.secret, meeting.world_size
+                place = meeting.listen(deadline), meeting.credentials, meeting.world_size
                 job._store = store = Store(loop, *place, deadline, meeting.liveness, meeting.door)
                 if meeting.before is not None:
                     _tell_who_ends(*meeting.before, store)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
             job.control = control = SocketControl(
-                loop, join, meeting.address, meeting.secret, deadline, meeting.liveness, meeting.is_vain
+                loop, join, meeting.address, meeting.credentials, deadline, meeting.liveness, meeting.is_vain
             )
             # The store ends the wait for the others, and knows who is missing: this rank's own clock should not run out first.
             welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
-            job._key = hmac.digest(meeting.secret, welcome.key, hashlib.sha256)
+            job._credentials = meeting.credentials.of_job(welcome.key)
             job.hosts = tuple(welcome.hosts)
-            job._secure = bool(meeting.secret)
+            job._secure = bool(meeting.credentials.secret)
             if meeting.world_size > 1:
-                job._standby = Standby(loop, control, job._key, job._secure, meeting.liveness, meeting.door)
+                job._standby = Standby(loop, control, job._credentials, job._secure, meeting.liveness, meeting.door)
         except BaseException as error:
             # Ranks that are still on their way are told why, instead of looking for a store that has gone.
             if job._store is not None and meeting.keep is not None:
@@ -205,7 +204,7 @@ class Job:
             join = make_join(-1, most, meeting.backend, meeting.choices)
             deadline = Deadline(AS_LONG_AS_IT_TAKES_S)
             job.control = SocketControl(
-                job.loop, join, meeting.address, meeting.secret, deadline, meeting.liveness, hello=NEWCOMER_HELLO
+                job.loop, join, meeting.address, meeting.credentials, deadline, meeting.liveness, hello=NEWCOMER_HELLO
             )
         except BaseException:
             job._release()
@@ -224,7 +223,7 @@ class Job:
         job._member = member
         member.at_end(job.finish)
         welcome = control.welcome(deadline)
-        job._key, job.hosts = welcome.key, tuple(welcome.hosts)
+        job._credentials, job.hosts = Credentials(welcome.key), tuple(welcome.hosts)
         forget_after_fork(job)
         return job
 
@@ -259,7 +258,7 @@ class Job:
             return
         from manyhands.control.dump import Dumper, job_id  # most jobs write none
 
-        self._dumper = Dumper(self.control, job_id(self._key), Path(directory).absolute())
+        self._dumper = Dumper(self.control, job_id(self._credentials.secret), Path(directory).absolute())
 
     def start_backend(
         self, spec: BackendSpec, resolved: Resolved, plugins: PluginManager, shared: dict[str, Any] | None, deadline: Deadline
@@ -474,7 +473,7 @@ class Job:
 
         sock = guarded_bind((host, 0), self._secure)
         address = sock.getsockname()
-        self._listeners.append(Listener(self.loop, sock, self._key, watched))
+        self._listeners.append(Listener(self.loop, sock, self._credentials, watched))
         return address[0], address[1]
 
     def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
@@ -486,7 +485,7 @@ class Job:
         try:
             while True:
                 try:
-                    sock = dial(address, self._key, hello, deadline, cancelled)
+                    sock = dial(address, self._credentials, hello, deadline, cancelled)
                     with contextlib.suppress(OSError):
                         self._liveness.watch(sock)
                     return sock
@@ -517,13 +516,15 @@ class _Maker(msgspec.Struct, frozen=True):
 
     def make(self, spec: BackendSpec, names: tuple[str, ...], ranks: tuple[int, ...]) -> Backend:
         """Make a backend for some ranks; ``names`` are those of the backends that it is a part of, and its own."""
-        if self.resolved.settings.security.checksum and not spec.checksum:
-            raise ConfigError(
-                f"security.checksum is true, and the backend {spec.name!r} cannot seal its messages: choose tcp, shm, or a hybrid of them, or "
-                "leave security.checksum out",
-                key="security.checksum",
-                value=True,
-            )
+        security = self.resolved.settings.security
+        for key, wanted, is_able in (("checksum", security.checksum, spec.checksum), ("tls", security.tls, spec.tls)):
+            if wanted and not is_able:
+                raise ConfigError(
+                    f"security.{key} is set, and the backend {spec.name!r} cannot {'seal' if key == 'checksum' else 'encrypt'} its messages: choose "
+                    f"tcp, shm, or a hybrid of them, or leave security.{key} out",
+                    key=f"security.{key}",
+                    value=str(wanted),
+                )
         bootstrap = _JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks)
         try:
             # A part is given up before what it is a part of, which is not to blame.

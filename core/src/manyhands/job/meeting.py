@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from manyhands.contract.deadline import Deadline
 from manyhands.control.connection import Control
+from manyhands.control.credentials import Credentials
 from manyhands.control.forking import close_after_fork
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
@@ -28,8 +29,8 @@ class Meeting:
         What all ranks must have configured alike: the backend's name, and words for the rest.
     address
         Where rank 0 listens.
-    secret
-        The job's secret; may be empty on loopback alone.
+    credentials
+        What shows that a process belongs to the job.
     inherited
         The file descriptor of a socket that listens there already, handed over to rank 0.
     liveness
@@ -51,7 +52,7 @@ class Meeting:
         backend: str,
         choices: str,
         address: Address,
-        secret: bytes,
+        credentials: Credentials,
         inherited: int | None,
         liveness: Liveness,
         before: tuple[Control, Sequence[int]] | None = None,
@@ -64,7 +65,7 @@ class Meeting:
         self.backend = backend
         self.choices = choices
         self.address = address
-        self.secret = secret
+        self.credentials = credentials
         self.inherited = inherited
         self.liveness = liveness
         self.before = before
@@ -83,7 +84,7 @@ class Meeting:
         """Return the socket at which rank 0 waits for the others."""
         if self.inherited is not None:
             return close_after_fork(socket.socket(fileno=os.dup(self.inherited)))
-        return guarded_bind(self.address, bool(self.secret), deadline)
+        return guarded_bind(self.address, bool(self.credentials.secret), deadline)
 
 
 def guarded_bind(address: Address, has_secret: bool, deadline: Deadline | None = None) -> socket.socket:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
+from manyhands.control.credentials import Credentials
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
 from manyhands.control.loop import Loop
@@ -36,8 +37,8 @@ class Standby:
         Where a `Reserve` runs.
     control
         This rank's control connection.
-    key, has_secret
-        What proves membership, and whether the job has a secret.
+    credentials, has_secret
+        What shows that a process belongs to this job, and whether the job has a secret.
     liveness
         How a silent rank is noticed.
     door
@@ -45,12 +46,18 @@ class Standby:
     """
 
     def __init__(
-        self, loop: Loop, control: SocketControl, key: bytes, has_secret: bool, liveness: Liveness, door: Door | None
+        self,
+        loop: Loop,
+        control: SocketControl,
+        credentials: Credentials,
+        has_secret: bool,
+        liveness: Liveness,
+        door: Door | None,
     ) -> None:
         self._liveness = liveness
         self._loop = loop
         self._control = control
-        self._key = key
+        self._credentials = credentials
         self._has_secret = has_secret
         self._door = door
         self._changing = threading.Lock()
@@ -93,7 +100,7 @@ class Standby:
 
         try:
             address, rank = (successor.host, successor.port), self._control.rank
-            sock = dial_patiently(address, self._key, b"reserve", rank, Deadline(_CONNECT_S), is_vain)
+            sock = dial_patiently(address, self._credentials, b"reserve", rank, Deadline(_CONNECT_S), is_vain)
         except (OSError, ManyHandsError) as error:
             _log.debug("rank %d does not reach rank %d, the store's successor: %s", self._control.rank, successor.rank, error)
             return
@@ -116,6 +123,6 @@ class Standby:
                 sock.close()
                 return
             self._reserve = Reserve(
-                self._loop, sock, self._key, control.rank, control.world_size, store, self._liveness, gone, self._door
+                self._loop, sock, self._credentials, control.rank, control.world_size, store, self._liveness, gone, self._door
             )
         control.stand_by(self._reserve, (host, port))

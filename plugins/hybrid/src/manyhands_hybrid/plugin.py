@@ -24,6 +24,7 @@ def manyhands_register_backends() -> BackendSpec:
         summary="several backends as one, by device, by operation, or by place",
         factory="manyhands_hybrid.backend:HybridBackend",
         checksum=True,
+        tls=True,
         api_version=1,
         config="manyhands_hybrid.config:HybridConfig",
         devices=("cpu", "cuda"),

@@ -80,6 +80,7 @@ def manyhands_register_backends() -> BackendSpec:
         summary="shared memory, between processes on one host",
         factory="manyhands_shm.backend:ShmBackend",
         checksum=True,
+        tls=True,
         api_version=1,
         config=ShmConfig,
         probe=_probe,

@@ -48,6 +48,7 @@ def manyhands_register_backends() -> BackendSpec:
         summary="ranks of a simulated world in one process, for tests",
         factory="manyhands_simulated.backend:SimulatedBackend",
         checksum=True,
+        tls=True,
         api_version=1,
         config=SimulatedConfig,
         capabilities=frozenset({"transport", "virtual time"}),

@@ -361,9 +361,9 @@ class TcpTransport(Transport):
         self._backend.close_channel(self._channel)
 
     def mailbox(self, peer: int) -> Mailbox | None:
-        """Return a mailbox that shares the first connection; none where messages bear seals."""
+        """Return a mailbox that shares the first connection; none where messages bear seals, or are encrypted: C cannot do that."""
         sock = self._links[peer][0]
-        return None if sock in self._seals else self._backend.mailbox(sock, peer)
+        return None if sock in self._seals or type(sock).send is not socket.socket.send else self._backend.mailbox(sock, peer)
 
     def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         """Start to send, with one try at once."""

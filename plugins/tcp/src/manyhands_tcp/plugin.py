@@ -71,6 +71,7 @@ def manyhands_register_backends() -> BackendSpec:
         summary="TCP sockets, between processes on one host or many",
         factory="manyhands_tcp.backend:TcpBackend",
         checksum=True,
+        tls=True,
         api_version=1,
         config=TcpConfig,
         install="pip install 'manyhands[tcp]'",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from manyhands.api import HEADER_BYTES, Damaged, HeaderMismatch, LinkLost, Seal, Sink
-from manyhands_tcp.transfers import CLOSED, Moving
+from manyhands_tcp.transfers import CLOSED, Moving, broken
 
 __all__ = ["SealedReceiving", "SealedSending"]
 
@@ -73,7 +73,7 @@ class SealedSending(Moving):
         except BlockingIOError:
             return False
         except OSError as error:
-            raise LinkLost(self.peer, error.strerror or str(error)) from error
+            raise broken(self.peer, error) from error
         self._sent += sent
         self.moved = min(self._total, max(0, self._sent - Seal.BYTES))
         self._now = self._now[sent:]
@@ -145,7 +145,7 @@ class SealedReceiving(Moving):
         except BlockingIOError:
             return False
         except OSError as error:
-            raise LinkLost(self.peer, error.strerror or str(error)) from error
+            raise broken(self.peer, error) from error
         if not came:
             raise LinkLost(self.peer, CLOSED)
         if parts[0]:

@@ -7,15 +7,16 @@ several connections: each then moves as a message whose header has moved already
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Sink, Transfer
+from manyhands.api import HEADER_BYTES, Damaged, HeaderMismatch, LinkLost, Sink, Transfer
 
-__all__ = ["CLOSED", "Consuming", "Moving", "Receiving", "Sending", "Striped"]
+__all__ = ["CLOSED", "Consuming", "Moving", "Receiving", "Sending", "Striped", "broken"]
 
 CLOSED: str = "it closed the connection"
 
@@ -23,6 +24,14 @@ _SEND_BYTES = 1 << 19
 _LONG_SEND_BYTES = 1 << 18
 """More in one call only fills the kernel's buffer while the other direction waits; for long messages, which leave the cache, sooner."""
 _LONG_BYTES = 1 << 22
+
+
+def broken(peer: int, error: OSError) -> LinkLost | Damaged:
+    """Return what it means that a call of a connection failed."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.EBADMSG:
+        return Damaged(peer, f"on the connection to rank {peer} {reason}")
+    return LinkLost(peer, reason)
 
 
 class Moving(Transfer, ABC):
@@ -74,6 +83,8 @@ class Moving(Transfer, ABC):
         ------
         LinkLost
             The connection broke.
+        Damaged
+            What came by TLS is not what was sent.
         HeaderMismatch
             Another header came.
         """
@@ -106,7 +117,7 @@ class Sending(Moving):
         except BlockingIOError:
             return False
         except OSError as error:
-            raise LinkLost(self.peer, error.strerror or str(error)) from error
+            raise broken(self.peer, error) from error
         self.moved = moved = moved + sent
         self.done = moved == self._total
         return True
@@ -145,7 +156,7 @@ class Receiving(Moving):
         except BlockingIOError:
             return False
         except OSError as error:
-            raise LinkLost(self.peer, error.strerror or str(error)) from error
+            raise broken(self.peer, error) from error
         if not received:
             raise LinkLost(self.peer, CLOSED)
         self.moved = now = moved + received
@@ -211,7 +222,7 @@ class Consuming(Receiving):
             except BlockingIOError:
                 return False
             except OSError as error:
-                raise LinkLost(self.peer, error.strerror or str(error)) from error
+                raise broken(self.peer, error) from error
             if not received:
                 raise LinkLost(self.peer, CLOSED)
             self.moved = moved + received

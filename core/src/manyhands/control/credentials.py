@@ -1,0 +1,31 @@
+"""What shows that a process belongs to a job."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from manyhands.control.tls import Tls  # imported by jobs that use it: ssl takes time and memory
+
+__all__ = ["Credentials"]
+
+
+class Credentials(NamedTuple):
+    """What shows that a process belongs to a job.
+
+    Attributes
+    ----------
+    secret
+        What both ends of each connection prove to each other; may be empty on loopback alone.
+    tls
+        The certificates, where connections are encrypted.
+    """
+
+    secret: bytes
+    tls: Tls | None = None
+
+    def of_job(self, nonce: bytes) -> Credentials:
+        """Return those of one job of many with the same secret: the one whose store has drawn these bytes."""
+        return self._replace(secret=hmac.digest(self.secret, nonce, hashlib.sha256))
