@@ -59,10 +59,10 @@ def test_who_only_listens_changes_nothing(nursery: Nursery) -> None:
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_changed_control_frame_ends_the_job_on_both_ranks(nursery: Nursery, direction: str, which: int) -> None:
     told = run(nursery, Tampering(b"control", direction, 400, "flip", which), "false")
-    # Where the end of the connection overtakes the word of why, the other rank hears of that.
     assert len(told) == 2
-    assert all(words.startswith(("ProtocolError", "PeerLostError")) for words in told.values())
-    assert any("the connection was tampered with" in words for words in told.values())
+    for words in told.values():
+        assert words.startswith("ProtocolError")
+        assert "the connection was tampered with" in words
 
 
 @pytest.mark.parametrize("place", [0, 65, 90, 165, 200_000])

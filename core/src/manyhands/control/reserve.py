@@ -123,7 +123,7 @@ class Reserve:
         """Where this goes on in the store's place, wait until no rank but this process's own is connected."""
         if self._membership is not None:
             with self._changed:
-                self._changed.wait_for(lambda: len(self._seats) <= 1, timeout_s)
+                self._changed.wait_for(lambda: self._seats.keys() <= {self._rank}, timeout_s)
 
     def close(self) -> None:
         """Stop listening, and close all connections; from any thread."""

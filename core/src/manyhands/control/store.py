@@ -76,7 +76,8 @@ class Store:
     def drain(self, timeout_s: float | None) -> None:
         """Wait until no rank but this process's own is connected, for ever if ``timeout_s`` is None."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._seats) <= 1, timeout_s)
+            # Its own may have ended before the others were told why.
+            self._changed.wait_for(lambda: not self._seats - {self._ranks.get(0)}, timeout_s)
 
     def when_alone(self, function: Callable[[], None]) -> None:
         """Call ``function`` in a thread of its own once no rank but this process's own is connected."""
