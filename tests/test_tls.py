@@ -155,9 +155,9 @@ def test_whatever_is_done_each_result_is_right_and_each_error_typed(
 def test_a_certificate_of_another_authority_is_refused(folder: Path) -> None:
     zeroth, first = meeting([folder / "job", folder / "hosts" / "node1"], timeout_s=2)
     assert isinstance(zeroth, mh.DeadlineError)
-    assert "from 127.0.0.1 with a certificate that was not taken" in str(zeroth)
+    assert "from 127.0.0.1 with TLS that failed (the other end does not trust the certificate of this one" in str(zeroth)
     assert isinstance(first, mh.AuthenticationError)
-    assert "Give all ranks certificates of one authority" in str(first)
+    assert "give all ranks certificates of one authority" in str(first)
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -210,7 +210,7 @@ class RendezvousError(CommError, ConnectionError):
 
 
 class AuthenticationError(RendezvousError):
-    """The other side does not hold this job's secret."""
+    """The other side does not hold this job's secret, or no certificate that is trusted."""
 
 
 class PeerLostError(CommError, ConnectionError):

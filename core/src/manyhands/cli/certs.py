@@ -33,7 +33,7 @@ def certs(
     """Make certificates by which the ranks of a job encrypt their connections (security.tls).
 
     Makes an authority, and certificates of it: ca.crt, tls.crt and tls.key. The key of the authority is not kept, so that nobody can add a
-    certificate later: to replace one, make all of them anew. Whoever has a tls.key can be taken for a rank; keep it as you keep the secret.
+    certificate later: to replace one, make all of them anew. Keep each tls.key as you keep the secret.
     """
     folders = {host: folder / host for host in hosts} if hosts else {"manyhands": folder}
     for host, place in folders.items():

@@ -195,8 +195,9 @@ def _encrypt(encrypting: TlsHandshake, where: str, deadline: Deadline, cancelled
     except BaseException as error:
         encrypting.sock.close()
         if isinstance(error, AuthenticationError):
-            remedy = "Give all ranks certificates of one authority, which have not run out: `manyhands certs` makes them"
-            raise AuthenticationError(f"the connection to {where} cannot be encrypted: {error}. {remedy}") from None
+            remedy = "give all ranks certificates of one authority, which have not run out; `manyhands certs` makes them"
+            hint = f". To mend it, {remedy}" if "certificate" in str(error) else ""
+            raise AuthenticationError(f"the connection to {where} cannot be encrypted: {error}{hint}") from None
         raise
     return encrypting.sock
 
@@ -486,7 +487,7 @@ class Listener:
             event = encrypting.advance()
         except AuthenticationError as error:
             self._drop(stranger)
-            self._refuse(stranger.address, f"with a certificate that was not taken ({error})")
+            self._refuse(stranger.address, f"with TLS that failed ({error})")
         except OSError:  # it has gone
             self._drop(stranger)
         else:

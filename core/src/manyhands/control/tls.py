@@ -263,6 +263,6 @@ def _why(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate of the other end is not trusted here: {error.verify_message}"
     reason = (error.reason or str(error)).lower().replace("_", " ")
-    if "alert" in reason and "bad record" not in reason and "decrypt" not in reason:
+    if "alert" in reason and ("certificate" in reason or "unknown ca" in reason):
         return f"the other end does not trust the certificate of this one: {reason}"
     return f"the handshake of TLS failed ({reason}): the connection was tampered with, or the network has a fault"
