@@ -20,7 +20,7 @@ help:
 	@echo "make test-all       run all tests"
 	@echo "make test-faults    run a campaign of 1,000 faults on real processes (twenty minutes), and of 100 of the network (ten); FAULTS_ARGS='--cases 50'"
 	@echo "make test-elastic   train while a rank is killed every few steps, 2,000 times (ten minutes); ELASTIC_ARGS='--kills 100'"
-	@echo "make test-fuzz      give every reader of bytes what nobody wrote (ten minutes); FUZZ_ARGS='--minutes 1'"
+	@echo "make test-fuzz      give every reader of bytes what nobody wrote, in an environment of its own with atheris (ten minutes); FUZZ_ARGS='--runs 10000000 --minutes 200'"
 	@echo "make soak           use groups for an hour: memory, descriptors and threads must stay as they are; SOAK_ARGS='--minutes 5'"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch (its own suite included), UCX and, where there is one, UCC, in environments of their own"
 	@echo "make test-native    run the tests of the compiled executor under sanitizers, and those of calls without it"
@@ -50,8 +50,9 @@ test-faults: venv-dev
 test-elastic: venv-dev
 	$(BIN)/python tests/campaign_elastic.py $(ELASTIC_ARGS)
 
-test-fuzz: venv-dev
-	$(BIN)/python tests/campaign_fuzz.py $(FUZZ_ARGS)
+test-fuzz:
+	@$(PYTHON) tools/make_venv.py requirements-fuzz.txt .venv-fuzz
+	.venv-fuzz/bin/python tests/campaign_fuzz.py $(FUZZ_ARGS)
 
 soak: venv-dev
 	$(BIN)/python tests/campaign_soak.py $(SOAK_ARGS)

@@ -60,7 +60,7 @@ from manyhands.launch import error_file
 
 __all__ = ["READERS", "Reader", "damaged"]
 
-_FIRST_HOSTS: Final = 1000
+_FIRST_HOSTS: Final = 100
 _BATCH: Final = 500
 
 
@@ -156,7 +156,6 @@ def _file(name: str, data: bytes) -> Iterator[Path]:
     path = _folder() / name
     path.write_bytes(data)
     yield path
-    path.unlink()
 
 
 def _error_file(data: bytes) -> None:
@@ -332,7 +331,9 @@ def _try(name: str, data: bytes) -> None:
     try:
         READERS[name].read(data)
     except BaseException:
-        path = Path(tempfile.gettempdir()) / f"fuzz-{name}-{hashlib.sha256(data).hexdigest()[:12]}"
+        path = (
+            Path(os.environ.get("FUZZ_FAILED", tempfile.gettempdir())) / f"fuzz-{name}-{hashlib.sha256(data).hexdigest()[:12]}"
+        )
         path.write_bytes(data)
         print(f"FAILED {name}: python tests/campaign_fuzz.py --readers {name} --input {path}", flush=True)
         raise
@@ -369,16 +370,24 @@ def _has_atheris() -> bool:
 def _in_process(name: str, engine: str, runs: int, seconds: float) -> tuple[int, str]:
     """Run one reader in a process of its own; return how often it was tried, and what went wrong."""
     words = ["--one", engine, "--readers", name, "--runs", str(runs), "--seconds", str(seconds)]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, __file__, *words],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env=environ,
-        timeout=seconds + 300,
-        check=False,
-    )
+    # In memory, where there is such a place: most of the time would go to the disk.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory) as folder:
+        environ = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+            "TMPDIR": folder,
+            "FUZZ_FAILED": tempfile.gettempdir(),
+        }
+        done = subprocess.run(
+            [sys.executable, __file__, *words],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environ,
+            timeout=seconds + 300,
+            check=False,
+        )
     said = done.stdout + done.stderr
     found = re.search(r"(?:number_of_executed_units:|tried) +(\d+)", said)
     return int(found[1]) if found else 0, "" if done.returncode == 0 else said[-3000:]
