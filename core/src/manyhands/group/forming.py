@@ -26,6 +26,8 @@ from manyhands.job.threads import ThreadRank, ThreadWorld
 __all__ = ["Formed", "Setup", "among_processes", "among_threads", "come_alone", "finish"]
 
 _NO_BACKEND = "none"
+_SUCCESSOR_S = 2.0
+"""How long a new job waits until its store has a successor: mostly it takes milliseconds."""
 
 _log = logging.getLogger("manyhands.job")
 
@@ -79,6 +81,8 @@ def among_processes(meeting: Meeting, setup: Setup, deadline: Deadline, hosts: S
     job = Job.meet(meeting, deadline)
     _log.info("rank %d met the others, %d in all, at %s", job.rank, job.world_size, show_address(meeting.address))
     _prepare(job, setup.resolved, hosts)
+    # What the ranks exchange next is then the sign that each of them outlives the store, from the first line after init() on.
+    job.control.await_successor(min(_SUCCESSOR_S, deadline.remaining()))
     if spec is not None:
         _log.info("rank %d: backend %s, from %s", job.rank, name, setup.resolved.origin("backend"))
         _start_backend(job, spec, setup, deadline, None)

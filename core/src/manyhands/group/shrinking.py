@@ -21,8 +21,6 @@ from manyhands.job.meeting import Meeting, guarded_bind
 __all__ = ["check_possible", "come_later", "shrink"]
 
 _PAUSE_S = 0.05
-_SUCCESSOR_S = 1.0
-"""How long to wait for a successor of the store: mostly some milliseconds, and for ever where no rank can be one."""
 _log = logging.getLogger("manyhands.job")
 
 
@@ -164,7 +162,6 @@ class _Shrinking(msgspec.Struct, frozen=True):
         formed = finish(job, self.setup, None, deadline)
         try:
             # Until this the old store and its successor know who is left, and from then on the new ones.
-            job.control.await_successor(min(_SUCCESSOR_S, deadline.remaining()))
             job.control.exchange("the end of shrink()", b"", deadline)
         except BaseException as error:
             job.abort(error)
