@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import shutil
 import signal
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,11 +27,13 @@ from manyhands.cli.certs import made
 from manyhands.cli.main import main
 from manyhands.config.resolve import Resolved
 from manyhands.contract.deadline import Deadline
+from manyhands.contract.seal import Seal
 from manyhands.control.credentials import Credentials
 from manyhands.control.handshake import CLIENT_BYTES, GREETING_BYTES, KNOCK_BYTES, REPLY_BYTES
 from manyhands.control.loop import Loop
 from manyhands.control.network import Listener, bind, dial
-from manyhands.control.tls import Tls
+from manyhands.control.proven import ProvenSocket
+from manyhands.control.tls import Tls, TlsHandshake
 
 MARKER = b"a text that nobody else shall read"
 
@@ -272,6 +276,17 @@ def test_a_certificate_without_the_secret_is_no_good_on_the_path(folder: Path, l
         listener.close()
     assert came == []
     assert between.heard == b""
+
+
+def test_a_connection_that_ends_before_tls_is_lost_and_no_more(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        sock, _ = server.accept()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        proven = ProvenSocket.over(sock, (Seal(b"one"), Seal(b"other")))
+        with contextlib.closing(proven), pytest.raises(OSError, match="not connected"):
+            TlsHandshake(Tls(folder / "job"), proven, True, b"secret", b"words")
 
 
 GO_ON = """

@@ -26,6 +26,10 @@ class Credentials(NamedTuple):
     secret: bytes
     tls: Tls | None = None
 
+    def __repr__(self) -> str:
+        """Show nothing of the secret."""
+        return f"{type(self).__name__}(..., {self.tls!r})"
+
     def of_job(self, nonce: bytes) -> Credentials:
         """Return those of one job of many with the same secret: the one whose store has drawn these bytes."""
         return self._replace(secret=hmac.digest(self.secret, nonce, hashlib.sha256))

@@ -68,6 +68,7 @@ class Tls:
 
     def over(self, sock: ProvenSocket, is_server: bool) -> TlsSocket:
         """Take over a connection, which counts as closed from now on; the handshake is to come."""
+        sock.getpeername()  # of one that has ended ssl would make a socket that nobody closes
         context = self._server if is_server else self._client
         wrapped = context.wrap_socket(sock, is_server, do_handshake_on_connect=False)
         assert isinstance(wrapped, TlsSocket)
@@ -113,8 +114,8 @@ class TlsSocket(ssl.SSLSocket, ProvenSocket):
     has; so wait for it only after ``recv`` has raised BlockingIOError.
     """
 
-    lock: threading.Lock
-    """OpenSSL allows no two calls at once."""
+    lock = threading.Lock()
+    """Each connection has its own, since OpenSSL allows no two calls at once; this one is for those that have ended before they have got it."""
 
     def _do(self, function: Callable[[], T]) -> T:
         try:
@@ -122,7 +123,7 @@ class TlsSocket(ssl.SSLSocket, ProvenSocket):
                 return function()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError(errno.EAGAIN, "TLS waits for the network") from None
-        except ssl.SSLEOFError:
+        except (ssl.SSLEOFError, ssl.SSLSyscallError):
             raise ConnectionResetError(errno.ECONNRESET, "it closed the connection") from None
         except ssl.SSLError as error:
             # The other end says by an alert that what came there was changed.
@@ -221,7 +222,7 @@ class TlsHandshake:
             return selectors.EVENT_READ
         except ssl.SSLWantWriteError:
             return selectors.EVENT_WRITE
-        except ssl.SSLEOFError:
+        except (ssl.SSLEOFError, ssl.SSLSyscallError):
             raise ConnectionResetError(errno.ECONNRESET, "it closed the connection during the handshake of TLS") from None
         except ssl.SSLError as error:
             self._empty()
