@@ -73,11 +73,15 @@ def test_who_ends_after_the_failure_is_told_to_those_left() -> None:
     assert heard(job, Gone) == {rank: [Gone(3, "it ended, too")] for rank in (0, 1)}
 
 
-def test_when_the_successor_leaves_another_one_prepares() -> None:
-    job, store = with_successor()
+def test_a_successor_that_has_left_is_ready_until_its_process_ends() -> None:
+    job, store = with_successor("aaaa")
     store.handle(1, Standby("host", 7))
     store.handle(1, Leave(progress()))
-    assert heard(job, Prepare) == {1: [Prepare(0)], 2: [Prepare(0, [1])]}
+    assert heard(job, Prepare) == {1: [Prepare(0)]}
+    store.lost(3, "it ended")
+    assert list(heard(job, Decided)) == [1]
+    store.lost(1, "it waited long enough")
+    assert heard(job, Prepare) == {1: [Prepare(0)], 2: [Prepare(0, [1, 3])]}
 
 
 def test_when_the_successor_ends_another_one_prepares_although_the_job_has_failed() -> None:

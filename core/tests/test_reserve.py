@@ -13,6 +13,7 @@ from manyhands.control import reserve as reserve_
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.protocol import (
+    Farewell,
     FromRank,
     FromStore,
     Gone,
@@ -104,6 +105,17 @@ def test_a_store_that_has_left_and_ends_is_not_lost(company: Company) -> None:
     company.ends[2].settimeout(0.2)
     with pytest.raises(TimeoutError):
         company.hear(2)
+
+
+@pytest.mark.parametrize("all_left", [False, True])
+def test_a_store_that_has_left_and_ends_is_lost_to_those_that_have_not(company: Company, all_left: bool) -> None:
+    for rank in range(SIZE) if all_left else (0, 1, 3):
+        company.say(rank, Leave(Progress({}, {}, {})))
+    company.ends[0].close()
+    company.say(2, Orphaned("the connection was closed"))
+    told = {str(company.hear(rank)) for rank in (1, 2, 3)}
+    text = "rank 0 was lost: its process ended before all ranks had left"
+    assert told == {str(Farewell() if all_left else Verdict("lost", text, 0))}
 
 
 def test_what_the_store_has_told_it_before_it_ended_holds(company: Company) -> None:

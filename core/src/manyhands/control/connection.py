@@ -392,8 +392,6 @@ class Control(ABC):
         CommError
             The job failed before all ranks had left.
         """
-        if self.reserve is not None:
-            self.reserve.close()  # the store appoints another one
         self._post(Leave(self.counted.progress()))
         self._wait(lambda: self._farewell and not self.failed, deadline)
         return self._farewell

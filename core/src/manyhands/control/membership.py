@@ -229,8 +229,6 @@ class Membership:
                     self._check_meeting(name, meeting)
                 self._say_farewell()
                 self._wishes.check()
-                if rank == self._appointed:
-                    self._appoint()
             case LeaveGroup(group, members, progress):
                 self._leave_group(rank, group, members, progress)
             case Checkpoint():
@@ -545,8 +543,7 @@ class Membership:
             self._announce()
 
     def _has_successor(self) -> bool:
-        successor = self._successor
-        return successor is not None and successor.rank not in self._gone and successor.rank not in self._left
+        return self._successor is not None and self._successor.rank not in self._gone
 
     def _announce(self) -> None:
         """Tell all ranks the first cause, once."""

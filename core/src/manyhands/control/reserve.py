@@ -170,6 +170,8 @@ class Reserve:
         elif isinstance(message, Orphaned) and rank == self._rank and self._store not in self._members:
             self._ended |= {self._store}  # before it had come here, from where its end would have been seen
             self._take_over()
+        elif isinstance(message, Orphaned) and self._store in self._gone:  # it had left, and others need it
+            self._replace("its process ended before all ranks had left")
         elif message is not None:
             self._waiting.append((rank, message))
             self._loop.call_later(_GRACE_S, lambda: self._late(rank, message))
@@ -179,15 +181,18 @@ class Reserve:
         if self._closed or self._membership is not None:
             return
         if self._verdict is None:
-            text = (
-                f"rank {self._store} was lost: the control connection of rank {rank} to it ended, and it says nothing of that"
-            )
-            self._take_over().fail(Verdict("lost", text, self._store))
+            self._replace(f"the control connection of rank {rank} to it ended, and it says nothing of that")
         elif isinstance(message, Orphaned):
             self._send(rank, self._verdict)
         elif isinstance(message, Shrink):
             text = f"rank {rank} was cut off from rank {self._store}, which has the store, and the others were not: it cannot go on with them"
             self._send(rank, Shrunk([], "", 0, Verdict("lost", text, self._store, "shrink")))
+
+    def _replace(self, why: str) -> None:
+        """Go on where the store does not answer: it is lost, unless there is nothing left to do but to tell all that all have left."""
+        membership = self._take_over()
+        if not membership.finished:
+            membership.fail(Verdict("lost", f"rank {self._store} was lost: {why}", self._store))
 
     def _lose(self, rank: int, reason: str, vanished: bool) -> None:
         with self._changed:
