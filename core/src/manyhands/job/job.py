@@ -71,8 +71,11 @@ P = TypeVar("P", bound=Part)
 
 _LATECOMERS_S = 1.0
 AS_LONG_AS_IT_TAKES_S = 1e6
-_FACTORY_GRACE_S = 2.0
-"""How long a factory that is overdue may still take to say why: what it waits for has the same deadline."""
+_FACTORY_GRACE_S = 6.0
+"""How long a factory that is overdue may still take to say why: what it waits for has the same deadline.
+
+Where a rank with the store is stopped, the others take some two seconds more until they have heard that from its successor.
+"""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What a connection fails with for a reason of this rank's own: the peer is not lost."""
 
