@@ -5,7 +5,19 @@ from __future__ import annotations
 from membership_tools import Job, progress
 
 from manyhands.control.membership import Membership
-from manyhands.control.protocol import Agreed, Decided, FromStore, Gone, Leave, Prepare, Report, Standby, Successor, Verdict
+from manyhands.control.protocol import (
+    Agreed,
+    Decided,
+    FromStore,
+    Gone,
+    Leave,
+    Prepare,
+    Report,
+    Standby,
+    Successor,
+    Verdict,
+)
+from manyhands.control.protocol import Testimony as Answer  # pytest takes what begins with Test for a test
 
 
 def with_successor(hosts: str = "aaa") -> tuple[Job, Membership]:
@@ -105,3 +117,18 @@ def test_who_takes_over_appoints_the_next_and_tells_it_the_first_cause() -> None
     assert verdict is not None
     assert verdict.peer == 0
     assert heard(first, Decided) == {2: [Decided(verdict)]}
+
+
+def test_of_members_that_wait_for_a_store_that_is_stopped_the_store_is_named() -> None:
+    _, store = with_successor("aaaa")
+    first = Job(4, joined=False)
+    first.store = Membership(4, b"", first._send, first._later, store=1)
+    first.store.take_over(0, store.members, {}, {}, None)
+    first.store.handle(2, Report("deadline", "not all ranks came to split within 1 s", None, "split", 4, 3, [2, 3]))
+    for rank in (2, 3):
+        first.store.handle(rank, Answer(1, True, "in split #3", 4, [], progress()))
+    first.pass_time(1.0)
+    verdict = first.store.verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.peer) == ("deadline", 0)
+    assert "rank 0 did not answer" in verdict.text

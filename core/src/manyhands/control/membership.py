@@ -23,7 +23,7 @@ It also carries the exchanges in which ranks trade cards, each among the members
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
@@ -79,11 +79,8 @@ class _Inquest(msgspec.Struct):
     number: int
     reporter: int
     report: Report
+    asked: set[int]
     answers: dict[int, Testimony] = {}
-
-    def asked(self, everyone: Iterable[int]) -> set[int]:
-        """Return the ranks that it is about."""
-        return set(self.report.members or everyone)
 
 
 class _Meeting(msgspec.Struct):
@@ -473,17 +470,20 @@ class Membership:
         if self.verdict is not None or self._inquest is not None:
             return
         self._inquests += 1
-        self._inquest = inquest = _Inquest(self._inquests, reporter, report)
+        asked = set(report.members or self.members)
+        if self._former is not None:  # members that are all there may have waited for a word of it
+            asked.add(self._former)
+        self._inquest = inquest = _Inquest(self._inquests, reporter, report, asked)
         # Armed first: in one process the answers come while the questions are being asked.
         self._call_later(_INQUEST_S, lambda: self._close_inquest(inquest))
         question = Question(inquest.number, report.channel or 0, _NOWHERE if report.sequence is None else report.sequence)
-        for rank in sorted(inquest.asked(self.members)):
+        for rank in sorted(asked):
             if rank not in self._gone:
                 self._send(rank, question)
 
     def _close_inquest_if_complete(self) -> None:
         inquest = self._inquest
-        if inquest is not None and len(inquest.answers) >= len(inquest.asked(self.members) - self._gone.keys()):
+        if inquest is not None and len(inquest.answers) >= len(inquest.asked - self._gone.keys()):
             self._close_inquest(inquest)
 
     def _close_inquest(self, inquest: _Inquest) -> None:
@@ -491,7 +491,7 @@ class Membership:
             return
         self._inquest = None
         report = inquest.report
-        silent = [rank for rank in inquest.asked(self.members) if rank not in inquest.answers]
+        silent = [rank for rank in sorted(inquest.asked) if rank not in inquest.answers]
         behind = min((answer.calls for answer in inquest.answers.values() if not answer.entered), default=0)
         # Of several that did not come, those that are furthest behind are waited for by the others.
         absent = [rank for rank, answer in inquest.answers.items() if not answer.entered and answer.calls == behind]
