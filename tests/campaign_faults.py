@@ -42,6 +42,7 @@ __all__ = [
     "STEP",
     "Case",
     "Failed",
+    "LaunchedRanks",
     "case_of",
     "config_of",
     "judge",
@@ -293,14 +294,23 @@ _MPI_END_S = 5.0
 """How long after mpiexec the last of its ranks may end."""
 
 
-class MpiRanks(Ranks):
-    """The processes of one job that `manyhands run` starts by mpiexec."""
+class LaunchedRanks(Ranks):
+    """The processes of one job that `manyhands run` starts.
+
+    Attributes
+    ----------
+    options
+        Of `manyhands run`.
+    """
+
+    options: Sequence[str] = ()
+    _before = ""
 
     def start(self, *_which: int, **_variables: str | None) -> Ranks:
         """Start the job."""
         program = self._name.with_suffix(".py")
-        program.write_text(_RANK_OF_MPI + self._program, encoding="utf-8")
-        words = [sys.executable, "-m", "manyhands", "run", "--backend", "mpi", "-n", str(self.world_size), str(program)]
+        program.write_text(self._before + self._program, encoding="utf-8")
+        words = [sys.executable, "-m", "manyhands", "run", *self.options, "-n", str(self.world_size), str(program)]
         foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_")
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith(foreign) or name == "MANYHANDS_NATIVE"
@@ -312,16 +322,8 @@ class MpiRanks(Ranks):
         }
         with self._name.with_suffix(".out").open("wb") as output:
             self._job = subprocess.Popen(words, env=clean | mine, stdout=output, stderr=output, start_new_session=True)
+        self.launcher = self._job.pid
         return self
-
-    def pid(self, rank: int) -> int:
-        """Return a rank's process id, which it has told."""
-        return int(next(fact["pid"] for fact in self.facts if fact["what"] == "ready" and fact["rank"] == rank))
-
-    def signal(self, rank: int, number: signal.Signals) -> float:
-        """Send a signal."""
-        os.kill(self.pid(rank), number)
-        return time.monotonic()
 
     def wait(self, which: Sequence[int] | None = None, timeout_s: float = 40.0) -> dict[int, int]:
         """Wait until the job has ended."""
@@ -337,6 +339,29 @@ class MpiRanks(Ranks):
         """Return what the job wrote."""
         return self._name.with_suffix(".out").read_text(errors="replace") if rank in (None, 0) else ""
 
+    def close(self) -> None:
+        """Kill what still runs."""
+        if self._job.poll() is None:
+            os.killpg(self._job.pid, signal.SIGKILL)
+            self._job.wait()
+        os.close(self._told)
+
+
+class MpiRanks(LaunchedRanks):
+    """The processes of one job that `manyhands run` starts by mpiexec."""
+
+    options = ("--backend", "mpi")
+    _before = _RANK_OF_MPI
+
+    def pid(self, rank: int) -> int:
+        """Return a rank's process id, which it has told."""
+        return int(next(fact["pid"] for fact in self.facts if fact["what"] == "ready" and fact["rank"] == rank))
+
+    def signal(self, rank: int, number: signal.Signals) -> float:
+        """Send a signal."""
+        os.kill(self.pid(rank), number)
+        return time.monotonic()
+
     def left(self) -> list[int]:
         """Return the ranks whose processes are still there when they have had time to end."""
         until = time.monotonic() + _MPI_END_S
@@ -347,13 +372,6 @@ class MpiRanks(Ranks):
     def _there(self) -> list[int]:
         told = [fact for fact in self.facts if fact["what"] == "ready"]
         return [fact["rank"] for fact in told if Path(f"/proc/{fact['pid']}").exists()]
-
-    def close(self) -> None:
-        """Kill what still runs."""
-        if self._job.poll() is None:
-            os.killpg(self._job.pid, signal.SIGKILL)
-            self._job.wait()
-        os.close(self._told)
 
 
 @contextlib.contextmanager

@@ -1,71 +1,90 @@
-"""Use groups for a long time: memory, descriptors and threads of every rank must stay as they are.
+"""Use groups for a long time, while ranks die and others come: memory, descriptors and threads of every process must stay as they are.
 
-In each round the ranks make calls of all kinds, divide the group and close the parts, and wait for calls in the background; every result is checked. Every
-second each rank tells what it holds. What it holds in the last quarter of the time must be no more than in the second quarter, in the middle of all samples: descriptors
-and threads exactly, memory but for one MiB or one part in fifty. The first quarter is left out, in which kinds of calls are met for the first time.
+In each round the ranks make calls of all kinds, divide the group and close the parts, and wait for calls in the background; every result is checked. Every few
+seconds the first or the last process dies; `manyhands run` starts another one in its place, and `elastic` goes on with it. The other ranks, the launcher and the
+process from which ranks are forked live through all of it. Every second each of these tells what it holds. What it holds in the last quarter of the time must
+be no more than in the second quarter, in the middle of all samples: descriptors and threads exactly, memory but for one MiB or one part in fifty. The first quarter is left out, in
+which kinds of calls are met for the first time.
 
-Usage: python tests/campaign_soak.py [--minutes 60] [--backends tcp,shm,hybrid] [--ranks 4] [--seed 0]
+Usage: python tests/campaign_soak.py [--minutes 60] [--backends tcp,shm,hybrid] [--ranks 4] [--seed 0] [--death-every SECONDS]
 
-The time is shared by the backends.
+The time is shared by the backends. With ``--death-every 0`` nobody dies.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import json
+import os
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any, Final
 
-from campaign_faults import BACKENDS, STEP, config_of, nursery_of
-from fault_tools import Nursery, Ranks
+from campaign_faults import BACKENDS, STEP, LaunchedRanks, config_of, nursery_of
+from fault_tools import Nursery
 
 __all__ = ["growth", "soak"]
 
 _MIB: Final = 1 << 20
 _QUARTERS: Final = 4
 _SLACK_S: Final = 60.0
+_RESTARTS: Final = 1_000_000
 
 PROGRAM = (
     """
-import ctypes, gc, random
+import ctypes, gc, random, signal
 libc = ctypes.CDLL(None)
 faulthandler.cancel_dump_traceback_later()
 case = json.loads(os.environ["CASE"])
-choice = random.Random(case["seed"])
 """
     + STEP
     + '''
-def held():
-    """Return what this process holds, but for garbage: bytes in memory, descriptors, threads."""
+told = 0.0
+
+def tell_what_is_held(group, steps):
+    """Tell what this process holds, but for garbage: bytes in memory, descriptors, threads."""
+    global told
+    now = time.monotonic() - case["begun"]
+    if now - told < case["every_s"]:
+        return
+    told = now
     gc.collect()
     libc.malloc_trim(0)
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-    return resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    descriptors, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    tell("held", pid=os.getpid(), after=now, memory=resident, descriptors=descriptors, threads=threads, steps=steps)
 
-group = mh.init(timeout_s=60, config=case["config"])
-begun = told = time.monotonic()
-step, goes_on = 0, True
-while goes_on:
-    for _ in range(50):
-        one_step(group, step % 1000, choice)
-        step += 1
-    now = time.monotonic()
-    if now - told >= case["every_s"]:
-        told = now
-        memory, descriptors, threads = held()
-        tell("held", after=now - begun, memory=memory, descriptors=descriptors, threads=threads, steps=step)
-    goes_on = bool(group.broadcast(np.array([now - begun < case["seconds"]]), 0)[0])
-group.close()
-tell("well", steps=step)
+@mh.elastic(state=lambda: {"step": 0, "death_at": case["death_every_s"] or 1e9}, config=case["config"], timeout_s=60)
+def use(group, generation, state):
+    while True:
+        choice = random.Random(case["seed"] + state["step"])
+        for _ in range(50):
+            one_step(group, state["step"] % 1000, choice)
+            state["step"] += 1
+        tell_what_is_held(group, state["step"])
+        now = float(group.broadcast(np.array([time.monotonic() - case["begun"]]), 0)[0])
+        if now >= case["seconds"]:
+            return state["step"]
+        dies = now >= state["death_at"]
+        if dies:
+            state["death_at"] = now + case["death_every_s"]
+        state.commit()
+        if dies and rank == choice.choice([0, world_size - 1]):
+            tell("death")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+tell("well", steps=use())
 '''
 )
 
 
 def growth(samples: list[dict[str, Any]], seconds: float) -> dict[str, float]:
-    """Return by how much each thing has grown from the second quarter of the time to the last, of what a rank told.
+    """Return by how much each thing has grown from the second quarter of the time to the last, of what a process told.
 
     Raises
     ------
@@ -75,7 +94,7 @@ def growth(samples: list[dict[str, Any]], seconds: float) -> dict[str, float]:
     quarters: list[list[dict[str, Any]]] = [[] for _ in range(_QUARTERS)]
     for sample in samples:
         quarters[min(int(_QUARTERS * sample["after"] / seconds), _QUARTERS - 1)].append(sample)
-    assert all((quarters[1], quarters[-1])), f"a rank told only {len(samples)} times what it holds"
+    assert all((quarters[1], quarters[-1])), f"a process told only {len(samples)} times what it holds"
     kinds = ("memory", "descriptors", "threads")
     before, after = (
         {what: statistics.median(one[what] for one in quarter) for what in kinds} for quarter in (quarters[1], quarters[-1])
@@ -83,40 +102,64 @@ def growth(samples: list[dict[str, Any]], seconds: float) -> dict[str, float]:
     return {**{what: after[what] - before[what] for what in kinds}, "memory_allowed": max(_MIB, before["memory"] / 50)}
 
 
-def soak(nursery: Nursery, backend: str, seconds: float, world_size: int = 4, seed: int = 0) -> list[dict[str, Any]]:
-    """Use a world for so long; return what its ranks told that they hold.
+def soak(
+    nursery: Nursery, backend: str, seconds: float, world_size: int = 4, seed: int = 0, death_every_s: float = 5.0
+) -> tuple[dict[str, dict[str, float]], collections.Counter[str]]:
+    """Use a world for so long; return what has grown in each process that lived all the time, and how many steps and deaths there were.
 
     Raises
     ------
     AssertionError
-        A rank holds more than before, a result was wrong, or a rank did not end well; the text says which.
+        A process holds more than before, a result was wrong, or the job did not end well; the text says which.
     """
+    begun = time.monotonic()
     told = {"seed": seed, "seconds": seconds, "every_s": min(1.0, seconds / 20), "config": config_of(backend)}
-    with nursery.ranks(PROGRAM, world_size, CASE=json.dumps(told), MANYHANDS_BACKEND=backend) as ranks:
-        ranks.start()
-        until = time.monotonic() + seconds + _SLACK_S
-        _read_until_well(ranks, until)
+    told |= {"begun": begun, "death_every_s": death_every_s}
+    ranks = LaunchedRanks(nursery, PROGRAM, world_size, nursery.directory / f"soak-{backend}", {"CASE": json.dumps(told)})
+    ranks.options = ("--max-restarts", str(_RESTARTS))
+    ranks.start()
+    held: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    try:
+        _read_until_well(ranks, begun, seconds, held)
         codes = ranks.wait()
         assert set(codes.values()) == {0}, f"exit codes {codes}: {ranks.output()[-3000:]}"
-    samples = [fact for fact in ranks.facts if fact["what"] == "held"]
-    for rank in range(world_size):
-        grown = growth([sample for sample in samples if sample["rank"] == rank], seconds)
-        assert grown["descriptors"] <= 0, (
-            f"rank {rank} over {backend} holds {grown['descriptors']} descriptors more than before"
-        )
-        assert grown["threads"] <= 0, f"rank {rank} over {backend} has {grown['threads']} threads more than before"
-        assert grown["memory"] <= grown["memory_allowed"], (
-            f"rank {rank} over {backend} holds {grown['memory']:,} bytes more than before"
-        )
-    return samples
+    finally:
+        ranks.close()
+    counts = collections.Counter(fact["what"] for fact in ranks.facts)
+    assert counts["death"] or not death_every_s, "nobody died"
+    counts["steps"] = max(fact["steps"] for fact in ranks.facts if fact["what"] == "well")
+    lasting = set(range(world_size)) - ({0, world_size - 1} if death_every_s else set())
+    for fact in ranks.facts:
+        if fact["what"] == "held" and fact["rank"] in lasting:
+            held[f"rank {fact['rank']}"].append(fact)
+    grown = {who: growth(samples, seconds) for who, samples in held.items()}
+    for who, each in grown.items():
+        assert each["descriptors"] <= 0, f"{who} over {backend} holds {each['descriptors']} descriptors more than before"
+        assert each["threads"] <= 0, f"{who} over {backend} has {each['threads']} threads more than before"
+        assert each["memory"] <= each["memory_allowed"], f"{who} over {backend} holds {each['memory']:,} bytes more than before"
+    return grown, counts
 
 
-def _read_until_well(ranks: Ranks, until: float) -> None:
+def _read_until_well(ranks: LaunchedRanks, begun: float, seconds: float, held: dict[str, list[dict[str, Any]]]) -> None:
+    told = begun
     while sum(fact["what"] == "well" for fact in ranks.facts) < ranks.world_size:
-        assert time.monotonic() < until, f"the ranks do not end; output: {ranks.output()[-3000:]}"
+        now = time.monotonic()
+        assert now < begun + seconds + _SLACK_S, f"the ranks do not end; output: {ranks.output()[-3000:]}"
         wrong = [fact for fact in ranks.facts if fact["what"] == "wrong"]
         assert not wrong, f"wrong results: {wrong}"
+        if now - told > min(1.0, seconds / 20):
+            told = now
+            with contextlib.suppress(OSError):  # it has just ended
+                children = Path(f"/proc/{ranks.launcher}/task/{ranks.launcher}/children").read_text().split()
+                for who, pid in (("the launcher", ranks.launcher), *((f"process {pid}", int(pid)) for pid in children)):
+                    held[who].append(_held(pid) | {"after": now - begun})
         ranks.read(0.5)
+
+
+def _held(pid: int) -> dict[str, float]:
+    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    descriptors, threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+    return {"memory": resident, "descriptors": descriptors, "threads": threads}
 
 
 def main() -> int:
@@ -126,6 +169,7 @@ def main() -> int:
     parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--death-every", type=float, default=5.0, help="seconds from one death to the next")
     words = parser.parse_args()
     backends = words.backends.split(",")
     seconds = 60 * words.minutes / len(backends)
@@ -133,7 +177,7 @@ def main() -> int:
     with nursery_of() as nursery:
         for backend in backends:
             try:
-                samples = soak(nursery, backend, seconds, words.ranks, words.seed)
+                grown, counts = soak(nursery, backend, seconds, words.ranks, words.seed, words.death_every)
             except AssertionError as error:
                 failed = True
                 print(
@@ -141,14 +185,15 @@ def main() -> int:
                     flush=True,
                 )
                 continue
-            grown = [growth([each for each in samples if each["rank"] == rank], seconds) for rank in range(words.ranks)]
-            steps = max(each["steps"] for each in samples)
             print(
-                f"{backend}: {seconds:.0f} s, {steps:,} steps of {words.ranks} ranks; from the second quarter to the last: memory "
-                f"{max(each['memory'] for each in grown) / 1024:+.0f} KiB, descriptors {max(each['descriptors'] for each in grown):+.0f}, threads "
-                f"{max(each['threads'] for each in grown):+.0f}",
+                f"{backend}: {seconds:.0f} s, {counts['steps']:,} steps of {words.ranks} ranks, {counts['death']} deaths",
                 flush=True,
             )
+            for who, each in grown.items():
+                print(
+                    f"  {who}: memory {each['memory'] / 1024:+.0f} KiB, descriptors {each['descriptors']:+.0f}, threads {each['threads']:+.0f}",
+                    flush=True,
+                )
     return 1 if failed else 0
 
 

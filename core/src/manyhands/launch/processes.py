@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Self, cast
 
 from manyhands.errors import UsageError
 from manyhands.launch import error_file
@@ -239,7 +239,7 @@ class _Launcher:
         timeout = max(0.0, min(due) - time.monotonic()) if due else None
         for key, _ in self._selector.select(timeout):
             if isinstance(key.data, Stream):
-                self._on_output(key.fileobj, key.data)
+                self._on_output(cast("IO[bytes]", key.fileobj), key.data)
             else:
                 key.data()
         now = time.monotonic()
@@ -274,12 +274,13 @@ class _Launcher:
         self._streams.add(stream)
         self._selector.register(pipe, selectors.EVENT_READ, stream)
 
-    def _on_output(self, pipe: object, stream: Stream) -> None:
-        data = os.read(pipe.fileno(), _READ_BYTES)  # type: ignore[attr-defined]
+    def _on_output(self, pipe: IO[bytes], stream: Stream) -> None:
+        data = os.read(pipe.fileno(), _READ_BYTES)
         if data:
             stream.feed(data)
         else:
-            self._selector.unregister(pipe)  # type: ignore[arg-type]
+            self._selector.unregister(pipe)
+            pipe.close()  # an elastic job may have any number of ranks, one after the other
             self._streams.discard(stream)
             stream.close()
 
