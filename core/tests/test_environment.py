@@ -124,8 +124,8 @@ LEADER_WORKER_SET = {
     [
         pytest.param(TORCHRUN, LaunchEnvironment("torchrun", 5, 8, 1, 4, "node001", 29400, "abc"), id="torchrun"),
         pytest.param(
-            TORCHRUN | {"MANYHANDS_LAUNCHED": "1"},
-            LaunchEnvironment("manyhands", 5, 8, 1, 4, "node001", 29400, "abc"),
+            TORCHRUN | {"MANYHANDS_LAUNCHED": "[::1]:4000"},
+            LaunchEnvironment("manyhands", 5, 8, 1, 4, "::1", 4000, "abc"),
             id="manyhands",
         ),
         pytest.param(SLURM, LaunchEnvironment("slurm", 5, 8, 1, 4, "node003", 61440 + 123456 % 4096, "123456"), id="slurm"),

@@ -130,8 +130,8 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
 def test_each_rank_gets_torchruns_variables(tmp_path: Path) -> None:
     script = """
         import json, os, sys
-        names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MANYHANDS_LAUNCHED", "MY_OWN"]
-        others = ["MASTER_PORT", "MANYHANDS_SECRET", "TORCHELASTIC_RUN_ID"]
+        names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MY_OWN"]
+        others = ["MASTER_PORT", "MANYHANDS_LAUNCHED", "MANYHANDS_SECRET", "TORCHELASTIC_RUN_ID"]
         print(json.dumps([{n: os.environ[n] for n in names}, [os.environ[n] for n in others],
                           "MANYHANDS_RENDEZVOUS_FD" in os.environ, "MANYHANDS_RANK" in os.environ]))
     """
@@ -147,15 +147,18 @@ def test_each_rank_gets_torchruns_variables(tmp_path: Path) -> None:
             "LOCAL_WORLD_SIZE": "3",
             "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
-            "MANYHANDS_LAUNCHED": "1",
             "MY_OWN": "x",
         }
         assert has_socket == (rank == 0)
         assert not misled
     shared = {tuple(others) for _, others, _, _ in seen}
     assert len(shared) == 1
-    port, secret, _ = shared.pop()
+    port, place, secret, _ = shared.pop()
+    host, _, met = place.rpartition(":")
+    assert host == "127.0.0.1"
+    assert 0 < int(met) < 65536
     assert 0 < int(port) < 65536
+    assert port != met  # which is taken, and what else meets at MASTER_PORT needs it
     assert len(bytes.fromhex(secret)) == 32
 
 
@@ -167,7 +170,8 @@ def test_a_secret_that_is_set_is_kept(tmp_path: Path) -> None:
 
 MEET = """
     import os, socket
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host, _, port = os.environ["MANYHANDS_LAUNCHED"].rpartition(":")
+    address = host, int(port)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == 0:
         listener = socket.socket(fileno=int(os.environ["MANYHANDS_RENDEZVOUS_FD"]))

@@ -11,11 +11,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from manyhands.control.environment import parse_address
-from manyhands.control.network import bind
+from manyhands.control.network import bind, show_address
 from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, UsageError
 from manyhands.launch.variables import shared_variables
 
 __all__ = ["Launch", "MeetingPlace", "arrange_meeting"]
+
+_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,8 @@ class MeetingPlace:
     port: int
     secret: str
     name: str
+    free_port: int
+    """Where the ranks do not meet, for whatever else meets at ``MASTER_PORT``, such as torch's own store."""
     listener: socket.socket | None
     """The listening socket, to be handed to rank 0, or to all ranks of a job to which others may come later; None on the hosts that do not run it."""
 
@@ -186,9 +190,9 @@ class MeetingPlace:
             "LOCAL_WORLD_SIZE": str(max(job.ranks, local_rank + 1)),
             "GROUP_RANK": str(job.node_rank),
             "MASTER_ADDR": self.host,
-            "MASTER_PORT": str(self.port),
+            "MASTER_PORT": str(self.free_port),
             "TORCHELASTIC_RUN_ID": self.name,
-            "MANYHANDS_LAUNCHED": "1",
+            "MANYHANDS_LAUNCHED": show_address((self.host, self.port)),
             "MANYHANDS_SECRET": self.secret,
             **job.environ,
             **(elastic or {}),
@@ -209,7 +213,11 @@ def arrange_meeting(job: Launch, environ: Mapping[str, str]) -> MeetingPlace:
     secret = environ.get("MANYHANDS_SECRET") or os.urandom(32).hex()
     if job.rendezvous is None:
         listener = bind("127.0.0.1", 0)
-        return MeetingPlace("127.0.0.1", listener.getsockname()[1], secret, os.urandom(8).hex(), listener)
+        with bind("127.0.0.1", 0) as other:
+            free_port = other.getsockname()[1]
+        return MeetingPlace("127.0.0.1", listener.getsockname()[1], secret, os.urandom(8).hex(), free_port, listener)
     host, port = parse_address(job.rendezvous)
     own = bind(host, port) if job.node_rank == 0 else None
-    return MeetingPlace(host, port, secret, f"manyhands-{job.rendezvous}", own)
+    # All hosts must know it without a word; `--rendezvous` names a port of a free range, mostly.
+    free_port = port + 1 if port < _MAX_PORT else port - 1
+    return MeetingPlace(host, port, secret, f"manyhands-{job.rendezvous}", free_port, own)

@@ -43,7 +43,10 @@ def _variables_of_torchrun(found: Variables) -> LaunchEnvironment | None:
     rank, size = found.identity("RANK", "WORLD_SIZE")
     host, port = found.text("MASTER_ADDR"), found.port("MASTER_PORT")
     ours = found.text("MANYHANDS_LAUNCHED") is not None
-    if not ours and port is not None and found.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if ours:
+        # MASTER_PORT is free there, for what other libraries open; a simulated world has no address of its own.
+        host, port = found.address("MANYHANDS_LAUNCHED") or (host, port)
+    elif port is not None and found.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's own store listens on MASTER_PORT for as long as the job runs: meet at a neighbour, never the same port.
         port = derived_port(str(port + 1))
     return LaunchEnvironment(

@@ -136,7 +136,7 @@ def _common_variables(request: LaunchRequest) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RUN_ID": "simulated",
-        "MANYHANDS_LAUNCHED": "1",
+        "MANYHANDS_LAUNCHED": "127.0.0.1:29500",
         **request.environ,
     }
 
