@@ -147,6 +147,7 @@ def test_a_changed_byte_ends_the_job_on_both_ranks(
         assert "the connection was tampered with" in words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("direction", ["up", "down"])
 @pytest.mark.parametrize("means", MEANS)
 def test_whatever_is_done_each_result_is_right_and_each_error_typed(
