@@ -37,24 +37,27 @@ FIRST = Verdict("lost", "rank 3 was lost", 3)
 
 
 class Company:
-    """A reserve on rank 1, and the other ends of its connections."""
+    """A reserve on rank 1, and the other ends of its connections; of ranks that have come."""
 
-    def __init__(self) -> None:
+    def __init__(self, come: int = SIZE) -> None:
         self.loop = Loop("test", lambda error: pytest.fail(str(error)))
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setblocking(False)
         self.reserve = Reserve(self.loop, listening, b"key", 1, SIZE, store=0, liveness=Liveness())
         self.ends: list[socket.socket] = []
         self.seals = [Seal(bytes(32)) for _ in range(SIZE)]
-        for rank in range(SIZE):
-            end, its = socket.socketpair()
-            its = ProvenSocket.over(its, (Seal(b"out".ljust(32)), Seal(bytes(32))))
-            end.settimeout(10)
-            self.ends.append(end)
-            self.loop.call(lambda its=its: self.reserve._accept(its, b""))  # type: ignore[misc]
-            self.say(rank, Join(rank, SIZE, "tcp", "", "1", "little", "host", 100 + rank))
-        while len(self.reserve._seats) < SIZE:
+        for rank in range(come):
+            self.come(rank)
+        while len(self.reserve._seats) < come:
             pass
+
+    def come(self, rank: int) -> None:
+        end, its = socket.socketpair()
+        its = ProvenSocket.over(its, (Seal(b"out".ljust(32)), Seal(bytes(32))))
+        end.settimeout(10)
+        self.ends.append(end)
+        self.loop.call(lambda: self.reserve._accept(its, b""))
+        self.say(rank, Join(rank, SIZE, "tcp", "", "1", "little", "host", 100 + rank))
 
     def say(self, rank: int, message: FromRank) -> None:
         frame, seal = encode(message), self.seals[rank]
@@ -97,6 +100,32 @@ def test_it_goes_on_at_once_where_the_stores_process_ends(company: Company) -> N
     assert (told[0].kind, told[0].peer) == ("lost", 0)
     assert "process 100 on host" in told[0].text
     assert company.agree(FIRST) == told[0]  # a store that wakes up takes this one for its own
+
+
+def test_a_rank_that_is_on_its_way_as_the_store_ends_is_waited_for() -> None:
+    company = Company(SIZE - 1)
+    company.ends[0].close()
+    company.come(3)
+    told = company.hear(3)
+    assert isinstance(told, Verdict)
+    assert told.peer == 0
+    for rank in (1, 2, 3):
+        company.say(rank, Shrink("host", rank))
+    while not isinstance(answer := company.hear(3), Shrunk):
+        assert answer == Gone(0, "the connection was closed") or isinstance(answer, Verdict)
+    assert answer == Shrunk([1, 2, 3], "host", 1)
+    company.close()
+
+
+def test_a_rank_that_does_not_come_is_not_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reserve_, "COMING_S", 0.05)
+    company = Company(SIZE - 1)
+    company.say(2, Report("aborted", "rank 2 ended with ValueError", 2))
+    company.ends[0].close()
+    told = company.hear(2)
+    assert isinstance(told, Verdict)
+    assert told.peer == 0
+    company.close()
 
 
 def test_a_store_that_has_left_and_ends_is_not_lost(company: Company) -> None:

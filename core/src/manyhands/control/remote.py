@@ -21,12 +21,14 @@ from manyhands.control.protocol import (
     Leave,
     Orphaned,
     Report,
+    Successor,
     Verdict,
     decode_from_store,
     encode,
     ranks_in,
 )
 from manyhands.control.proven import ProvenSocket
+from manyhands.control.reserve import COMING_S
 
 __all__ = ["CONTROL_HELLO", "SocketControl"]
 
@@ -86,6 +88,8 @@ class SocketControl(Control):
         self._where = f" at {show_address(address)}"
         self._second: _Wire | None = None  # to the rank that goes on where the store ends
         self._successor = 0
+        self._expected: int | None = None  # the next one, to which this rank is connecting
+        self._orphaned: tuple[str, Verdict] | None = None  # how the connection to the store ended meanwhile
         self._first_lost: int | None = None  # of the ranks that have had the store
         self._old: list[_Wire] = []
         self._closed = False
@@ -108,6 +112,10 @@ class SocketControl(Control):
             second.send(encode(self._join))
             if self._leave is not None:
                 second.send(encode(self._leave))
+            if rank == self._expected:
+                self._expected = None
+            if self._orphaned is not None:
+                self._loop.call(self._turn_at_last)
             self._changed.notify_all()
 
     def await_successor(self, at_most_s: float) -> None:
@@ -138,7 +146,7 @@ class SocketControl(Control):
                 return False
             self._old.append(self._connection)
             self._connection, self._second = self._second, None
-            self._store, self._where = self._successor, ""
+            self._store, self._where, self._orphaned = self._successor, "", None
             self._repeat()
             return True
 
@@ -158,6 +166,8 @@ class SocketControl(Control):
         if connection is self._second:  # which goes on in the store's place from now on
             self._turn_to_successor()
         if connection is self._connection:
+            if isinstance(message, Successor):
+                self._expected = message.rank
             self._deliver(message)
 
     def _lost(self, connection: _Wire, reason: str) -> None:
@@ -172,16 +182,33 @@ class SocketControl(Control):
         else:
             text = f"rank {lost} was lost, and so was rank {self._store}, which was to go on in its place: {how}, so both died, or rank {self.rank} was cut off"
         self._first_lost = lost
-        if not self._turn_to_successor():
-            self._cut_off(text, lost)
-            return
-        self._post(Orphaned(reason))
-        self._loop.call_later(_ORPHAN_S, lambda: None if self.failed else self._cut_off(text, lost))
+        verdict = Verdict("lost", text, lost)
+        if self._turn_to_successor():
+            self._ask_successor(reason, verdict)
+        elif self._expected is None:
+            self._cut_off(verdict)
+        else:
+            self._orphaned = reason, verdict
+            self._loop.call_later(COMING_S, lambda: None if self._orphaned is None else self._cut_off(verdict))
 
-    def _cut_off(self, text: str, lost: int) -> None:
-        self.fail(Verdict("lost", text, lost))
+    def _turn_at_last(self) -> None:
+        """Go on with a successor that this rank has reached after the store had ended."""
+        orphaned = self._orphaned
+        if orphaned is None or self._cut:
+            return
+        if self._turn_to_successor():
+            self._ask_successor(*orphaned)
+        else:
+            self._cut_off(orphaned[1])
+
+    def _ask_successor(self, reason: str, verdict: Verdict) -> None:
+        self._post(Orphaned(reason))
+        self._loop.call_later(_ORPHAN_S, lambda: None if self.failed else self._cut_off(verdict))
+
+    def _cut_off(self, verdict: Verdict) -> None:
+        self.fail(verdict)
         with self._changed:
-            self._cut = text
+            self._cut = verdict.text
             self._changed.notify_all()
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
@@ -45,10 +45,13 @@ from manyhands.control.protocol import (
 )
 from manyhands.control.proven import ProvenSocket
 
-__all__ = ["Reserve"]
+__all__ = ["COMING_S", "Reserve"]
 
 _GRACE_S = 1.0
 """How long the store has to say what became of a rank whose connection to it has ended."""
+_TOO_EARLY = "its process ended before all ranks had left"
+COMING_S = 0.5
+"""How long ranks and the successor wait for each other where the store ends before they are connected."""
 
 
 class Reserve:
@@ -101,6 +104,7 @@ class Reserve:
         self._waiting: list[tuple[int, FromRank]] = []
         self._verdict: Verdict | None = None
         self._membership: Membership | None = None
+        self._then: list[Callable[[Membership], None]] = []
         self._closed = False
         self._changed = threading.Condition()
         self._listener = Listener(loop, sock, credentials, self._accept)
@@ -137,21 +141,37 @@ class Reserve:
         if self._lobby is not None:
             self._lobby.close()
 
-    def _take_over(self) -> Membership:
-        if self._membership is None:
-            membership = self._membership = Membership(
-                self._world_size, b"", self._send, self._loop.call_later, self._rank, self._lobby
-            )
-            for rank in range(self._world_size):
-                if rank not in self._members:
-                    self._members[rank] = Join(rank, self._world_size, "", "", "", "", "an unknown host", 0)
-                    self._gone[rank] = "it was not connected to the store's successor", rank not in self._ended
-            # The store first: what it did not live to tell is its own loss.
-            gone = dict(sorted(self._gone.items(), key=lambda item: item[0] != self._store))
-            membership.take_over(self._store, self._members, self._left, gone, self._verdict)
-            for rank, message in self._waiting:
-                membership.handle(rank, message)
-        return self._membership
+    def _take_over(self, then: Callable[[Membership], None] = lambda _: None) -> None:
+        """Go on in the store's place, and do something ``then``; ranks that are on their way here are waited for, for a moment."""
+        if self._membership is not None:
+            then(self._membership)
+            return
+        self._then.append(then)
+        if self._all_are_here():
+            self._begin()
+        elif len(self._then) == 1:
+            self._loop.call_later(COMING_S, self._begin)
+
+    def _all_are_here(self) -> bool:
+        return set(range(self._world_size)) == self._members.keys() | self._ended | {self._store}
+
+    def _begin(self) -> None:
+        if self._closed or self._membership is not None:
+            return
+        membership = self._membership = Membership(
+            self._world_size, b"", self._send, self._loop.call_later, self._rank, self._lobby
+        )
+        for rank in range(self._world_size):
+            if rank not in self._members:
+                self._members[rank] = Join(rank, self._world_size, "", "", "", "", "an unknown host", 0)
+                self._gone[rank] = "it was not connected to the store's successor", rank not in self._ended
+        # The store first: what it did not live to tell is its own loss.
+        gone = dict(sorted(self._gone.items(), key=lambda item: item[0] != self._store))
+        membership.take_over(self._store, self._members, self._left, gone, self._verdict)
+        for rank, message in self._waiting:
+            membership.handle(rank, message)
+        for then in self._then:
+            then(membership)
 
     def _send(self, rank: int, message: FromStore) -> None:
         if rank in self._seats:
@@ -166,12 +186,12 @@ class Reserve:
         elif isinstance(message, Leave):
             self._left[rank] = message.progress
         elif isinstance(message, Report):  # the store did not answer it
-            self._take_over().handle(rank, message)
+            self._take_over(lambda membership: membership.handle(rank, message))
         elif isinstance(message, Orphaned) and rank == self._rank and self._store not in self._members:
             self._ended |= {self._store}  # before it had come here, from where its end would have been seen
             self._take_over()
         elif isinstance(message, Orphaned) and self._store in self._gone:  # it had left, and others need it
-            self._replace("its process ended before all ranks had left")
+            self._replace(_TOO_EARLY)
         elif message is not None:
             self._waiting.append((rank, message))
             self._loop.call_later(_GRACE_S, lambda: self._late(rank, message))
@@ -190,9 +210,8 @@ class Reserve:
 
     def _replace(self, why: str) -> None:
         """Go on where the store does not answer: it is lost, unless there is nothing left to do but to tell all that all have left."""
-        membership = self._take_over()
-        if not membership.finished:
-            membership.fail(Verdict("lost", f"rank {self._store} was lost: {why}", self._store))
+        lost = Verdict("lost", f"rank {self._store} was lost: {why}", self._store)
+        self._take_over(lambda membership: None if membership.finished else membership.fail(lost))
 
     def _lose(self, rank: int, reason: str, vanished: bool) -> None:
         with self._changed:
@@ -201,8 +220,11 @@ class Reserve:
         self._gone[rank] = reason, vanished
         if self._membership is not None:
             self._membership.lost(rank, reason, vanished)
-        elif rank == self._store and not self._closed and rank not in self._left:
-            self._take_over()
+        elif rank == self._store and not self._closed:
+            if rank not in self._left:
+                self._take_over()
+            elif self._waiting:
+                self._replace(_TOO_EARLY)
 
 
 class _Seat:
@@ -225,6 +247,8 @@ class _Seat:
             reserve._seats[message.rank] = self.connection
             if len(reserve._members) == reserve._world_size:
                 reserve._listener.close()
+            if reserve._then and reserve._all_are_here():
+                reserve._begin()
         else:
             self.connection.close()
 

@@ -1,0 +1,107 @@
+"""A rank's connections to the store and to its successor: what it does where the store ends."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from manyhands.contract.deadline import Deadline
+from manyhands.contract.seal import Seal
+from manyhands.control.connection import make_join
+from manyhands.control.credentials import Credentials
+from manyhands.control.frames import FrameConnection
+from manyhands.control.liveness import Liveness
+from manyhands.control.loop import Loop
+from manyhands.control.network import Listener
+from manyhands.control.protocol import FromRank, FromStore, Join, Orphaned, Successor, Verdict, decode_from_rank, encode
+from manyhands.control.proven import ProvenSocket
+from manyhands.control.remote import SocketControl
+
+SECRET = Credentials(b"secret")
+
+
+class Other:
+    """The store, or its successor: what it hears, and what it says."""
+
+    def __init__(self, loop: Loop, sock: ProvenSocket) -> None:
+        self.heard: queue.Queue[FromRank | None] = queue.Queue()
+        self.connection = FrameConnection(
+            loop, sock, lambda frame: self.heard.put(decode_from_rank(frame)), lambda _: None, 1 << 16, Liveness()
+        )
+
+    def say(self, message: FromStore) -> None:
+        self.connection.send(encode(message))
+
+
+class Stage:
+    """Rank 2 of 3, and its store."""
+
+    def __init__(self) -> None:
+        self.loop = Loop("test", lambda error: pytest.fail(str(error)))
+        accepted: queue.Queue[ProvenSocket] = queue.Queue()
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.listener = Listener(self.loop, listening, SECRET, lambda sock, _: accepted.put(sock))
+        join = make_join(2, 3, "tcp", "")
+        self.control = SocketControl(self.loop, join, listening.getsockname(), SECRET, Deadline(10), Liveness())
+        self.store = Other(self.loop, accepted.get(timeout=10))
+        assert isinstance(self.store.heard.get(timeout=10), Join)
+
+    def meet_successor(self) -> Other:
+        ours, its = socket.socketpair()
+        for end in (ours, its):
+            end.setblocking(False)
+        up, down = bytes(32), b"down".ljust(32)
+        self.control.follow(ProvenSocket.over(ours, (Seal(up), Seal(down))), 1)
+        return Other(self.loop, ProvenSocket.over(its, (Seal(down), Seal(up))))
+
+    def close(self) -> None:
+        self.control.close()
+        self.listener.close()
+        self.store.connection.close()
+        self.loop.stop()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    yield made
+    made.close()
+
+
+def until_lost(control: SocketControl) -> None:
+    """Wait until the job has failed."""
+    since = time.monotonic()
+    while not control.failed and time.monotonic() - since < 10:
+        time.sleep(0.001)
+
+
+def test_a_rank_that_is_on_its_way_to_the_successor_asks_it_as_soon_as_it_is_there(stage: Stage) -> None:
+    stage.store.say(Successor(1, "host", 7))
+    stage.store.connection.close()
+    while stage.control._orphaned is None:
+        time.sleep(0.001)
+    successor = stage.meet_successor()
+    assert isinstance(successor.heard.get(timeout=10), Join)
+    assert isinstance(successor.heard.get(timeout=10), Orphaned)
+    assert not stage.control.failed
+    first = Verdict("lost", "rank 0 was lost", 0)
+    successor.say(first)
+    until_lost(stage.control)
+    assert stage.control.verdict == first
+    successor.connection.close()
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_successor_that_is_not_reached_soon_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
+    monkeypatch.setattr("manyhands.control.remote.COMING_S", 0.05)
+    if is_told:
+        stage.store.say(Successor(1, "host", 7))
+    stage.store.connection.close()
+    until_lost(stage.control)
+    assert stage.control.verdict is not None
+    assert stage.control.verdict.peer == 0
+    assert stage.control.cut
