@@ -10,6 +10,7 @@ import pytest
 
 from manyhands.contract.seal import Seal
 from manyhands.control import reserve as reserve_
+from manyhands.control.credentials import Credentials
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.protocol import (
@@ -43,7 +44,7 @@ class Company:
         self.loop = Loop("test", lambda error: pytest.fail(str(error)))
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setblocking(False)
-        self.reserve = Reserve(self.loop, listening, b"key", 1, SIZE, store=0, liveness=Liveness())
+        self.reserve = Reserve(self.loop, listening, Credentials(b"key"), 1, SIZE, store=0, liveness=Liveness())
         self.ends: list[socket.socket] = []
         self.seals = [Seal(bytes(32)) for _ in range(SIZE)]
         for rank in range(come):

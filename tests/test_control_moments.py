@@ -1,0 +1,96 @@
+"""Whichever ranks die or stop, and at whichever moment: those that are left know the same first cause, and go on together."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from control_worlds import Network, network_of
+
+STORE, SUCCESSOR = 0, 1
+_MOMENTS = 16
+"""How many things happen between two deaths, at most: fewer than one death needs to be dealt with."""
+
+
+def ready(network: Network) -> None:
+    """Let all ranks meet, and the store's successor hear of all, as they have when `init` returns."""
+    network.begin()
+    network.run(lambda: any(process.knows_all for process in network.processes))
+
+
+def let_happen(network: Network, steps: int) -> None:
+    """Let so many things happen."""
+    until = network.steps + steps
+    network.run(lambda: network.steps >= until)
+
+
+def check(network: Network, lost: set[int]) -> None:
+    """Check that those that are left know one first cause, which names a rank that was lost, and go on together."""
+    left = [process for process in network.processes if process.rank not in lost]
+    told = {process.rank: process.verdict for process in left}
+    assert len(set(map(str, told.values()))) == 1, told
+    verdict = told[left[0].rank]
+    assert verdict is not None
+    assert verdict.kind == "lost"
+    assert verdict.peer in lost
+    first = left[0].rank
+    expected = ([process.rank for process in left], f"host{first}", 1000 + first, None)
+    for process in left:
+        answer = process.answer
+        assert answer is not None, process.rank
+        assert (answer.ranks, answer.host, answer.port, answer.problem) == expected
+
+
+def cases(size: int, seeds: int) -> list[tuple[int, int, int]]:
+    """Return a victim, a seed, and how many things happen before, of each kind."""
+    return list(itertools.product(range(size), range(seeds), range(0, _MOMENTS, 3)))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_death_at_any_moment_is_told_alike_and_the_others_go_on(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for victim, seed, before in cases(size, 20):
+        with network_of(size, seed, monkeypatch) as network:
+            ready(network)
+            let_happen(network, before)
+            network.processes[victim].die()
+            for process in network.processes:  # whose connections for data end as well
+                if process.rank != victim and network.choice.random() < 0.5:
+                    let_happen(network, network.choice.randrange(6))
+                    process.report(victim)
+            network.run()
+            check(network, {victim})
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_two_deaths_at_any_moments_are_survived(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store dies, and its successor before all know the next one, those that do not may be left behind; but no two parts go on."""
+    for victims, seed, between in itertools.product(itertools.permutations(range(size), 2), range(4), range(0, 40, 4)):
+        with network_of(size, seed, monkeypatch) as network:
+            ready(network)
+            network.processes[victims[0]].die()
+            let_happen(network, between)
+            network.processes[victims[1]].die()
+            network.run()
+            if {*victims} == {STORE, SUCCESSOR}:
+                going_on = [process for process in network.processes if process.goes_on]
+                assert all(process.answer.ranks == [other.rank for other in going_on] for process in going_on if process.answer)
+            else:
+                check(network, {*victims})
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_store_that_was_stopped_changes_nothing_when_it_goes_on(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed, before, after in itertools.product(range(20), range(0, _MOMENTS, 3), (0, 3, 20, 1000)):
+        with network_of(size, seed, monkeypatch) as network:
+            ready(network)
+            let_happen(network, before)
+            network.processes[STORE].is_stopped = True
+            for process in network.processes[1:]:
+                process.report(STORE)
+            let_happen(network, after)
+            network.processes[STORE].is_stopped = False
+            network.run()
+            told = {str(process.verdict) for process in network.processes}
+            assert len(told) == 1, told
+            going_on = {str(process.answer) for process in network.processes if process.goes_on}
+            assert len(going_on) <= 1, going_on
