@@ -1,7 +1,7 @@
 """Train the digits example on 4 ranks while a rank is killed every few steps, rank 0 as often as any other: it must learn what it learns undisturbed.
 
 The ranks are started by ``manyhands run --max-restarts``. A kill comes at a moment of chance, one to four steps after the last one, and every tenth is followed
-by another one while the ranks come together again. What must hold:
+by another one: of the store's successor at once, or of any rank while the ranks come together again. What must hold:
 
 - training ends, with the accuracy of a run without kills; where each generation had all ranks, with the very same weights;
 - after each kill a step is done within a bound.
@@ -39,8 +39,9 @@ _BOUND_S: Final = 30.0
 """Longer than any recovery: only a hang takes so long."""
 _AGAIN: Final = 0.1
 _AGAIN_S: Final = (0.0, 0.2)
-_STORE: Final = {0, 1}
-"""The ranks with the store and with its successor: where both are killed as one, nobody can go on, as docs/errors.md says."""
+_STORE: Final = (0, 1)
+"""The ranks with the store and with its successor: every second pair is these two, killed within `_AT_ONCE_S`."""
+_AT_ONCE_S: Final = (0.0, 0.0, 0.001, 0.003, 0.01, 0.03, 0.05)
 
 PROGRAM = """
 import faulthandler, hashlib, json, os, signal, sys, time
@@ -102,6 +103,7 @@ class Campaign:
         self._pids: list[int] = []
         self._open: list[tuple[float, int]] = []
         self.lost: list[dict[str, Any]] = []
+        self.of_store = 0
         self.sizes: set[int] = set()
         self.digest = ""
         self.accuracy: float | None = None
@@ -163,23 +165,27 @@ class Campaign:
     def _kill(self) -> None:
         time.sleep(self._next[1])
         self._read()  # who is there now
-        again = self._next[2]
-        rank = self._one(set())
-        if again and self._left:
-            time.sleep(self._choice.uniform(*_AGAIN_S))
-            self._one(_STORE if rank in _STORE else set())
+        if self._next[2] and self._left > 1 and self._choice.random() < 0.5:
+            self.of_store += 1
+            self._one(self._choice.choice(_STORE))
+            time.sleep(self._choice.choice(_AT_ONCE_S))
+            self._one(*_STORE)
+        else:
+            self._one()
+            if self._next[2] and self._left:
+                time.sleep(self._choice.uniform(*_AGAIN_S))
+                self._one()
         self._steps, self._next = 0, self._draw()
 
-    def _one(self, but: set[int]) -> int:
-        """Kill one rank but some; return which."""
+    def _one(self, *among: int) -> None:
+        """Kill one rank, or one of some."""
         seats, self._struck = self._seats[self._generation], self._generation
-        rank = self._choice.choice([rank for rank in range(self._ranks) if rank in seats and rank not in but])
+        rank = self._choice.choice([rank for rank in among or range(self._ranks) if rank in seats])
         with contextlib.suppress(ProcessLookupError):  # it has just ended, since training has
             os.kill(seats.pop(rank), signal.SIGKILL)
             self._left -= 1
             self._killed_at = time.monotonic()
             self._open.append((self._killed_at, rank))
-        return rank
 
     def _read(self) -> None:
         while select.select([self._told], [], [], 0)[0]:
@@ -236,7 +242,7 @@ def main(words: list[str] | None = None) -> int:
     of_rank_0 = sum(each["rank"] == 0 for each in campaign.lost)
     same = campaign.digest == calm.digest
     print(
-        f"{len(times)} kills in {time.monotonic() - began:.0f} s, {of_rank_0} of them of rank 0, in {campaign._generation} generations"
+        f"{len(times)} kills in {time.monotonic() - began:.0f} s, {of_rank_0} of them of rank 0, in {campaign._generation} generations; {campaign.of_store} times the store and its successor at once"
     )
     print(
         f"accuracy {campaign.accuracy:.4f}, {'the very same weights' if same else 'other weights'}; sizes of the world: {sorted(campaign.sizes)}"

@@ -97,6 +97,28 @@ def test_where_all_members_have_died_the_job_ends_and_nobody_waits_at_the_door(r
     assert answer.returncode == 137, answer.stdout + answer.stderr
 
 
+@pytest.mark.parametrize("gap_s", [0.0, 0.02])
+def test_those_that_are_left_meet_again_where_the_store_and_its_successor_die_together(
+    run_python: Any, tmp_path: Path, gap_s: float
+) -> None:
+    dying = f"""
+def at_step(group, generation, state):
+    if generation == 0 and state["step"] == 10:
+        pids = group.all_gather_object(os.getpid())
+        if rank == "2":
+            os.kill(pids[0], 9)
+            time.sleep({gap_s})
+            os.kill(pids[1], 9)
+"""
+    answer = elastic(run_python, tmp_path, TRAINING + dying + ENDING, "-n", "4", "--max-restarts", "2")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    told = generations(answer.stdout)
+    last = max(told)  # where the second death comes late, there may be a generation between the two
+    assert [(fact["size"], fact["step"]) for fact in told[last]] == [(4, told[last][0]["step"])] * 4
+    assert told[last][0]["step"] in (10, 11)
+    assert "2 ranks failed, and all others ended well" in answer.stderr
+
+
 def test_before_the_first_generation_a_failure_ends_the_job(run_python: Any, tmp_path: Path) -> None:
     program = (
         'import os\nif os.environ["RANK"] == "1":\n    raise ValueError("broken")\n' + TRAINING + "DEATHS = 0" + DYING + ENDING

@@ -139,6 +139,7 @@ class Control(ABC):
         self.reserve: Reserve | None = None
         self._to_prepare: list[Prepare | Successor] = []
         self._prepare: Callable[[Prepare | Successor], None] | None = None
+        self._regroup: Callable[[], None] | None = None
 
     @abstractmethod
     def _post(self, message: FromRank) -> None:
@@ -212,6 +213,10 @@ class Control(ABC):
             early, self._to_prepare = self._to_prepare, []
         for message in early:
             callback(message)
+
+    def on_orphaned(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the store and its successor are both lost, instead of giving up; it must not block."""
+        self._regroup = callback
 
     def welcome(self, deadline: Deadline) -> Welcome:
         """Wait until all ranks have come."""

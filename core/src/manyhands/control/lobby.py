@@ -6,6 +6,7 @@ in once a rank asks to go on, until it has told all who goes on. As all ranks ho
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from manyhands.control.forking import close_after_fork
 from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
-from manyhands.control.network import Listener
+from manyhands.control.network import Address, Listener
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromRank, FromStore, Join, decode_from_rank, encode
 from manyhands.control.proven import ProvenSocket
 
@@ -66,6 +67,7 @@ class Door:
     def __init__(self, fd: int, folder: Path, credentials: Credentials) -> None:
         self._fd = fd
         self._folder = folder
+        self._claim: int | None = None
         self.credentials = credentials
 
     @classmethod
@@ -73,6 +75,13 @@ class Door:
         """Return that of this process; None where no launcher lets ranks come later."""
         folder, fd = environ.get("MANYHANDS_ELASTIC"), environ.get("MANYHANDS_RENDEZVOUS_FD")
         return cls(int(fd), Path(folder), credentials) if folder and fd else None
+
+    @property
+    def address(self) -> Address:
+        """Where it is."""
+        with self.listen() as sock:
+            host, port = sock.getsockname()[:2]
+        return host, port
 
     def listen(self) -> socket.socket:
         """Return the socket, as one of the caller's own."""
@@ -86,8 +95,34 @@ class Door:
             return Roll(0, 1, 0)
 
     def enter(self, rank: str) -> None:
-        """Tell the launcher that the rank that it calls so has come into the job."""
+        """Tell the launcher that the rank that it calls so has come into the job; it takes that back when the rank has ended."""
         (self._folder / f"member-{rank}").touch()
+
+    def members(self) -> int:
+        """Return how many ranks have come into the job and run, as far as the launcher knows."""
+        return sum(1 for _ in self._folder.glob("member-*"))
+
+    def claim(self, rank: int) -> int:
+        """Be the one rank that waits here for others that are left, if none is; return which one is."""
+        if self._claim is not None:
+            return rank
+        fd = os.open(self._folder / "keeper", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process, and no child inherits it
+        except OSError:
+            told = os.pread(fd, 20, 0)
+            os.close(fd)
+            return int(told or -1)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(rank).encode(), 0)
+        self._claim = fd
+        return rank
+
+    def disclaim(self) -> None:
+        """Give back what `claim` has taken; once more is fine."""
+        fd, self._claim = self._claim, None
+        if fd is not None:
+            os.close(fd)
 
 
 class Lobby:

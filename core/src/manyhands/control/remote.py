@@ -92,6 +92,7 @@ class SocketControl(Control):
         self._orphaned: tuple[str, Verdict] | None = None  # how the connection to the store ended meanwhile
         self._first_lost: int | None = None  # of the ranks that have had the store
         self._old: list[_Wire] = []
+        self._searching = ""  # why neither is there, while this rank looks for the others
         self._closed = False
         self._leave: Leave | None = None
         self._connection = _Wire(self)
@@ -114,7 +115,10 @@ class SocketControl(Control):
                 second.send(encode(self._leave))
             if rank == self._expected:
                 self._expected = None
-            if self._orphaned is not None:
+            if self._searching:
+                self._searching = ""
+                self._turn_to_successor()
+            elif self._orphaned is not None:
                 self._loop.call(self._turn_at_last)
             self._changed.notify_all()
 
@@ -208,7 +212,17 @@ class SocketControl(Control):
     def _cut_off(self, verdict: Verdict) -> None:
         self.fail(verdict)
         with self._changed:
-            self._cut = verdict.text
+            self._searching, self._orphaned = verdict.text, None
+            regroup = None if self._closed else self._regroup
+        if regroup is None:
+            self.give_up_looking()
+        else:
+            regroup()
+
+    def give_up_looking(self) -> None:
+        """Take note that nobody is found who goes on where the store and its successor have ended."""
+        with self._changed:
+            self._cut = self._searching
             self._changed.notify_all()
 
 

@@ -150,10 +150,17 @@ class Reserve:
         if self._all_are_here():
             self._begin()
         elif len(self._then) == 1:
-            self._loop.call_later(COMING_S, self._begin)
+            self._loop.call_later(COMING_S, self._begin_without_some)
 
     def _all_are_here(self) -> bool:
         return set(range(self._world_size)) == self._members.keys() | self._ended | {self._store}
+
+    def _begin_without_some(self) -> None:
+        """Begin although not all have come; but where there is a door, all find each other there."""
+        if self._lobby is None or self._all_are_here():
+            self._begin()
+        elif self._membership is None:
+            self.close()
 
     def _begin(self) -> None:
         if self._closed or self._membership is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
@@ -13,8 +14,9 @@ from manyhands.control.credentials import Credentials
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
 from manyhands.control.loop import Loop
-from manyhands.control.network import dial_patiently
+from manyhands.control.network import dial, dial_patiently
 from manyhands.control.protocol import Prepare, Successor
+from manyhands.control.regrouping import Regrouping, regrouping_hello
 from manyhands.control.remote import SocketControl
 from manyhands.control.reserve import Reserve
 from manyhands.errors import ManyHandsError
@@ -26,6 +28,8 @@ _log = logging.getLogger("manyhands.job")
 
 _CONNECT_S, _END_S = 20.0, 0.5
 """How long to try to reach the store's successor, and how long to wait until the attempt has ended."""
+_REGROUP_S, _PAUSE_S = 10.0, 0.02
+"""How long to wait for the others where the store and its successor have both died, and how long between two attempts."""
 
 
 class Standby:
@@ -66,6 +70,8 @@ class Standby:
         self._threads: list[Thread] = []
         self._reserve: Reserve | None = None
         control.on_prepare(self._prepare)
+        if door is not None:
+            control.on_orphaned(lambda: self._begin(self._regroup))
 
     def end(self) -> None:
         """Begin nothing any more."""
@@ -88,9 +94,13 @@ class Standby:
         if isinstance(message, Prepare):
             self._stand_by(message.store, message.gone)
             return
-        with self._changing, contextlib.suppress(RuntimeError):  # the interpreter is ending, and starts no more threads
+        with self._changing:
             self._successor = message
-            thread = Thread(target=self._connect, args=(message,), name="manyhands-standby", daemon=True)
+        self._begin(self._connect, message)
+
+    def _begin(self, function: Callable[..., None], *args: object) -> None:
+        with self._changing, contextlib.suppress(RuntimeError):  # the interpreter is ending, and starts no more threads
+            thread = Thread(target=function, args=args, name="manyhands-standby", daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -109,6 +119,42 @@ class Standby:
                 sock.close()
             else:
                 self._control.follow(sock, successor.rank)
+
+    def _regroup(self) -> None:
+        """Find those that are left at the door, or be the one that waits for them there."""
+        control, door = self._control, self._door
+        assert door is not None
+        if self._reserve is not None:
+            self._reserve.close()  # whoever has found this one there comes to the door as well
+        deadline, hello = Deadline(_REGROUP_S), regrouping_hello(self._credentials)
+
+        def is_vain() -> bool:
+            return self._ended
+
+        while not is_vain() and not deadline.passed():
+            keeper = door.claim(control.rank)
+            if keeper == control.rank and not isinstance(self._reserve, Regrouping):
+                self._wait_at(door, hello)
+            try:
+                sock = dial(door.address, door.credentials, hello, Deadline(1.0), is_vain)
+            except (OSError, ManyHandsError) as error:
+                _log.debug("rank %d does not find the others: %s", control.rank, error)
+                time.sleep(_PAUSE_S)
+                continue
+            with self._changing:
+                if is_vain():
+                    sock.close()
+                else:
+                    control.follow(sock, keeper)
+                return
+        control.give_up_looking()
+
+    def _wait_at(self, door: Door, hello: bytes) -> None:
+        control = self._control
+        with self._changing:
+            if not self._ended:
+                place = control.rank, control.world_size, self._liveness, control.verdict
+                self._reserve = control.reserve = Regrouping(self._loop, door, hello, *place)
 
     def _stand_by(self, store: int, gone: Sequence[int]) -> None:
         control = self._control

@@ -128,6 +128,8 @@ class _Launcher:
         self._told_to_end: signal.Signals | None = None
         """What ended the job from outside."""
         self._cleanup = contextlib.ExitStack()
+        self._begun = False
+        """Whether the ranks of an elastic job have come together."""
         self._restarts = job.max_restarts or 0
         """How many failures are still made good."""
 
@@ -332,6 +334,10 @@ class _Launcher:
                 child.exited_at = time.time()
                 self._forget(child)
                 ended.append(child)
+        if ended and self._job.is_elastic:
+            self._has_begun()
+            for child in ended:
+                self._mark(child.rank).unlink(missing_ok=True)
         for child in ended:
             if child.process.returncode != 0 and not child.signalled and not self._to_send and not self._survives(child):
                 now = time.monotonic()
@@ -378,7 +384,8 @@ class _Launcher:
 
     def _has_begun(self) -> bool:
         """Tell whether the ranks have come together: then one of them, alive or dead, has said so."""
-        return any(self._mark(rank).exists() for rank in range(self._job.most))
+        self._begun = self._begun or any(self._mark(rank).exists() for rank in range(self._job.most))
+        return self._begun
 
     def _may_be_member(self, child: _Child) -> bool:
         """Tell whether a rank is in a job that has begun, or about to say so."""
