@@ -107,7 +107,7 @@ def ends(calls):
         results = calls()
     except BaseException as error:
         tell("raised", type=type(error).__name__, text=str(error)[:2000])
-        os._exit(1)
+        raise  # as in any program; whoever ends by it is seen by the others, or is not
     tell("returned", right=all(bool(np.array_equal(got, expected)) for got, expected in results), got=[got.ravel()[:2].tolist() for got, _ in results[:3]])
 
 size, is_victim = 3, rank == victim
@@ -269,7 +269,7 @@ PEERS: Final = {
         ("mpiexec", "--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,tcp", "--mca", "pml", "ob1", "--mca", "mpi_yield_when_idle", "1"),
     ),  # fmt: skip
     "mpich": Peer(
-        "MPICH", "mpi", ".venv-peers-mpich", ("mpiexec",), {"FI_PROVIDER": "tcp", "MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1"}
+        "MPICH", "mpi", ".venv-peers-mpich", ("mpiexec",), {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "MPIR_CVAR_NOLOCAL": "1"}
     ),  # fmt: skip
     "manyhands": Peer("manyhands", "manyhands", ".venv"),
     "checksum": Peer("manyhands, checksum", "manyhands", ".venv", (), {"MANYHANDS_SECURITY__CHECKSUM": "true"}),
@@ -415,7 +415,7 @@ def _words(job: _Job, fault: str, started: float, took: float, patience_s: float
     """Say what became of the ranks, those alike together."""
     returned, raised, well = job.of("returned"), job.of("raised"), job.of("well")
     told: dict[str, list[int]] = {}
-    is_over = job.is_over()
+    is_over, codes = job.is_over(), job.codes()
     for rank in range(_RANKS):
         if fault == "kill" and rank == _VICTIM:
             continue
@@ -425,6 +425,8 @@ def _words(job: _Job, fault: str, started: float, took: float, patience_s: float
         elif rank in returned and (rank in well or not is_over):
             how = "right results" if returned[rank]["right"] else "a wrong result, silently"
             how += "" if rank in well else ", and then hangs as it closes"
+        elif len(codes) == _RANKS and (codes[rank] or 0) < 0:
+            how = f"aborted by {signal.Signals(-(codes[rank] or 0)).name}, no rank is named"
         elif is_over:
             how = f"ended with the job after {_seconds(took)}"
             how += ", a wrong result before" if rank in returned and not returned[rank]["right"] else ""
