@@ -513,7 +513,7 @@ def _left_behind(case: Case, directory: Path, before: set[str], port: int) -> st
         new := {
             name
             for name in _shared_files() - before
-            if not name.startswith("sem.") and "mpich" not in name and "ompi" not in name
+            if not name.startswith(("sem.", "fuzz-")) and "mpich" not in name and "ompi" not in name
         }
     ):
         return f"left in /dev/shm: {sorted(new)}"

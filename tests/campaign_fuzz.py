@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -36,12 +40,14 @@ from manyhands.common.units import parse_bytes
 from manyhands.config.select import read_table
 from manyhands.config.sources import read_environment, read_file
 from manyhands.contract.backend import HEADER_BYTES, Damaged
+from manyhands.contract.seal import Seal
 from manyhands.control import protocol as messages
 from manyhands.control import signatures as wire
 from manyhands.control.cards import read_cards, write_card
 from manyhands.control.dump import FORMAT, Call, Dump, Place, decode
 from manyhands.control.environment import discover, parse_address
 from manyhands.control.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
+from manyhands.control.frames import FrameConnection
 from manyhands.control.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
@@ -57,6 +63,12 @@ from manyhands.explain.story import tell
 from manyhands.explain.timeline import timeline
 from manyhands.group.packing import Unpacker, pack
 from manyhands.launch import error_file
+from manyhands.schedule.simulation import Network
+from manyhands_parallel.checkpoint import metadata
+from manyhands_parallel.checkpoint.errors import CheckpointError
+from manyhands_parallel.checkpoint.safetensors import read_header
+from manyhands_parallel.rpc import packing
+from manyhands_simulated.faults import FaultPlan
 
 __all__ = ["READERS", "Reader", "damaged"]
 
@@ -96,6 +108,37 @@ def _join(data: bytes) -> None:
 def _from_store(data: bytes) -> None:
     message = messages.decode_from_store(data)
     assert message is None or isinstance(list(messages.ranks_in(message)), list)
+
+
+def _sealed(frames: Sequence[bytes]) -> bytes:
+    seal, data = Seal(bytes(32)), b""
+    for frame in frames:
+        length = len(frame).to_bytes(4, "little")
+        data += length + seal.of(length) + frame + seal.of(frame)
+    return data
+
+
+def _frames(data: bytes) -> None:
+    """What is not what was sent is told as None, and nothing comes after it."""
+    got: list[bytes | None] = []
+    pieces = [data[:30], data[30:]]
+    sock = SimpleNamespace(
+        seals=(Seal(bytes(32)), Seal(bytes(32))),
+        recv=lambda _: pieces.pop(0) if pieces else b"",
+        shutdown=id,
+        close=lambda: None,
+    )
+    loop = SimpleNamespace(
+        call=lambda call: call(), watch=lambda *_: None, call_later=lambda *_: None, forget=id, runs_here=True
+    )
+    limits = SimpleNamespace(bound=id)
+    connection = FrameConnection(loop, sock, got.append, id, 1000, limits)  # type: ignore[arg-type]
+    for _ in range(3):
+        if connection._open:
+            connection._read()
+    sound = got[:-1] if None in got else got
+    assert sound == list(_SENT[: len(sound)])
+    assert got.count(None) <= 1
 
 
 def _card(data: bytes) -> None:
@@ -172,6 +215,39 @@ def _toml(data: bytes) -> None:
                 read(path)
 
 
+def _network(data: bytes) -> None:
+    """The files of simulated worlds."""
+    with _file("network.toml", data) as path:
+        readers: list[Any] = [Network.load, FaultPlan.load]
+        for read in readers:
+            with suppress(ConfigError):
+                read(path)
+
+
+def _checkpoint(data: bytes) -> None:
+    """Whatever its checksum, which is put right."""
+    head = metadata._HEAD.match(data)
+    if head is not None and int(head[1]) == 1:
+        crc = zlib.crc32(metadata._begin("") + data[head.end() :])
+        data = metadata._begin(f"{crc:08x}") + data[head.end() :]
+    with suppress(CheckpointError):
+        metadata.parse(data, "file", metadata.Metadata)
+
+
+def _safetensors(data: bytes) -> None:
+    for given in (data, len(data).to_bytes(8, "little") + data):
+        with suppress(CheckpointError):
+            start, tensors = read_header(io.BytesIO(given), len(given), "file")
+            assert all(0 <= tensor.start <= tensor.stop <= len(given) - start for tensor in tensors)
+
+
+def _rpc(data: bytes) -> None:
+    kinds: list[Any] = [None, dict[str, int], np.ndarray]
+    for kind in kinds:
+        with suppress(UsageError):
+            packing.unpack(packing.decoder(kind), data, [np.zeros(64, np.uint8)], "it")
+
+
 def _address(data: bytes) -> None:
     with suppress(ConfigError):
         host, port = parse_address(_text(data))
@@ -244,12 +320,17 @@ _FROM_STORE: list[Any] = [
     messages.Shrunk([0, 2], "host", 1234),
     messages.Agreement("agree #0", 3, messages.Verdict("lost", "rank 1 was lost", 1)),
 ]
+_METADATA = metadata.Metadata(
+    save="s", time=1.5, step=3, files={"0.safetensors": 8}, world_size=2, block_bytes=64, extra=metadata.to_json({"a": [1, 1j, b"x"]}), arrays={}, values={},
+)  # fmt: skip
+_SENT = tuple(messages.encode(each) for each in _FROM_RANK[:3])
 _SIGNATURE = wire.CallSignature("all_reduce", 11, (4,), "sum", 1, count=4)
 
 READERS: Final[dict[str, Reader]] = {
     "from_rank": Reader([messages.encode(each) for each in _FROM_RANK], _from_rank),
     "join": Reader([messages.encode(messages.Join(1, 3, "tcp", "", "1", "little", "host", 1))], _join),
     "from_store": Reader([messages.encode(each) for each in _FROM_STORE], _from_store),
+    "frames": Reader([_sealed(_SENT), _sealed([bytes(2000)])], _frames),
     "card": Reader([write_card([[1, "a"]]), write_card({"a": b"b"}), write_card([None, 3])], _card),
     "object": Reader(
         [
@@ -274,6 +355,16 @@ READERS: Final[dict[str, Reader]] = {
     "error_file": Reader([json.dumps(_RECORD).encode()], _error_file),
     "toml": Reader(
         [b'backend = "tcp"\n[backends.tcp]\nhost = "a"\n', b'[[rule]]\ncollective = "all_reduce"\nalgorithm = "ring"\n'], _toml
+    ),
+    "network": Reader(
+        [b"[links]\nlatency_us = 2.0\nbandwidth_GBps = 10.0\n", b'summary = "x"\n[[kill]]\nrank = 1\nat_us = 3.0\n'], _network
+    ),
+    "checkpoint": Reader([metadata.dump(_METADATA)], _checkpoint),
+    "safetensors": Reader(
+        [b'{"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'.ljust(88) + bytes(8)], _safetensors
+    ),
+    "rpc": Reader(
+        [bytes(packing.pack({"a": [1, np.arange(3.0)]}, "it").data), bytes(packing.pack([1, "x", b"y"], "it").data)], _rpc
     ),
     "address": Reader([b"node1:29500", b"[::1]:29500", b"[fe80::1%eth0]:1"], _address),
     "hosts": Reader([b"node[1-3,07],gpu[01-02]-ib", b"2(x3),1", b"host1 4 host2 2"], _hosts),
@@ -305,6 +396,61 @@ def damaged(valid: Sequence[bytes]) -> Any:
         return bytes(data)
 
     return build()
+
+
+def _changed(data: bytes, size: int, seed: int) -> bytes:
+    """Change what a message or a JSON text means, and leave it one: libFuzzer knows of neither, and mostly makes what is none."""
+    import atheris
+
+    chance = random.Random(seed)
+    for codec in (msgspec.json, msgspec.msgpack) if chance.random() < 0.7 else ():
+        with suppress(msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError):
+            changed = codec.encode(_other(codec.decode(data), chance))
+            if len(changed) <= size:
+                return changed
+    return bytes(atheris.Mutate(data, min(size, len(data) + 20)))
+
+
+def _other(value: Any, chance: random.Random) -> Any:
+    if isinstance(value, dict) and value and chance.random() < 0.9:
+        key = chance.choice(list(value))
+        how = chance.random()
+        rest = {name: each for name, each in value.items() if name != key}
+        return rest if how < 0.05 else value | {key: _other(value[key], chance)}
+    if isinstance(value, list) and value and chance.random() < 0.9:
+        at, how = chance.randrange(len(value)), chance.random()
+        return (
+            value[:at] + ([] if how < 0.05 else [value[at]] * 2 if how < 0.1 else [_other(value[at], chance)]) + value[at + 1 :]
+        )
+    if isinstance(value, int) and not isinstance(value, bool) and chance.random() < 0.6:
+        return value + chance.choice([-1, 1, chance.randint(-10, 10)])
+    if isinstance(value, str) and chance.random() < 0.5:
+        at = chance.randint(0, len(value))
+        return value[:at] + chance.choice(["", "a", "\0", "#0", "/", "9" * 30, "\u2028"]) + value[at + chance.randint(0, 2) :]
+    return chance.choice(
+        [
+            None,
+            True,
+            0,
+            -1,
+            1,
+            1 << 31,
+            (1 << 63) - 1,
+            -(1 << 63),
+            (1 << 64) - 1,
+            1.5,
+            -0.0,
+            1e300,
+            "",
+            "x",
+            b"",
+            b"\xff" * 8,
+            [],
+            [0],
+            {},
+            {"a": 1},
+        ]
+    )
 
 
 def _by_hypothesis(name: str, runs: int, seconds: float) -> int:
@@ -346,7 +492,7 @@ def _by_atheris(name: str, runs: int, seconds: float) -> None:
     with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
         for number, data in enumerate(READERS[name].valid):
             (Path(folder) / str(number)).write_bytes(data)
-        for module in [module for key, module in sys.modules.items() if key.startswith("manyhands.") and module is not None]:
+        for module in [module for key, module in sys.modules.items() if key.startswith("manyhands") and module is not None]:
             for value in vars(module).values():
                 if callable(value) and getattr(value, "__module__", None) == module.__name__ and hasattr(value, "__code__"):
                     atheris.instrument_func(value)
@@ -359,7 +505,7 @@ def _by_atheris(name: str, runs: int, seconds: float) -> None:
             f"-artifact_prefix={folder}/",
             "-print_final_stats=1",
         ]
-        atheris.Setup([*words, folder], lambda data: _try(name, data))
+        atheris.Setup([*words, folder], lambda data: _try(name, data), custom_mutator=_changed)
         atheris.Fuzz()
 
 

@@ -266,11 +266,28 @@ PEERS: Final = {
         "Open MPI",
         "mpi",
         ".venv-peers",
-        ("mpiexec", "--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,tcp", "--mca", "pml", "ob1", "--mca", "mpi_yield_when_idle", "1"),
-    ),  # fmt: skip
+        (
+            "mpiexec",
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "--mca",
+            "btl",
+            "self,tcp",
+            "--mca",
+            "pml",
+            "ob1",
+            "--mca",
+            "mpi_yield_when_idle",
+            "1",
+        ),
+    ),
     "mpich": Peer(
-        "MPICH", "mpi", ".venv-peers-mpich", ("mpiexec",), {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "MPIR_CVAR_NOLOCAL": "1"}
-    ),  # fmt: skip
+        "MPICH",
+        "mpi",
+        ".venv-peers-mpich",
+        ("mpiexec",),
+        {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "MPIR_CVAR_NOLOCAL": "1"},
+    ),
     "manyhands": Peer("manyhands", "manyhands", ".venv"),
     "checksum": Peer("manyhands, checksum", "manyhands", ".venv", (), {"MANYHANDS_SECURITY__CHECKSUM": "true"}),
 }
@@ -291,7 +308,9 @@ class _Job:
         run: list[str] = [str(python), str(program)]
         if changer is not None:
             clean |= {"CHANGE_AFTER": str(folder / "go")}
-            preload = f'[ "${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-$RANK}}}}" = {_VICTIM} ] && export LD_PRELOAD={changer}; exec "$@"'
+            preload = (
+                f'[ "${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-$RANK}}}}" = {_VICTIM} ] && export LD_PRELOAD={changer}; exec "$@"'
+            )
             run = ["sh", "-c", preload, "rank", *run]
         self._output = folder / "output"
         self.began = time.monotonic()
@@ -357,7 +376,10 @@ class _Job:
         for pid in [fact["pid"] for fact in self.of("ready").values()] + self.pids():
             # Each was started by this campaign; whoever has ended is no more in this list, but for ranks, whose folder tells.
             with contextlib.suppress(OSError, ValueError):
-                if str(self._folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes():
+                if (
+                    str(self._folder).encode()
+                    in Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+                ):
                     os.kill(int(pid), signal.SIGKILL)
         for process in self._processes:
             process.wait()
@@ -474,7 +496,11 @@ def main() -> int:
         for fault in faults:
             for name in peers:
                 peer = PEERS[name]
-                python = Path(sys.executable) if peer.environment == ".venv" else words.environments / peer.environment / "bin" / "python"
+                python = (
+                    Path(sys.executable)
+                    if peer.environment == ".venv"
+                    else words.environments / peer.environment / "bin" / "python"
+                )
                 if not python.exists() or (fault == "bytes" and changer is None):
                     table[fault][name] = {"words": "not measured"}
                     continue

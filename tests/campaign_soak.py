@@ -158,7 +158,7 @@ def _read_until_well(ranks: LaunchedRanks, begun: float, seconds: float, held: d
 
 def _held(pid: int) -> dict[str, float]:
     resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-    descriptors, threads = (sum(1 for _ in Path(f"/proc/{pid}/{what}").iterdir()) for what in ("fd", "task"))
+    descriptors, threads = (len(list(Path(f"/proc/{pid}/{what}").iterdir())) for what in ("fd", "task"))
     return {"memory": resident, "descriptors": descriptors, "threads": threads}
 
 

@@ -147,6 +147,16 @@ def test_a_wrong_file_is_named_on_all_ranks_before_anything_is_written(tmp_path,
             mp.CheckpointFormatError,
             "version 9 of the format, and this manyhands reads up to 1",
         ),
+        (
+            b'{"format":"manyhands-checkpoint","version":1,"crc32":"ecea6884","save":"\xff"}',
+            mp.CheckpointFormatError,
+            "does not have the fields of a checkpoint",
+        ),
+        (
+            b'{"format":"manyhands-checkpoint","version":%s,"crc32":"00000000",}' % (b"9" * 5000),
+            mp.CheckpointFormatError,
+            "no metadata of a manyhands checkpoint",
+        ),
     ],
 )
 def test_wrong_metadata_is_named_on_all_ranks(tmp_path, content, error, said):

@@ -20,7 +20,7 @@ __all__ = ["BLOCK_BYTES", "Chunk", "Metadata", "Stamp", "StoredArray", "StoredVa
 BLOCK_BYTES = 1 << 20
 """The bytes under one checksum: few enough that most of a partial read is checked, many enough that a terabyte has a million of them."""
 _VERSION = 1
-_HEAD = re.compile(rb'\{"format":"manyhands-checkpoint","version":(\d+),"crc32":"([0-9a-f]{8})",')
+_HEAD = re.compile(rb'\{"format":"manyhands-checkpoint","version":(\d{1,9}),"crc32":"([0-9a-f]{8})",')
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ def parse(data: bytes, file: str, kind: type[S]) -> S:
         raise CheckpointCorruptError(f"{file} is damaged: its checksum is not {crc}, as it was when it was written", file=file)
     try:
         return msgspec.json.decode(b"{" + data[head.end() :], type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a plain ValueError
         raise CheckpointFormatError(f"{file} does not have the fields of a checkpoint: {error}", file=file) from error
 
 
