@@ -70,6 +70,30 @@ def test_ranks_that_die_are_replaced_rank_0_too_and_then_the_world_shrinks(run_p
     assert "3 ranks failed, and all others ended well" in answer.stderr
 
 
+def test_the_launcher_keeps_nothing_of_the_ranks_that_have_died(run_python: Any, tmp_path: Path) -> None:
+    counting = """
+def held():
+    server = open(f"/proc/{os.getppid()}/stat").read()  # which was started by the launcher
+    return len(os.listdir(f"/proc/{server.rpartition(')')[2].split()[1]}/fd"))
+
+before = 0
+def at_step(group, generation, state):
+    global before
+    if rank == "0" and state["step"] == 5:
+        before = held()
+    if rank == "1" and generation < 3 and state["step"] == 10 * (generation + 1):
+        os.kill(os.getpid(), 9)
+    if rank == "0" and state["step"] == 35:
+        until = time.monotonic() + 10
+        while held() > before and time.monotonic() < until:
+            time.sleep(0.01)
+        assert held() <= before
+"""
+    answer = elastic(run_python, tmp_path, TRAINING + counting + ENDING, "-n", "2", "--max-restarts", "3")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert sorted(generations(answer.stdout)) == [0, 1, 2, 3]
+
+
 def test_spares_come_in_after_a_failure_and_those_that_nobody_needs_are_ended(run_python: Any, tmp_path: Path) -> None:
     program = TRAINING + "DEATHS = 1" + DYING + ENDING
     answer = elastic(run_python, tmp_path, program, "-n", "2", "--max-ranks", "4")

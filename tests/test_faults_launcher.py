@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
 import signal
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -178,6 +180,41 @@ def test_a_signal_ends_all(start: Start, number: signal.Signals, whom: str) -> N
         )
         assert sorted(re.findall(r"\d", " ".join(line.partition(":")[0] for line in summary[2:]))) == ["0", "1", "2"]
         assert "Traceback" not in err
+
+
+def test_sigusr1_to_the_launcher_reaches_the_ranks_that_handle_it(start: Start, tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    launch = start(
+        """
+        heard = []
+        if rank == 2:
+            signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+        with mh.init() as group:
+            if rank == 1:
+                signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # the signal would end it
+            group.barrier()
+            ready()
+            while rank == 2 and not (heard and os.path.exists("go")):
+                time.sleep(0.005)
+            group.barrier()
+            print(f"rank {rank} heard {len(heard)}")
+        """,
+        3,
+        "--record",
+        str(records),
+    )
+    launch.until_ready(3)
+    os.kill(launch.pid, signal.SIGUSR1)
+    launch.await_error("manyhands run: SIGUSR1 was passed on to 2 of 3 running ranks")
+    until = time.monotonic() + 20
+    while not list(records.glob("*.json")) and time.monotonic() < until:
+        time.sleep(0.005)
+    # The others have written nothing: their program has its own use for the signal.
+    assert [json.loads(path.read_bytes())["rank"] for path in records.glob("*.json")] == [0]
+    (tmp_path / "go").touch()
+    code, out, _ = launch.finish()
+    assert code == 0
+    assert sorted(re.findall(r"rank (\d) heard (\d)", out)) == [("0", "0"), ("1", "0"), ("2", "1")]
 
 
 def test_a_mismatch_is_read_by_the_user_in_words(start: Start) -> None:
