@@ -114,7 +114,7 @@ class TlsSocket(ssl.SSLSocket, ProvenSocket):
     has; so wait for it only after ``recv`` has raised BlockingIOError.
     """
 
-    lock = threading.Lock()
+    lock: threading.Lock = threading.Lock()
     """Each connection has its own, since OpenSSL allows no two calls at once; this one is for those that have ended before they have got it."""
 
     def _do(self, function: Callable[[], T]) -> T:

@@ -1,0 +1,137 @@
+"""What a backend's factory gets from a job, and the backends of which it is composed."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from manyhands.common.native import native
+from manyhands.config import Resolved
+from manyhands.config.plugins import PluginManager
+from manyhands.contract.backend import Backend, BackendSpec, Bootstrap, Damaged, LinkLost
+from manyhands.contract.deadline import Deadline
+from manyhands.contract.runtime import Runtime
+from manyhands.contract.seal import Seals
+from manyhands.control.connection import Control
+from manyhands.control.network import Address
+from manyhands.control.proven import ProvenSocket
+from manyhands.errors import ConfigError
+
+__all__ = ["Maker"]
+
+_FACTORY_GRACE_S = 6.0
+"""How long a factory that is overdue may still take to say why: what it waits for has the same deadline.
+
+Where a rank with the store is stopped, the others take some two seconds more until they have heard that from its successor.
+"""
+
+
+class Place(Protocol):
+    """What a backend is made for: a job, as far as backends need to know."""
+
+    rank: int
+    world_size: int
+    control: Control
+    hosts: tuple[int, ...]
+    runtime: Runtime
+
+    @property
+    def local_rank(self) -> int:
+        """Which of the ranks of its host this one is."""
+
+    def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
+        """Listen for ranks of this job on a free port."""
+
+    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
+        """Connect to a rank of this job."""
+
+
+class Maker(msgspec.Struct, frozen=True):
+    """Makes the backend of a job, and those that it is composed of."""
+
+    job: Place
+    resolved: Resolved
+    plugins: PluginManager
+    shared: dict[str, Any] | None
+    deadline: Deadline
+
+    def make(self, spec: BackendSpec, names: tuple[str, ...], ranks: tuple[int, ...]) -> Backend:
+        """Make a backend for some ranks; ``names`` are those of the backends that it is a part of, and its own."""
+        security = self.resolved.settings.security
+        for key, wanted, is_able in (("checksum", security.checksum, spec.checksum), ("tls", security.tls, spec.tls)):
+            if wanted and not is_able:
+                raise ConfigError(
+                    f"security.{key} is set, and the backend {spec.name!r} cannot {'seal' if key == 'checksum' else 'encrypt'} its messages: choose "
+                    f"tcp, shm, or a hybrid of them, or leave security.{key} out",
+                    key=f"security.{key}",
+                    value=str(wanted),
+                )
+        bootstrap = _JobBootstrap(self, self.resolved.backend_config(spec.name), names, ranks)
+        try:
+            # A part is given up before what it is a part of, which is not to blame.
+            return self.plugins.create(spec, bootstrap, _FACTORY_GRACE_S / len(names))
+        except (LinkLost, Damaged) as failure:  # a part for some of the ranks numbers them in its own way
+            if len(ranks) == self.job.world_size:
+                raise
+            raise type(failure)(ranks[failure.peer], failure.reason) from None
+
+    def find(self, name: str, within: tuple[str, ...]) -> BackendSpec:
+        """Describe the backend that is to be a part of others."""
+        return self.resolved.runnable(name, within)
+
+
+class _JobBootstrap(Bootstrap):
+    """What a backend's factory gets from a job."""
+
+    def __init__(self, maker: Maker, config: object, names: tuple[str, ...], ranks: tuple[int, ...]) -> None:
+        self._maker = maker
+        self._job = job = maker.job
+        self._names = names
+        self._ranks = ranks
+        self.rank = ranks.index(job.rank)
+        self.world_size = len(ranks)
+        self.config = config
+        self.host = job.control.host
+        self.deadline = maker.deadline
+        self.shared = maker.shared
+        self.hosts = tuple(job.hosts[rank] for rank in ranks)
+        self.local_rank = job.local_rank
+        self.runtime = job.runtime
+        self.native = native() if maker.resolved.settings.native else None
+
+    def describe(self, name: str) -> BackendSpec:
+        return self._maker.find(name, self._names)
+
+    def part(self, name: str, ranks: Sequence[int] | None = None) -> Backend:
+        spec = self.describe(name)
+        chosen = self._ranks if ranks is None else tuple(self._ranks[rank] for rank in ranks)
+        try:
+            return self._maker.make(spec, (*self._names, name), chosen)
+        except Exception as error:
+            if len(chosen) < self._job.world_size:
+                error.add_note(f"{name!r} numbers from 0 the ranks that it is for: {', '.join(map(str, chosen))}")
+            raise
+
+    def exchange(self, name: str, card: bytes) -> list[bytes]:
+        # Each part has exchanges of its own, whatever it calls them, and so have the ranks of each host.
+        whose = [*self._names[1:], name]
+        members = None
+        if len(self._ranks) < self._job.world_size:
+            whose.insert(-1, f"from rank {self._ranks[0]} on")
+            members = self._ranks
+        return self._job.control.exchange(", ".join(whose), card, self.deadline, members)[0]
+
+    def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
+        return self._job.listen(host, accept)
+
+    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
+        return self._job.dial(peer, address, hello, deadline)
+
+    def seals(self, sock: socket.socket) -> Seals | None:
+        if not self._maker.resolved.settings.security.checksum:
+            return None
+        assert isinstance(sock, ProvenSocket)
+        return sock.seals
