@@ -43,9 +43,11 @@ __all__ = [
     "Case",
     "Failed",
     "LaunchedRanks",
+    "MpiRanks",
     "case_of",
     "config_of",
     "judge",
+    "mpi_is_here",
     "nursery_of",
     "run_case",
 ]
@@ -301,16 +303,29 @@ class LaunchedRanks(Ranks):
     ----------
     options
         Of `manyhands run`.
+    before
+        What stands in front of its command.
     """
 
     options: Sequence[str] = ()
+    before: Sequence[str] = ()
     _before = ""
 
     def start(self, *_which: int, **_variables: str | None) -> Ranks:
         """Start the job."""
         program = self._name.with_suffix(".py")
         program.write_text(self._before + self._program, encoding="utf-8")
-        words = [sys.executable, "-m", "manyhands", "run", *self.options, "-n", str(self.world_size), str(program)]
+        words = [
+            *self.before,
+            sys.executable,
+            "-m",
+            "manyhands",
+            "run",
+            *self.options,
+            "-n",
+            str(self.world_size),
+            str(program),
+        ]
         foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_")
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith(foreign) or name == "MANYHANDS_NATIVE"
@@ -318,7 +333,8 @@ class LaunchedRanks(Ranks):
         mine = {
             name: value
             for name, value in self._variables.items()
-            if value is not None and name in {"CASE", "TELL", "GO", "TMPDIR"}
+            if value is not None
+            and (name in {"CASE", "TELL", "GO", "TMPDIR", "HOSTS"} or name.startswith("MANYHANDS_BACKENDS__"))
         }
         with self._name.with_suffix(".out").open("wb") as output:
             self._job = subprocess.Popen(words, env=clean | mine, stdout=output, stderr=output, start_new_session=True)
@@ -532,7 +548,7 @@ def _shared_files() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
-def _mpi_is_here() -> bool:
+def mpi_is_here() -> bool:
     return subprocess.run([sys.executable, "-c", "import mpi4py.MPI"], capture_output=True, check=False).returncode == 0
 
 
@@ -548,7 +564,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--backends", default=",".join([*BACKENDS, *(["mpi"] if _mpi_is_here() else [])]))
+    parser.add_argument("--backends", default=",".join([*BACKENDS, *(["mpi"] if mpi_is_here() else [])]))
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so long")
     words = parser.parse_args()

@@ -7,7 +7,9 @@ What must hold of every case:
 - if hosts are cut apart for good, every rank learns of it, names a rank that it cannot reach, and no two parts go on: the larger one does, or that
   with the store.
 
-Usage: python tests/campaign_network.py [--cases N] [--seed FIRST] [--minutes M]
+Over mpi, whose launcher ends all where one is lost, nobody goes on.
+
+Usage: python tests/campaign_network.py [--cases N] [--seed FIRST] [--backends tcp,mpi] [--minutes M]
 
 Hosts are network namespaces, joined by `user_space_network`. That needs root, iproute2 and /dev/net/tun.
 """
@@ -22,13 +24,17 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from campaign_faults import STEP, Failed
+from campaign_faults import STEP, Failed, MpiRanks, mpi_is_here
 from fault_tools import Nursery, Ranks
 from user_space_network import ENTER, Network, can_make_networks
+
+from manyhands_mpi.command import family_of
+from manyhands_mpi.finding import find_mpiexec
 
 __all__ = ["KINDS", "Case", "case_of", "judge", "run_case"]
 
@@ -40,9 +46,16 @@ KINDS: Final = {
 _NOTICED_S = 16.0
 """How long after a cut the last rank may learn of it: heartbeats are missed for 10 s, and then some ranks ask others."""
 
+_AGENT: Final = """#!/bin/sh
+# Start a command on another host, as ssh does: AGENT [OPTIONS] ADDRESS COMMAND...
+while [ "${1#-}" != "$1" ]; do shift; done
+address=$1
+shift
+exec nsenter --net="$(sed -n "s/^$address //p" "$HOSTS")" unshare --uts sh -c "hostname $address; $*"
+"""
+
 PROGRAM = (
-    ENTER
-    + """
+    """
 import random
 faulthandler.cancel_dump_traceback_later()
 faulthandler.dump_traceback_later(85, exit=True)
@@ -52,7 +65,7 @@ choice = random.Random(case["seed"])
     + STEP
     + """
 try:
-    group = mh.init("tcp", timeout_s=60)
+    group = mh.init(case["backend"], timeout_s=60)
     group.barrier()
     tell("ready")
     for step in range(case["steps"]):
@@ -66,7 +79,7 @@ try:
     tell("well")
 except mh.CommError as error:
     tell("raised", type=type(error).__name__, text=str(error)[:1500], about=error.peer)
-    if case["kind"] != "long":
+    if case["kind"] != "long" or case["backend"] == "mpi":
         raise
     try:
         group = group.shrink(timeout_s=20)
@@ -90,6 +103,8 @@ class Case:
     ----------
     seed
         What it is made of.
+    backend
+        Over what.
     kind
         One of `KINDS`.
     hosts, ranks_per_host, steps
@@ -103,6 +118,7 @@ class Case:
     """
 
     seed: int
+    backend: str
     kind: str
     hosts: int
     ranks_per_host: int
@@ -118,14 +134,14 @@ class Case:
     @property
     def words(self) -> str:
         """The case in words."""
-        return f"{self.hosts} hosts of {self.ranks_per_host} ranks, {KINDS[self.kind]}: {asdict(self)}"
+        return f"{self.hosts} hosts of {self.ranks_per_host} ranks over {self.backend}, {KINDS[self.kind]}: {asdict(self)}"
 
     def side(self, rank: int) -> int:
         """Return on which side of a cut a rank is."""
         return 0 if rank // self.ranks_per_host in self.groups[0] else 1
 
 
-def case_of(seed: int, kinds: tuple[str, ...] = tuple(KINDS)) -> Case:
+def case_of(seed: int, kinds: tuple[str, ...] = tuple(KINDS), backend: str = "tcp") -> Case:
     """Return the case of a seed."""
     chance = random.Random(seed)
     kind, hosts = chance.choice(kinds), chance.randint(2, 4)
@@ -134,6 +150,7 @@ def case_of(seed: int, kinds: tuple[str, ...] = tuple(KINDS)) -> Case:
     bad = kind == "weather"
     return Case(
         seed,
+        backend,
         kind,
         hosts,
         chance.randint(1, 2),
@@ -166,12 +183,7 @@ def run_case(nursery: Nursery, case: Case) -> None:
         case.bytes_per_s,
     )
     size = case.hosts * case.ranks_per_host
-    with (
-        weather as network,
-        nursery.ranks(PROGRAM, size, MASTER_ADDR=network.address(0), CASE=json.dumps(asdict(case))) as ranks,
-    ):
-        for rank in range(size):
-            ranks.start(rank, NAMESPACE=network.namespace(rank // case.ranks_per_host))
+    with weather as network, _started(nursery, case, network) as ranks:
         try:
             ranks.await_facts("ready", size)
             cut_at = time.monotonic()
@@ -183,10 +195,68 @@ def run_case(nursery: Nursery, case: Case) -> None:
                     time.sleep(case.cut_s)
                     stack.close()
                 ranks.wait(timeout_s=90)
-            judge(ranks, case, cut_at)
+            (judge_mpi if case.backend == "mpi" else judge)(ranks, case, cut_at)
         except AssertionError as error:
             told = "\n".join(f"  {fact}" for fact in ranks.facts)
             raise Failed(f"{error}\ntold:\n{told}\nwritten: {ranks.output()[-3000:]}") from None
+
+
+@contextlib.contextmanager
+def _started(nursery: Nursery, case: Case, network: Network) -> Iterator[Ranks]:
+    """Start the ranks of a case on their hosts."""
+    size, told = case.hosts * case.ranks_per_host, json.dumps(asdict(case))
+    if case.backend != "mpi":
+        with nursery.ranks(ENTER + PROGRAM, size, MASTER_ADDR=network.address(0), CASE=told) as ranks:
+            for rank in range(size):
+                ranks.start(rank, NAMESPACE=network.namespace(rank // case.ranks_per_host))
+            yield ranks
+        return
+    with tempfile.TemporaryDirectory(prefix="mpi-", dir=nursery.directory) as name:
+        folder, addresses = Path(name), [network.address(host) for host in range(case.hosts)]
+        agent, hosts = folder / "agent", folder / "hosts"
+        agent.write_text(_AGENT)
+        agent.chmod(0o755)
+        hosts.write_text("".join(f"{address} {network.namespace(host)}\n" for host, address in enumerate(addresses)))
+        variables = {
+            "CASE": told,
+            "HOSTS": str(hosts),
+            "MANYHANDS_BACKENDS__MPI__MPIEXEC": json.dumps(_mpiexec(case, addresses, agent)),
+        }
+        mpi_ranks = MpiRanks(nursery, PROGRAM, size, folder / "job", variables)
+        mpi_ranks.before = [str(agent), addresses[0]]
+        try:
+            yield mpi_ranks.start()
+        finally:
+            mpi_ranks.close()
+
+
+def _mpiexec(case: Case, addresses: Sequence[str], agent: Path) -> list[str]:
+    """Return the mpiexec of this Python, with what makes it start ranks on these hosts over TCP."""
+    command = [find_mpiexec() or "mpiexec"]
+    each = case.ranks_per_host
+    if family_of(command).name == "MPICH":
+        return [*command, "-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", ",".join(addresses), "-ppn", str(each)]
+    hosts = ",".join(f"{address}:{each}" for address in addresses)
+    options = "--prtemca plm ssh --mca btl self,sm,tcp --mca pml ob1 --prtemca plm_ssh_agent".split()
+    return [*command, *options, str(agent), "--host", hosts]
+
+
+def judge_mpi(ranks: Ranks, case: Case, cut_at: float) -> None:
+    """Raise an `AssertionError` that says what does not hold of a job that MPI ends where a rank ends."""
+    if case.kind != "long":
+        judge(ranks, case, cut_at)
+        return
+    wrong = [fact for fact in ranks.facts if fact["what"] == "wrong"]
+    assert not wrong, f"wrong results: {wrong}"
+    assert ranks.codes[0] != 0, "the job ended as if all were well"
+    raised = [fact for fact in ranks.facts if fact["what"] == "raised"]
+    assert raised, "nobody learned of it"
+    for fact in raised:
+        assert fact["at"] - cut_at <= _NOTICED_S, f"rank {fact['rank']} was told only after {fact['at'] - cut_at:.1f} s"
+        assert isinstance(fact["about"], int), f"rank {fact['rank']} names nobody"
+        assert case.side(fact["about"]) != case.side(fact["rank"]), (
+            f"rank {fact['rank']} names rank {fact['about']}, which it can reach"
+        )
 
 
 def judge(ranks: Ranks, case: Case, cut_at: float) -> None:
@@ -219,31 +289,36 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--backends", default="tcp,mpi" if mpi_is_here() else "tcp")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so long")
     words = parser.parse_args()
     if not can_make_networks():
         print("faults of the network were left out: making hosts needs root, iproute2 and /dev/net/tun")
         return 0
     until, started = time.monotonic() + 60 * words.minutes, time.monotonic()
-    counts: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
     failed: list[int] = []
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
         nursery = Nursery(Path(folder))
         for seed in range(words.seed, words.seed + words.cases):
             if time.monotonic() > until:
                 break
-            case = case_of(seed, tuple(words.kinds.split(",")))
+            backends = words.backends.split(",")
+            case = case_of(seed, tuple(words.kinds.split(",")), backends[seed % len(backends)])
             try:
                 run_case(nursery, case)
             except Failed as error:
                 failed.append(seed)
-                again = f"python tests/campaign_network.py --cases 1 --seed {seed} --kinds {words.kinds}"
+                again = (
+                    f"python tests/campaign_network.py --cases 1 --seed {seed} --kinds {words.kinds} --backends {case.backend}"
+                )
                 print(f"FAILED seed {seed}: {case.words}\n{error}\nrun it alone: {again}", flush=True)
-            counts[case.kind] += 1
+            counts[case.backend, case.kind] += 1
     print(
         f"{sum(counts.values())} cases in {time.monotonic() - started:.0f} s, {len(failed)} failed{f': seeds {failed}' if failed else ''}"
     )
-    print("  " + ", ".join(f"{kind} {counts[kind]}" for kind in KINDS))
+    for backend in words.backends.split(","):
+        print(f"  {backend}: " + ", ".join(f"{kind} {counts[backend, kind]}" for kind in KINDS))
     return 1 if failed else 0
 
 
