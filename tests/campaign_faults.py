@@ -334,7 +334,10 @@ class LaunchedRanks(Ranks):
             name: value
             for name, value in self._variables.items()
             if value is not None
-            and (name in {"CASE", "TELL", "GO", "TMPDIR", "HOSTS"} or name.startswith("MANYHANDS_BACKENDS__"))
+            and (
+                name in {"CASE", "TELL", "GO", "TMPDIR", "HOSTS"}
+                or name.startswith(("MANYHANDS_BACKENDS__", "MANYHANDS_RENDEZVOUS"))
+            )
         }
         with self._name.with_suffix(".out").open("wb") as output:
             self._job = subprocess.Popen(words, env=clean | mine, stdout=output, stderr=output, start_new_session=True)

@@ -32,6 +32,7 @@ from typing import Final
 from campaign_faults import STEP, Failed, MpiRanks, mpi_is_here
 from fault_tools import Nursery, Ranks
 from user_space_network import ENTER, Network, can_make_networks
+from worlds import free_port
 
 from manyhands_mpi.command import family_of
 from manyhands_mpi.finding import find_mpiexec
@@ -61,6 +62,8 @@ faulthandler.cancel_dump_traceback_later()
 faulthandler.dump_traceback_later(85, exit=True)
 case = json.loads(os.environ["CASE"])
 choice = random.Random(case["seed"])
+if case["backend"] == "mpi":
+    del os.environ["RANK"], os.environ["WORLD_SIZE"]  # read above; with them these would be ranks of torchrun
 """
     + STEP
     + """
@@ -221,6 +224,7 @@ def _started(nursery: Nursery, case: Case, network: Network) -> Iterator[Ranks]:
             "CASE": told,
             "HOSTS": str(hosts),
             "MANYHANDS_BACKENDS__MPI__MPIEXEC": json.dumps(_mpiexec(case, addresses, agent)),
+            "MANYHANDS_RENDEZVOUS": f"[{addresses[0]}]:{free_port()}" if case.is_ipv6 else f"{addresses[0]}:{free_port()}",
         }
         mpi_ranks = MpiRanks(nursery, PROGRAM, size, folder / "job", variables)
         mpi_ranks.before = [str(agent), addresses[0]]
@@ -228,6 +232,7 @@ def _started(nursery: Nursery, case: Case, network: Network) -> Iterator[Ranks]:
             yield mpi_ranks.start()
         finally:
             mpi_ranks.close()
+            network.end_all()  # the daemons of MPI that were cut off
 
 
 def _mpiexec(case: Case, addresses: Sequence[str], agent: Path) -> list[str]:
@@ -238,7 +243,7 @@ def _mpiexec(case: Case, addresses: Sequence[str], agent: Path) -> list[str]:
         return [*command, "-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", ",".join(addresses), "-ppn", str(each)]
     hosts = ",".join(f"{address}:{each}" for address in addresses)
     options = "--prtemca plm ssh --mca btl self,sm,tcp --mca pml ob1 --prtemca plm_ssh_agent".split()
-    return [*command, *options, str(agent), "--host", hosts]
+    return [*command, *options, str(agent), "--host", hosts, "--map-by", f"ppr:{each}:node"]
 
 
 def judge_mpi(ranks: Ranks, case: Case, cut_at: float) -> None:

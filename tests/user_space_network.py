@@ -14,6 +14,7 @@ import os
 import random
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import threading
@@ -122,6 +123,14 @@ class Network:
     def namespace(self, host: int) -> str:
         """Return the path of a host's namespace."""
         return f"/run/netns/{self._names[host]}"
+
+    def end_all(self) -> None:
+        """Kill what runs on the hosts."""
+        for name in self._names:
+            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True)
+            for pid in map(int, found.stdout.split()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def cut(self, *groups: Sequence[int]) -> Iterator[None]:
