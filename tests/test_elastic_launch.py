@@ -143,6 +143,43 @@ def at_step(group, generation, state):
     assert "2 ranks failed, and all others ended well" in answer.stderr
 
 
+def test_a_world_of_one_lets_newcomers_in_without_a_failure(run_python: Any, tmp_path: Path) -> None:
+    waiting = """
+def at_step(group, generation, state):
+    if group.world_size < 3 and state["step"] == 39:
+        state["step"] -= 1
+"""
+    program = TRAINING + waiting + "train()"
+    answer = elastic(run_python, tmp_path, program, "-n", "1", "--max-ranks", "3")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    told = generations(answer.stdout)
+    assert [fact["size"] for fact in told[0]] == [1]
+    assert [fact["size"] for fact in told[max(told)]] == [3, 3, 3]
+    assert answer.stderr == ""
+
+
+def test_a_shrunken_world_is_filled_up_when_a_rank_comes_late(run_python: Any, tmp_path: Path) -> None:
+    waiting = """
+def at_step(group, generation, state):
+    if generation == 0 and rank == "1" and state["step"] == 5:
+        os.kill(os.getpid(), 9)
+    if group.world_size == SMALL:
+        open("alone", "w").close()
+    if generation and group.world_size <= SMALL:
+        state["step"] -= 1
+if "MANYHANDS_NEWCOMER" in os.environ:
+    while not os.path.exists("alone"):
+        time.sleep(0.01)
+"""
+    for ranks in (2, 3):
+        program = f"SMALL = {ranks - 1}\n" + TRAINING.replace("timeout_s=20", "timeout_s=2") + waiting + "train()"
+        (tmp_path / "alone").unlink(missing_ok=True)
+        answer = elastic(run_python, tmp_path, program, "-n", str(ranks), "--max-restarts", "1")
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        sizes = {number: [fact["size"] for fact in facts] for number, facts in generations(answer.stdout).items()}
+        assert sizes == {0: [ranks] * ranks, 1: [ranks - 1] * (ranks - 1), 2: [ranks] * ranks}
+
+
 def test_before_the_first_generation_a_failure_ends_the_job(run_python: Any, tmp_path: Path) -> None:
     program = (
         'import os\nif os.environ["RANK"] == "1":\n    raise ValueError("broken")\n' + TRAINING + "DEATHS = 0" + DYING + ENDING

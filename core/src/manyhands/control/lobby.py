@@ -143,12 +143,28 @@ class Lobby:
         self._door = door
         self._liveness = liveness
         self._listener: Listener | None = None
+        self._bell: Listener | None = None
         self._seats: dict[int, FrameConnection] = {}
         self._open: set[FrameConnection] = set()
 
     def roll(self) -> Roll:
         """Return what the launcher says now."""
         return self._door.roll()
+
+    def watch(self, knocked: Callable[[], None]) -> None:
+        """Call ``knocked`` when a newcomer has come, until the door is opened or closed; whoever comes is sent away, and comes again."""
+
+        def accept(sock: ProvenSocket, hello: bytes) -> None:
+            sock.close()
+            if hello.startswith(NEWCOMER_HELLO):
+                knocked()
+
+        self._bell = Listener(self._loop, self._door.listen(), self._door.credentials, accept)
+
+    def _watch_no_more(self) -> None:
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.close()
 
     def open(
         self, admit: Callable[[Join], int | FromStore], hear: Callable[[int, FromRank], None], lose: Callable[[int, str], None]
@@ -164,6 +180,7 @@ class Lobby:
         lose
             Called when it has ended.
         """
+        self._watch_no_more()
         if self._listener is None:
 
             def accept(sock: ProvenSocket, hello: bytes) -> None:
@@ -181,6 +198,7 @@ class Lobby:
 
     def close(self, keep: Callable[[int], bool] = lambda _: False) -> None:
         """Let nobody in any more, and send away all but those with certain numbers: they come again."""
+        self._watch_no_more()
         if self._listener is not None:
             self._listener.close()
             self._listener = None

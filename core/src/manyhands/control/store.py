@@ -115,6 +115,12 @@ class Store:
     def _send(self, rank: int, message: FromStore) -> None:
         self._ranks[rank].send(encode(message))
 
+    def let_more_come(self) -> None:
+        """End the job as soon as a new rank comes, so that it is let in, where there may be more ranks than there are; from any thread."""
+        membership, lobby = self._membership, self._lobby
+        if lobby is not None and membership.world_size < lobby.roll().most:
+            self._loop.call(lambda: lobby.watch(membership.make_room))
+
     def _late(self) -> None:
         hint = "Did they start, and were they given this address and secret?"
         if self._refusals:

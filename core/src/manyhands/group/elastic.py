@@ -10,7 +10,15 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
-from manyhands.errors import ClosedError, CollectiveMismatchError, CommError, InputChangedError, PeerLostError, UsageError
+from manyhands.errors import (
+    AbortedError,
+    ClosedError,
+    CollectiveMismatchError,
+    CommError,
+    InputChangedError,
+    PeerLostError,
+    UsageError,
+)
 from manyhands.group.group import Group
 from manyhands.group.init import init
 
@@ -148,7 +156,7 @@ def _run(
     while True:
         try:
             before, (generation, base) = base, state._settle(group, generation, start)
-            in_vain = 0 if failure is None or isinstance(failure, PeerLostError) or base > before else in_vain + 1
+            in_vain = in_vain + 1 if _may_be_vain(failure) and base == before else 0
             if failure is not None and in_vain >= _IN_VAIN:
                 raise failure
             result = call(group, generation, state)
@@ -167,6 +175,13 @@ def _run(
                 group.close()
             return result
         group = _shrunk(group)
+
+
+def _may_be_vain(failure: CommError | None) -> bool:
+    """Tell whether what ended a generation may come again: neither a death nor new ranks."""
+    if failure is None or isinstance(failure, PeerLostError):
+        return False
+    return not (isinstance(failure, AbortedError) and failure.peer is None)
 
 
 def _shrunk(group: Group) -> Group:

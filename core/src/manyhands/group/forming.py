@@ -108,8 +108,8 @@ def among_threads(member: ThreadRank, setup: Setup, deadline: Deadline, hosts: S
     return job
 
 
-def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None) -> Job:
-    """Come into a world of one; ``local_rank`` as for `Meeting`.
+def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None, meeting: Meeting | None = None) -> Job:
+    """Come into a world of one; ``local_rank`` as for `Meeting`. Where others may come later, ``meeting`` says how.
 
     A backend has something to do there on GPUs alone. One that was asked for by its name is made all the same, so that what is wrong with it does
     not first show in a world of two; but for those whose ranks are no processes, and live in a world that only their launcher makes.
@@ -126,7 +126,10 @@ def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None) 
         setup.resolved.backend_config(name)
         if is_named:
             setup.plugins.load_factory(spec)
-    job = Job.among_threads(ThreadRank(ThreadWorld(1, name), 0), name, setup.choices, deadline, local_rank)
+    if meeting is None:
+        job = Job.among_threads(ThreadRank(ThreadWorld(1, name), 0), name, setup.choices, deadline, local_rank)
+    else:
+        job = Job.meet(meeting, deadline)
     _place(job, setup.resolved, None)
     if spec is not None and is_made:
         _start_backend(job, spec, setup, deadline, None)

@@ -106,6 +106,8 @@ def init(
         group = Group(*finish(_among_processes(rank, world_size, setup, door, deadline), setup, selector, deadline))
     if door is not None:
         door.enter(os.environ.get("RANK", ""))
+        if group.world_size == 1:  # no failure will come that lets others in
+            group._job.let_more_come()
     return group
 
 
@@ -156,7 +158,7 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
     _log.info(
         "rank %d of %d, by %s", rank, world_size, "plain Python or init's arguments" if launch is None else launch.launcher
     )
-    if world_size == 1:
+    if world_size == 1 and door is None:
         return come_alone(setup, deadline)
     resolved = setup.resolved
     inherited = os.environ.get("MANYHANDS_RENDEZVOUS_FD") if rank == 0 else None
@@ -171,7 +173,7 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
         _liveness(resolved.settings),
         door=door,
     )
-    return among_processes(meeting, setup, deadline)
+    return come_alone(setup, deadline, None, meeting) if world_size == 1 else among_processes(meeting, setup, deadline)
 
 
 def _liveness(settings: Settings) -> Liveness:

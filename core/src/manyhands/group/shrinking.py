@@ -166,13 +166,13 @@ class _Shrinking(msgspec.Struct, frozen=True):
         except BaseException as error:
             job.abort(error)
             raise
+        job.let_more_come()
         return formed
 
     def meet(self, shrunk: Shrunk, listener: socket.socket | None, deadline: Deadline) -> Job:
         old, ranks, before = self.old, shrunk.ranks, self.old.meeting
-        if len(ranks) == 1:
+        if before is None or (len(ranks) == 1 and before.door is None):
             return come_alone(self.setup, deadline, old.local_rank)
-        assert before is not None  # as `check_possible` has found
         meeting = Meeting(
             ranks.index(old.rank),
             len(ranks),
@@ -187,6 +187,8 @@ class _Shrinking(msgspec.Struct, frozen=True):
             self.at_end,
             before.door,
         )
+        if len(ranks) == 1:
+            return come_alone(self.setup, deadline, old.local_rank, meeting)
         # Which ranks share a host stays as it was, also where the config says it by their old numbers; unless there are newcomers.
         hosts = None
         if max(ranks) < len(old.hosts):

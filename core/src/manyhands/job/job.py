@@ -33,11 +33,7 @@ from manyhands.control.network import Address, Listener, dial, show_address
 from manyhands.control.protocol import Report, Verdict
 from manyhands.control.remote import SocketControl
 from manyhands.control.store import Store
-from manyhands.errors import (
-    ClosedError,
-    ManyHandsError,
-    RendezvousError,
-)
+from manyhands.errors import ClosedError, ManyHandsError, RendezvousError
 from manyhands.job.bootstrap import Maker
 from manyhands.job.meeting import Meeting, guarded_bind
 from manyhands.job.no_transport import NoTransport
@@ -394,6 +390,11 @@ class Job:
             self.abort(error)
         else:
             self.close(Deadline(5.0, self.runtime.now))
+
+    def let_more_come(self) -> None:
+        """Let ranks that come later wait for no failure; all ranks may call this."""
+        if self._store is not None:
+            self._store.let_more_come()
 
     def after_fork(self) -> None:
         """Let go of a parent's job in a forked child, touching nothing that the parent still uses."""
