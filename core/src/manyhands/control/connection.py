@@ -401,7 +401,7 @@ class Control(ABC):
         self._wait(lambda: self._farewell and not self.failed, deadline)
         return self._farewell
 
-    def shrink(self, address: Address, deadline: Deadline) -> Shrunk:
+    def shrink(self, address: Address, deadline: Deadline, *, has_door: bool = False) -> Shrunk:
         """Ask to go on with the ranks that are left; wait until all of them have. The first of them waits for the others at its address.
 
         Raises
@@ -413,7 +413,7 @@ class Control(ABC):
         """
         with self._changed:
             self._shrunk = None
-            self._shrink = Shrink(*address, deadline.remaining() / 2)
+            self._shrink = Shrink(*address, deadline.remaining() / 2, has_door)
             self._post(self._shrink)
         shrunk = self._await_shrunk(deadline.remaining())
         if shrunk is None and not self._cut:

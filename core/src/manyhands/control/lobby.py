@@ -20,7 +20,16 @@ from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.network import Address, Listener
-from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromRank, FromStore, Join, decode_from_rank, encode
+from manyhands.control.protocol import (
+    MAX_FROM_RANK_BYTES,
+    RUNS_ALREADY,
+    FromRank,
+    FromStore,
+    Join,
+    Verdict,
+    decode_from_rank,
+    encode,
+)
 from manyhands.control.proven import ProvenSocket
 
 __all__ = ["NEWCOMER_HELLO", "Door", "Lobby", "Roll"]
@@ -37,11 +46,14 @@ class Roll(msgspec.Struct, frozen=True):
         The processes that the launcher runs now, or is starting.
     fewest, most
         With how many ranks the job goes on.
+    hosts
+        How many hosts there are, of which a launcher knows the processes of its own.
     """
 
     running: int
     fewest: int
     most: int
+    hosts: int = 1
 
     def write(self, folder: Path) -> None:
         """Put this where the ranks look for it."""
@@ -57,14 +69,14 @@ class Door:
     Parameters
     ----------
     fd
-        A listening socket.
+        A listening socket; None on hosts that have none, whose ranks cannot let others in.
     folder
         Where the launcher and the ranks write.
     credentials
         What newcomers must show.
     """
 
-    def __init__(self, fd: int, folder: Path, credentials: Credentials) -> None:
+    def __init__(self, fd: int | None, folder: Path, credentials: Credentials) -> None:
         self._fd = fd
         self._folder = folder
         self._claim: int | None = None
@@ -74,7 +86,12 @@ class Door:
     def of(cls, environ: Mapping[str, str], credentials: Credentials) -> Door | None:
         """Return that of this process; None where no launcher lets ranks come later."""
         folder, fd = environ.get("MANYHANDS_ELASTIC"), environ.get("MANYHANDS_RENDEZVOUS_FD")
-        return cls(int(fd), Path(folder), credentials) if folder and fd else None
+        return cls(int(fd) if fd else None, Path(folder), credentials) if folder else None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process can let others in."""
+        return self._fd is not None
 
     @property
     def address(self) -> Address:
@@ -85,6 +102,7 @@ class Door:
 
     def listen(self) -> socket.socket:
         """Return the socket, as one of the caller's own."""
+        assert self._fd is not None
         return close_after_fork(socket.socket(fileno=os.dup(self._fd)))
 
     def roll(self) -> Roll:
@@ -155,11 +173,18 @@ class Lobby:
         """Call ``knocked`` when a newcomer has come, until the door is opened or closed; whoever comes is sent away, and comes again."""
 
         def accept(sock: ProvenSocket, hello: bytes) -> None:
-            sock.close()
             if hello.startswith(NEWCOMER_HELLO):
+                sock.close()
                 knocked()
+            else:
+                self._turn_away(sock)
 
         self._bell = Listener(self._loop, self._door.listen(), self._door.credentials, accept)
+
+    def _turn_away(self, sock: ProvenSocket) -> None:
+        """Tell a rank that came as if the job began, since its host has been started again, that it comes later."""
+        answer = Verdict(RUNS_ALREADY, "the job runs already: this rank can come in as a new one")
+        self._open.add(_Seat(self, sock, lambda _: answer, lambda *_: None, lambda *_: None).connection)
 
     def _watch_no_more(self) -> None:
         bell, self._bell = self._bell, None
@@ -187,7 +212,7 @@ class Lobby:
                 if hello.startswith(NEWCOMER_HELLO):
                     self._open.add(_Seat(self, sock, admit, hear, lose).connection)
                 else:
-                    sock.close()
+                    self._turn_away(sock)
 
             self._listener = Listener(self._loop, self._door.listen(), self._door.credentials, accept)
 

@@ -10,6 +10,7 @@ from manyhands.common.checks import UNREADABLE
 
 __all__ = [
     "ANOTHER_CALL",
+    "RUNS_ALREADY",
     "Agree",
     "Agreed",
     "Agreement",
@@ -45,6 +46,8 @@ __all__ = [
     "ranks_in",
 ]
 
+RUNS_ALREADY = "running"
+"""The kind of the verdict on a rank that has come too late for the beginning."""
 ANOTHER_CALL = "another call"
 """What stands in the text of a mismatch where its reporter cannot tell what its peer did; the store puts the peer's own words there."""
 MAX_CARD_BYTES = 65536
@@ -192,12 +195,13 @@ class Disbanded(msgspec.Struct, frozen=True, tag=True):
 class Shrink(msgspec.Struct, frozen=True, tag=True):
     """A rank of a job that has failed asks to go on with those that are left; if it is the first of them, it listens for them there.
 
-    It waits for ``patience_s`` at most for newcomers.
+    It waits for ``patience_s`` at most for newcomers, and ``has_door`` tells whether it could let them in.
     """
 
     host: str
     port: int
     patience_s: float = 0.0
+    has_door: bool = False
 
 
 class Agree(msgspec.Struct, frozen=True, tag=True):

@@ -156,8 +156,8 @@ class Reserve:
         return set(range(self._world_size)) == self._members.keys() | self._ended | {self._store}
 
     def _begin_without_some(self) -> None:
-        """Begin although not all have come; but where there is a door, all find each other there."""
-        if self._lobby is None or self._all_are_here():
+        """Begin although not all have come; but where there is a door, and one host has all ranks, they find each other there."""
+        if self._lobby is None or self._lobby.roll().hosts > 1 or self._all_are_here():
             self._begin()
         elif self._membership is None:
             self.close()

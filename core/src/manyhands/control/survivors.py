@@ -20,6 +20,8 @@ from manyhands.control.verdicts import show_ranks
 
 __all__ = ["Left", "Survivors"]
 
+_FAR_S = 1.0
+"""How long to wait for newcomers where they may be of other hosts."""
 _LOOK_S = 0.01
 """How often to look how many newcomers the launcher has started."""
 
@@ -157,6 +159,7 @@ class Survivors:
             self._go_on_with_newcomers(ranks, left, self._lobby)
 
     def _go_on(self, ranks: list[int]) -> None:
+        ranks = sorted(ranks, key=lambda rank: not self._asking[rank].has_door)  # the first has the store, which lets others in
         first = self._asking[ranks[0]]
         self._tell_shrunk(Shrunk(ranks, first.host, first.port))
 
@@ -180,7 +183,10 @@ class Survivors:
         roll = lobby.roll()
         waiting = sorted(rank for rank in self._waiting if rank in self._asking)
         wanted = min(roll.running - left.departed, roll.most)
-        if len(ranks) + len(waiting) < wanted and self._waited_s < min(self._asking[rank].patience_s for rank in left.ranks):
+        patience_s = min(self._asking[rank].patience_s for rank in left.ranks)
+        if roll.hosts > 1:  # who is started elsewhere is not known here, and who comes later is let in then
+            wanted, patience_s = roll.most - left.departed, min(patience_s, _FAR_S)
+        if len(ranks) + len(waiting) < wanted and self._waited_s < patience_s:
             if not self._is_looking:
                 self._is_looking = True
                 self._call_later(_LOOK_S, self._look_again)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from manyhands.control.protocol import Verdict
+from manyhands.control.protocol import RUNS_ALREADY, Verdict
 from manyhands.errors import (
     AbortedError,
     AuthenticationError,
@@ -21,10 +21,15 @@ from manyhands.errors import (
     RendezvousError,
 )
 
-__all__ = ["KINDS", "differ_in_length", "error_from", "show_ranks"]
+__all__ = ["KINDS", "RunsAlreadyError", "differ_in_length", "error_from", "show_ranks"]
 
 _GATHERING = re.compile(r"((?:all_)?gather\(\w+\[)\d+([^()=]*(?:root=\d+)?)\)")
 """A gathering without counts, in words: the length of axis 0 stands between the groups."""
+
+
+class RunsAlreadyError(RendezvousError):
+    """The job that a rank came to begin runs already."""
+
 
 KINDS: dict[str, type[ManyHandsError]] = {
     "aborted": AbortedError,
@@ -39,6 +44,7 @@ KINDS: dict[str, type[ManyHandsError]] = {
     "protocol": ProtocolError,
     "rendezvous": RendezvousError,
     "failed": CommError,
+    RUNS_ALREADY: RunsAlreadyError,
 }
 """The error that each kind of report and verdict becomes."""
 

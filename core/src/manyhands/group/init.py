@@ -19,6 +19,7 @@ from manyhands.control.credentials import Credentials
 from manyhands.control.environment import LaunchEnvironment, discover, parse_address, why_not_alone
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
+from manyhands.control.verdicts import RunsAlreadyError
 from manyhands.errors import (
     ConfigError,
     InvalidRankError,
@@ -28,7 +29,7 @@ from manyhands.errors import (
 from manyhands.group.forming import Formed, Setup, among_processes, among_threads, come_alone, finish
 from manyhands.group.group import Group
 from manyhands.group.shrinking import come_later
-from manyhands.job.job import Job
+from manyhands.job.job import AS_LONG_AS_IT_TAKES_S, Job
 from manyhands.job.meeting import Meeting
 from manyhands.job.threads import current_thread_rank
 from manyhands.launch.error_file import install as install_error_file
@@ -103,7 +104,14 @@ def init(
     if door is not None and "MANYHANDS_NEWCOMER" in os.environ:
         group = Group(*_come_later(setup, door))
     else:
-        group = Group(*finish(_among_processes(rank, world_size, setup, door, deadline), setup, selector, deadline))
+        try:
+            job = _among_processes(rank, world_size, setup, door, deadline)
+        except RunsAlreadyError:
+            if door is None:
+                raise
+            group = Group(*_come_later(setup, door))
+        else:
+            group = Group(*finish(job, setup, selector, deadline))
     if door is not None:
         door.enter(os.environ.get("RANK", ""))
         if group.world_size == 1:  # no failure will come that lets others in
@@ -139,9 +147,12 @@ def _come_later(setup: Setup, door: Door) -> Formed:
         None,
         _liveness(settings),
         local_rank=launch.local_rank,
-        door=door,
+        door=door if door.is_here else None,
     )
-    return come_later(meeting, door.roll().most, setup, settings.rendezvous_timeout_s)
+    roll = door.roll()
+    # Its launcher ends a rank that waits in vain, as far as that knows all others.
+    patience_s = AS_LONG_AS_IT_TAKES_S if roll.hosts == 1 else settings.rendezvous_timeout_s
+    return come_later(meeting, roll.most, setup, settings.rendezvous_timeout_s, patience_s)
 
 
 def _among_processes(rank: int | None, world_size: int | None, setup: Setup, door: Door | None, deadline: Deadline) -> Job:
@@ -171,7 +182,7 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
         _credentials(resolved),
         int(inherited) if inherited is not None else None,
         _liveness(resolved.settings),
-        door=door,
+        door=door if door is not None and door.is_here else None,
     )
     return come_alone(setup, deadline, None, meeting) if world_size == 1 else among_processes(meeting, setup, deadline)
 

@@ -15,7 +15,7 @@ from manyhands.control.network import Address
 from manyhands.control.protocol import Shrunk
 from manyhands.errors import CommError, RendezvousError, UnsupportedError
 from manyhands.group.forming import Formed, Setup, among_processes, come_alone, finish
-from manyhands.job.job import AS_LONG_AS_IT_TAKES_S, Job
+from manyhands.job.job import Job
 from manyhands.job.meeting import Meeting, guarded_bind
 
 __all__ = ["check_possible", "come_later", "shrink"]
@@ -41,8 +41,8 @@ def check_possible(job: Job) -> None:
         )
 
 
-def come_later(meeting: Meeting, most: int, setup: Setup, timeout_s: float) -> Formed:
-    """Come into a job that runs already: wait, as long as it takes, until it lets new ranks in, and meet the others in their next job.
+def come_later(meeting: Meeting, most: int, setup: Setup, timeout_s: float, patience_s: float) -> Formed:
+    """Come into a job that runs already: wait until it lets new ranks in, and meet the others in their next job.
 
     Parameters
     ----------
@@ -54,16 +54,19 @@ def come_later(meeting: Meeting, most: int, setup: Setup, timeout_s: float) -> F
         What this rank was told about the job.
     timeout_s
         How long the meeting may last, once it begins.
+    patience_s
+        How long to wait until then.
 
     Raises
     ------
     RendezvousError
-        This rank does not fit the others. Other errors of its own pass through as well.
+        This rank does not fit the others, or they did not let it in. Other errors of its own pass through as well.
     """
+    deadline = Deadline(patience_s)
     while True:
-        old = Job.at_the_door(meeting, most)
+        old = Job.at_the_door(meeting, most, deadline)
         try:
-            return shrink(old, setup, Deadline(AS_LONG_AS_IT_TAKES_S), timeout_s)
+            return shrink(old, setup, deadline, timeout_s)
         except CommError:
             if not old.control.cut:  # else it was not taken this time, or whoever had let it in has died
                 raise
@@ -148,7 +151,9 @@ class _Shrinking(msgspec.Struct, frozen=True):
                     failure = error
 
     def ask(self, address: Address) -> Shrunk:
-        shrunk = self.old.control.shrink(address, self.deadline)
+        meeting = self.old.meeting
+        has_door = meeting is not None and meeting.door is not None
+        shrunk = self.old.control.shrink(address, self.deadline, has_door=has_door)
         if shrunk.you >= 0:
             self.old.rank = self.old.control.rank = shrunk.you
         return shrunk

@@ -182,8 +182,8 @@ class Job:
         return job
 
     @classmethod
-    def at_the_door(cls, meeting: Meeting, most: int) -> Job:
-        """Come to a job of at most so many ranks that runs already, and wait at the door until it lets this rank in, as long as that takes.
+    def at_the_door(cls, meeting: Meeting, most: int, deadline: Deadline) -> Job:
+        """Come to a job of at most so many ranks that runs already, and wait at the door until it lets this rank in.
 
         What is returned stands for the job that the others leave, from which `shrink` leads to their next one.
         """
@@ -191,7 +191,6 @@ class Job:
         job.meeting, job._local_rank, job._liveness, job.closed = meeting, meeting.local_rank, meeting.liveness, True
         try:
             join = make_join(-1, most, meeting.backend, meeting.choices)
-            deadline = Deadline(AS_LONG_AS_IT_TAKES_S)
             job.control = SocketControl(
                 job.loop, join, meeting.address, meeting.credentials, deadline, meeting.liveness, hello=NEWCOMER_HELLO
             )

@@ -70,7 +70,7 @@ class Standby:
         self._threads: list[Thread] = []
         self._reserve: Reserve | None = None
         control.on_prepare(self._prepare)
-        if door is not None:
+        if door is not None and door.roll().hosts == 1:  # whose launcher knows who lives
             control.on_orphaned(lambda: self._begin(self._regroup))
 
     def end(self) -> None:

@@ -87,6 +87,11 @@ class Launch:
         """The ranks of this host."""
         return range(self.node_rank * self.ranks, (self.node_rank + 1) * self.ranks)
 
+    @property
+    def spares(self) -> int:
+        """How many ranks are started beside those that begin."""
+        return max(0, self.most - self.world_size)
+
     def validate(self, environ: Mapping[str, str]) -> None:
         """Check all that can be known before a process is started.
 
@@ -128,16 +133,16 @@ class Launch:
 
     def _validate_elastic(self) -> None:
         fewest = 1 if self.min_ranks is None else self.min_ranks
-        if self.nodes > 1:
+        if self.nodes > 1 and self.most > self.world_size:
             raise UsageError(
-                f"--nnodes {self.nodes}: --max-restarts, --min-ranks and --max-ranks are for one host; on several give --keep-going, and the job "
-                "goes on with the ranks that are left"
+                f"--nnodes {self.nodes} with --max-ranks {self.most}: spares are for one host; leave --max-ranks out"
             )
         if (self.max_restarts or 0) < 0:
             raise UsageError(f"--max-restarts {self.max_restarts}: give 0 or more")
-        if not 1 <= fewest <= self.ranks <= self.most:
+        if not 1 <= fewest <= self.world_size <= self.most:
+            ranks = f"-n {self.ranks}" + (f" on {self.nodes} hosts" if self.nodes > 1 else "")
             raise InvalidWorldSizeError(
-                f"--min-ranks {fewest}, -n {self.ranks} and --max-ranks {self.most}: each must be at least the one before, and the first at least 1"
+                f"--min-ranks {fewest}, {ranks} and --max-ranks {self.most}: each must be at least the one before, and the first at least 1"
             )
 
     def command(self) -> list[str]:

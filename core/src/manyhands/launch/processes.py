@@ -156,8 +156,8 @@ class _Launcher:
         """Start all ranks, and the spares of an elastic job."""
         job = self._job
         self._meeting, self._environ = meeting, environ
-        self._enroll(job.most)
-        for local_rank in range(job.most if job.is_elastic else job.ranks):
+        self._enroll(job.ranks + job.spares)
+        for local_rank in range(job.ranks + job.spares):
             try:
                 self._begin(local_rank, is_newcomer=local_rank >= job.ranks)
             except OSError as error:
@@ -334,12 +334,20 @@ class _Launcher:
                 child.exited_at = time.time()
                 self._forget(child)
                 ended.append(child)
+        members: list[_Child] = []
         if ended and self._job.is_elastic:
             self._has_begun()
+            members = [child for child in ended if self._may_be_member(child)]
             for child in ended:
                 self._mark(child.rank).unlink(missing_ok=True)
         for child in ended:
-            if child.process.returncode != 0 and not child.signalled and not self._to_send and not self._survives(child):
+            was_member = child in members
+            if (
+                child.process.returncode != 0
+                and not child.signalled
+                and not self._to_send
+                and not self._survives(child, was_member=was_member)
+            ):
                 now = time.monotonic()
                 self._to_send.extend([(now + _GRACE_S, signal.SIGTERM), (now + _GRACE_S + _END_S, signal.SIGKILL)])
         if ended and self._job.is_elastic:
@@ -348,14 +356,17 @@ class _Launcher:
             self._reap()  # who starts a rank may hear of others that have ended
         self._tell_of_the_stopped()
 
-    def _survives(self, failed: _Child) -> bool:
-        """Tell whether the others go on without a rank that has failed; start another one in its place, where that is to be."""
+    def _survives(self, failed: _Child, *, was_member: bool) -> bool:
+        """Tell whether the others go on without a rank that has failed; start another one in its place, where that is to be.
+
+        Where the job has several hosts, one that never came in is not replaced: it may be that the others have ended.
+        """
         if not self._job.is_elastic:
             return self._job.keep_going
-        if not self._has_begun() or not any(map(self._may_be_member, self._running())):
+        if not self._has_begun() or not self._has_members():
             return False
         is_ending = any(child.process.returncode == 0 for child in self._children)
-        if self._restarts and not is_ending:
+        if self._restarts and not is_ending and (self._job.nodes == 1 or was_member):
             self._restarts -= 1
             how = _failure(failed).how
             count = (self._job.max_restarts or 0) - self._restarts
@@ -363,7 +374,7 @@ class _Launcher:
                 f"manyhands run: rank {failed.rank} failed ({how}), and another one comes in its place: restart {count} of {self._job.max_restarts}\n"
             )
             try:
-                self._begin(failed.rank, is_newcomer=True)
+                self._begin(failed.rank - self._job.local_ranks[0], is_newcomer=True)
             except OSError as error:
                 self._say(f"manyhands run: it could not be started: {error}\n")
         return True
@@ -377,7 +388,7 @@ class _Launcher:
             from manyhands.control.lobby import Roll  # other jobs need none of it
 
             with contextlib.suppress(OSError):  # a full disk is no reason to end the job: the ranks wait a while for nothing
-                Roll(running, job.min_ranks or 1, job.most).write(self._guard.folder)
+                Roll(running, job.min_ranks or 1, job.most, job.nodes).write(self._guard.folder)
 
     def _mark(self, rank: int) -> Path:
         return self._guard.folder / f"member-{rank}"
@@ -391,10 +402,14 @@ class _Launcher:
         """Tell whether a rank is in a job that has begun, or about to say so."""
         return not child.is_newcomer or self._mark(child.rank).exists()
 
+    def _has_members(self) -> bool:
+        """Tell whether ranks live who could let others in; those of other hosts are not known here."""
+        return self._job.nodes > 1 or any(map(self._may_be_member, self._running()))
+
     def _end_the_needless(self) -> None:
         """End those that wait for others to let them in, where nobody is left who could."""
         running = self._running()
-        if self._has_begun() and not self._to_send and not any(map(self._may_be_member, running)):
+        if self._has_begun() and not self._to_send and not self._has_members():
             for child in running:
                 child.needless = True
             if running:

@@ -1,0 +1,99 @@
+"""`manyhands run --nnodes --max-restarts`: each host's launcher replaces its own ranks, and a host that has died is taken in again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_elastic_launch import TRAINING, generations
+from worlds import free_port
+
+DYING = """
+said = set()
+def say(words):
+    if words not in said:
+        said.add(words)
+        print(words, flush=True)
+
+def at_step(group, generation, state):
+    is_old = "MANYHANDS_NEWCOMER" not in os.environ
+    newcomers = group.all_reduce(np.array(float(not is_old)))
+    is_full = group.world_size == 4
+    if is_old and is_full and rank == "1" and state["step"] == 10 and newcomers == 0:
+        os.kill(os.getpid(), 9)
+    if is_old and is_full and rank == "2" and state["step"] == 20 and newcomers == 1:
+        os.kill(os.getpid(), 9)
+    if state["step"] == 39:
+        if newcomers == 2 and is_full:
+            say("two deaths")
+        if group.world_size == 2:
+            say("a host has gone")
+            open("gone", "w").close()
+        if not is_full or group.all_reduce(np.array(float(os.path.exists("gone")))) < 4:
+            state["step"] -= 1  # until all that is to happen has happened
+"""
+Start = Callable[[int], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start one of two hosts, whose ranks die as `DYING` says, on loopback."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING + DYING + "train()", encoding="utf-8")
+    address = f"127.0.0.1:{free_port()}"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
+    jobs: list[Any] = []
+
+    def start(node_rank: int) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "manyhands",
+            "run",
+            "-n",
+            "2",
+            "--backend",
+            "tcp",
+            "--nnodes",
+            "2",
+            "--max-restarts",
+            "1",
+        ]
+        command += ["--node-rank", str(node_rank), "--rendezvous", address, str(script)]
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        jobs.append(subprocess.Popen(command, cwd=tmp_path, env=clean | {"MANYHANDS_SECRET": "of the test"}, **pipes))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+        job.communicate()
+
+
+def until(job: subprocess.Popen[str], words: str) -> str:
+    """Read what a launcher says until it has said some words."""
+    assert job.stdout is not None
+    said = ""
+    for line in job.stdout:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(said)
+
+
+def test_ranks_of_each_host_are_replaced_and_so_is_a_host(start: Start) -> None:
+    first, second = start(0), start(1)
+    said = until(first, "two deaths")
+    second.kill()
+    said += until(first, "a host has gone")
+    again = start(1)
+    outputs = [said + first.communicate(timeout=40)[0], again.communicate(timeout=40)[0]]
+    assert [first.returncode, again.returncode] == [0, 0], outputs
+    told = generations("".join(outputs))
+    assert [fact["size"] for fact in told[max(told)]] == [4] * 4
+    assert "rank 1 failed (killed by SIGKILL), and another one comes in its place: restart 1 of 1" in outputs[0]
