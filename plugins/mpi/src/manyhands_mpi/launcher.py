@@ -65,6 +65,8 @@ def _environ(request: LaunchRequest, mpiexec: tuple[str, ...], family: Family) -
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             environ["MANYHANDS_RENDEZVOUS"] = f"127.0.0.1:{free.getsockname()[1]}"
+    elif address := os.environ.get("MANYHANDS_RENDEZVOUS"):  # the user's: not every MPI tells on which host rank 0 is
+        environ["MANYHANDS_RENDEZVOUS"] = address
     return environ
 
 
