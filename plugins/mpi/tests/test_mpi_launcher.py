@@ -78,6 +78,13 @@ def test_without_prefix_the_output_is_what_mpiexec_makes_of_it(tmp_path, mpiexec
     assert capfd.readouterr().out == "plain\n"
 
 
+def test_on_several_hosts_the_users_place_to_meet_is_passed_on(tmp_path, mpiexec, capfd, monkeypatch):
+    monkeypatch.setenv("MANYHANDS_RENDEZVOUS", "node1:29500")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert launch(request(tmp_path, "print(os.environ['MANYHANDS_RENDEZVOUS'])", 1, prefix=False)) == 0
+    assert capfd.readouterr().out == "node1:29500\n"
+
+
 def test_ranks_get_the_chosen_configuration_a_secret_and_a_place_to_meet(tmp_path, mpiexec, capfd, monkeypatch):
     monkeypatch.setenv("RANK", "7")
     monkeypatch.setenv("MANYHANDS_RENDEZVOUS", "elsewhere:1")
