@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-faults | test-elastic | test-fuzz | soak | test-peers | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-all | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
@@ -12,7 +12,7 @@ GPU_VENV := .venv-gpu$(GPU_SUFFIX)
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-faults test-elastic test-fuzz soak test-peers test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
+.PHONY: help demo test test-all test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
@@ -21,8 +21,9 @@ help:
 	@echo "make test-faults    run a campaign of 1,000 faults on real processes (twenty minutes), and of 100 of the network (ten); FAULTS_ARGS='--cases 50'"
 	@echo "make test-elastic   train while a rank is killed every few steps, 2,000 times (ten minutes); ELASTIC_ARGS='--kills 100'"
 	@echo "make test-fuzz      give every reader of bytes what nobody wrote, in an environment of its own with atheris (ten minutes); FUZZ_ARGS='--runs 10000000 --minutes 200'"
-	@echo "make soak           use groups for an hour: memory, descriptors and threads must stay as they are; SOAK_ARGS='--minutes 5'"
+	@echo "make soak           use groups for an hour, while ranks die and others come: memory, descriptors and threads must stay as they are; SOAK_ARGS='--minutes 5'"
 	@echo "make test-peers     run the tests that need a real MPI (Open MPI, then MPICH), torch (its own suite included), UCX and, where there is one, UCC, in environments of their own"
+	@echo "make test-peers-faults  measure what torch with Gloo, Open MPI, MPICH and manyhands do when something goes wrong (twenty minutes)"
 	@echo "make test-native    run the tests of the compiled executor under sanitizers, and those of calls without it"
 	@echo "make test-gpu       run the tests that need a GPU, in an environment of their own with CuPy and NCCL; CUDA=13 for CUDA 13"
 	@echo "make test-install   install each distribution in clean environments, with each Python that is here, and test it there (twenty minutes)"
@@ -63,6 +64,11 @@ test-peers:
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
 	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/torch/tests plugins/ucc/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
 	.venv-peers-mpich/bin/python -m pytest -m peers -k mpi conformance/tests plugins/mpi/tests $(PYTEST_ARGS)
+
+test-peers-faults: venv-dev
+	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
+	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
+	$(BIN)/python tests/campaign_peers.py $(PEERS_ARGS)
 
 test-native: venv-dev
 	$(BIN)/python tools/test_native.py $(NATIVE_ARGS)

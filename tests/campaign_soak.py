@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from campaign_faults import BACKENDS, STEP, LaunchedRanks, config_of, nursery_of
-from fault_tools import Nursery
+from campaign_faults import BACKENDS, STEP, config_of, nursery_of
+from fault_tools import LaunchedRanks, Nursery
 
 __all__ = ["growth", "soak"]
 

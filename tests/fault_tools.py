@@ -7,6 +7,8 @@ import json
 import os
 import select
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +18,7 @@ from typing import Any
 from preloaded import OF_RANKS, ended, preloaded
 from worlds import free_port
 
-__all__ = ["TELLING_JOINS", "Nursery", "Ranks"]
+__all__ = ["TELLING_JOINS", "LaunchedRanks", "Nursery", "Ranks"]
 
 SECRET = "the secret of the tests"
 _PATIENCE_S = 30.0
@@ -246,3 +248,73 @@ class Ranks:
             return
         *lines, self._partial = (self._partial + os.read(self._told, 1 << 16)).split(b"\n")
         self.facts.extend(json.loads(line) for line in lines)
+
+
+class LaunchedRanks(Ranks):
+    """The processes of one job that `manyhands run` starts.
+
+    Attributes
+    ----------
+    options
+        Of `manyhands run`.
+    before
+        What stands in front of its command.
+    """
+
+    options: Sequence[str] = ()
+    before: Sequence[str] = ()
+    _before = ""
+
+    def start(self, *_which: int, **_variables: str | None) -> Ranks:
+        """Start the job."""
+        program = self._name.with_suffix(".py")
+        program.write_text(self._before + self._program, encoding="utf-8")
+        words = [
+            *self.before,
+            sys.executable,
+            "-m",
+            "manyhands",
+            "run",
+            *self.options,
+            "-n",
+            str(self.world_size),
+            str(program),
+        ]
+        foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_")
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(foreign) or name == "MANYHANDS_NATIVE"
+        }
+        mine = {
+            name: value
+            for name, value in self._variables.items()
+            if value is not None
+            and (
+                name in {"CASE", "TELL", "GO", "TMPDIR", "HOSTS"}
+                or name.startswith(("MANYHANDS_BACKENDS__", "MANYHANDS_RENDEZVOUS"))
+            )
+        }
+        with self._name.with_suffix(".out").open("wb") as output:
+            self._job = subprocess.Popen(words, env=clean | mine, stdout=output, stderr=output, start_new_session=True)
+        self.launcher = self._job.pid
+        return self
+
+    def wait(self, which: Sequence[int] | None = None, timeout_s: float = 40.0) -> dict[int, int]:
+        """Wait until the job has ended."""
+        limit = time.monotonic() + timeout_s
+        while self._job.poll() is None:
+            self.read(0.1)
+            assert time.monotonic() < limit, f"the job does not end; told: {self.facts}; output: {self.output()}"
+        self.read(0)
+        self.codes = dict.fromkeys(range(self.world_size), self._job.returncode)
+        return self.codes
+
+    def output(self, rank: int | None = None) -> str:
+        """Return what the job wrote."""
+        return self._name.with_suffix(".out").read_text(errors="replace") if rank in (None, 0) else ""
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        if self._job.poll() is None:
+            os.killpg(self._job.pid, signal.SIGKILL)
+            self._job.wait()
+        os.close(self._told)
