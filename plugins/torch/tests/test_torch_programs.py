@@ -69,6 +69,42 @@ def test_torchrun_starts_a_program():
     assert (done.returncode, done.stdout.count("all right")) == (0, 2), done.stderr
 
 
+@pytest.mark.long
+def test_torchrun_starts_all_ranks_of_an_elastic_program_again(tmp_path):
+    program = """
+import os
+import numpy as np
+import manyhands as mh
+
+@mh.elastic(state=lambda: {"step": 0}, timeout_s=20)
+def train(group, generation, state):
+    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if not is_first:
+        print(f"again: generation {generation} step {state['step']} of {group.world_size}")
+    while state["step"] < 20:
+        if is_first and os.environ["RANK"] == "1" and state["step"] == 10:
+            os.kill(os.getpid(), 9)
+        group.barrier()
+        state["step"] += 1
+        state.commit()
+
+train()
+"""
+    (tmp_path / "train.py").write_text(program)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+        tmp_path / "train.py",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=55)
+    assert (done.returncode, done.stdout.count("again: generation 0 step 0 of 2")) == (0, 2), done.stderr
+
+
 def test_devices_may_have_several_backends():
     torch = pytest.importorskip("torch")
     if torch.__version__ < (2, 14):

@@ -74,7 +74,7 @@ def run(
     well that did not fail first, the exit code is 0, and the last lines say which ranks were lost.
 
     With --max-restarts, --min-ranks or --max-ranks the others go on as well, and ranks that fail are replaced: new ones come into the job when the
-    others call Group.shrink(), as manyhands.elastic does. They are on this host.
+    others call Group.shrink(), as manyhands.elastic does. On several hosts, each launcher replaces those of its own.
 
     With --backend simulated the ranks live in one process, on a clock of their own: MANYHANDS_BACKENDS__SIMULATED__SEED, ..__NETWORK,
     ..__FAULTS and ..__TRACE, or the table [backends.simulated] of the configuration, say how.

@@ -32,9 +32,10 @@ from manyhands.control.protocol import (
 )
 from manyhands.control.proven import ProvenSocket
 
-__all__ = ["NEWCOMER_HELLO", "Door", "Lobby", "Roll"]
+__all__ = ["NEWCOMER_HELLO", "ORPHAN_HELLO", "Door", "Lobby", "Roll"]
 
-NEWCOMER_HELLO = b"newcomer"
+NEWCOMER_HELLO, ORPHAN_HELLO = b"newcomer", b"orphan"
+"""How those begin who come into a job that runs, and those who have lost its store and the successor."""
 
 
 class Roll(msgspec.Struct, frozen=True):
@@ -177,12 +178,15 @@ class Lobby:
                 sock.close()
                 knocked()
             else:
-                self._turn_away(sock)
+                self._turn_away(sock, hello)
 
         self._bell = Listener(self._loop, self._door.listen(), self._door.credentials, accept)
 
-    def _turn_away(self, sock: ProvenSocket) -> None:
+    def _turn_away(self, sock: ProvenSocket, hello: bytes) -> None:
         """Tell a rank that came as if the job began, since its host has been started again, that it comes later."""
+        if hello.startswith(ORPHAN_HELLO):  # its own job has gone on without it, or is about to
+            sock.close()
+            return
         answer = Verdict(RUNS_ALREADY, "the job runs already: this rank can come in as a new one")
         self._open.add(_Seat(self, sock, lambda _: answer, lambda *_: None, lambda *_: None).connection)
 
@@ -212,7 +216,7 @@ class Lobby:
                 if hello.startswith(NEWCOMER_HELLO):
                     self._open.add(_Seat(self, sock, admit, hear, lose).connection)
                 else:
-                    self._turn_away(sock)
+                    self._turn_away(sock, hello)
 
             self._listener = Listener(self._loop, self._door.listen(), self._door.credentials, accept)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from manyhands.control.credentials import Credentials
 from manyhands.control.liveness import Liveness
-from manyhands.control.lobby import Door
+from manyhands.control.lobby import ORPHAN_HELLO, Door
 from manyhands.control.loop import Loop
 from manyhands.control.protocol import Verdict, decode_from_rank
 from manyhands.control.proven import ProvenSocket
@@ -24,7 +24,7 @@ _REGROUP_S = 5.0
 
 def regrouping_hello(job: Credentials) -> bytes:
     """Return what a rank of a job says at the door, which newcomers and the ranks of no other job say."""
-    return b"orphan" + job.of_job(b"regrouping").secret
+    return ORPHAN_HELLO + job.of_job(b"regrouping").secret
 
 
 class Regrouping(Reserve):
