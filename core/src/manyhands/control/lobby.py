@@ -6,7 +6,6 @@ in once a rank asks to go on, until it has told all who goes on. As all ranks ho
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -123,6 +122,8 @@ class Door:
 
     def claim(self, rank: int) -> int:
         """Be the one rank that waits here for others that are left, if none is; return which one is."""
+        import fcntl  # not on every system
+
         if self._claim is not None:
             return rank
         fd = os.open(self._folder / "keeper", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
