@@ -224,7 +224,7 @@ def dial_patiently(
         time.sleep(min(pause, deadline.remaining()))
         pause = min(pause * 1.5, 0.25)
     raise RendezvousError(
-        f"rank {rank} could not reach rank 0 at {show_address(address)} within {deadline.timeout_s:g} s ({failure}): is rank 0 running, "
+        f"{f'rank {rank}' if rank >= 0 else 'a new rank'} could not reach rank 0 at {show_address(address)} within {deadline.timeout_s:g} s ({failure}): is rank 0 running, "
         "and is that its address and port?",
         rank=rank,
         peer=0,
