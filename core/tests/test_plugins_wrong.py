@@ -217,7 +217,7 @@ def manyhands_register_backends():
 @pytest.fixture
 def world(plugins: PluginFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Make ranks that are threads, and that meet as processes do, of which some backends are installed: tcp, and a wrong one."""
-    monkeypatch.setattr("manyhands.job.job._FACTORY_GRACE_S", 0.3)
+    monkeypatch.setattr("manyhands.job.bootstrap._FACTORY_GRACE_S", 0.3)
 
     def run(factory: str, backend: str, timeout_s: float = 20) -> tuple[list[Any], Any]:
         module = plugins("wrong", WORLD.format(factory=factory))
