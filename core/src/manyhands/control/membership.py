@@ -243,7 +243,7 @@ class Membership:
             case Shrink():
                 self._shrink(rank, message)
             case GiveUp():
-                self._wishes.give_up(message)
+                self._wishes.give_up(rank, message)
             case Standby(host, port):
                 self._successor = Successor(rank, host, port)
                 if self.verdict is not None:

@@ -235,12 +235,14 @@ class Survivors:
 
     # To wait no longer
 
-    def give_up(self, message: GiveUp) -> None:
+    def give_up(self, rank: int, message: GiveUp) -> None:
         """Take in that a rank has waited for so long: name to all that wait, alike, who has not come; they may ask again."""
         vote = self._votes.get(message.agreement)
         came: Collection[int] = self._asking if not message.agreement else () if vote is None else vote.flags
+        if rank not in came:  # it has been told meanwhile, and others may have asked again
+            return
         missing = [rank for rank in self._left().ranks if rank not in came and (vote is None or rank in vote.members)]
-        if not came or not missing:  # they have just come
+        if not missing:  # they have just come
             return
         if vote is None:
             text = (
