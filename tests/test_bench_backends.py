@@ -54,7 +54,7 @@ calls = 0
 
 @hookimpl
 def manyhands_register_backends():
-    names = ("twin", "wrong", "tiring", "failing", "dying", "stuck")
+    names = ("twin", "wrong", "tiring", "failing", "dying", "early", "stuck")
     return [dataclasses.replace(SPEC, name=name, auto_priority=None, install="pip install luck") for name in names] + [
         dataclasses.replace(SPEC, name="absent", auto_priority=None, probe=lambda: "it is not here", install="pip install it")]
 
@@ -76,12 +76,19 @@ def dying(backend, source, target, root, deadline, on_stall):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
 
+def before():
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)  # and the call that begins then fails
+
 def stuck(backend, source, target, root, deadline, on_stall):
     time.sleep(60)
 
 @hookimpl
 def manyhands_collective(request):
     if request.collective.value == "all_reduce" and (request.backend in ("wrong", "tiring") or request.nbytes == 1024):
+        if request.backend == "early":
+            before()
         return globals().get(request.backend)
     return None
 """
@@ -220,6 +227,7 @@ def test_a_result_that_is_wrong_only_after_many_calls_is_found_as_well(bench: Be
     [
         ("failing", "enough is enough"),
         ("dying", "its ranks ended"),
+        ("early", "its ranks ended"),
         pytest.param("stuck", "its ranks ended", marks=pytest.mark.long),
     ],
 )

@@ -80,6 +80,9 @@ def measure(plan: Plan, kind: type[Bench] | None = None) -> None:
         try:
             bench.open(base, settings.rendezvous_timeout_s, _executor(settings.native))
             bench.run()
+        except BaseException:
+            scribe.has_ended = True
+            raise
         finally:
             bench.close()
 
@@ -103,6 +106,8 @@ class Scribe:
         self._plan = plan
         self._writes = rank == 0
         self._stream = self._state = -1
+        self.has_ended = False
+        """Whether measuring has failed: then it stays written down which backend had its turn, although others are closed yet."""
 
     def __enter__(self) -> Self:
         if self._writes:
@@ -124,7 +129,7 @@ class Scribe:
 
     def begins(self, backend: str) -> None:
         """Write down which backend has its turn: whose fault it is if nothing more is heard. Wakes nobody."""
-        if self._writes:
+        if self._writes and not self.has_ended:
             os.pwrite(self._state, backend.encode().ljust(_STATE_BYTES), 0)
 
 
