@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
-	@echo "make test           run the tests, but those that take long by nature: less than five minutes on two cores"
+	@echo "make test           run the tests, but those that take long by nature: five to nine minutes on two cores"
 	@echo "make test-all       run all tests"
 	@echo "make test-faults    run a campaign of 1,000 faults on real processes (twenty minutes), and of 100 of the network (ten); FAULTS_ARGS='--cases 50'"
 	@echo "make test-elastic   train while a rank is killed every few steps, 2,000 times (ten minutes); ELASTIC_ARGS='--kills 100'"

@@ -459,7 +459,8 @@ def two_helpers(group: Group) -> None:
 
 @pytest.mark.parametrize("program", [the_helper_sleeps, one_rank_sleeps, two_helpers])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_order_of_threads_that_nothing_fixes_is_found(program):
+def test_an_order_of_threads_that_nothing_fixes_is_found(program, monkeypatch):
+    monkeypatch.setattr(outside, "_COMING_S", 10.0)  # where much is at work, a sleep of 50 ms takes longer than usual
     found = explore(program, 2, range(30))
     assert type(found.error) is mh.CollectiveMismatchError, found
     assert found.run.errors
