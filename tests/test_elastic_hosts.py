@@ -37,19 +37,27 @@ def at_step(group, generation, state):
         if not is_full or group.all_reduce(np.array(float(os.path.exists("gone")))) < 4:
             state["step"] -= 1  # until all that is to happen has happened
 """
-Start = Callable[[int], "subprocess.Popen[str]"]
+DYING_AT_ONCE = """
+import socket
+socket.gethostname = lambda: "host " + os.environ["GROUP_RANK"]  # the store's successor is to be on the other one
+
+def at_step(group, generation, state):
+    if rank in DEAD and state["step"] == 5:
+        os.kill(os.getpid(), 9)
+"""
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start one of two hosts, whose ranks die as `DYING` says, on loopback."""
+    """Start one of two hosts, whose ranks die as a program says, on loopback."""
     script = tmp_path / "train.py"
-    script.write_text(TRAINING + DYING + "train()", encoding="utf-8")
     address = f"127.0.0.1:{free_port()}"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
     jobs: list[Any] = []
 
-    def start(node_rank: int) -> subprocess.Popen[str]:
+    def start(node_rank: int, dying: str = DYING, *options: str) -> subprocess.Popen[str]:
+        script.write_text(TRAINING + dying + "train()", encoding="utf-8")
         command = [
             sys.executable,
             "-m",
@@ -61,8 +69,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             "tcp",
             "--nnodes",
             "2",
-            "--max-restarts",
-            "1",
+            *(options or ("--max-restarts", "1")),
         ]
         command += ["--node-rank", str(node_rank), "--rendezvous", address, str(script)]
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -97,3 +104,12 @@ def test_ranks_of_each_host_are_replaced_and_so_is_a_host(start: Start) -> None:
     told = generations("".join(outputs))
     assert [fact["size"] for fact in told[max(told)]] == [4] * 4
     assert "rank 1 failed (killed by SIGKILL), and another one comes in its place: restart 1 of 1" in outputs[0]
+
+
+@pytest.mark.parametrize("dead", ["0", "01"])
+def test_min_ranks_holds_where_the_store_and_the_door_die_too(start: Start, dead: str) -> None:
+    jobs = [start(host, f"DEAD = {dead!r}" + DYING_AT_ONCE, "--min-ranks", "4") for host in range(2)]
+    outputs = [job.communicate(timeout=40)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [137, 1], outputs
+    assert f"{4 - len(dead)} ranks are left, and the job goes on with 4 or more (--min-ranks): start it anew" in outputs[1]
+    assert set(generations("".join(outputs))) == {0}, outputs

@@ -167,6 +167,11 @@ class Lobby:
         self._seats: dict[int, FrameConnection] = {}
         self._open: set[FrameConnection] = set()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether newcomers can come here; on hosts that have no socket for them, they cannot."""
+        return self._door.is_here
+
     def roll(self) -> Roll:
         """Return what the launcher says now."""
         return self._door.roll()
@@ -181,7 +186,8 @@ class Lobby:
             else:
                 self._turn_away(sock, hello)
 
-        self._bell = Listener(self._loop, self._door.listen(), self._door.credentials, accept)
+        if self._door.is_here:
+            self._bell = Listener(self._loop, self._door.listen(), self._door.credentials, accept)
 
     def _turn_away(self, sock: ProvenSocket, hello: bytes) -> None:
         """Tell a rank that came as if the job began, since its host has been started again, that it comes later."""
@@ -211,7 +217,7 @@ class Lobby:
             Called when it has ended.
         """
         self._watch_no_more()
-        if self._listener is None:
+        if self._listener is None and self._door.is_here:
 
             def accept(sock: ProvenSocket, hello: bytes) -> None:
                 if hello.startswith(NEWCOMER_HELLO):

@@ -283,10 +283,10 @@ class Membership:
             self._appoint()
         self._wishes.check()
 
-    def make_room(self) -> None:
-        """End the job, unless it is ending, so that those that are there go on together with new ranks that have come."""
+    def make_room(self, why: str = "new ranks have come, and there is room for them") -> None:
+        """End the job, unless it is ending, so that those that are there go on together with new ranks."""
         if not self._left:
-            self.fail(Verdict("aborted", "new ranks have come, and there is room for them: shrink() makes a group with them"))
+            self.fail(Verdict("aborted", f"{why}: shrink() makes a group with them"))
 
     def will_not_come(self, rank: int, reason: str) -> None:
         """Take note that a rank has ended, unless it has come: then its connection will say so."""

@@ -118,7 +118,12 @@ class Store:
     def let_more_come(self) -> None:
         """End the job as soon as a new rank comes, so that it is let in, where there may be more ranks than there are; from any thread."""
         membership, lobby = self._membership, self._lobby
-        if lobby is not None and membership.world_size < lobby.roll().most:
+        if lobby is None:
+            return
+        roll = lobby.roll()
+        if membership.world_size < roll.fewest:
+            self._loop.call(lambda: membership.make_room("the job has fewer ranks than --min-ranks, and new ones may come"))
+        elif membership.world_size < roll.most:
             self._loop.call(lambda: lobby.watch(membership.make_room))
 
     def _late(self) -> None:

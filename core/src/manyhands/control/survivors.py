@@ -185,14 +185,15 @@ class Survivors:
         wanted = min(roll.running - left.departed, roll.most)
         patience_s = min(self._asking[rank].patience_s for rank in left.ranks)
         if roll.hosts > 1:  # who is started elsewhere is not known here, and who comes later is let in then
-            wanted, patience_s = roll.most - left.departed, min(patience_s, _FAR_S)
+            wanted, patience_s = roll.most - left.departed, min(patience_s, _FAR_S if lobby.is_here else 0.0)
         if len(ranks) + len(waiting) < wanted and self._waited_s < patience_s:
             if not self._is_looking:
                 self._is_looking = True
                 self._call_later(_LOOK_S, self._look_again)
             return
         ranks += waiting[: max(0, roll.most - len(ranks))]
-        if len(ranks) >= roll.fewest:
+        # Who is at the door has the store of the next job, which waits for newcomers before it counts them.
+        if len(ranks) >= roll.fewest or (not lobby.is_here and any(self._asking[rank].has_door for rank in ranks)):
             self._go_on(ranks)
             return
         text = (

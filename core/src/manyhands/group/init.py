@@ -147,7 +147,7 @@ def _come_later(setup: Setup, door: Door) -> Formed:
         None,
         _liveness(settings),
         local_rank=launch.local_rank,
-        door=door if door.is_here else None,
+        door=door,
     )
     roll = door.roll()
     # Its launcher ends a rank that waits in vain, as far as that knows all others.
@@ -182,7 +182,7 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
         _credentials(resolved),
         int(inherited) if inherited is not None else None,
         _liveness(resolved.settings),
-        door=door if door is not None and door.is_here else None,
+        door=door,
     )
     return come_alone(setup, deadline, None, meeting) if world_size == 1 else among_processes(meeting, setup, deadline)
 

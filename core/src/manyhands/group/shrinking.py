@@ -152,7 +152,7 @@ class _Shrinking(msgspec.Struct, frozen=True):
 
     def ask(self, address: Address) -> Shrunk:
         meeting = self.old.meeting
-        has_door = meeting is not None and meeting.door is not None
+        has_door = meeting is not None and meeting.door is not None and meeting.door.is_here
         shrunk = self.old.control.shrink(address, self.deadline, has_door=has_door)
         if shrunk.you >= 0:
             self.old.rank = self.old.control.rank = shrunk.you
@@ -172,11 +172,16 @@ class _Shrinking(msgspec.Struct, frozen=True):
             job.abort(error)
             raise
         job.let_more_come()
+        door = None if job.meeting is None else job.meeting.door
+        if door is not None and job.world_size < door.roll().fewest:
+            # They were counted by a successor at no door. The store of this job is at it, and ends the job, so that all meet there: so few do not go on.
+            with contextlib.suppress(CommError):
+                job.control.exchange("more ranks", b"", deadline)
         return formed
 
     def meet(self, shrunk: Shrunk, listener: socket.socket | None, deadline: Deadline) -> Job:
         old, ranks, before = self.old, shrunk.ranks, self.old.meeting
-        if before is None or (len(ranks) == 1 and before.door is None):
+        if before is None or (len(ranks) == 1 and not (before.door is not None and before.door.is_here)):
             return come_alone(self.setup, deadline, old.local_rank)
         meeting = Meeting(
             ranks.index(old.rank),
