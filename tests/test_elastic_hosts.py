@@ -45,6 +45,14 @@ def at_step(group, generation, state):
     if rank in DEAD and state["step"] == 5:
         os.kill(os.getpid(), 9)
 """
+LATE = """
+if "MANYHANDS_NEWCOMER" in os.environ:
+    time.sleep(60)
+
+def at_step(group, generation, state):
+    if rank == "3" and state["step"] == 30:
+        os.kill(os.getpid(), 9)
+"""
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -113,3 +121,10 @@ def test_min_ranks_holds_where_the_store_and_the_door_die_too(start: Start, dead
     assert [job.returncode for job in jobs] == [137, 1], outputs
     assert f"{4 - len(dead)} ranks are left, and the job goes on with 4 or more (--min-ranks): start it anew" in outputs[1]
     assert set(generations("".join(outputs))) == {0}, outputs
+
+
+def test_who_has_not_come_in_when_the_job_ends_is_ended_and_does_no_harm(start: Start) -> None:
+    jobs = [start(host, LATE) for host in range(2)]
+    outputs = [job.communicate(timeout=40)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], outputs
+    assert "1 rank failed, and all others ended well" in outputs[1]

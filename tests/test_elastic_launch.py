@@ -211,6 +211,18 @@ if "MANYHANDS_NEWCOMER" in os.environ:
     assert "rank 0 failed (exit code 1), and another one comes in its place: restart 2 of 2" in answer.stderr
 
 
+def test_who_was_cut_off_and_is_replaced_does_not_fail_the_job(run_python: Any, tmp_path: Path) -> None:
+    program = """
+def at_step(group, generation, state):
+    if rank == "1" and generation == 0 and state["step"] == 10:
+        raise mh.PeerLostError("rank 0 cannot be reached", peer=0)
+"""
+    answer = elastic(run_python, tmp_path, TRAINING + program + ENDING, "-n", "3", "--max-restarts", "1")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert {number: len(facts) for number, facts in generations(answer.stdout).items()} == {0: 3, 1: 3}
+    assert "1 rank failed, and all others ended well" in answer.stderr
+
+
 def test_a_newcomer_that_is_configured_differently_is_told_so(run_python: Any, tmp_path: Path) -> None:
     program = (
         'import os\nif "MANYHANDS_NEWCOMER" in os.environ:\n    os.environ["MANYHANDS_REPRODUCIBLE"] = "1"\n'

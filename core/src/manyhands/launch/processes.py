@@ -108,6 +108,8 @@ class _Child:
     """Whether the user knows that it is stopped."""
     needless: bool = False
     """Whether it was ended because there was nobody left to whom it could have come."""
+    made_good: bool = False
+    """Whether the job is no worse off for its failure: another one has come in its place, or it never came in."""
 
 
 class _Launcher:
@@ -365,8 +367,8 @@ class _Launcher:
             return self._job.keep_going
         if not self._has_begun() or not self._has_members():
             return False
-        is_ending = any(child.process.returncode == 0 for child in self._children)
-        if self._restarts and not is_ending and (self._job.nodes == 1 or was_member):
+        failed.made_good = not was_member
+        if self._restarts and not self._is_ending() and (self._job.nodes == 1 or was_member):
             self._restarts -= 1
             how = _failure(failed).how
             count = (self._job.max_restarts or 0) - self._restarts
@@ -375,6 +377,7 @@ class _Launcher:
             )
             try:
                 self._begin(failed.rank - self._job.local_ranks[0], is_newcomer=True)
+                failed.made_good = True
             except OSError as error:
                 self._say(f"manyhands run: it could not be started: {error}\n")
         return True
@@ -402,9 +405,13 @@ class _Launcher:
         """Tell whether a rank is in a job that has begun, or about to say so."""
         return not child.is_newcomer or self._mark(child.rank).exists()
 
+    def _is_ending(self) -> bool:
+        """Tell whether a rank has ended well, as all are about to, those of other hosts as well."""
+        return any(child.process.returncode == 0 for child in self._children)
+
     def _has_members(self) -> bool:
         """Tell whether ranks live who could let others in; those of other hosts are not known here."""
-        return self._job.nodes > 1 or any(map(self._may_be_member, self._running()))
+        return (self._job.nodes > 1 and not self._is_ending()) or any(map(self._may_be_member, self._running()))
 
     def _end_the_needless(self) -> None:
         """End those that wait for others to let them in, where nobody is left who could."""
@@ -458,14 +465,15 @@ class _Launcher:
         failures = list(map(_failure, own))
         may_go_on = self._job.keep_going or self._job.is_elastic
         # Who ended only because of another rank's end was left, and did not end well.
-        is_survived = len(failed) < len(children) and not any(failure.is_secondary for failure in failures)
+        are_left = [_failure(child).is_secondary for child in own if not child.made_good]
+        is_survived = len(failed) < len(children) and not any(are_left)
         if may_go_on and is_survived:
             self._say("-" * 80 + "\n" + report_lost(failures))
             return 0
         first, survived = last_straw(failures) if may_go_on else (primary(failures), [])
         before = {first.rank, *(failure.rank for failure in survived)}
-        also = [child.rank for child in own if child.rank not in before]
-        ended = [child.rank for child in failed if child.signalled and child.rank != first.rank]
+        also = sorted({child.rank for child in own if child.rank not in before})
+        ended = sorted({child.rank for child in failed if child.signalled and child.rank != first.rank})
         others = [_failure(child) for child in failed if child.rank != first.rank]
         self._say("-" * 80 + "\n" + report(first, also, ended, survived, others))
         return exit_code(first.code)
