@@ -62,7 +62,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     script = tmp_path / "train.py"
     address = f"127.0.0.1:{free_port()}"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
-    jobs: list[Any] = []
+    jobs: list[subprocess.Popen[str]] = []
 
     def start(node_rank: int, dying: str = DYING, *options: str) -> subprocess.Popen[str]:
         script.write_text(TRAINING + dying + "train()", encoding="utf-8")

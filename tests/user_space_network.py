@@ -124,6 +124,18 @@ class Network:
         """Return the path of a host's namespace."""
         return f"/run/netns/{self._names[host]}"
 
+    @contextlib.contextmanager
+    def entered(self, host: int) -> Iterator[None]:
+        """Let this thread be on a host for a while; the sockets that it opens stay there."""
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        try:
+            with Path(self.namespace(host)).open() as namespace:
+                _set_namespace(namespace.fileno())
+            yield
+        finally:
+            _set_namespace(home)
+            os.close(home)
+
     def end_all(self) -> None:
         """Kill what runs on the hosts."""
         for name in self._names:

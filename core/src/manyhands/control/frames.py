@@ -68,6 +68,7 @@ class FrameConnection:
             liveness.bound(sock)
         self._loop = loop
         self._sock = sock
+        self._liveness = liveness
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._max_bytes = max_bytes
@@ -112,9 +113,17 @@ class FrameConnection:
     def _queue(self, frame: bytes) -> None:
         if not self._open:
             return
+        with contextlib.suppress(OSError):
+            if self._liveness.count_silence(self._sock):
+                self._loop.call_later(self._liveness.patience_s, self._be_patient)
         length, seal = self._LENGTH.pack(len(frame)), self._seal_out
         self._outgoing += length + seal.of(length) + frame + seal.of(frame)
         self._flush()
+
+    def _be_patient(self) -> None:
+        if self._open:
+            with contextlib.suppress(OSError):
+                self._liveness.bound(self._sock)
 
     def _ready(self, events: int) -> None:
         if events & selectors.EVENT_READ:

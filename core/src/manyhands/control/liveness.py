@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
+import struct
 import sys
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ _TCP_RTO_MAX_MS = 44
 """Of Linux; Python has no name for it."""
 _LONGEST_PAUSE_MS = 120_000
 """The most that Linux takes."""
+_TCP_INFO = struct.Struct("=24xI28xI")
+"""Of Linux's ``struct tcp_info``: how many packets are under way, and for how many milliseconds the other end has been silent."""
 
 
 class Liveness(NamedTuple):
@@ -69,3 +72,22 @@ class Liveness(NamedTuple):
         self.watch(sock)
         if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.patience_s * 1000)
+
+    def count_silence(self, sock: socket.socket) -> bool:
+        """Before something is sent on a bound connection: count the silence until now as a part of the patience, and tell whether there was any.
+
+        The kernel asks no more once something is under way, and gives that the whole patience. `bound` gives it back.
+
+        Raises
+        ------
+        OSError
+            The connection has ended.
+        """
+        if sys.platform != "linux" or sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        under_way, silent_ms = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+        if under_way or silent_ms < 2000 * self.heartbeat_s:  # else the kernel has asked, and got no answer
+            return False
+        left_ms = max(1000 * self.heartbeat_s, 1000 * self.patience_s - silent_ms)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, left_ms)
+        return True
