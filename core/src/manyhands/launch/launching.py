@@ -133,16 +133,20 @@ class Launch:
 
     def _validate_elastic(self) -> None:
         fewest = 1 if self.min_ranks is None else self.min_ranks
-        if self.nodes > 1 and self.most > self.world_size:
+        if self.nodes > 1 and self.most != self.world_size:
             raise UsageError(
                 f"--nnodes {self.nodes} with --max-ranks {self.most}: spares are for one host; leave --max-ranks out"
             )
         if (self.max_restarts or 0) < 0:
             raise UsageError(f"--max-restarts {self.max_restarts}: give 0 or more")
         if not 1 <= fewest <= self.world_size <= self.most:
-            ranks = f"-n {self.ranks}" + (f" on {self.nodes} hosts" if self.nodes > 1 else "")
+            given = [
+                f"-n {self.ranks}" + (f" on {self.nodes} hosts, which are {self.world_size} ranks" if self.nodes > 1 else "")
+            ]
+            given = given if self.min_ranks is None else [f"--min-ranks {fewest}", *given]
+            given = given if self.max_ranks is None else [*given, f"--max-ranks {self.most}"]
             raise InvalidWorldSizeError(
-                f"--min-ranks {fewest}, {ranks} and --max-ranks {self.most}: each must be at least the one before, and the first at least 1"
+                f"{', then '.join(given)}: each must be at least the one before, and the first at least 1"
             )
 
     def command(self) -> list[str]:
