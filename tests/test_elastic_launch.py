@@ -223,6 +223,18 @@ def at_step(group, generation, state):
     assert "1 rank failed, and all others ended well" in answer.stderr
 
 
+def test_nobody_comes_in_the_place_of_ranks_that_made_different_calls(run_python: Any, tmp_path: Path) -> None:
+    program = """
+def at_step(group, generation, state):
+    if rank == "1" and state["step"] == 10:
+        group.all_reduce(np.ones(7))
+"""
+    answer = elastic(run_python, tmp_path, TRAINING + program + ENDING, "-n", "3", "--max-restarts", "3")
+    assert answer.returncode == 1, answer.stdout + answer.stderr
+    assert "CollectiveMismatchError: the ranks did not make the same call" in answer.stderr
+    assert "another one comes in its place" not in answer.stderr
+
+
 def test_a_newcomer_that_is_configured_differently_is_told_so(run_python: Any, tmp_path: Path) -> None:
     program = (
         'import os\nif "MANYHANDS_NEWCOMER" in os.environ:\n    os.environ["MANYHANDS_REPRODUCIBLE"] = "1"\n'

@@ -39,6 +39,8 @@ _PATIENCE_S = 0.2
 _READ_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _RECORDS = "MANYHANDS_RECORDER__DIRECTORY"
+_MISTAKES = {f"manyhands.errors.{name}" for name in ("CollectiveMismatchError", "DeadlockError", "InputChangedError")}
+"""What a program has done wrong on all ranks: new ones would find nobody to let them in."""
 
 
 def run_job(
@@ -368,9 +370,11 @@ class _Launcher:
         if not self._has_begun() or not self._has_members():
             return False
         failed.made_good = not was_member
-        if self._restarts and not self._is_ending() and (self._job.nodes == 1 or was_member):
+        failure = _failure(failed)
+        is_mistake = failure.record is not None and failure.record.type in _MISTAKES
+        if self._restarts and not is_mistake and not self._is_ending() and (self._job.nodes == 1 or was_member):
             self._restarts -= 1
-            how = _failure(failed).how
+            how = failure.how
             count = (self._job.max_restarts or 0) - self._restarts
             self._say(
                 f"manyhands run: rank {failed.rank} failed ({how}), and another one comes in its place: restart {count} of {self._job.max_restarts}\n"
