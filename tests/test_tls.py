@@ -314,6 +314,10 @@ def test_certificates_are_never_overwritten(folder: Path, capsys: pytest.Capture
         (["hosts", "node2", "node1"], "there is something in"),
         (["new", "a/b"], "'a/b' is no name of a host"),
         (["new", ".."], "'..' is no name of a host"),
+        (["new", ""], "'' is no name of a host"),
+        (["new", "a..b"], "'a..b' is no name of a host"),
+        (["new", "x" * 64], "is no name of a host"),
+        (["job/tls.crt"], "there is something in"),
     ):
         assert certs(folder / words[0], *words[1:]) == 2
         assert told in capsys.readouterr().err

@@ -37,9 +37,9 @@ def certs(
     """
     folders = {host: folder / host for host in hosts} if hosts else {"manyhands": folder}
     for host, place in folders.items():
-        if hosts and (Path(host).name != host or host == ".."):
+        if hosts and (Path(host).name != host or host in ("", "..") or not _is_encodable(host)):
             raise UsageError(f"{host!r} is no name of a host: its certificate is to be written to a folder of that name")
-        if place.exists() and any(place.iterdir()):
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise UsageError(f"there is something in {place} already: name another folder, or remove it first")
     try:
         files = made(list(folders), timedelta(days=days))
@@ -65,6 +65,14 @@ def certs(
             f'made a certificate for all ranks; give each host a copy of {folder}, and set there:\n\n[security]\ntls = "{folder}"'
         )
     print(f"\nvalid for {days} days")
+
+
+def _is_encodable(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:  # a part of it is empty, or has more than 63 characters
+        return False
+    return True
 
 
 def _alternative(host: str) -> x509.GeneralName:
