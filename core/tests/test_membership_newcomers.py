@@ -157,6 +157,23 @@ def test_a_newcomer_that_was_told_to_go_on_must_ask_again_like_the_others() -> N
     assert shrunk(job.told[0]) == [Shrunk([0, 2, 4, 5], "host", 1)]
 
 
+def test_a_newcomer_that_was_told_to_go_on_and_does_not_ask_again_is_what_the_others_have_waited_for() -> None:
+    lobby = Lobby(running=4)
+    job = failed(lobby)
+    lobby.come()
+    job.forget()
+    for missing, who in (([2], "rank 2 and a new rank"), ([], "a new rank")):
+        for rank in {0, 1, 2} - {*missing}:
+            job.store.handle(rank, Shrink("host", rank + 1, 10.0))
+        job.store.handle(0, GiveUp(10.0))
+        for rank in {0, 1, 2} - {*missing}:
+            (answer,) = shrunk(job.told[rank])
+            assert answer.problem is not None
+            assert (answer.problem.kind, answer.problem.peer) == ("deadline", missing[0] if missing else None)
+            assert f"within 10 s: {who} did not call shrink()" in answer.problem.text
+        job.forget()
+
+
 def test_who_waits_and_ends_is_forgotten() -> None:
     lobby = Lobby(running=5, most=5)
     job = failed(lobby)

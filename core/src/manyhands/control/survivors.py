@@ -243,14 +243,18 @@ class Survivors:
         if rank not in came:  # it has been told meanwhile, and others may have asked again
             return
         missing = [rank for rank in self._left().ranks if rank not in came and (vote is None or rank in vote.members)]
-        if not missing:  # they have just come
+        newcomers = [number for number in self._admitted if number not in came] if vote is None else []
+        if not missing and not newcomers:  # they have just come
             return
         if vote is None:
+            who = [show_ranks(missing)] if missing else []
+            if newcomers:
+                who.append("a new rank" if len(newcomers) == 1 else f"{len(newcomers)} new ranks")
             text = (
-                f"the group did not shrink within {message.timeout_s:g} s: {show_ranks(missing)} did not call shrink(), and did not end either; "
+                f"the group did not shrink within {message.timeout_s:g} s: {' and '.join(who)} did not call shrink(), and did not end either; "
                 "every rank that is left must call it"
             )
-            self._tell_shrunk(Shrunk([], "", 0, Verdict("deadline", text, missing[0], "shrink")))
+            self._tell_shrunk(Shrunk([], "", 0, Verdict("deadline", text, missing[0] if missing else None, "shrink")))
         else:
             text = (
                 f"{message.agreement} did not end within {message.timeout_s:g} s: {show_ranks(missing)} did not come, and did not end either; every "
