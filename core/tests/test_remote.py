@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -17,7 +18,20 @@ from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.network import Listener
-from manyhands.control.protocol import FromRank, FromStore, Join, Orphaned, Successor, Verdict, decode_from_rank, encode
+from manyhands.control.protocol import (
+    FromRank,
+    FromStore,
+    GiveUp,
+    Gone,
+    Join,
+    Orphaned,
+    Shrink,
+    Shrunk,
+    Successor,
+    Verdict,
+    decode_from_rank,
+    encode,
+)
 from manyhands.control.proven import ProvenSocket
 from manyhands.control.remote import SocketControl
 
@@ -105,3 +119,43 @@ def test_a_successor_that_is_not_reached_soon_is_given_up(stage: Stage, monkeypa
     assert stage.control.verdict is not None
     assert stage.control.verdict.peer == 0
     assert stage.control.cut
+
+
+class Asking(threading.Thread):
+    """A thread that calls shrink()."""
+
+    def __init__(self, control: SocketControl, timeout_s: float) -> None:
+        super().__init__(daemon=True)
+        self.told: Shrunk | Exception | None = None
+        self._control, self._timeout_s = control, timeout_s
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.told = self._control.shrink(("host", 1), Deadline(self._timeout_s))
+        except Exception as error:  # noqa: BLE001 - for the test to look at
+            self.told = error
+
+
+def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage) -> None:
+    asking = Asking(stage.control, 10.0)
+    assert isinstance(stage.store.heard.get(timeout=10), Shrink)
+    successor = stage.meet_successor()
+    assert isinstance(successor.heard.get(timeout=10), Join)
+    answer = stage.control._answered
+
+    def answered(message: Shrunk) -> None:  # and the store ends before the thread that waits runs again
+        with stage.control._changed:
+            answer(message)
+            stage.control._turn_to_successor()
+
+    stage.control._answered = answered  # type: ignore[method-assign, assignment]
+    stage.store.say(Shrunk([1, 2], "host", 1))
+    asking.join(10)
+    assert isinstance(asking.told, Shrunk)
+    successor.say(Gone(0, "it ended"))
+    while not stage.control.gone:
+        time.sleep(0.001)
+    stage.control._post(Orphaned("what comes next"))
+    assert isinstance(successor.heard.get(timeout=10), Orphaned)
+    successor.connection.close()

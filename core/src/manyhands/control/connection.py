@@ -419,6 +419,8 @@ class Control(ABC):
         if shrunk is None and not self._cut:
             self._post(GiveUp(deadline.timeout_s))
             shrunk = self._await_shrunk(_STORE_S)  # who is missing, the store knows
+        with self._changed:
+            self._shrink = None
         if shrunk is not None and shrunk.problem is None:
             return shrunk
         problem = None if shrunk is None else shrunk.problem
@@ -484,7 +486,6 @@ class Control(ABC):
     def _await_shrunk(self, at_most_s: float) -> Shrunk | None:
         with self._changed:
             self._changed.wait_for(lambda: self._shrunk is not None or bool(self._cut), at_most_s)
-            self._shrink = None if self._shrunk is not None else self._shrink
             return self._shrunk
 
     def _wait(self, condition: Callable[[], bool], deadline: Deadline, at_most_s: float = math.inf) -> bool:
@@ -551,7 +552,8 @@ class Control(ABC):
             elif isinstance(message, Cards):
                 self._cards[message.name] = message
             elif isinstance(message, Shrunk):
-                self._shrunk = message
+                # Taken back at once: who goes on in the store's place would take this rank for one that waits, at an address that it has left.
+                self._shrunk, self._shrink = message, None
             elif isinstance(message, Farewell):
                 self._farewell = True
             elif message.name in self._agreeing:
