@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from membership_tools import Job
 
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
@@ -34,6 +35,7 @@ from manyhands.control.protocol import (
 )
 from manyhands.control.proven import ProvenSocket
 from manyhands.control.remote import SocketControl
+from manyhands.errors import DeadlineError
 
 SECRET = Credentials(b"secret")
 
@@ -137,6 +139,31 @@ class Asking(threading.Thread):
             self.told = error
 
 
+def test_an_answer_that_comes_late_does_not_end_the_next_attempt(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyhands.control.connection._STORE_S", 0.05)
+    job = Job(3)  # what the store decides, once it is no longer stopped
+    job.store.fail(Verdict("aborted", "enough"))
+    job.forget()
+    first = Asking(stage.control, 0.05)
+    first.join(10)
+    assert isinstance(first.told, DeadlineError)
+    assert "does not answer" in str(first.told)
+    second = Asking(stage.control, 10.0)
+    heard = [stage.store.heard.get(timeout=10) for _ in range(3)]
+    assert [type(message) for message in heard] == [Shrink, GiveUp, Shrink]
+    for message in heard:
+        assert message is not None
+        job.store.handle(2, message)
+    for rank in (0, 1):
+        job.store.handle(rank, Shrink("other", rank))
+    answers = [message for message in job.told[2] if isinstance(message, Shrunk)]
+    assert [answer.ranks for answer in answers] == [[], [0, 1, 2]]
+    for answer in answers:
+        stage.store.say(answer)
+    second.join(10)
+    assert second.told == answers[1]
+
+
 def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage) -> None:
     asking = Asking(stage.control, 10.0)
     assert isinstance(stage.store.heard.get(timeout=10), Shrink)
@@ -150,7 +177,7 @@ def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage)
             stage.control._turn_to_successor()
 
     stage.control._answered = answered  # type: ignore[method-assign, assignment]
-    stage.store.say(Shrunk([1, 2], "host", 1))
+    stage.store.say(Shrunk([1, 2], "host", 1, attempt=1))
     asking.join(10)
     assert isinstance(asking.told, Shrunk)
     successor.say(Gone(0, "it ended"))

@@ -129,6 +129,7 @@ class Control(ABC):
         self._farewell = False
         self._shrink: Shrink | None = None
         self._shrunk: Shrunk | None = None
+        self._attempts = 0
         self._agreeing: dict[str, Agree] = {}
         self._agreed: dict[str, Agreement] = {}
         self._settled: dict[int, Agree] = {}
@@ -413,7 +414,8 @@ class Control(ABC):
         """
         with self._changed:
             self._shrunk = None
-            self._shrink = Shrink(*address, deadline.remaining() / 2, has_door)
+            self._attempts += 1
+            self._shrink = Shrink(*address, deadline.remaining() / 2, has_door, self._attempts)
             self._post(self._shrink)
         shrunk = self._await_shrunk(deadline.remaining())
         if shrunk is None and not self._cut:
@@ -552,8 +554,9 @@ class Control(ABC):
             elif isinstance(message, Cards):
                 self._cards[message.name] = message
             elif isinstance(message, Shrunk):
-                # Taken back at once: who goes on in the store's place would take this rank for one that waits, at an address that it has left.
-                self._shrunk, self._shrink = message, None
+                if message.attempt in (0, self._attempts):  # else it answers one that has been given up
+                    # Taken back at once: who goes on in the store's place would take this rank for one that waits, at an address that it has left.
+                    self._shrunk, self._shrink = message, None
             elif isinstance(message, Farewell):
                 self._farewell = True
             elif message.name in self._agreeing:

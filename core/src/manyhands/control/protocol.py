@@ -195,13 +195,14 @@ class Disbanded(msgspec.Struct, frozen=True, tag=True):
 class Shrink(msgspec.Struct, frozen=True, tag=True):
     """A rank of a job that has failed asks to go on with those that are left; if it is the first of them, it listens for them there.
 
-    It waits for ``patience_s`` at most for newcomers, and ``has_door`` tells whether it could let them in.
+    It waits for ``patience_s`` at most for newcomers, and ``has_door`` tells whether it could let them in. ``attempt`` is how often it has asked.
     """
 
     host: str
     port: int
     patience_s: float = 0.0
     has_door: bool = False
+    attempt: int = 0
 
 
 class Agree(msgspec.Struct, frozen=True, tag=True):
@@ -294,7 +295,8 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
 class Shrunk(msgspec.Struct, frozen=True, tag=True):
     """The ranks that are left, in order, and where the first of them waits for the others; or why they cannot go on.
 
-    Behind them stand newcomers, with numbers behind those of the job that has failed; ``you`` is that of the one that is told.
+    Behind them stand newcomers, with numbers behind those of the job that has failed; ``you`` is that of the one that is told. ``attempt`` is that of
+    the question, and 0 where none was waited for.
     """
 
     ranks: list[int]
@@ -302,6 +304,7 @@ class Shrunk(msgspec.Struct, frozen=True, tag=True):
     port: int
     problem: Verdict | None = None
     you: int = -1
+    attempt: int = 0
 
 
 class Agreement(msgspec.Struct, frozen=True, tag=True):

@@ -213,7 +213,7 @@ class Reserve:
             self._send(rank, self._verdict)
         elif isinstance(message, Shrink):
             text = f"rank {rank} was cut off from rank {self._store}, which has the store, and the others were not: it cannot go on with them"
-            self._send(rank, Shrunk([], "", 0, Verdict("lost", text, self._store, "shrink")))
+            self._send(rank, Shrunk([], "", 0, Verdict("lost", text, self._store, "shrink"), attempt=message.attempt))
 
     def _replace(self, why: str) -> None:
         """Go on where the store does not answer: it is lost, unless there is nothing left to do but to tell all that all have left."""

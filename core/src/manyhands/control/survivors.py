@@ -171,10 +171,12 @@ class Survivors:
             self._admitted.update(rank for rank in message.ranks if rank in self._waiting)
             self._waiting.clear()
             self._lobby.close(self._admitted.__contains__)
-        for rank in sorted(asked):
+        for rank, question in sorted(asked.items()):
+            answer = msgspec.structs.replace(message, attempt=question.attempt)
             if rank in left:
-                self._send(rank, message)
-        self.tell_newcomers(message)
+                self._send(rank, answer)
+            elif rank in self._admitted and self._lobby is not None:
+                self._lobby.send(rank, msgspec.structs.replace(answer, you=rank))
 
     # Newcomers
 
@@ -228,11 +230,11 @@ class Survivors:
             self.tell_newcomers(Gone(number, reason))
             self._check_shrink()
 
-    def tell_newcomers(self, message: Gone | Shrunk) -> None:
-        """Tell the newcomers that are to go on what the ranks that are left are told."""
+    def tell_newcomers(self, message: Gone) -> None:
+        """Tell the newcomers that are to go on who of the ranks that are left has ended."""
         for number in sorted(self._admitted):
             if self._lobby is not None:
-                self._lobby.send(number, message if isinstance(message, Gone) else msgspec.structs.replace(message, you=number))
+                self._lobby.send(number, message)
 
     # To wait no longer
 
