@@ -135,7 +135,7 @@ class Asking(threading.Thread):
     def run(self) -> None:
         try:
             self.told = self._control.shrink(("host", 1), Deadline(self._timeout_s))
-        except Exception as error:  # noqa: BLE001 - for the test to look at
+        except Exception as error:
             self.told = error
 
 
@@ -185,4 +185,21 @@ def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage)
         time.sleep(0.001)
     stage.control._post(Orphaned("what comes next"))
     assert isinstance(successor.heard.get(timeout=10), Orphaned)
+    successor.connection.close()
+
+
+def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage) -> None:
+    stage.store.say(Verdict("lost", "rank 1 was lost", 1))
+    stage.store.say(Gone(1, "it ended"))
+    stage.store.say(Gone(3, "a new rank ended"))
+    successor = stage.meet_successor()
+    while len(stage.control.gone) < 2:
+        time.sleep(0.001)
+    stage.store.connection.close()
+    successor.say(Gone(0, "it ended"))
+    while 0 not in stage.control.gone:
+        time.sleep(0.001)
+    told: dict[int, str] = {}
+    stage.control.on_gone(told.__setitem__)
+    assert told == {0: "it ended", 1: "it ended"}  # the next store gives out the number 3 anew
     successor.connection.close()

@@ -151,6 +151,8 @@ class SocketControl(Control):
             self._old.append(self._connection)
             self._connection, self._second = self._second, None
             self._store, self._where, self._orphaned = self._successor, "", None
+            # Newcomers came to the store that has ended; the next one gives their numbers to others.
+            self.gone = {rank: reason for rank, reason in self.gone.items() if rank < self.world_size}
             self._repeat()
             return True
 
