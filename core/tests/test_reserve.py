@@ -179,6 +179,25 @@ def test_a_rank_that_alone_has_lost_a_store_that_lives_is_told_so_and_cannot_go_
     assert "rank 2 was cut off from rank 0, which has the store, and the others were not" in answer.problem.text
 
 
+def test_who_has_been_told_that_it_cannot_go_on_does_not_ask_any_more_where_the_store_ends_later(company: Company) -> None:
+    lost = Verdict("lost", "rank 3 was lost", 3)
+    assert company.agree(lost) == lost
+    company.say(2, Shrink("host", 22))
+    assert isinstance(company.hear(2), Shrunk)
+    company.ends[0].close()
+    for rank in (1, 3):
+        company.say(rank, Shrink("host", rank))
+    company.ends[1].settimeout(0.2)
+    heard = [company.hear(1), company.hear(1)]
+    assert [type(message) for message in heard] == [Verdict, Gone]
+    with pytest.raises(TimeoutError):
+        company.hear(1)
+    company.say(2, Shrink("host", 2))
+    while not isinstance(answer := company.hear(1), Shrunk):
+        pass
+    assert answer == Shrunk([1, 2, 3], "host", 1)
+
+
 def test_a_store_that_says_nothing_of_a_rank_that_has_lost_it_is_taken_for_lost(company: Company) -> None:
     company.say(2, Orphaned("the connection was closed"))
     told = company.hear(3)

@@ -212,6 +212,7 @@ class Reserve:
         elif isinstance(message, Orphaned):
             self._send(rank, self._verdict)
         elif isinstance(message, Shrink):
+            self._waiting.remove((rank, message))  # which is answered, also where this goes on in the store's place later
             text = f"rank {rank} was cut off from rank {self._store}, which has the store, and the others were not: it cannot go on with them"
             self._send(rank, Shrunk([], "", 0, Verdict("lost", text, self._store, "shrink"), attempt=message.attempt))
 
