@@ -285,3 +285,32 @@ if rank == 4:
         works = ranks.await_facts("works", len(left))
         ranks.wait()
     assert places(works) == {rank: (now, len(left)) for now, rank in enumerate(left)}
+
+
+def test_who_was_told_to_go_on_asks_again_where_the_first_of_them_was_not_told(nursery: Nursery) -> None:
+    """The store is not with the first of those that are left, where it is on another host; and it ends before that one is told."""
+    program = (
+        """
+import socket
+socket.gethostname = lambda: f"host{rank // 2}"
+import manyhands.control.reserve
+send = manyhands.control.reserve.Reserve._send
+def sending(self, to, message):
+    if rank == 2 and type(message).__name__ == "Shrunk":
+        if to == 1:
+            return
+        if to == 3:
+            self._loop.call_later(0.1, lambda: os._exit(9))
+    send(self, to, message)
+manyhands.control.reserve.Reserve._send = sending
+"""
+        + GOING_ON
+        + LOSING
+        + SHRINKING
+    )
+    with nursery.ranks(program, 4, MANYHANDS_BACKEND="tcp") as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(0, signal.SIGKILL)
+        works = ranks.await_facts("works", 2)
+        ranks.wait()
+    assert places(works) == {1: (0, 2), 3: (1, 2)}

@@ -143,9 +143,13 @@ class _Shrinking(msgspec.Struct, frozen=True):
                 try:
                     return self.form(shrunk, listener, self.deadline if self.timeout_s is None else Deadline(self.timeout_s))
                 except CommError as error:
-                    # Who meets somebody else there, alone, goes; where the first of them is gone, the old store says so.
+                    # Who meets somebody else there, alone, goes; where one of them is gone, the old store says so.
                     control = self.old.control
-                    is_alone = isinstance(error, RendezvousError) and not control.cut and shrunk.ranks[0] not in control.gone
+                    is_alone = (
+                        isinstance(error, RendezvousError)
+                        and not control.cut
+                        and not any(map(control.gone.__contains__, shrunk.ranks))
+                    )
                     if is_alone or self.deadline.passed():
                         raise
                     failure = error

@@ -74,11 +74,14 @@ class Meeting:
         self.door = door
 
     def is_vain(self) -> bool:
-        """Tell whether nobody needs to look for the others any more: rank 0 has ended before they met."""
+        """Tell whether nobody needs to look for the others any more: one of them has ended before they met.
+
+        That may have been the one with the store, before it told the first of them to wait for the others.
+        """
         if self.before is None:
             return False
         old, ranks = self.before
-        return old.cut or ranks[0] in old.gone
+        return old.cut or any(rank in old.gone for rank in ranks)
 
     def listen(self, deadline: Deadline) -> socket.socket:
         """Return the socket at which rank 0 waits for the others."""
