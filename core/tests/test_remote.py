@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from membership_tools import Job
@@ -17,6 +18,7 @@ from manyhands.control.connection import make_join
 from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
+from manyhands.control.lobby import Door
 from manyhands.control.loop import Loop
 from manyhands.control.network import Listener
 from manyhands.control.protocol import (
@@ -36,6 +38,7 @@ from manyhands.control.protocol import (
 from manyhands.control.proven import ProvenSocket
 from manyhands.control.remote import SocketControl
 from manyhands.errors import DeadlineError
+from manyhands.job.standby import Standby
 
 SECRET = Credentials(b"secret")
 
@@ -203,3 +206,22 @@ def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage)
     stage.control.on_gone(told.__setitem__)
     assert told == {0: "it ended", 1: "it ended"}  # the next store gives out the number 3 anew
     successor.connection.close()
+
+
+@pytest.mark.parametrize("gone", ["folder", "socket"])
+def test_who_cannot_look_for_the_others_gives_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gone: str
+) -> None:
+    monkeypatch.setattr("manyhands.job.standby._REGROUP_S", 0.1)
+    place = socket.create_server(("127.0.0.1", 0))
+    door = Door(place.fileno(), tmp_path / "folder", SECRET)
+    if gone == "socket":
+        (tmp_path / "folder").mkdir()
+        place.close()  # as where there are no descriptors left
+    standby = Standby(stage.loop, stage.control, SECRET, True, Liveness(), door)
+    stage.store.connection.close()
+    with stage.control._changed:
+        assert stage.control._changed.wait_for(lambda: stage.control.cut, 10)
+    assert door._claim is None
+    standby.end()
+    place.close()

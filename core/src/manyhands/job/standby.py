@@ -132,10 +132,10 @@ class Standby:
             return self._ended
 
         while not is_vain() and not deadline.passed():
-            keeper = door.claim(control.rank)
-            if keeper == control.rank and not isinstance(self._reserve, Regrouping):
-                self._wait_at(door, hello)
             try:
+                keeper = door.claim(control.rank)
+                if keeper == control.rank and not isinstance(self._reserve, Regrouping):
+                    self._wait_at(door, hello)
                 sock = dial(door.address, door.credentials, hello, Deadline(1.0), is_vain)
             except (OSError, ManyHandsError) as error:
                 _log.debug("rank %d does not find the others: %s", control.rank, error)
@@ -147,6 +147,8 @@ class Standby:
                 else:
                     control.follow(sock, keeper)
                 return
+        if not isinstance(self._reserve, Regrouping):
+            door.disclaim()
         control.give_up_looking()
 
     def _wait_at(self, door: Door, hello: bytes) -> None:
