@@ -22,6 +22,8 @@ from manyhands.control.lobby import Door
 from manyhands.control.loop import Loop
 from manyhands.control.network import Listener
 from manyhands.control.protocol import (
+    Agree,
+    Agreement,
     FromRank,
     FromStore,
     GiveUp,
@@ -165,6 +167,45 @@ def test_an_answer_that_comes_late_does_not_end_the_next_attempt(stage: Stage, m
         stage.store.say(answer)
     second.join(10)
     assert second.told == answers[1]
+
+
+@pytest.mark.parametrize("have_come", [False, True])
+def test_an_agreement_that_a_rank_has_given_up_ends_for_it_as_for_the_others(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, have_come: bool
+) -> None:
+    monkeypatch.setattr("manyhands.control.connection._STORE_S", 0.05)
+    job = Job(3)  # what the store decides, once it is no longer stopped
+    members = [0, 1, 2]
+    for rank in (0, 1) if have_come else (0,):
+        job.store.handle(rank, Agree("agree #0", 2, members))
+    with pytest.raises(DeadlineError, match="does not answer"):
+        stage.control.agree(0, "agree #0", 3, members, Deadline(0.05))
+    heard = [stage.store.heard.get(timeout=10) for _ in range(2)]
+    again: queue.Queue[int] = queue.Queue()
+    thread = threading.Thread(
+        target=lambda: again.put(stage.control.agree(0, "agree #0", 7, members, Deadline(10))), daemon=True
+    )
+    if not have_come:  # the answer meets the second attempt
+        thread.start()
+        heard.append(stage.store.heard.get(timeout=10))
+    for message in heard:
+        assert message is not None
+        job.store.handle(2, message)
+    if not have_come:
+        for rank in (0, 1):
+            job.store.handle(rank, Agree("agree #0", 2, members))
+    answers = [message for message in job.told[2] if isinstance(message, Agreement)]
+    for answer in answers:
+        stage.store.say(answer)
+        if not have_come:
+            thread.join(0.2)  # which ends by the last alone
+    if have_come:
+        stage.store.say(Verdict("aborted", "enough"))
+        until_lost(stage.control)
+        thread.start()
+    assert again.get(timeout=10) == 2
+    assert [answer.problem is None for answer in answers] == [True] if have_come else [False, True]
+    thread.join(10)
 
 
 def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage) -> None:

@@ -451,13 +451,17 @@ class Control(ABC):
         DeadlineError
             A member neither came nor ended in time; alike on all that waited for it.
         """
-        message = self._agreeing[name] = Agree(name, flag, list(members))
-        self._post(message)
-        agreed = self._await_agreement(name, deadline.remaining())
-        if agreed is None and not self._cut:
-            self._post(GiveUp(deadline.timeout_s, name))
-            agreed = self._await_agreement(name, _STORE_S)  # who is missing, the store knows
-        self._agreeing.pop(name, None)
+        with self._changed:
+            before, agreed = self._agreeing.get(name), self._agreed.pop(name, None)
+        if agreed is None or agreed.problem is not None:  # else the others have come out of it, although this rank had given up
+            message = self._agreeing[name] = Agree(name, flag, list(members), 0 if before is None else before.attempt + 1)
+            self._post(message)
+            agreed = self._await_agreement(name, deadline.remaining())
+            if agreed is None and not self._cut:
+                self._post(GiveUp(deadline.timeout_s, name))
+                agreed = self._await_agreement(name, _STORE_S)  # who is missing, the store knows
+        if agreed is not None:  # else it may come yet
+            self._agreeing.pop(name, None)
         if agreed is not None and agreed.problem is None:
             # Who goes on in the store's place may have to tell others of it.
             self._settled[channel] = Agree(name, agreed.flag, list(members))
@@ -559,6 +563,8 @@ class Control(ABC):
                     self._shrunk, self._shrink = message, None
             elif isinstance(message, Farewell):
                 self._farewell = True
-            elif message.name in self._agreeing:
+            elif message.name in self._agreeing and (
+                message.problem is None or message.attempt == self._agreeing[message.name].attempt
+            ):
                 self._agreed[message.name] = message
             self._changed.notify_all()

@@ -208,12 +208,13 @@ class Shrink(msgspec.Struct, frozen=True, tag=True):
 class Agree(msgspec.Struct, frozen=True, tag=True):
     """A rank gives its flag to an agreement of ``members``, and waits for those of the others that are left.
 
-    To a store that has taken over it gives what it was told, if the agreement has ended for it.
+    To a store that has taken over it gives what it was told, if the agreement has ended for it. ``attempt`` tells how often it has given up before.
     """
 
     name: str
     flag: int
     members: list[int]
+    attempt: int = 0
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag=True):
@@ -308,11 +309,12 @@ class Shrunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class Agreement(msgspec.Struct, frozen=True, tag=True):
-    """What the members of an agreement have agreed on, or why they have not."""
+    """What the members of an agreement have agreed on, or why they have not in this ``attempt`` of the one that is told."""
 
     name: str
     flag: int
     problem: Verdict | None = None
+    attempt: int = 0
 
 
 FromRank = (

@@ -57,7 +57,7 @@ class _Vote(msgspec.Struct):
     """An agreement of which some members have come."""
 
     members: list[int]
-    flags: dict[int, int] = {}
+    flags: dict[int, Agree] = {}
 
 
 class Survivors:
@@ -116,7 +116,7 @@ class Survivors:
     def agree(self, rank: int, message: Agree) -> None:
         """Take in a rank's part of an agreement."""
         vote = self._votes.setdefault(message.name, _Vote(message.members))
-        vote.flags[rank] = message.flag
+        vote.flags[rank] = message
         self._check_vote(message.name)
 
     def _check_vote(self, name: str) -> None:
@@ -124,13 +124,13 @@ class Survivors:
         living = [rank for rank in vote.members if rank in self._left().ranks]
         if all(rank in vote.flags for rank in living):
             # The flags of those that have ended since count as well. What another store has told is among them, and holds all flags that are here.
-            self._tell_vote(name, Agreement(name, reduce(and_, vote.flags.values())))
+            self._tell_vote(name, Agreement(name, reduce(and_, (given.flag for given in vote.flags.values()))))
 
     def _tell_vote(self, name: str, message: Agreement) -> None:
         vote, left = self._votes.pop(name), self._left().ranks
-        for rank in sorted(vote.flags):
+        for rank, given in sorted(vote.flags.items()):
             if rank in left:
-                self._send(rank, message)
+                self._send(rank, msgspec.structs.replace(message, attempt=given.attempt))
 
     # To go on
 
