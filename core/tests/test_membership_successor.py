@@ -119,6 +119,18 @@ def test_who_takes_over_appoints_the_next_and_tells_it_the_first_cause() -> None
     assert heard(first, Decided) == {2: [Decided(verdict)]}
 
 
+def test_who_takes_over_tells_of_the_store_also_those_that_know_of_an_earlier_failure() -> None:
+    """They may have been told to go on with it, and it did not live to tell its successor of that failure."""
+    _, store = with_successor("aaaa")
+    first = Job(4, joined=False)
+    first.store = Membership(4, b"", first._send, first._later, store=1)
+    first.store.take_over(0, store.members, {}, {0: ("it ended", False), 3: ("it ended, too", False)}, None)
+    assert heard(first, Gone) == {
+        2: [Gone(0, "it ended"), Gone(3, "it ended, too")],
+        1: [Gone(0, "it ended"), Gone(3, "it ended, too")],
+    } | {3: [Gone(0, "it ended")]}
+
+
 def test_of_members_that_wait_for_a_store_that_is_stopped_the_store_is_named() -> None:
     _, store = with_successor("aaaa")
     first = Job(4, joined=False)

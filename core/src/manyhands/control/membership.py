@@ -327,7 +327,12 @@ class Membership:
         if verdict is not None:
             self.fail(verdict)
         for rank, (reason, vanished) in gone.items():
+            knew = self.verdict is not None
             self.lost(rank, reason, vanished)
+            if (
+                self.verdict is not None and not knew
+            ):  # others may know of an earlier failure, and have been told to go on with this rank
+                self._tell_all(Gone(rank, reason))
         self._appoint()
 
     def _appoint(self) -> None:
