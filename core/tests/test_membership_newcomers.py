@@ -16,6 +16,8 @@ from manyhands.control.protocol import FromStore, GiveUp, Gone, Join, Leave, Rep
 class Lobby:
     """A lobby without sockets."""
 
+    is_here = True
+
     def __init__(self, running: int, fewest: int = 1, most: int = 4) -> None:
         self.roll: Callable[[], Roll] = lambda: Roll(running, fewest, most)
         self.told: dict[int, list[FromStore]] = {}

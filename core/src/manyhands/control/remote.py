@@ -152,7 +152,8 @@ class SocketControl(Control):
             self._connection, self._second = self._second, None
             self._store, self._where, self._orphaned = self._successor, "", None
             # Newcomers came to the store that has ended; the next one gives their numbers to others.
-            self.gone = {rank: reason for rank, reason in self.gone.items() if rank < self.world_size}
+            for rank in [rank for rank in self.gone if rank >= self.world_size]:
+                del self.gone[rank]
             self._repeat()
             return True
 
