@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from fault_tools import Nursery
 from worlds import free_port
@@ -52,6 +54,27 @@ def test_each_operation_ends_at_its_deadline_and_names_who_is_late(nursery: Nurs
     assert "rank 2: in no call; the last was barrier() #0" in text
     for rank in (0, 1):
         assert TIMEOUT_S - 0.05 <= failures[rank]["took"] < TIMEOUT_S + 4
+
+
+def test_who_has_closed_does_not_stay_for_one_that_is_stopped_when_the_job_has_failed(nursery: Nursery) -> None:
+    program = """
+        group = mh.init(timeout_s=20)
+        tell("running")
+        if rank == 0:
+            attempt(group.close, timeout_s=0.3)
+        elif rank == 1:
+            until_told_to_go()
+        else:
+            until_told_to_go()
+            attempt(group.recv, 1, timeout_s=0.5)
+    """
+    with nursery.ranks(program) as ranks:
+        ranks.start().await_facts("running")
+        ranks.await_facts("returned", 1)
+        ranks.signal(1, signal.SIGSTOP)
+        ranks.go()
+        assert [fact["type"] for fact in ranks.await_facts("raised", 1)] == ["DeadlineError"]
+        assert ranks.wait([0, 2], timeout_s=10) == {0: 0, 2: 0}
 
 
 def test_close_ends_at_its_deadline_and_the_others_may_go_on(nursery: Nursery) -> None:

@@ -24,6 +24,8 @@ __all__ = ["Store"]
 _MAX_NAMED = 4
 """How many refused hosts an error names, at most."""
 _SOON_S = 5.0
+_LAST_WORDS_S = 1.0
+"""How long to wait for the others to go once the job has failed."""
 
 
 class Store:
@@ -73,17 +75,25 @@ class Store:
         self._listener = Listener(loop, sock, credentials, self._incoming, self._refused)
         loop.call(lambda: loop.call_later(deadline.remaining(), self._late))
 
-    def drain(self, timeout_s: float | None) -> None:
-        """Wait until no rank but this process's own is connected, for ever if ``timeout_s`` is None."""
+    def drain(self, timeout_s: float) -> None:
+        """Wait until no rank but this process's own is connected."""
         with self._changed:
-            # Its own may have ended before the others were told why.
-            self._changed.wait_for(lambda: not self._seats - {self._ranks.get(0)}, timeout_s)
+            self._changed.wait_for(self._is_alone, timeout_s)
+
+    def _is_alone(self) -> bool:
+        return not self._seats - {self._ranks.get(0)}  # its own may have ended before the others were told why
+
+    def stay(self) -> None:
+        """Wait until no rank but this process's own is connected; once the job has failed, for a moment only, since one that is stopped never goes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_alone() or self._membership.verdict is not None)
+        self.drain(_LAST_WORDS_S)
 
     def when_alone(self, function: Callable[[], None]) -> None:
         """Call ``function`` in a thread of its own once no rank but this process's own is connected."""
 
         def wait() -> None:
-            self.drain(None)
+            self.stay()
             function()
 
         Thread(target=wait, name="manyhands-store-drain", daemon=True).start()
@@ -114,6 +124,9 @@ class Store:
 
     def _send(self, rank: int, message: FromStore) -> None:
         self._ranks[rank].send(encode(message))
+        if isinstance(message, Verdict):
+            with self._changed:
+                self._changed.notify_all()
 
     def let_more_come(self) -> None:
         """End the job as soon as a new rank comes, so that it is let in, where there may be more ranks than there are; from any thread."""

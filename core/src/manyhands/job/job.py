@@ -412,7 +412,7 @@ class Job:
             self.finish(error)
         if self._store is not None and not self._released:
             _log.warning("manyhands: rank 0 has finished, and its process stays until the other ranks have left as well")
-            self._store.drain(None)
+            self._store.stay()
 
     def _crashed(self, error: Exception) -> None:
         if hasattr(self, "control"):
