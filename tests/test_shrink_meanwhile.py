@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from fault_tools import Nursery
+from fault_tools import Nursery, Ranks
 from shrink_tools import GOING_ON, LOSING, SHRINKING, places
 
 DYING = """
@@ -267,7 +267,17 @@ def test_the_store_and_those_that_follow_it_may_die_one_after_the_other_while_th
 ) -> None:
     program = (
         GOING_ON
-        + LOSING
+        + """
+def watch():
+    control, told = group._job.control, None
+    while True:
+        known = None if control._second is None else (control._store, control._successor)
+        if known not in (None, told):
+            tell("knows", store=known[0], successor=known[1])
+            told = known
+        time.sleep(0.02)
+"""
+        + LOSING.replace("until_lost", "threading.Thread(target=watch, daemon=True).start(); until_lost")
         + """
 if rank == 4:
     until_told_to_go()
@@ -275,11 +285,21 @@ if rank == 4:
 """
         + SHRINKING
     )
+
+    def is_ready(ranks: Ranks, dead: tuple[int, ...]) -> bool:
+        """Tell whether all that live are connected to one that can go on in the place of the store, and both live."""
+        latest = {fact["rank"]: {fact["store"], fact["successor"]} for fact in ranks.facts if fact["what"] == "knows"}
+        living = [latest.get(rank) for rank in range(5) if rank not in dead]
+        return all(each is not None and each == living[0] and not each & set(dead) for each in living)
+
     with nursery.ranks(program, 5) as ranks:
         ranks.start().await_facts("running")
-        for victim in order:
+        for number, victim in enumerate(order):
+            limit = time.monotonic() + 20
+            while not is_ready(ranks, order[:number]):
+                assert time.monotonic() < limit, ranks.facts
+                ranks.read(0.1)
             ranks.signal(victim, signal.SIGKILL)
-            time.sleep(0.3)  # until another one is ready to go on in the place of the store
         ranks.go()
         left = [rank for rank in range(5) if rank not in order]
         works = ranks.await_facts("works", len(left))
