@@ -51,7 +51,7 @@ def story(books: Any, counted: Any, steps: list[tuple[str, int]]) -> list[object
             case "count":
                 told.append(counted.count_message())
             case "set":
-                books.next = number
+                books.next = 1 + number  # a call that has begun, and is undone, has a number of its own
         told += [books.busy, books.next, counted.messages]
         told.append([(channel, call, what, finished > 0) for channel, call, what, _, finished in books.short()])
     return told
