@@ -121,7 +121,13 @@ class Door:
         return sum(1 for _ in self._folder.glob("member-*"))
 
     def claim(self, rank: int) -> int:
-        """Be the one rank that waits here for others that are left, if none is; return which one is."""
+        """Be the one rank that waits here for others that are left, if none is; return which one is.
+
+        Raises
+        ------
+        OSError
+            Another one is, and has not written down yet which; or this rank cannot tell.
+        """
         import fcntl  # not on every system
 
         if self._claim is not None:
@@ -132,7 +138,9 @@ class Door:
         except OSError:
             told = os.pread(fd, 20, 0)
             os.close(fd)
-            return int(told or -1)
+            if told in (b"", str(rank).encode()):  # what stands there is of an earlier time, and this rank would take itself for the one
+                raise
+            return int(told)
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(rank).encode(), 0)
         self._claim = fd
@@ -142,6 +150,7 @@ class Door:
         """Give back what `claim` has taken; once more is fine."""
         fd, self._claim = self._claim, None
         if fd is not None:
+            os.ftruncate(fd, 0)
             os.close(fd)
 
 
