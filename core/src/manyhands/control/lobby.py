@@ -138,7 +138,7 @@ class Door:
         except OSError:
             told = os.pread(fd, 20, 0)
             os.close(fd)
-            if told in (b"", str(rank).encode()):  # what stands there is of an earlier time, and this rank would take itself for the one
+            if told in (b"", str(rank).encode()):  # its own number is of an earlier time
                 raise
             return int(told)
         os.ftruncate(fd, 0)
