@@ -329,9 +329,8 @@ class Membership:
         for rank, (reason, vanished) in gone.items():
             knew = self.verdict is not None
             self.lost(rank, reason, vanished)
-            if (
-                self.verdict is not None and not knew
-            ):  # others may know of an earlier failure, and have been told to go on with this rank
+            # Others may know of an earlier failure, and have been told to go on with this rank.
+            if self.verdict is not None and not knew:
                 self._tell_all(Gone(rank, reason))
         self._appoint()
 
