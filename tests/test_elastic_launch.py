@@ -143,6 +143,32 @@ def at_step(group, generation, state):
     assert "2 ranks failed, and all others ended well" in answer.stderr
 
 
+def test_the_deaths_of_the_store_and_its_successor_are_told_alike(run_python: Any, tmp_path: Path) -> None:
+    program = """
+import os, time
+import numpy as np
+import manyhands as mh
+
+group = mh.init()
+try:
+    pids = group.all_gather_object(os.getpid())
+    if group.rank == 4:
+        os.kill(pids[0], 9)
+        os.kill(pids[1], 9)
+    while True:
+        group.all_reduce(np.ones(3))
+except mh.PeerLostError as error:
+    print(error.peer, error.args[0])
+group.shrink(timeout_s=10).close()
+"""
+    answer = elastic(run_python, tmp_path, program, "-n", "5", "--min-ranks", "3")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    told = answer.stdout.splitlines()
+    assert len(told) == 3
+    assert len(set(told)) == 1, told
+    assert re.match("[01] rank [01] was lost", told[0])
+
+
 def test_a_world_of_one_lets_newcomers_in_without_a_failure(run_python: Any, tmp_path: Path) -> None:
     waiting = """
 def at_step(group, generation, state):

@@ -176,6 +176,21 @@ def test_a_newcomer_that_was_told_to_go_on_and_does_not_ask_again_is_what_the_ot
         job.forget()
 
 
+def test_a_newcomer_that_has_waited_for_so_long_hears_for_whom() -> None:
+    lobby = Lobby(running=4)
+    job = failed(lobby)
+    lobby.come()
+    job.forget()
+    lobby.told.clear()
+    job.store.handle(0, Shrink("host", 1, 10.0))
+    lobby.hear(4, Shrink("host", 9, 10.0))
+    lobby.hear(4, GiveUp(10.0))
+    for heard in (job.told[0], lobby.told[4]):
+        (answer,) = shrunk(heard)
+        assert answer.problem is not None
+        assert "within 10 s: ranks 1-2 did not call shrink()" in answer.problem.text
+
+
 def test_who_waits_and_ends_is_forgotten() -> None:
     lobby = Lobby(running=5, most=5)
     job = failed(lobby)

@@ -14,6 +14,8 @@ from manyhands.control.credentials import Credentials
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
 from manyhands.control.protocol import (
+    Agree,
+    Agreement,
     Farewell,
     FromRank,
     FromStore,
@@ -175,11 +177,14 @@ def test_a_rank_that_alone_has_lost_a_store_that_lives_is_told_so_and_cannot_go_
     assert company.agree(lost) == lost
     company.say(2, Orphaned("the connection was closed"))
     company.say(2, Shrink("host", 2))
+    company.say(2, Agree("an agreement", 1, [0, 1, 2, 3]))
     assert company.hear(2) == lost
-    answer = company.hear(2)
-    assert isinstance(answer, Shrunk)
-    assert answer.problem is not None
-    assert "rank 2 was cut off from rank 0, which has the store, and the others were not" in answer.problem.text
+    for kind, what in ((Shrunk, "go on"), (Agreement, "agree")):
+        answer = company.hear(2)
+        assert isinstance(answer, kind)
+        assert answer.problem is not None
+        text = f"rank 2 was cut off from rank 0, which has the store, and the others were not: it cannot {what} with them"
+        assert answer.problem.text == text
 
 
 def test_who_has_been_told_that_it_cannot_go_on_does_not_ask_any_more_where_the_store_ends_later(company: Company) -> None:

@@ -55,7 +55,10 @@ MAX_FROM_RANK_BYTES = MAX_CARD_BYTES + 4096
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """A rank comes."""
+    """A rank comes.
+
+    ``verdict`` is the first cause, where it has been told one and looks for the others since.
+    """
 
     rank: int
     world_size: int
@@ -65,6 +68,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     byteorder: str
     host: str
     pid: int
+    verdict: Verdict | None = None
 
 
 class Exchange(msgspec.Struct, frozen=True, tag=True):

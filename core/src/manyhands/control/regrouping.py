@@ -1,7 +1,8 @@
 """Where the ranks that are left find each other again when the store and its successor have both died: at the door that the launcher has given them.
 
 One of them waits there, which no other one does meanwhile (`Door.claim`), and the others connect to it. The launcher, which sees each death, tells how many
-of them live. Once all those have come, that one goes on in the store's place, as a successor does.
+of them live. Once all those have come, that one goes on in the store's place, as a successor does, and tells all the same first cause: what one of them
+was told before, or else what it has found itself.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from manyhands.control.credentials import Credentials
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import ORPHAN_HELLO, Door
 from manyhands.control.loop import Loop
-from manyhands.control.protocol import Verdict, decode_from_rank
+from manyhands.control.protocol import Verdict, decode_from_rank, ranks_in
 from manyhands.control.proven import ProvenSocket
 from manyhands.control.reserve import Reserve
 
@@ -42,19 +43,19 @@ class Regrouping(Reserve):
         This rank, and how many ranks the job had.
     liveness
         How a silent rank is noticed.
-    verdict
-        The first cause, as this rank knows it.
+    found
+        The first cause where none of those that come has been told another one.
     """
 
     def __init__(
-        self, loop: Loop, door: Door, hello: bytes, rank: int, world_size: int, liveness: Liveness, verdict: Verdict | None
+        self, loop: Loop, door: Door, hello: bytes, rank: int, world_size: int, liveness: Liveness, found: Verdict | None
     ) -> None:
         self._hello = hello
         self._at_door = door
         self._left_s = _REGROUP_S
         nobody = -1  # of those that come has the store
         super().__init__(loop, door.listen(), door.credentials, rank, world_size, nobody, liveness, (), door)
-        self._verdict = verdict
+        self._found = found
         loop.call(self._look)
 
     def _accept(self, sock: ProvenSocket, hello: bytes) -> None:
@@ -69,6 +70,12 @@ class Regrouping(Reserve):
             self._waiting.append((rank, message))
         else:
             super()._hear(rank, frame)
+
+    def _begin(self) -> None:
+        told = (join.verdict for join in self._members.values() if join.verdict is not None)
+        known = (verdict for verdict in told if all(0 <= rank < self._world_size for rank in ranks_in(verdict)))
+        self._verdict = next(known, self._found)
+        super()._begin()
 
     def _look(self) -> None:
         """Go on where all that live have come, or no others come."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from manyhands.contract.deadline import Deadline
 from manyhands.control.connection import Control
 from manyhands.control.credentials import Credentials
@@ -92,7 +94,7 @@ class SocketControl(Control):
         self._orphaned: tuple[str, Verdict] | None = None  # how the connection to the store ended meanwhile
         self._first_lost: int | None = None  # of the ranks that have had the store
         self._old: list[_Wire] = []
-        self._searching = ""  # why neither is there, while this rank looks for the others
+        self._searching: Verdict | None = None  # why neither is there, while this rank looks for the others
         self._closed = False
         self._leave: Leave | None = None
         self._connection = _Wire(self)
@@ -110,13 +112,14 @@ class SocketControl(Control):
             second = _Wire(self)
             self._second, self._successor = second, rank
             second.open(sock)  # which the other may have closed, and then there is none
-            second.send(encode(self._join))
+            # Who goes on tells all the first cause that one of them knows, unless all only know that nobody was there.
+            second.send(encode(self._join if self._searching is None else msgspec.structs.replace(self._join, verdict=self.verdict)))
             if self._leave is not None:
                 second.send(encode(self._leave))
             if rank == self._expected:
                 self._expected = None
-            if self._searching:
-                self._searching = ""
+            if self._searching is not None:
+                self._searching = None
                 self._turn_to_successor()
             elif self._orphaned is not None:
                 self._loop.call(self._turn_at_last)
@@ -213,19 +216,25 @@ class SocketControl(Control):
         self._loop.call_later(_ORPHAN_S, lambda: None if self.failed else self._cut_off(verdict))
 
     def _cut_off(self, verdict: Verdict) -> None:
-        self.fail(verdict)
         with self._changed:
-            self._searching, self._orphaned = verdict.text, None
+            self._searching, self._orphaned = verdict, None
             regroup = None if self._closed else self._regroup
         if regroup is None:
+            self.fail(verdict)
             self.give_up_looking()
-        else:
+        else:  # whoever they find tells all of them the same; but nobody waits for that for long
+            self._loop.call_later(COMING_S, lambda: self.fail(verdict))
             regroup()
+
+    @property
+    def last_words(self) -> Verdict | None:
+        """Why neither the store nor its successor is there, while this rank looks for the others."""
+        return self._searching
 
     def give_up_looking(self) -> None:
         """Take note that nobody is found who goes on where the store and its successor have ended."""
         with self._changed:
-            self._cut = self._searching
+            self._cut = "" if self._searching is None else self._searching.text
             self._changed.notify_all()
 
 

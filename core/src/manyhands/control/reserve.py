@@ -30,6 +30,8 @@ from manyhands.control.membership import Membership
 from manyhands.control.network import Listener
 from manyhands.control.protocol import (
     MAX_FROM_RANK_BYTES,
+    Agree,
+    Agreement,
     FromRank,
     FromStore,
     Join,
@@ -211,10 +213,15 @@ class Reserve:
             self._replace(f"the control connection of rank {rank} to it ended, and it says nothing of that")
         elif isinstance(message, Orphaned):
             self._send(rank, self._verdict)
-        elif isinstance(message, Shrink):
+        elif isinstance(message, Shrink | Agree):
             self._waiting.remove((rank, message))  # which is answered, also where this goes on in the store's place later
-            text = f"rank {rank} was cut off from rank {self._store}, which has the store, and the others were not: it cannot go on with them"
-            self._send(rank, Shrunk([], "", 0, Verdict("lost", text, self._store, "shrink"), attempt=message.attempt))
+            text = f"rank {rank} was cut off from rank {self._store}, which has the store, and the others were not: it cannot "
+            if isinstance(message, Shrink):
+                problem = Verdict("lost", f"{text}go on with them", self._store, "shrink")
+                self._send(rank, Shrunk([], "", 0, problem, attempt=message.attempt))
+            else:
+                problem = Verdict("lost", f"{text}agree with them", self._store, "agree")
+                self._send(rank, Agreement(message.name, 0, problem, message.attempt))
 
     def _replace(self, why: str) -> None:
         """Go on where the store does not answer: it is lost, unless there is nothing left to do but to tell all that all have left."""

@@ -220,6 +220,8 @@ class Survivors:
     def _hear(self, number: int, message: FromRank) -> None:
         if isinstance(message, Shrink) and number in self._waiting | self._admitted:
             self.shrink(number, message)
+        elif isinstance(message, GiveUp):
+            self.give_up(number, message)
 
     def _lose(self, number: int, reason: str) -> None:
         self._waiting.discard(number)

@@ -155,7 +155,7 @@ class Standby:
         control = self._control
         with self._changing:
             if not self._ended:
-                place = control.rank, control.world_size, self._liveness, control.verdict
+                place = control.rank, control.world_size, self._liveness, control.last_words
                 self._reserve = control.reserve = Regrouping(self._loop, door, hello, *place)
 
     def _stand_by(self, store: int, gone: Sequence[int]) -> None:
