@@ -190,15 +190,24 @@ def _record(data: bytes) -> None:
 
 
 @cache
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="fuzz-"))
+def _place(name: str) -> Path:
+    path = Path(tempfile.mkdtemp(prefix="fuzz-"), name)
+    path.touch()
+    return path
 
 
 @contextmanager
 def _file(name: str, data: bytes) -> Iterator[Path]:
-    path = _folder() / name
-    path.write_bytes(data)
-    yield path
+    """Give a file that reads as these bytes, while this lasts: most of the time would go to writing and opening it."""
+    kept = Path.read_bytes, Path.read_text
+    given = (lambda _: data), (lambda _, encoding: io.TextIOWrapper(io.BytesIO(data), encoding).read())
+    try:
+        for function, instead in zip(kept, given, strict=True):
+            setattr(Path, function.__name__, instead)
+        yield _place(name)
+    finally:
+        for function in kept:
+            setattr(Path, function.__name__, function)
 
 
 def _error_file(data: bytes) -> None:

@@ -113,7 +113,9 @@ class SocketControl(Control):
             self._second, self._successor = second, rank
             second.open(sock)  # which the other may have closed, and then there is none
             # Who goes on tells all the first cause that one of them knows, unless all only know that nobody was there.
-            second.send(encode(self._join if self._searching is None else msgspec.structs.replace(self._join, verdict=self.verdict)))
+            second.send(
+                encode(self._join if self._searching is None else msgspec.structs.replace(self._join, verdict=self.verdict))
+            )
             if self._leave is not None:
                 second.send(encode(self._leave))
             if rank == self._expected:
