@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.common.installing import install_command
 from manyhands.common.lines import line_of, program_frame
+from manyhands.common.threads import Thread, Timer
 from manyhands.contract.backend import (
     API_VERSION,
     HEADER_BYTES,
@@ -138,7 +139,9 @@ __all__ = [
     "Seal",
     "Send",
     "Sink",
+    "Thread",
     "ThreadWorld",
+    "Timer",
     "Transfer",
     "Transport",
     "UnsupportedError",

@@ -1,10 +1,10 @@
-"""A thread whose start cannot last for ever."""
+"""Threads whose start cannot last for ever."""
 
 from __future__ import annotations
 
 import threading
 
-__all__ = ["Thread"]
+__all__ = ["Thread", "Timer"]
 
 _START_S = 5.0
 """How long a thread may take to begin: far longer than any does that has the memory for it."""
@@ -20,6 +20,10 @@ class Thread(threading.Thread):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type] # as its base
         self._started: threading.Event = _Begun()
+
+
+class Timer(Thread, threading.Timer):
+    """A `threading.Timer` that is found out not to begin, as `Thread` is."""
 
 
 class _Begun(threading.Event):

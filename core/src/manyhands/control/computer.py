@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from manyhands.common.threads import Thread
+from manyhands.common.threads import Thread, Timer
 from manyhands.contract.runtime import Condition, Place, Runtime
 from manyhands.control.bystanders import Sleeper, begin_to_help, end_of_help
 
@@ -55,7 +55,7 @@ class _Computer(Runtime):
         worker.given.release()
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
-        timer = threading.Timer(delay_s, action)
+        timer = Timer(delay_s, action)
         timer.name = "manyhands-timer"
         timer.daemon = True
         timer.start()

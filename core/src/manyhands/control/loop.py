@@ -24,16 +24,21 @@ __all__ = ["Loop"]
 
 _log = logging.getLogger("manyhands.network")
 
+_SPARE_BYTES = 1 << 18
+"""Memory to end with where there is no more: what `malloc` gives back to the system when it is freed."""
+
 
 class Loop:
     """A selector loop in a daemon thread; every callback runs in that thread.
+
+    Where a callback raises, or there is no memory to go on, the loop ends, and with it every connection that it serves: so the other sides hear of it at once.
 
     Parameters
     ----------
     name
         The thread's name.
     on_crash
-        Called with the exception when a callback raises: a bug, which must not become a silent hang.
+        Called then with the exception, which must not become a silent hang.
     """
 
     def __init__(self, name: str, on_crash: Callable[[Exception], None]) -> None:
@@ -49,6 +54,7 @@ class Loop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._running = True
+        self._spare = bytes(_SPARE_BYTES)
         self._lock = threading.Lock()
         forget_after_fork(self)
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -110,23 +116,32 @@ class Loop:
             pass
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001 - whatever it is must reach the user's thread instead of ending this one
+            self._spare = b""
+            with self._lock:
+                self._running = False
+            self._hang_up()
+            self._on_crash(error)
+            _log.error("manyhands: the background thread failed", exc_info=error)
+        finally:
+            self._selector.close()
+            self._wake_reader.close()
+            self._wake_writer.close()
+
+    def _serve(self) -> None:
         while self._running:
             timeout = min(max(0.0, self._timers[0][0] - time.monotonic()), 3600.0) if self._timers else None
             for key, mask in self._selector.select(timeout):
                 if key.fd in self._selector.get_map():  # an earlier callback may have closed it
-                    self._guard(lambda key=key, mask=mask: key.data(mask))  # type: ignore[misc]
+                    key.data(mask)
             while self._calls:
-                self._guard(self._calls.popleft())
+                self._calls.popleft()()
             while self._timers and self._timers[0][0] <= time.monotonic():
-                self._guard(heapq.heappop(self._timers)[2])
-        self._selector.close()
-        self._wake_reader.close()
-        self._wake_writer.close()
+                heapq.heappop(self._timers)[2]()
 
-    def _guard(self, function: Callable[[], None]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 - a bug in any callback must reach the user's thread instead of ending this one
-            _log.exception("manyhands: the background thread failed; this is a bug")
-            self._running = False  # what failed once would fail again and again, as long as its socket is ready
-            self._on_crash(error)
+    def _hang_up(self) -> None:
+        for key in self._selector.get_map().values():
+            with contextlib.suppress(OSError):
+                key.fileobj.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr] # all are sockets

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from manyhands.api import Thread
+
 __all__ = ["Waiters"]
 
 
@@ -28,7 +30,7 @@ class Waiters:
         with self._lock:
             wanted = self._idle == 0
             if wanted:
-                thread = threading.Thread(target=self._serve, name="manyhands-gloo", daemon=True)
+                thread = Thread(target=self._serve, name="manyhands-gloo", daemon=True)
                 self._threads.append(thread)
                 thread.start()
             else:

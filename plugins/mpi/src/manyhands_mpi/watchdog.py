@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
 
-from manyhands.api import Deadline
+from manyhands.api import Deadline, Thread, Timer
 from manyhands_mpi.world import MpiWorld
 
 __all__ = ["Watchdog"]
@@ -37,7 +38,7 @@ class Watchdog:
         """Look after a call that begins now."""
         self._call = (name, deadline)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="manyhands-mpi-watchdog", daemon=True)
+            self._thread = Thread(target=self._look, name="manyhands-mpi-watchdog", daemon=True)
             self._thread.start()
 
     def leave(self) -> None:
@@ -67,7 +68,8 @@ class Watchdog:
             'world; with native = "polled" in [backends.mpi] it would raise an error instead\n'
         )
         sys.stderr.flush()
-        last_resort = threading.Timer(_ABORT_S, os._exit, (_CODE,))
+        last_resort = Timer(_ABORT_S, os._exit, (_CODE,))
         last_resort.daemon = True
-        last_resort.start()
+        with contextlib.suppress(RuntimeError):  # no memory for a thread: there is this one
+            last_resort.start()
         self._world.mpi.COMM_WORLD.Abort(_CODE)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from manyhands.api import BackendUnavailableError, Deadline, DeviceFailure, Launch, install_command
+from manyhands.api import BackendUnavailableError, Deadline, DeviceFailure, Launch, Thread, Timer, install_command
 from manyhands_nccl._cuda import Cuda
 from manyhands_nccl.dtypes import named
 from manyhands_nccl.plugin import INSTALL
@@ -345,9 +345,7 @@ class Communicator:
         """Run what ends the communicator, once, on a thread of its own: it may hang in NCCL, which then is said."""
 
         def run() -> None:
-            late = threading.Timer(
-                _END_S, _log.warning, ("%s: ending a communicator hangs, and is left alone", self.library.name)
-            )
+            late = Timer(_END_S, _log.warning, ("%s: ending a communicator hangs, and is left alone", self.library.name))
             late.daemon = True
             late.start()
             try:
@@ -362,7 +360,7 @@ class Communicator:
             if self._ended is not None:
                 return
             self._ended = reason
-            end = threading.Thread(target=run, name="manyhands nccl end", daemon=True)
+            end = Thread(target=run, name="manyhands nccl end", daemon=True)
             # An interpreter that ends refuses new threads; all that NCCL and CUDA hold ends with the process.
             with contextlib.suppress(RuntimeError):
                 end.start()

@@ -20,7 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from manyhands.api import AbortedError, UsageError
+from manyhands.api import AbortedError, Thread, UsageError
 from manyhands_simulated.outside import LOOK_S, Outside
 from manyhands_simulated.task import BLOCKED, DEAD, ENDED, OUTSIDE, READY, RUNNING, Stopped, Task
 
@@ -343,7 +343,7 @@ class Scheduler:
             return
         task.started = True
         name = f"rank-{task.rank}" if task.number == 0 else f"rank-{task.rank}-{task.number}"
-        thread = threading.Thread(target=self._live, args=(task,), name=name, daemon=True)
+        thread = Thread(target=self._live, args=(task,), name=name, daemon=True)
         while self._threads and not self._threads[0].is_alive():
             self._threads.popleft()
         self._threads.append(thread)

@@ -33,6 +33,7 @@ from manyhands.api import (
     Mailbox,
     Seal,
     Sink,
+    Thread,
     Transfer,
     Transport,
     read_cards,
@@ -281,7 +282,7 @@ class TcpBackend(Backend):
         self._start_dial(channel, peer)
 
     def _start_dial(self, channel: int, peer: int) -> None:
-        threading.Thread(target=self._answer_knock, args=(channel, peer), name="manyhands-tcp-dial", daemon=True).start()
+        Thread(target=self._answer_knock, args=(channel, peer), name="manyhands-tcp-dial", daemon=True).start()
 
     def _answer_knock(self, channel: int, peer: int) -> None:
         # A peer that cannot be reached is lost, which the control connection notices; the knocking side has its own deadline.

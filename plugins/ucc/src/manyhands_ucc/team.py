@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from typing import Any
 
-from manyhands.api import BackendUnavailableError, Bootstrap, CommError, Deadline, LinkLost, RendezvousError
+from manyhands.api import BackendUnavailableError, Bootstrap, CommError, Deadline, LinkLost, RendezvousError, Thread
 from manyhands_ucc.agreement import StallCallback
 from manyhands_ucc.library import IN_PROGRESS, NO_MESSAGE, OK, Arguments, ContextParams, LibParams, Meeting, TeamParams, Ucc
 
@@ -252,6 +252,6 @@ class Team:
             _abandoned.remove(self)
 
         # UCC first waits, without a limit, until all that was sent has left.
-        thread = threading.Thread(target=give_back, name="manyhands-ucc", daemon=True)
+        thread = Thread(target=give_back, name="manyhands-ucc", daemon=True)
         thread.start()
         thread.join(_LAST_S)

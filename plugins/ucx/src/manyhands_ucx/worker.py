@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ctypes import byref, c_int, c_size_t, c_void_p
 from typing import Any, Protocol
 
-from manyhands.api import BackendUnavailableError, ConfigError, Deadline, LinkLost
+from manyhands.api import BackendUnavailableError, ConfigError, Deadline, LinkLost, Thread
 from manyhands_ucx.config import UcxConfig
 from manyhands_ucx.library import (
     BUSY,
@@ -152,7 +152,7 @@ class Worker:
         self._event_fd = event_fd.value
         self._progress = ucp.worker_progress
         self._closing = threading.Event()
-        self._background = threading.Thread(target=self._work_now_and_then, name="manyhands-ucx", daemon=True)
+        self._background = Thread(target=self._work_now_and_then, name="manyhands-ucx", daemon=True)
         self._background.start()
 
     # ------------------------------------------------------------------ begin and end
