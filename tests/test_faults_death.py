@@ -69,6 +69,33 @@ def test_kill_while_others_wait(nursery: Nursery, waiting: str, victim: int) -> 
 JOINING = TELLING_JOINS + "attempt(mh.init, timeout_s=20)"
 
 
+def test_rank_0_may_die_while_it_tells_the_others_that_all_have_left(nursery: Nursery) -> None:
+    program = """
+        from manyhands.control.protocol import Farewell
+        from manyhands.control.store import Store
+
+        if rank == 0:
+            send = Store._send
+
+            def send_to_rank_1_alone(store, to, message):
+                if not isinstance(message, Farewell):
+                    send(store, to, message)
+                elif to == 1:
+                    send(store, to, message)
+                    store._loop.call_later(0.0, lambda: os.kill(os.getpid(), 9))
+
+            Store._send = send_to_rank_1_alone
+        group = mh.init(timeout_s=20)
+        group.barrier()
+        attempt(group.close)
+        tell("closed")
+    """
+    with nursery.ranks(program, 4) as ranks:
+        ranks.start().wait()
+        assert not ranks.raised(), ranks.raised()
+        assert sorted(fact["rank"] for fact in ranks.facts if fact["what"] == "closed") == [1, 2, 3]
+
+
 def test_kill_while_the_ranks_meet(nursery: Nursery) -> None:
     with nursery.ranks(JOINING) as ranks:
         ranks.start(0, 1).await_facts("joined", 2)

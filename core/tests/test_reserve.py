@@ -153,6 +153,18 @@ def test_a_store_that_has_left_and_ends_is_lost_to_those_that_have_not(company: 
     assert told == {str(Farewell() if all_left else Verdict("lost", text, 0))}
 
 
+def test_where_all_have_left_the_others_hear_it_from_here_as_well(company: Company) -> None:
+    """The store may have died after it had told the successor, and before it told them."""
+    company.ends[0].close()
+    company.loop.call(company.reserve.all_have_left)
+    for rank in (2, 3):
+        company.say(rank, Orphaned("the connection was closed"))
+        assert company.hear(rank) == Farewell()
+        company.ends[rank].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            company.hear(rank)
+
+
 def test_what_the_store_has_told_it_before_it_ended_holds(company: Company) -> None:
     assert company.agree(FIRST) == FIRST
     company.say(2, Orphaned("the connection was closed"))

@@ -563,6 +563,8 @@ class Control(ABC):
                     self._shrunk, self._shrink = message, None
             elif isinstance(message, Farewell):
                 self._farewell = True
+                if self.reserve is not None:
+                    self.reserve.all_have_left()
             elif message.name in self._agreeing and (
                 message.problem is None or message.attempt == self._agreeing[message.name].attempt
             ):

@@ -134,12 +134,12 @@ class SocketControl(Control):
 
     def _post(self, message: FromRank) -> None:
         last_words = isinstance(message, Report) and message.kind == "silent"  # the program may end right after
-        self._connection.send(encode(message), within_s=_LAST_WORDS_S if last_words else 0.0)
-        if isinstance(message, Leave):
+        if isinstance(message, Leave):  # to the successor first: the store may end as soon as all have left
             with self._changed:
                 self._leave = message
                 if self._second is not None:
                     self._second.send(encode(message))
+        self._connection.send(encode(message), within_s=_LAST_WORDS_S if last_words else 0.0)
 
     def close(self) -> None:
         """Close the connections."""

@@ -32,6 +32,7 @@ from manyhands.control.protocol import (
     MAX_FROM_RANK_BYTES,
     Agree,
     Agreement,
+    Farewell,
     FromRank,
     FromStore,
     Join,
@@ -51,6 +52,8 @@ __all__ = ["COMING_S", "Reserve"]
 
 _GRACE_S = 1.0
 """How long the store has to say what became of a rank whose connection to it has ended."""
+_LAST_WORDS_S = 0.05
+"""How long to wait until this rank itself has seen the store end."""
 _TOO_EARLY = "its process ended before all ranks had left"
 COMING_S = 0.5
 """How long ranks and the successor wait for each other where the store ends before they are connected."""
@@ -108,6 +111,7 @@ class Reserve:
         self._membership: Membership | None = None
         self._then: list[Callable[[Membership], None]] = []
         self._closed = False
+        self._parted = False
         self._changed = threading.Condition()
         self._listener = Listener(loop, sock, credentials, self._accept)
 
@@ -130,6 +134,13 @@ class Reserve:
         if self._membership is not None:
             with self._changed:
                 self._changed.wait_for(lambda: self._seats.keys() <= {self._rank}, timeout_s)
+
+    def all_have_left(self) -> None:
+        """Tell the others what the store has told this rank: it may end as it tells them, one after the other."""
+        if self._membership is None:
+            self._parted = True
+            for rank in sorted(self._seats):
+                self._send(rank, Farewell())
 
     def close(self) -> None:
         """Stop listening, and close all connections; from any thread."""
@@ -165,7 +176,7 @@ class Reserve:
             self.close()
 
     def _begin(self) -> None:
-        if self._closed or self._membership is not None:
+        if self._closed or self._parted or self._membership is not None:
             return
         membership = self._membership = Membership(
             self._world_size, b"", self._send, self._loop.call_later, self._rank, self._lobby
@@ -198,6 +209,8 @@ class Reserve:
             self._take_over(lambda membership: membership.handle(rank, message))
         elif isinstance(message, Orphaned) and rank == self._rank and self._store not in self._members:
             self._ended |= {self._store}  # before it had come here, from where its end would have been seen
+            self._take_over()
+        elif isinstance(message, Orphaned) and rank == self._rank and self._store in self._gone.keys() - self._left.keys():
             self._take_over()
         elif isinstance(message, Orphaned) and self._store in self._gone:  # it had left, and others need it
             self._replace(_TOO_EARLY)
@@ -237,7 +250,12 @@ class Reserve:
             self._membership.lost(rank, reason, vanished)
         elif rank == self._store and not self._closed:
             if rank not in self._left:
-                self._take_over()
+                # The last that it has told this rank stands in the connection of that, and is read first: perhaps that all have left.
+                is_heard = self._verdict is not None or any(other == self._rank for other, _ in self._waiting)
+                if is_heard:
+                    self._take_over()
+                else:
+                    self._loop.call_later(_LAST_WORDS_S, self._take_over)
             elif self._waiting:
                 self._replace(_TOO_EARLY)
 
