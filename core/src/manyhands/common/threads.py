@@ -15,6 +15,11 @@ class Thread(threading.Thread):
 
     Python's own `start` waits until the new thread says that it runs. One that finds no memory for its first steps ends without a word, and `start`
     waits for ever (python/cpython#140746). This one raises `RuntimeError` then, as it does where the system refuses a thread.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Those of `threading.Thread`.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -23,7 +28,13 @@ class Thread(threading.Thread):
 
 
 class Timer(Thread, threading.Timer):
-    """A `threading.Timer` that is found out not to begin, as `Thread` is."""
+    """A `threading.Timer` that is found out not to begin, as `Thread` is.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Those of `threading.Timer`.
+    """
 
 
 class _Begun(threading.Event):
