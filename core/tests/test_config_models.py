@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from manyhands.api import BackendConfig
@@ -61,6 +61,8 @@ def tables(kind: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(st.sampled_from([each.name for each in fields(kind)] + ["unknown"]), values, max_size=3)
 
 
+@example((Several, {"needed": "", "either": 7}))
+@example((Several, {"needed": "", "either": 7.0}))
 @given(
     tables(Settings).map(lambda table: (Settings, table))
     | tables(Several).map(lambda table: (Several, {"needed": "", **table}))

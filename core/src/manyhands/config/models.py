@@ -106,7 +106,8 @@ def _value(field: Field[Any], value: object) -> Any:
         config = as_it_stands(inner, value)
         return MISSING if config is None else config
     types = str(field.type).split(" | ")
-    number = float if "float" in types else int if "int" in types else None
+    numbers = [each for each in (float, int) if each.__name__ in types]
+    number = numbers[0] if len(numbers) == 1 else None  # where both are right, an int stays one
     # As a variable of the environment has it, and a file that says `60` where `60.0` is meant.
     if number is not None and (type(value) is int or ("str" not in types and type(value) is str and _NUMBER.fullmatch(value))):
         try:
