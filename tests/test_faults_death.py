@@ -66,9 +66,6 @@ def test_kill_while_others_wait(nursery: Nursery, waiting: str, victim: int) -> 
         assert_lost(ranks, victim, ranks.signal(victim, signal.SIGKILL))
 
 
-JOINING = TELLING_JOINS + "attempt(mh.init, timeout_s=20)"
-
-
 def test_rank_0_may_die_while_it_tells_the_others_that_all_have_left(nursery: Nursery) -> None:
     program = """
         from manyhands.control.protocol import Farewell
@@ -94,6 +91,9 @@ def test_rank_0_may_die_while_it_tells_the_others_that_all_have_left(nursery: Nu
         ranks.start().wait()
         assert not ranks.raised(), ranks.raised()
         assert sorted(fact["rank"] for fact in ranks.facts if fact["what"] == "closed") == [1, 2, 3]
+
+
+JOINING = TELLING_JOINS + "attempt(mh.init, timeout_s=20)"
 
 
 def test_kill_while_the_ranks_meet(nursery: Nursery) -> None:
