@@ -188,6 +188,16 @@ def test_where_nobody_gave_up_or_nothing_else_is_known_the_first_failure_ended_t
     assert last_straw([failure(0, 2.0, secondary=True, time=2.0)])[0].rank == 0
 
 
+def test_a_death_in_whose_place_another_rank_came_did_not_end_the_job_where_all_failed_by_themselves_later() -> None:
+    dead, one, other = failure(0, 1.0, code=-9), failure(1, 3.0), failure(2, 3.1)
+    assert last_straw([other, dead, one], [dead]) == (one, [dead])
+    soon = failure(1, 1.1, secondary=False, time=1.05)
+    assert last_straw([soon, dead], [dead]) == (soon, [dead])
+    quit_ = failure(1, 1.06, code=3)
+    assert last_straw([quit_, dead], [dead]) == (dead, [])
+    assert last_straw([dead], [dead]) == (dead, [])
+
+
 def test_deaths_at_one_time_are_told_as_the_first_of_them_and_not_as_survived() -> None:
     one, other = failure(1, 10.0, code=-9), failure(2, 10.01, code=-9)
     assert last_straw([failure(0, 10.1, secondary=True, time=10.02), other, one]) == (one, [])

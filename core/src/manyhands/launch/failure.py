@@ -75,12 +75,19 @@ def primary(failures: Sequence[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.is_secondary, failure.began))
 
 
-def last_straw(failures: Sequence[Failure]) -> tuple[Failure, list[Failure]]:
-    """Return the failure that ended a job which may have survived others, and those: the last one before ranks gave up."""
+def last_straw(failures: Sequence[Failure], replaced: Sequence[Failure] = ()) -> tuple[Failure, list[Failure]]:
+    """Return the failure that ended a job which may have survived others, and those: the last one before ranks gave up.
+
+    Where none gave up it is the first one, but for ``replaced``, those in whose place another rank came before the next one failed.
+    """
     own = sorted((failure for failure in failures if not failure.is_secondary), key=lambda failure: failure.began)
     gave_up = min((failure.began for failure in failures if failure.is_secondary), default=None)
     if gave_up is None:
-        return primary(failures), []
+        rest = [failure for failure in own if failure not in replaced]
+        # Who exits without an error of its own may do so because of a death.
+        ended = rest[0].began - (_LATE_S if rest[0].record is None else 0.0) if rest else 0.0
+        survived = [failure for failure in own if failure in replaced and failure.began < ended]
+        return next(failure for failure in own if failure not in survived), survived
     # That a rank was killed is seen by its end alone, which others may have noticed before.
     before = [each for each in own if each.began - (_LATE_S if each.code < 0 and each.record is None else 0.0) <= gave_up]
     if not before:

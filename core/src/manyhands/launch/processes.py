@@ -474,9 +474,9 @@ class _Launcher:
         if may_go_on and is_survived:
             self._say("-" * 80 + "\n" + report_lost(failures))
             return 0
-        first, survived = last_straw(failures) if may_go_on else (primary(failures), [])
-        before = {first.rank, *(failure.rank for failure in survived)}
-        also = sorted({child.rank for child in own if child.rank not in before})
+        replaced = [failure for child, failure in zip(own, failures, strict=True) if child.made_good]
+        first, survived = last_straw(failures, replaced) if may_go_on else (primary(failures), [])
+        also = sorted({failure.rank for failure in failures if failure not in (first, *survived)})
         ended = sorted({child.rank for child in failed if child.signalled and child.rank != first.rank})
         others = [_failure(child) for child in failed if child.rank != first.rank]
         self._say("-" * 80 + "\n" + report(first, also, ended, survived, others))
