@@ -280,8 +280,10 @@ class Outside:
         if self._idle_since is None:
             self._idle_since = self._asked = now
             self._busy = busy
-        elif busy - self._busy > _BUSY_SHARE * (now - self._asked) and now - self._asked < FORSAKEN_S:
-            self._idle_since = now  # somebody computes
+        elif now - self._asked < FORSAKEN_S and (
+            busy - self._busy > _BUSY_SHARE * (now - self._asked) or self._is_somebody_awake()
+        ):
+            self._idle_since = now  # somebody computes, or would if the machine let it
         self._gave_up = now - self._idle_since > _HELP_S
         return self._gave_up
 
@@ -308,6 +310,12 @@ class Outside:
                     self._gone.pop(ident).state = ENDED
             helpers = any(task.state is OUTSIDE for task in self._gone.values())
             return helpers or not threads <= self.ours | self._before | self._gone.keys()
+
+    def _is_somebody_awake(self) -> bool:
+        """Tell whether a thread outside does not sleep: it may be on its way here, and wait for a processor."""
+        with self._lock:
+            gone = [task for task in self._gone.values() if task.state is OUTSIDE]
+        return any(used is not None and not used[1] for used in map(_used, gone))
 
     def holds(self, task: Task) -> bool:
         """Tell whether a thread is outside."""
