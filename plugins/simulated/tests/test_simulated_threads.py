@@ -409,7 +409,7 @@ def test_an_interrupt_ends_the_run_and_all_that_it_began():
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         simulated.run(program, 3)
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
     assert sorted(ended) == [0, 1, 2]
     assert seen == []
     assert simulated.run(lambda group: group.all_reduce(1.0).item(), 3).results == [3.0] * 3
@@ -458,7 +458,7 @@ def test_an_interrupt_may_come_at_any_moment(monkeypatch):
             left = looks % 5
             with pytest.raises(KeyboardInterrupt):
                 simulated.run(program, 4)
-            assert set(threading.enumerate()) == before
+            assert set(threading.enumerate()) <= before
     finally:
         sys.setswitchinterval(interval)
 
@@ -485,7 +485,7 @@ def test_hundreds_of_runs_leave_neither_threads_nor_memory():
 
     threads, objects = many(30)
     threads_after, objects_after = many(130)
-    assert threads_after == threads
+    assert threads_after <= threads
     assert objects_after - objects < 130  # less than one for each run
 
 
