@@ -147,6 +147,35 @@ attempt(train)
     assert len([fact for fact in ranks.facts if fact["what"] == "generation"]) == 2 * generations
 
 
+def test_nothing_that_the_function_held_is_kept_after_a_failure(nursery: Nursery) -> None:
+    """Not even behind the error that was being handled when the group failed: its frames would keep all arrays of a step until the next failure."""
+    program = """
+import gc, weakref
+seen = []
+def step(group, array):
+    try:
+        raise ValueError("in the middle of something")
+    except ValueError:
+        while True:
+            group.all_reduce(array)
+@mh.elastic(timeout_s=20)
+def train(group, generation, state):
+    if generation == 0:
+        array = np.ones(9)
+        seen.append(weakref.ref(array))
+        if rank == 1:
+            os.kill(os.getpid(), 9)
+        step(group, array)
+    gc.collect()
+    tell("kept", kept=seen[0]() is not None)
+train()
+"""
+    with nursery.ranks(program, 3) as ranks:
+        kept = ranks.start().await_facts("kept", 2)
+        ranks.wait()
+    assert [fact["kept"] for fact in kept] == [False, False]
+
+
 def test_it_is_called_once_where_nothing_fails_and_rank_0s_state_is_that_of_all() -> None:
     made = []
 

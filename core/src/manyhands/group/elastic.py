@@ -166,7 +166,7 @@ def _run(
                 group.__exit__(type(error), error, None)
                 raise
             _log.info("rank %d: generation %d has ended: %s", group.rank, generation, error)
-            failure = error.with_traceback(None)  # which holds what the function held
+            failure = _without_frames(error)
         except BaseException as error:
             group.__exit__(type(error), error, None)
             raise
@@ -175,6 +175,17 @@ def _run(
                 group.close()
             return result
         group = _shrunk(group)
+
+
+def _without_frames(error: CommError) -> CommError:
+    """Take the tracebacks from an error and from those behind it: their frames hold the arrays of the function that has ended."""
+    behind: list[BaseException | None] = [error]
+    while behind:
+        each = behind.pop()
+        if each is not None and each.__traceback__ is not None:
+            each.__traceback__ = None
+            behind += (each.__cause__, each.__context__)
+    return error
 
 
 def _may_be_vain(failure: CommError | None) -> bool:
