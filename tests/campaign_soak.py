@@ -6,6 +6,9 @@ process from which ranks are forked live through all of it. Every second each of
 be no more than in the second quarter: memory of its own in the middle of all samples, but for one MiB or one part in fifty; descriptors, threads and shared memory at all. The first quarter is left out, in
 which kinds of calls are met for the first time.
 
+Before that time begins, the first process dies once, and the last one once. A first death costs memory that stays: code is loaded to recover from it. And the
+death of rank 0 makes another rank the heir of the store, which holds connections to all the others from then on.
+
 Usage: python tests/campaign_soak.py [--minutes 60] [--backends tcp,shm,hybrid] [--ranks 4] [--seed 0] [--death-every SECONDS]
 
 The time is shared by the backends. With ``--death-every 0`` nobody dies.
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -47,13 +51,12 @@ case = json.loads(os.environ["CASE"])
     + '''
 told = 0.0
 
-def tell_what_is_held(group, steps):
+def tell_what_is_held(after, steps):
     """Tell what this process holds, but for garbage: bytes in memory of its own and in shared memory, descriptors, threads."""
     global told
-    now = time.monotonic() - case["begun"]
-    if now - told < case["every_s"]:
+    if time.monotonic() - told < case["every_s"]:
         return
-    told = now
+    told = time.monotonic()
     gc.collect()
     libc.malloc_trim(0)
     with open("/proc/self/statm") as file:  # what is shared, too, counts as far as it has been touched, which chance decides
@@ -62,24 +65,29 @@ def tell_what_is_held(group, steps):
         mapped = [line.split()[0].split("-") for line in file if line.split()[1].endswith("s")]
     shared = sum(int(end, 16) - int(start, 16) for start, end in mapped)
     descriptors, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-    tell("held", pid=os.getpid(), after=now, memory=resident - touched, shared=shared, descriptors=descriptors, threads=threads, steps=steps)
+    tell("held", after=after, memory=resident - touched, shared=shared, descriptors=descriptors, threads=threads, steps=steps)
 
-@mh.elastic(state=lambda: {"step": 0, "death_at": case["death_every_s"] or 1e9}, config=case["config"], timeout_s=60)
+@mh.elastic(state=lambda: {"step": 0, "deaths": 0, "begun": 0.0}, config=case["config"], timeout_s=60)
 def use(group, generation, state):
+    every_s, ends = case["death_every_s"], [0, world_size - 1]
     while True:
         choice = random.Random(case["seed"] + state["step"])
         for _ in range(50):
             one_step(group, state["step"] % 1000, choice)
             state["step"] += 1
-        tell_what_is_held(group, state["step"])
-        now = float(group.broadcast(np.array([time.monotonic() - case["begun"]]), 0)[0])
-        if now >= case["seconds"]:
-            return state["step"]
-        dies = now >= state["death_at"]
-        if dies:
-            state["death_at"] = now + case["death_every_s"]
+        now = float(group.broadcast(np.array([time.monotonic()]), 0)[0])
+        if not every_s or state["deaths"] >= len(ends):
+            state["begun"] = state["begun"] or now
+            after = now - state["begun"]
+            tell_what_is_held(after, state["step"])
+            if after >= case["seconds"]:
+                return state["step"]
+            dies, victim = every_s and after >= every_s * (state["deaths"] - 1), choice.choice(ends)
+        else:
+            dies, victim = True, ends[state["deaths"]]
+        state["deaths"] += bool(dies)
         state.commit()
-        if dies and rank == choice.choice([0, world_size - 1]):
+        if dies and rank == victim:
             tell("death")
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -98,7 +106,8 @@ def growth(samples: list[dict[str, Any]], seconds: float) -> dict[str, float]:
     """
     quarters: list[list[dict[str, Any]]] = [[] for _ in range(_QUARTERS)]
     for sample in samples:
-        quarters[min(int(_QUARTERS * sample["after"] / seconds), _QUARTERS - 1)].append(sample)
+        if sample["after"] >= 0:
+            quarters[min(int(_QUARTERS * sample["after"] / seconds), _QUARTERS - 1)].append(sample)
     assert all((quarters[1], quarters[-1])), f"a process told only {len(samples)} times what it holds"
     before, after = quarters[1], quarters[-1]
     # A sample may be taken while the ranks have one group, or two, or none: so the least of the end counts, and the most of the beginning.
@@ -121,25 +130,28 @@ def soak(
     AssertionError
         A process holds more than before, a result was wrong, or the job did not end well; the text says which.
     """
-    begun = time.monotonic()
     told = {"seed": seed, "seconds": seconds, "every_s": min(1.0, seconds / 20), "config": config_of(backend)}
-    told |= {"begun": begun, "death_every_s": death_every_s}
+    told |= {"death_every_s": death_every_s}
     ranks = LaunchedRanks(nursery, PROGRAM, world_size, nursery.directory / f"soak-{backend}", {"CASE": json.dumps(told)})
     ranks.options = ("--max-restarts", str(_RESTARTS))
     ranks.start()
     held: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     try:
-        _read_until_well(ranks, begun, seconds, held)
+        _read_until_well(ranks, seconds, held)
         codes = ranks.wait()
         assert set(codes.values()) == {0}, f"exit codes {codes}: {ranks.output()[-3000:]}"
     finally:
         ranks.close()
     counts = collections.Counter(fact["what"] for fact in ranks.facts)
-    assert counts["death"] or not death_every_s, "nobody died"
+    assert counts["death"] > 2 or not death_every_s, "nobody died"
     counts["steps"] = max(fact["steps"] for fact in ranks.facts if fact["what"] == "well")
     lasting = set(range(world_size)) - ({0, world_size - 1} if death_every_s else set())
-    for fact in ranks.facts:
-        if fact["what"] == "held" and fact["rank"] in lasting:
+    told_by_ranks = [fact for fact in ranks.facts if fact["what"] == "held"]
+    begun = min(fact["at"] - fact["after"] for fact in told_by_ranks)
+    for sample in itertools.chain.from_iterable(held.values()):
+        sample["after"] = sample["at"] - begun
+    for fact in told_by_ranks:
+        if fact["rank"] in lasting:
             held[f"rank {fact['rank']}"].append(fact)
     grown = {who: growth(samples, seconds) for who, samples in held.items()}
     for who, each in grown.items():
@@ -150,8 +162,8 @@ def soak(
     return grown, counts
 
 
-def _read_until_well(ranks: LaunchedRanks, begun: float, seconds: float, held: dict[str, list[dict[str, Any]]]) -> None:
-    told = begun
+def _read_until_well(ranks: LaunchedRanks, seconds: float, held: dict[str, list[dict[str, Any]]]) -> None:
+    begun = told = time.monotonic()
     while sum(fact["what"] == "well" for fact in ranks.facts) < ranks.world_size:
         now = time.monotonic()
         assert now < begun + seconds + _SLACK_S, f"the ranks do not end; output: {ranks.output()[-3000:]}"
@@ -162,7 +174,7 @@ def _read_until_well(ranks: LaunchedRanks, begun: float, seconds: float, held: d
             with contextlib.suppress(OSError):  # it has just ended
                 children = Path(f"/proc/{ranks.launcher}/task/{ranks.launcher}/children").read_text().split()
                 for who, pid in (("the launcher", ranks.launcher), *((f"process {pid}", int(pid)) for pid in children)):
-                    held[who].append(_held(pid) | {"after": now - begun})
+                    held[who].append(_held(pid) | {"at": now})
         ranks.read(0.5)
 
 

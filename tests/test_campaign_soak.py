@@ -33,7 +33,7 @@ def test_what_grows_after_the_first_quarter_is_found() -> None:
 
 @pytest.mark.long
 def test_a_short_soak(nursery: Nursery) -> None:
-    soak(nursery, "tcp", 20.0)
+    soak(nursery, "tcp", 16.0, death_every_s=4.0)
 
 
 def test_of_a_closed_group_nothing_is_kept() -> None:
