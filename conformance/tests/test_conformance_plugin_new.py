@@ -68,7 +68,7 @@ def test_a_new_distribution_is_listed_and_runs(site: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_the_tests_of_a_new_distribution_pass(site: Path) -> None:
     done = run(site, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(site.parent / "source" / "tests"))
     assert done.returncode == 0, done.stdout

@@ -93,7 +93,9 @@ class WorldMaker:
             return not self.has_threads
         return "virtual time" in self.spec.capabilities
 
-    def run(self, program: Program, ranks: int | None = None, **facts: Any) -> list[Any]:
+    def run(
+        self, program: Program, ranks: int | None = None, *, patience_s: float = _TIMEOUT_S + _GRACE_S, **facts: Any
+    ) -> list[Any]:
         """Run a program on every rank; return what it returned on each.
 
         Parameters
@@ -102,6 +104,8 @@ class WorldMaker:
             A function of a module: ``program(group, **facts)``.
         ranks
             How many ranks the world has.
+        patience_s
+            Seconds that the program may last.
         facts
             Plain data.
 
@@ -114,7 +118,7 @@ class WorldMaker:
         job = self._kept.get(size)
         if job is None:
             job = self._kept[size] = self._start(size, _TIMEOUT_S)
-        outcomes = job.run(program, facts, _TIMEOUT_S + _GRACE_S)
+        outcomes = job.run(program, facts, patience_s)
         if any(each is None or each.errors for each in outcomes):
             del self._kept[size]
             text = _what_happened(program, job, outcomes)

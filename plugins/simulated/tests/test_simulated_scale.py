@@ -40,7 +40,7 @@ def alone() -> Alone:
 
     def run(lines: str) -> tuple[Any, int]:
         command = [sys.executable, "-c", PRELUDE + lines]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=400)
         found, mebibytes = json.loads(done.stdout)
         return found, mebibytes
 
@@ -61,7 +61,7 @@ tell([sorted({{float(x) for result in run.results for x in result}}), len(run.re
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(450)
 def test_256_ranks_train_the_example(alone):
     """They learn what one rank does: the same gradients are added up, in another order."""
     found, mebibytes = alone(
