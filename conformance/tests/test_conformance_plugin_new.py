@@ -11,7 +11,7 @@ import pytest
 
 from manyhands.cli.main import main
 
-PATIENCE_S = 170.0
+PATIENCE_S = 280.0
 
 
 def new(*words: str) -> int:
