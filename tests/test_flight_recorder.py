@@ -49,14 +49,22 @@ def test_a_mismatch_is_told_with_the_lines_of_all_ranks(native: bool, tmp_path: 
 
 def test_survivors_write_and_say_who_died(nursery: Nursery, tmp_path: Path) -> None:
     program = """
+        def watch(thread):
+            until_blocked(thread)
+            tell("waiting")
+
         with mh.init(timeout_s=10) as group:
             group.barrier()
             if rank == 1:
+                until_told_to_go()
                 os.kill(os.getpid(), 9)
+            threading.Thread(target=watch, args=(threading.current_thread(),)).start()
             attempt(group.all_reduce, np.ones(4))
     """
     with nursery.ranks(program, MANYHANDS_RECORDER__DIRECTORY=str(tmp_path)) as ranks:
-        ranks.start().wait()
+        ranks.start().await_facts("waiting", 2)
+        ranks.go()
+        ranks.wait()
     lines = story(tmp_path)
     assert lines[0].endswith("3 ranks, and 2 of them wrote what their flight recorders held")
     assert lines[2] == "Rank 1 wrote nothing: it died, as the others found"
