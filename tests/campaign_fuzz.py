@@ -321,7 +321,9 @@ _FROM_RANK: list[Any] = [
     messages.Agree("agree #0", 3, [0, 1, 2]),
 ]
 _FROM_STORE: list[Any] = [
-    messages.Welcome(b"key", [0, 0, 2]),
+    messages.Welcome(
+        b"key", [0, 0, 2], [messages.Whereabouts("host", 1, 2, "boot"), None, messages.Whereabouts("host", 0, 3, "")]
+    ),
     messages.Cards("split #1", [b"a", b"b"], 3),
     messages.Disbanded(1),
     messages.Question(1, 0, 3),

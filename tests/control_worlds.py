@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from manyhands.contract.deadline import Deadline
@@ -17,7 +18,7 @@ from manyhands.control.connection import make_join
 from manyhands.control.credentials import Credentials
 from manyhands.control.liveness import Liveness
 from manyhands.control.network import Address
-from manyhands.control.protocol import Report, Shrink, Shrunk, Verdict
+from manyhands.control.protocol import Join, Report, Shrink, Shrunk, Verdict
 from manyhands.control.remote import SocketControl
 from manyhands.control.store import Store
 from manyhands.errors import RendezvousError
@@ -110,17 +111,21 @@ class Listener:
 
 
 class Place:
-    """An address at which a process listens."""
+    """An address at which a process listens, or will."""
 
     def __init__(self, network: Network, process: Process, address: Address) -> None:
         self.process = process
         self.address = address
         self.accept: Callable[[Any, bytes], None] | None = None
         self._network = network
-        network.places[address] = self
 
     def getsockname(self) -> Address:
         return self.address
+
+    def listen(self, _: int = 0) -> Place:
+        if self.process.is_alive:
+            self._network.places[self.address] = self
+        return self
 
     def close(self) -> None:
         self._network.places.pop(self.address, None)
@@ -143,14 +148,16 @@ class Process:
         """Come into the job."""
         credentials, deadline, liveness = Credentials(b"secret"), Deadline(1e6), Liveness()
         if self.rank == 0:
-            place: Any = Place(self.network, self, _STORE)
+            place: Any = Place(self.network, self, _STORE).listen()
             Store(self.loop, place, credentials, self._size, deadline, liveness)
-        self.control = SocketControl(
-            self.loop, make_join(self.rank, self._size, "tcp", ""), _STORE, credentials, deadline, liveness
-        )
+        self.control = SocketControl(self.loop, self._join(), _STORE, credentials, deadline, liveness)
         Standby(self.loop, self.control, credentials, True, liveness, None)
         self.control.on_failure(self.go_on)
         self.control.on_gone(self.try_again)
+
+    def _join(self) -> Join:
+        host = self.network.processes_of("pid")
+        return msgspec.structs.replace(make_join(self.rank, self._size, "tcp", ""), pid=self.rank, host=host)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -228,9 +235,12 @@ class Network:
         How many ranks there are.
     seed
         What chooses the order.
+    per_host
+        How many of them a host has.
     """
 
-    def __init__(self, size: int, seed: int) -> None:
+    def __init__(self, size: int, seed: int, per_host: int = 100) -> None:
+        self._per_host = per_host
         self.choice = random.Random(seed)
         self.now = 0.0
         self.count = itertools.count()
@@ -270,7 +280,19 @@ class Network:
 
     def bind(self, address: Address, *_: object) -> Place:
         """Let the running process listen."""
-        return Place(self, self._now_running, (address[0], next(self.ports)))
+        return Place(self, self._now_running, (address[0], next(self.ports))).listen()
+
+    def hold(self, host: str) -> Place:
+        """Let the running process have an address at which it does not listen yet."""
+        return Place(self, self._now_running, (host, next(self.ports)))
+
+    def processes_of(self, _: str) -> str:
+        """Return which host the running process is on."""
+        return f"host{self._now_running.rank // self._per_host}"
+
+    def has_ended(self, pid: int) -> bool:
+        """Tell whether the process of a rank has ended."""
+        return not self.processes[pid].is_alive
 
     def step(self) -> bool:
         """Let one thing happen; tell whether anything could."""
@@ -320,9 +342,9 @@ class _Thread:
 
 
 @contextlib.contextmanager
-def network_of(size: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+def network_of(size: int, seed: int, monkeypatch: pytest.MonkeyPatch, per_host: int = 100) -> Iterator[Network]:
     """Put a simulated network under the control planes of this process."""
-    network = Network(size, seed)
+    network = Network(size, seed, per_host)
     with monkeypatch.context() as patch:
         for module in (remote, store, reserve):
             patch.setattr(module, "FrameConnection", Frames)
@@ -330,6 +352,10 @@ def network_of(size: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> Iterato
             patch.setattr(module, "Listener", Listener)
         for module in (remote, standby):
             patch.setattr(module, "dial_patiently", network.dial)
+        patch.setattr(standby, "dial", network.dial)
+        patch.setattr(remote, "namespace", network.processes_of)
+        patch.setattr(remote, "has_ended", network.has_ended)
+        patch.setattr(remote, "hold", network.hold)
         patch.setattr(standby, "guarded_bind", network.bind)
         patch.setattr(standby, "Thread", _Thread)
         yield network

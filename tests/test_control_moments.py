@@ -63,7 +63,7 @@ def test_a_death_at_any_moment_is_told_alike_and_the_others_go_on(size: int, mon
 
 @pytest.mark.parametrize("size", [3, 4, 5])
 def test_two_deaths_at_any_moments_are_survived(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the store dies, and its successor before all know the next one, those that do not may be left behind; but no two parts go on."""
+    """The store and its successor are as likely to be those as any two."""
     for victims, seed, between in itertools.product(itertools.permutations(range(size), 2), range(4), range(0, 40, 4)):
         with network_of(size, seed, monkeypatch) as network:
             ready(network)
@@ -71,11 +71,7 @@ def test_two_deaths_at_any_moments_are_survived(size: int, monkeypatch: pytest.M
             let_happen(network, between)
             network.processes[victims[1]].die()
             network.run()
-            if {*victims} == {STORE, SUCCESSOR}:
-                going_on = [process for process in network.processes if process.goes_on]
-                assert all(process.answer.ranks == [other.rank for other in going_on] for process in going_on if process.answer)
-            else:
-                check(network, {*victims})
+            check(network, {*victims})
 
 
 @pytest.mark.parametrize("size", [3, 4])

@@ -83,7 +83,7 @@ FROM_RANKS: list[Any] = [
     messages.Agreed(Verdict("lost", "rank 1 was lost", 1)),
 ]
 FROM_STORE: list[Any] = [
-    Welcome(b"key", [0, 0, 2]),
+    Welcome(b"key", [0, 0, 2], [messages.Whereabouts("host", 1, 2, "boot"), None, messages.Whereabouts("host", 0, 3, "")]),
     Cards("split #1", [b"a", b"b"], 3),
     Disbanded(1),
     Question(1, 0, 3),

@@ -23,7 +23,7 @@ def test_ranks_are_welcome_once_all_have_come() -> None:
     job.join(1)
     assert job.store.missing() == []
     assert job.store.complete
-    assert job.told == {rank: [Welcome(b"key", [0, 1, 2])] for rank in range(3)}
+    assert job.told == {rank: [Welcome(b"key", [0, 1, 2], [None] * 3)] for rank in range(3)}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_hosts_are_told_as_numbers_that_ranks_of_one_host_share(names: str, host
     job = Job(joined=False)
     for rank in (2, 0, 1):
         job.join(rank, host=names[rank])
-    assert job.told == {rank: [Welcome(b"key", hosts)] for rank in range(3)}
+    assert job.told == {rank: [Welcome(b"key", hosts, [None] * 3)] for rank in range(3)}
 
 
 @pytest.mark.parametrize(

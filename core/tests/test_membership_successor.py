@@ -78,11 +78,12 @@ def test_a_successor_that_is_silent_or_gone_is_not_waited_for() -> None:
         assert {rank for rank in heard(job, Verdict) if rank != 1} == {0}
 
 
-def test_who_ends_after_the_failure_is_told_to_those_left() -> None:
+def test_who_ends_is_told_to_those_left() -> None:
     job, store = with_successor("aaaa")
     store.lost(2, "it ended")
     store.lost(3, "it ended, too")
-    assert heard(job, Gone) == {rank: [Gone(3, "it ended, too")] for rank in (0, 1)}
+    told = [Gone(2, "it ended"), Gone(3, "it ended, too")]
+    assert heard(job, Gone) == {0: told, 1: told, 3: told[:1]}
 
 
 def test_a_successor_that_has_left_is_ready_until_its_process_ends() -> None:

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from membership_tools import Job
@@ -18,7 +17,6 @@ from manyhands.control.connection import make_join
 from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
-from manyhands.control.lobby import Door
 from manyhands.control.loop import Loop
 from manyhands.control.network import Listener
 from manyhands.control.protocol import (
@@ -34,6 +32,8 @@ from manyhands.control.protocol import (
     Shrunk,
     Successor,
     Verdict,
+    Welcome,
+    Whereabouts,
     decode_from_rank,
     encode,
 )
@@ -249,20 +249,13 @@ def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage)
     successor.connection.close()
 
 
-@pytest.mark.parametrize("gone", ["folder", "socket"])
-def test_who_cannot_look_for_the_others_gives_up(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gone: str
-) -> None:
-    monkeypatch.setattr("manyhands.job.standby._REGROUP_S", 0.1)
-    place = socket.create_server(("127.0.0.1", 0))
-    door = Door(place.fileno(), tmp_path / "folder", SECRET)
-    if gone == "socket":
-        (tmp_path / "folder").mkdir()
-        place.close()  # as where there are no descriptors left
-    standby = Standby(stage.loop, stage.control, SECRET, True, Liveness(), door)
+@pytest.mark.parametrize("places", [[None] * 3, [None, Whereabouts("127.0.0.1", 1, 1, ""), None]])
+def test_who_finds_no_others_gives_up(stage: Stage, monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts | None]) -> None:
+    monkeypatch.setattr("manyhands.job.standby._LOOKING_S", 0.1)
+    standby = Standby(stage.loop, stage.control, SECRET, True, Liveness(), None)
+    stage.store.say(Welcome(b"key", [0, 0, 0], places))
+    stage.control.welcome(Deadline(10))
     stage.store.connection.close()
     with stage.control._changed:
         assert stage.control._changed.wait_for(lambda: stage.control.cut, 10)
-    assert door._claim is None
     standby.end()
-    place.close()

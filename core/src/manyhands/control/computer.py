@@ -7,12 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from manyhands.common.threads import Thread, Timer
 from manyhands.contract.runtime import Condition, Place, Runtime
 from manyhands.control.bystanders import Sleeper, begin_to_help, end_of_help
 
-__all__ = ["COMPUTER"]
+__all__ = ["COMPUTER", "has_ended", "namespace"]
 
 
 class _Computer(Runtime):
@@ -78,6 +79,28 @@ class _Computer(Runtime):
 
 COMPUTER: Runtime = _Computer()
 """The computer's own clock and threads."""
+
+
+def namespace(kind: str) -> str:
+    """Return what two processes share that have one namespace of a kind, such as "time" or "pid": the boot of the host, and the namespace.
+
+    It is empty where the system does not say.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path(f'/proc/self/ns/{kind}').readlink()}"
+    except (OSError, ValueError):
+        return ""
+
+
+def has_ended(pid: int) -> bool:
+    """Tell whether there is no process of this number, in this namespace of processes, or none that runs any more."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return True
+    return stat.rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"])
+
 
 _IDLE_S = 2.0
 """How long a background thread waits for more to do before it ends."""

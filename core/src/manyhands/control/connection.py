@@ -229,7 +229,7 @@ class Control(ABC):
                 rank=self.rank,
                 peer=0,
             )
-        if len(self._welcome.hosts) != self.world_size:
+        if not len(self._welcome.hosts) == len(self._welcome.places) == self.world_size:
             text = f"the store told rank {self.rank} of {len(self._welcome.hosts)} ranks, and there are {self.world_size}"
             raise self.report(Report("protocol", text, 0))
         return self._welcome

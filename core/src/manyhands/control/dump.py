@@ -26,6 +26,7 @@ from manyhands.common.checks import UNREADABLE
 from manyhands.common.lines import OURS, PROGRAM, kind_of, line_of
 from manyhands.common.threads import Thread
 from manyhands.control.bystanders import current_frames
+from manyhands.control.computer import namespace
 from manyhands.control.connection import Control
 from manyhands.control.protocol import Progress, Verdict, Wait
 from manyhands.control.recorder import Record
@@ -253,13 +254,7 @@ def _call(record: Record, lines: dict[int, str]) -> Call:
 
 def _clock() -> str:
     """Return what two processes share whose monotonic clocks are one: the boot of the host, and the namespace of times."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return f"{_UNKNOWN} {socket.gethostname()} {os.getpid()}"
-    with contextlib.suppress(OSError):
-        boot += f" {Path('/proc/self/ns/time').readlink()}"
-    return boot
+    return namespace("time") or f"{_UNKNOWN} {socket.gethostname()} {os.getpid()}"
 
 
 _open: weakref.WeakSet[Dumper] = weakref.WeakSet()

@@ -31,10 +31,10 @@ from manyhands.control.protocol import (
 )
 from manyhands.control.proven import ProvenSocket
 
-__all__ = ["NEWCOMER_HELLO", "ORPHAN_HELLO", "Door", "Lobby", "Roll"]
+__all__ = ["NEWCOMER_HELLO", "Door", "Lobby", "Roll"]
 
-NEWCOMER_HELLO, ORPHAN_HELLO = b"newcomer", b"orphan"
-"""How those begin who come into a job that runs, and those who have lost its store and the successor."""
+NEWCOMER_HELLO = b"newcomer"
+"""How those begin who come into a job that runs."""
 
 
 class Roll(msgspec.Struct, frozen=True):
@@ -79,7 +79,6 @@ class Door:
     def __init__(self, fd: int | None, folder: Path, credentials: Credentials) -> None:
         self._fd = fd
         self._folder = folder
-        self._claim: int | None = None
         self.credentials = credentials
 
     @classmethod
@@ -115,43 +114,6 @@ class Door:
     def enter(self, rank: str) -> None:
         """Tell the launcher that the rank that it calls so has come into the job; it takes that back when the rank has ended."""
         (self._folder / f"member-{rank}").touch()
-
-    def members(self) -> int:
-        """Return how many ranks have come into the job and run, as far as the launcher knows."""
-        return sum(1 for _ in self._folder.glob("member-*"))
-
-    def claim(self, rank: int) -> int:
-        """Be the one rank that waits here for others that are left, if none is; return which one is.
-
-        Raises
-        ------
-        OSError
-            Another one is, and has not written down yet which; or this rank cannot tell.
-        """
-        import fcntl  # not on every system
-
-        if self._claim is not None:
-            return rank
-        fd = os.open(self._folder / "keeper", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process, and no child inherits it
-        except OSError:
-            told = os.pread(fd, 20, 0)
-            os.close(fd)
-            if told in (b"", str(rank).encode()):  # its own number is of an earlier time
-                raise
-            return int(told)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(rank).encode(), 0)
-        self._claim = fd
-        return rank
-
-    def disclaim(self) -> None:
-        """Give back what `claim` has taken; once more is fine."""
-        fd, self._claim = self._claim, None
-        if fd is not None:
-            os.ftruncate(fd, 0)
-            os.close(fd)
 
 
 class Lobby:
@@ -200,9 +162,6 @@ class Lobby:
 
     def _turn_away(self, sock: ProvenSocket, hello: bytes) -> None:
         """Tell a rank that came as if the job began, since its host has been started again, that it comes later."""
-        if hello.startswith(ORPHAN_HELLO):  # its own job has gone on without it, or is about to
-            sock.close()
-            return
         answer = Verdict(RUNS_ALREADY, "the job runs already: this rank can come in as a new one")
         self._open.add(_Seat(self, sock, lambda _: answer, lambda *_: None, lambda *_: None).connection)
 

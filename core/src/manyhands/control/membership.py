@@ -175,7 +175,8 @@ class Membership:
         self.members[message.rank] = message
         if self.complete:
             names = [self.members[rank].host for rank in range(self.world_size)]
-            self._tell_all(Welcome(self._key, [names.index(name) for name in names]))
+            places = [self.members[rank].place for rank in range(self.world_size)]
+            self._tell_all(Welcome(self._key, [names.index(name) for name in names], places))
             self._appoint()
         return None
 
@@ -270,13 +271,11 @@ class Membership:
         elif rank not in self._left:
             member = self.members[rank]
             when = "" if self.complete else " while the ranks were meeting"
-            self.fail(
-                Verdict(
-                    "lost",
-                    f"rank {rank} was lost{when}: its process {member.pid} on {member.host} died, or was cut off ({reason})",
-                    rank,
-                )
-            )
+            who = f"its process {member.pid} on {member.host}" if member.pid else "it"
+            self.fail(Verdict("lost", f"rank {rank} was lost{when}: {who} died, or was cut off ({reason})", rank))
+            self._tell_all(
+                Gone(rank, reason)
+            )  # others may know of an earlier failure, and have been told to go on with this rank
         else:
             self._say_farewell()
         if rank == self._appointed:  # also where the job has failed: what those that are left ask may take a while
@@ -327,11 +326,7 @@ class Membership:
         if verdict is not None:
             self.fail(verdict)
         for rank, (reason, vanished) in gone.items():
-            knew = self.verdict is not None
             self.lost(rank, reason, vanished)
-            # Others may know of an earlier failure, and have been told to go on with this rank.
-            if self.verdict is not None and not knew:
-                self._tell_all(Gone(rank, reason))
         self._appoint()
 
     def _appoint(self) -> None:

@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from manyhands.control.tls import TlsHandshake
 
 __all__ = [
+    "BACKLOG",
     "Address",
     "Listener",
     "bind",
     "dial",
     "dial_patiently",
+    "hold",
     "is_loopback",
     "resolve",
     "show_address",
@@ -57,7 +59,7 @@ _HANDSHAKE_S = 20.0
 """How long a stranger may take to prove itself."""
 _RESOLVE_S = 30.0
 """How long the resolver may take to tell an address of this host, where nobody says."""
-_BACKLOG = 4096
+BACKLOG = 4096
 _MAX_STRANGERS = 128
 """How many connections that have not knocked a listener keeps at once; the oldest goes for a newcomer."""
 _MAX_CALLERS = 1024
@@ -100,7 +102,7 @@ def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socke
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
-            sock.listen(_BACKLOG)
+            sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
             failure = error
@@ -113,6 +115,23 @@ def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socke
     else:
         remedy = str(failure)
     raise RendezvousError(f"this host cannot listen at {where}: {remedy}") from failure
+
+
+def hold(host: str) -> socket.socket:
+    """Return a socket that is bound to a free port of an address of this host, and does not listen: until it does, connections are refused.
+
+    Raises
+    ------
+    OSError
+        The address is not this host's, or there are no descriptors.
+    """
+    sock = close_after_fork(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+    try:
+        sock.bind(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0][4])
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def dial(

@@ -40,6 +40,7 @@ __all__ = [
     "Verdict",
     "Wait",
     "Welcome",
+    "Whereabouts",
     "decode_from_rank",
     "decode_from_store",
     "encode",
@@ -52,6 +53,18 @@ ANOTHER_CALL = "another call"
 """What stands in the text of a mismatch where its reporter cannot tell what its peer did; the store puts the peer's own words there."""
 MAX_CARD_BYTES = 65536
 MAX_FROM_RANK_BYTES = MAX_CARD_BYTES + 4096
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """Where a rank is found if the store and its successor have both ended: an address, at which it listens only then, with port 0 if it has none.
+
+    ``pid`` is the number of its process, and ``processes`` are those among which it is the only one with that number; empty where that is not known.
+    """
+
+    host: str
+    port: int
+    pid: int
+    processes: str
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -69,6 +82,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     host: str
     pid: int
     verdict: Verdict | None = None
+    place: Whereabouts | None = None
 
 
 class Exchange(msgspec.Struct, frozen=True, tag=True):
@@ -164,10 +178,15 @@ class LeaveGroup(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """All ranks have come; ``key`` proves membership on data connections, ``hosts`` tells by numbers who shares a host."""
+    """All ranks have come.
+
+    ``key`` proves membership on data connections, ``hosts`` tells by numbers who shares a host, and ``places`` where each rank is found if the store
+    and its successor both end.
+    """
 
     key: bytes
     hosts: list[int]
+    places: list[Whereabouts | None]
 
 
 class Cards(msgspec.Struct, frozen=True, tag=True):

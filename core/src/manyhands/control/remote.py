@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
 from manyhands.contract.deadline import Deadline
+from manyhands.control.computer import has_ended, namespace
 from manyhands.control.connection import Control
 from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.loop import Loop
-from manyhands.control.network import Address, dial_patiently, show_address
+from manyhands.control.network import BACKLOG, Address, dial_patiently, hold, show_address
 from manyhands.control.protocol import (
     MAX_CARD_BYTES,
     Agreed,
@@ -25,6 +28,7 @@ from manyhands.control.protocol import (
     Report,
     Successor,
     Verdict,
+    Whereabouts,
     decode_from_store,
     encode,
     ranks_in,
@@ -34,9 +38,11 @@ from manyhands.control.reserve import COMING_S
 
 __all__ = ["CONTROL_HELLO", "SocketControl"]
 
+_log = logging.getLogger("manyhands.job")
+
 CONTROL_HELLO = b"control"
 _LAST_WORDS_S = 1.0
-_ORPHAN_S = 3.0
+_ORPHAN_S = 4.0
 """How long the store's successor has to say what became of the store."""
 
 
@@ -97,9 +103,49 @@ class SocketControl(Control):
         self._searching: Verdict | None = None  # why neither is there, while this rank looks for the others
         self._closed = False
         self._leave: Leave | None = None
-        self._connection = _Wire(self)
+        self._lost_stores: set[int] = set()  # with those that were to go on in their place
+        self._place: socket.socket | None = None
+        if join.rank >= 0 and join.world_size > 1:
+            self._join = msgspec.structs.replace(join, place=self._hold_place())
+        self._connection = _Wire(self, self._store)
         self._connection.open(sock)
-        self._post(join)
+        self._post(self._join)
+
+    def _hold_place(self) -> Whereabouts:
+        address = self.host, 0
+        try:
+            self._place = hold(self.host)
+            address = self._place.getsockname()[:2]
+        except OSError as error:  # as where there are no descriptors left
+            _log.debug("rank %d has no place where others could find it: %s", self.rank, error)
+        return Whereabouts(*address, self._join.pid, namespace("pid"))
+
+    def take_place(self) -> socket.socket | None:
+        """Return the socket of this rank's place, which listens from now on, as the caller's own; None where it has none any more."""
+        with self._changed:
+            place, self._place = self._place, None
+        if place is not None:
+            place.listen(BACKLOG)
+        return place
+
+    @property
+    def lost(self) -> set[int]:
+        """The ranks that have ended as far as this one knows, or are cut off from it."""
+        with self._changed:
+            return {*self._lost_stores, *(rank for rank in self.gone if rank < self.world_size)}
+
+    def place_of(self, rank: int) -> Address | None:
+        """Return where a rank is found if the store and its successor have ended; None where it has no such place."""
+        place = None if self._welcome is None else self._welcome.places[rank]
+        return (place.host, place.port) if place is not None and place.port else None
+
+    def has_ended(self, rank: int) -> bool | None:
+        """Tell whether a rank's process has ended; None where that cannot be known here, as on another host."""
+        places = [] if self._welcome is None else self._welcome.places
+        theirs, ours = (places[rank], places[self.rank]) if places else (None, None)
+        if theirs is None or ours is None or not ours.processes or theirs.processes != ours.processes:
+            return None
+        return has_ended(theirs.pid)
 
     def follow(self, sock: ProvenSocket, rank: int) -> None:
         """Connect to the rank that goes on where the store ends, by a proven socket, which this closes in the end."""
@@ -109,7 +155,7 @@ class SocketControl(Control):
                 return
             if self._second is not None:
                 self._second.close()
-            second = _Wire(self)
+            second = _Wire(self, rank)
             self._second, self._successor = second, rank
             second.open(sock)  # which the other may have closed, and then there is none
             # Who goes on tells all the first cause that one of them knows, unless all only know that nobody was there.
@@ -121,8 +167,9 @@ class SocketControl(Control):
             if rank == self._expected:
                 self._expected = None
             if self._searching is not None:
-                self._searching = None
-                self._turn_to_successor()
+                reason, self._searching = self._searching.text, None
+                if self._turn_to_successor():
+                    self._post(Orphaned(reason))
             elif self._orphaned is not None:
                 self._loop.call(self._turn_at_last)
             self._changed.notify_all()
@@ -145,7 +192,7 @@ class SocketControl(Control):
         """Close the connections."""
         with self._changed:
             self._closed = True
-            for connection in (self._connection, self._second, *self._old):
+            for connection in (self._connection, self._second, *self._old, self._place):
                 if connection is not None:
                     connection.close()
 
@@ -183,8 +230,10 @@ class SocketControl(Control):
             self._deliver(message)
 
     def _lost(self, connection: _Wire, reason: str) -> None:
-        if connection is self._second:
-            self._second = None
+        with self._changed:  # or `follow` turns to one that has ended
+            self._lost_stores.add(connection.rank)
+            if connection is self._second:
+                self._second = None
         if self._farewell or connection is not self._connection:
             return
         lost = self._store if self._first_lost is None else self._first_lost
@@ -241,10 +290,11 @@ class SocketControl(Control):
 
 
 class _Wire:
-    """A connection of a control, which knows it before the first frame comes."""
+    """A connection of a control, which knows it before the first frame comes; to which rank."""
 
-    def __init__(self, control: SocketControl) -> None:
+    def __init__(self, control: SocketControl, rank: int) -> None:
         self._control = control
+        self.rank = rank
         self._connection: FrameConnection
 
     def open(self, sock: ProvenSocket) -> None:

@@ -13,13 +13,16 @@ whichever of the two finds one first, the other takes that for its own. So a sto
 without it, changes nothing.
 
 Where the network has split, both may live, each with some of the ranks. Then only the larger part goes on (`Membership.lost`).
+
+Where the successor ends as well before there is another one, the ranks that are left gather: one of them, the first of those that it does not know to
+have ended, is found at its place, which all know from the beginning, and goes on as the successor would have (`Reserve.gather`).
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 
 from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
@@ -45,10 +48,14 @@ from manyhands.control.protocol import (
     Verdict,
     decode_from_rank,
     encode,
+    ranks_in,
 )
 from manyhands.control.proven import ProvenSocket
 
-__all__ = ["COMING_S", "Reserve"]
+__all__ = ["COMING_S", "NOBODY", "Reserve"]
+
+NOBODY = -1
+"""The rank that has the store, where nobody has it any more."""
 
 _GRACE_S = 1.0
 """How long the store has to say what became of a rank whose connection to it has ended."""
@@ -57,6 +64,10 @@ _LAST_WORDS_S = 0.05
 _TOO_EARLY = "its process ended before all ranks had left"
 COMING_S = 0.5
 """How long ranks and the successor wait for each other where the store ends before they are connected."""
+_GATHERING_S, _LIVING_S = 5.0, 2.0
+"""How long to wait for ranks that look for each other, and how long for those that live on this host when the store has ended."""
+_LOOK_S = 0.01
+"""How often to look whether all have come."""
 
 
 class Reserve:
@@ -73,11 +84,13 @@ class Reserve:
     rank, world_size
         The successor, and how many ranks there are.
     store
-        The rank that has the store.
+        The rank that has the store, or `NOBODY`.
     liveness
         How a silent rank is noticed.
     gone
         The ranks that had ended before this.
+    has_ended
+        Tells whether a rank's process has ended; None where that cannot be known here.
     door
         Where ranks come later; None where none does.
     """
@@ -91,14 +104,17 @@ class Reserve:
         world_size: int,
         store: int,
         liveness: Liveness,
-        gone: Sequence[int] = (),
+        gone: Collection[int] = (),
+        has_ended: Callable[[int], bool | None] = lambda _: None,
         door: Door | None = None,
     ) -> None:
         self._loop = loop
+        self._has_ended = has_ended
         self._liveness = liveness
         self._rank = rank
         self._world_size = world_size
         self._store = store
+        self._lost: frozenset[int] = frozenset()
         self._ended = frozenset(gone)
         self._lobby = None if door is None else Lobby(loop, door, liveness)
         self._seats: dict[int, FrameConnection] = {}
@@ -110,6 +126,9 @@ class Reserve:
         self._verdict: Verdict | None = None
         self._membership: Membership | None = None
         self._then: list[Callable[[Membership], None]] = []
+        self._waited_s: float | None = None
+        self._is_gathering = False
+        self._found: Verdict | None = None
         self._closed = False
         self._parted = False
         self._changed = threading.Condition()
@@ -154,37 +173,74 @@ class Reserve:
         if self._lobby is not None:
             self._lobby.close()
 
+    def gather(self, lost: Collection[int], found: Verdict | None) -> None:
+        """Go on in the store's place once those that are left have come, who look for each other; from any thread.
+
+        Parameters
+        ----------
+        lost
+            The ranks that have ended, or are cut off from this one.
+        found
+            The first cause where none of those that come has been told another one.
+        """
+
+        def begin() -> None:
+            self._is_gathering, self._found = True, found
+            self._lost |= {*lost}
+            self._await()
+
+        self._loop.call(begin)
+
     def _take_over(self, then: Callable[[Membership], None] = lambda _: None) -> None:
         """Go on in the store's place, and do something ``then``; ranks that are on their way here are waited for, for a moment."""
         if self._membership is not None:
             then(self._membership)
+        else:
+            self._then.append(then)
+            self._await()
+
+    def _await(self) -> None:
+        """Begin once all have come that will, or time is up."""
+        if self._waited_s is None:
+            self._waited_s = 0.0
+            self._look()
+
+    def _look(self) -> None:
+        if self._waited_s is None or self._closed or self._membership is not None:
             return
-        self._then.append(then)
-        if self._all_are_here():
+        missing = self._missing()
+        lives = any(self._has_ended(rank) is False for rank in missing)
+        if not missing or self._waited_s >= (_GATHERING_S if self._is_gathering else _LIVING_S if lives else COMING_S):
             self._begin()
-        elif len(self._then) == 1:
-            self._loop.call_later(COMING_S, self._begin_without_some)
+        else:
+            self._waited_s += _LOOK_S
+            self._loop.call_later(_LOOK_S, self._look)
 
-    def _all_are_here(self) -> bool:
-        return set(range(self._world_size)) == self._members.keys() | self._ended | {self._store}
+    def _missing(self) -> list[int]:
+        """Return the ranks that may still come."""
+        here = self._members.keys() | self._ended | {self._store}
+        return [rank for rank in range(self._world_size) if rank not in here and not self._will_not_come(rank)]
 
-    def _begin_without_some(self) -> None:
-        """Begin although not all have come; but where there is a door, and one host has all ranks, they find each other there."""
-        if self._lobby is None or self._lobby.roll().hosts > 1 or self._all_are_here():
-            self._begin()
-        elif self._membership is None:
-            self.close()
+    def _will_not_come(self, rank: int) -> bool:
+        has_ended = self._has_ended(rank)
+        return rank in self._lost if has_ended is None else has_ended
 
     def _begin(self) -> None:
         if self._closed or self._parted or self._membership is not None:
             return
+        if self._verdict is None:  # what one of those that come was told before
+            told = (join.verdict for join in self._members.values() if join.verdict is not None)
+            known = (verdict for verdict in told if all(0 <= rank < self._world_size for rank in ranks_in(verdict)))
+            self._verdict = next(known, self._found)
+        self._listener.close()
         membership = self._membership = Membership(
             self._world_size, b"", self._send, self._loop.call_later, self._rank, self._lobby
         )
         for rank in range(self._world_size):
             if rank not in self._members:
-                self._members[rank] = Join(rank, self._world_size, "", "", "", "", "an unknown host", 0)
-                self._gone[rank] = "it was not connected to the store's successor", rank not in self._ended
+                self._members[rank] = Join(rank, self._world_size, "", "", "", "", "", 0)
+                may_live = rank not in self._ended and not self._has_ended(rank)
+                self._gone[rank] = "it was not connected to the store's successor", may_live
         # The store first: what it did not live to tell is its own loss.
         gone = dict(sorted(self._gone.items(), key=lambda item: item[0] != self._store))
         membership.take_over(self._store, self._members, self._left, gone, self._verdict)
@@ -203,6 +259,8 @@ class Reserve:
         message = decode_from_rank(frame)
         if self._membership is not None and message is not None:
             self._membership.handle(rank, message)
+        elif self._is_gathering and message is not None:
+            self._waiting.append((rank, message))
         elif isinstance(message, Leave):
             self._left[rank] = message.progress
         elif isinstance(message, Report):  # the store did not answer it
@@ -280,7 +338,7 @@ class _Seat:
             reserve._seats[message.rank] = self.connection
             if len(reserve._members) == reserve._world_size:
                 reserve._listener.close()
-            if reserve._then and reserve._all_are_here():
+            if reserve._waited_s is not None and not reserve._missing():
                 reserve._begin()
         else:
             self.connection.close()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
+from functools import partial
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
@@ -14,11 +15,10 @@ from manyhands.control.credentials import Credentials
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
 from manyhands.control.loop import Loop
-from manyhands.control.network import dial, dial_patiently
+from manyhands.control.network import Address, dial, dial_patiently
 from manyhands.control.protocol import Prepare, Successor
-from manyhands.control.regrouping import Regrouping, regrouping_hello
 from manyhands.control.remote import SocketControl
-from manyhands.control.reserve import Reserve
+from manyhands.control.reserve import NOBODY, Reserve
 from manyhands.errors import ManyHandsError
 from manyhands.job.meeting import guarded_bind
 
@@ -28,8 +28,13 @@ _log = logging.getLogger("manyhands.job")
 
 _CONNECT_S, _END_S = 20.0, 0.5
 """How long to try to reach the store's successor, and how long to wait until the attempt has ended."""
-_REGROUP_S, _PAUSE_S = 10.0, 0.02
-"""How long to wait for the others where the store and its successor have both died, and how long between two attempts."""
+_LOOKING_S, _PAUSE_S, _LONGEST_PAUSE_S = 10.0, 0.01, 0.25
+"""How long to look for the others where the store and its successor have both ended, and how long to wait between two attempts."""
+_TURN_S, _TRY_S = 1.0, 0.5
+"""After what time without finding anybody the next one waits for the others, and how long one attempt may take."""
+_MOST_TRIED = 3
+"""How many ranks are tried each time."""
+_HELLO = b"reserve"
 
 
 class Standby:
@@ -69,9 +74,9 @@ class Standby:
         self._successor: Successor | None = None
         self._threads: list[Thread] = []
         self._reserve: Reserve | None = None
+        self._address: Address | None = None  # where that listens
         control.on_prepare(self._prepare)
-        if door is not None and door.roll().hosts == 1:  # whose launcher knows who lives
-            control.on_orphaned(lambda: self._begin(self._regroup))
+        control.on_orphaned(lambda: self._begin(self._look_for_others))
 
     def end(self) -> None:
         """Begin nothing any more."""
@@ -100,6 +105,8 @@ class Standby:
 
     def _begin(self, function: Callable[..., None], *args: object) -> None:
         with self._changing, contextlib.suppress(RuntimeError):  # the interpreter is ending, and starts no more threads
+            if self._ended:
+                return
             thread = Thread(target=function, args=args, name="manyhands-standby", daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -110,7 +117,7 @@ class Standby:
 
         try:
             address, rank = (successor.host, successor.port), self._control.rank
-            sock = dial_patiently(address, self._credentials, b"reserve", rank, Deadline(_CONNECT_S), is_vain)
+            sock = dial_patiently(address, self._credentials, _HELLO, rank, Deadline(_CONNECT_S), is_vain)
         except (OSError, ManyHandsError) as error:
             _log.debug("rank %d does not reach rank %d, the store's successor: %s", self._control.rank, successor.rank, error)
             return
@@ -120,48 +127,63 @@ class Standby:
             else:
                 self._control.follow(sock, successor.rank)
 
-    def _regroup(self) -> None:
-        """Find those that are left at the door, or be the one that waits for them there."""
-        control, door = self._control, self._door
-        assert door is not None
-        if self._reserve is not None:
-            self._reserve.close()  # whoever has found this one there comes to the door as well
-        deadline, hello = Deadline(_REGROUP_S), regrouping_hello(self._credentials)
+    def _look_for_others(self, until: Deadline | None = None, waited_s: float = 0.0, pause_s: float = _PAUSE_S) -> None:
+        """Where the store and its successor have both ended, find one that waits for the others, or wait for them here; again and again, for a while.
 
-        def is_vain() -> bool:
-            return self._ended
-
-        while not is_vain() and not deadline.passed():
-            try:
-                keeper = door.claim(control.rank)
-                if keeper == control.rank and not isinstance(self._reserve, Regrouping):
-                    self._wait_at(door, hello)
-                sock = dial(door.address, door.credentials, hello, Deadline(1.0), is_vain)
-            except (OSError, ManyHandsError) as error:
-                _log.debug("rank %d does not find the others: %s", control.rank, error)
-                time.sleep(_PAUSE_S)
-                continue
-            with self._changing:
-                if is_vain():
-                    sock.close()
-                else:
-                    control.follow(sock, keeper)
+        The first of those that are left waits at once, unless another one does, and the next ones when they have found nobody for a while.
+        """
+        control, until = self._control, until or Deadline(_LOOKING_S)
+        lost = control.lost
+        left = [rank for rank in range(control.world_size) if rank not in lost and not control.has_ended(rank)]
+        others = [rank for rank in left if rank != control.rank]
+        if not self._is_known and any(map(self._reach, others[:_MOST_TRIED])):
+            return
+        if self._is_known or waited_s >= _TURN_S * left.index(control.rank):
+            self._gather(lost)
+            if self._reach(control.rank):
                 return
-        if not isinstance(self._reserve, Regrouping):
-            door.disclaim()
-        control.give_up_looking()
+        if until.passed() or waited_s > _LOOKING_S:
+            control.give_up_looking()
+            return
+        again = partial(self._begin, self._look_for_others, until, waited_s + pause_s, min(1.5 * pause_s, _LONGEST_PAUSE_S))
+        self._loop.call(lambda: self._loop.call_later(pause_s, again))
 
-    def _wait_at(self, door: Door, hello: bytes) -> None:
+    @property
+    def _is_known(self) -> bool:
+        """Whether others may come here, or have: they look nowhere else."""
+        return self._reserve is not None
+
+    def _gather(self, lost: Collection[int]) -> None:
         control = self._control
         with self._changing:
-            if not self._ended:
-                place = control.rank, control.world_size, self._liveness, control.last_words
-                self._reserve = control.reserve = Regrouping(self._loop, door, hello, *place)
+            place = control.take_place() if self._reserve is None and not self._ended else None
+            if place is not None:
+                self._address = place.getsockname()[:2]
+                self._make_reserve(place, NOBODY, ())
+            if self._reserve is not None:
+                self._reserve.gather(lost, control.last_words)
 
-    def _stand_by(self, store: int, gone: Sequence[int]) -> None:
+    def _reach(self, rank: int) -> bool:
+        """Connect to a rank where it waits for the others; tell whether it does."""
+        address = self._address if rank == self._control.rank else self._control.place_of(rank)
+        if address is None:
+            return False
+        try:
+            sock = dial(address, self._credentials, _HELLO, Deadline(_TRY_S), lambda: self._ended)
+        except (OSError, ManyHandsError) as error:
+            _log.debug("rank %d does not find the others with rank %d: %s", self._control.rank, rank, error)
+            return False
+        with self._changing:
+            if self._ended:
+                sock.close()
+            else:
+                self._control.follow(sock, rank)
+        return True
+
+    def _stand_by(self, store: int, gone: Collection[int]) -> None:
         control = self._control
         try:
-            sock = guarded_bind((control.host, 0), self._has_secret)
+            sock = control.take_place() or guarded_bind((control.host, 0), self._has_secret)
         except (OSError, ManyHandsError) as error:  # as where there are no descriptors left
             _log.warning("rank %d cannot go on in the place of rank %d, should that die: %s", control.rank, store, error)
             return
@@ -170,7 +192,13 @@ class Standby:
             if self._ended:
                 sock.close()
                 return
-            self._reserve = Reserve(
-                self._loop, sock, self._credentials, control.rank, control.world_size, store, self._liveness, gone, self._door
-            )
-        control.stand_by(self._reserve, (host, port))
+            self._address = host, port
+            reserve = self._make_reserve(sock, store, gone)
+        control.stand_by(reserve, (host, port))
+
+    def _make_reserve(self, sock: socket.socket, store: int, gone: Collection[int]) -> Reserve:
+        control, here = self._control, (self._control.rank, self._control.world_size)
+        self._reserve = control.reserve = Reserve(
+            self._loop, sock, self._credentials, *here, store, self._liveness, gone, control.has_ended, self._door
+        )
+        return self._reserve
