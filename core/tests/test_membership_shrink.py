@@ -148,11 +148,11 @@ def test_what_a_store_has_told_one_rank_of_an_agreement_holds_where_another_one_
     job = Job(4)
     job.store.take_over(0, job.store.members, {}, {0: ("it ended", False)}, None)
     job.store.handle(2, Agree("agree #0", 3, [0, 1, 2, 3]))
-    job.store.handle(3, Agree("agree #0", 0, [0, 1, 2, 3]))  # with the flag of rank 0, which none else knows
+    job.store.handle(3, Agree("agree #0", 2, [0, 1, 2, 3], is_told=True))  # with the flag of rank 0, which none else knows
     job.store.handle(2, Agree("agree #0", 3, [0, 1, 2, 3]))
     assert agreements(job, 2) == []
-    job.store.handle(1, Agree("agree #0", 3, [0, 1, 2, 3]))
-    assert [agreements(job, rank) for rank in (1, 2, 3)] == [[Agreement("agree #0", 0)]] * 3
+    job.store.handle(1, Agree("agree #0", 1, [0, 1, 2, 3]))  # another flag than before: it had given up, and asked again
+    assert [agreements(job, rank) for rank in (1, 2, 3)] == [[Agreement("agree #0", 2)]] * 3
 
 
 def test_who_gives_up_an_agreement_that_has_been_told_says_nothing_of_a_shrink() -> None:

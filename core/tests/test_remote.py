@@ -232,6 +232,30 @@ def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage)
     successor.connection.close()
 
 
+def test_what_was_agreed_is_told_to_who_goes_on_where_the_store_ends_right_after(stage: Stage) -> None:
+    agreed: queue.Queue[int] = queue.Queue()
+    thread = threading.Thread(
+        target=lambda: agreed.put(stage.control.agree(0, "agree #0", 3, [0, 1, 2], Deadline(10))), daemon=True
+    )
+    thread.start()
+    assert isinstance(stage.store.heard.get(timeout=10), Agree)
+    successor = stage.meet_successor()
+    assert isinstance(successor.heard.get(timeout=10), Join)
+    answer = stage.control._answered
+
+    def answered(message: Agreement) -> None:  # and the store ends before the thread that waits runs again
+        with stage.control._changed:
+            answer(message)
+            stage.control._turn_to_successor()
+
+    stage.control._answered = answered  # type: ignore[method-assign, assignment]
+    stage.store.say(Agreement("agree #0", 0))  # with the flag of rank 0, which none else knows
+    assert agreed.get(timeout=10) == 0
+    assert successor.heard.get(timeout=10) == Agree("agree #0", 0, [0, 1, 2], is_told=True)
+    thread.join(10)
+    successor.connection.close()
+
+
 def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage) -> None:
     stage.store.say(Verdict("lost", "rank 1 was lost", 1))
     stage.store.say(Gone(1, "it ended"))

@@ -453,18 +453,20 @@ class Control(ABC):
         """
         with self._changed:
             before, agreed = self._agreeing.get(name), self._agreed.pop(name, None)
-        if agreed is None or agreed.problem is not None:  # else the others have come out of it, although this rank had given up
-            message = self._agreeing[name] = Agree(name, flag, list(members), 0 if before is None else before.attempt + 1)
-            self._post(message)
+            if (
+                agreed is None or agreed.problem is not None
+            ):  # else the others have come out of it, although this rank had given up
+                message = self._agreeing[name] = Agree(name, flag, list(members), 0 if before is None else before.attempt + 1)
+                agreed = None
+                self._post(message)
+        if agreed is None:
             agreed = self._await_agreement(name, deadline.remaining())
             if agreed is None and not self._cut:
                 self._post(GiveUp(deadline.timeout_s, name))
                 agreed = self._await_agreement(name, _STORE_S)  # who is missing, the store knows
-        if agreed is not None:  # else it may come yet
-            self._agreeing.pop(name, None)
         if agreed is not None and agreed.problem is None:
-            # Who goes on in the store's place may have to tell others of it.
-            self._settled[channel] = Agree(name, agreed.flag, list(members))
+            with self._changed:
+                self._settled[channel] = self._agreeing.pop(name)
             return agreed.flag
         raise error_from(self._no_answer(None if agreed is None else agreed.problem, "agree", name, deadline), self.rank)
 
@@ -565,8 +567,19 @@ class Control(ABC):
                 self._farewell = True
                 if self.reserve is not None:
                     self.reserve.all_have_left()
-            elif message.name in self._agreeing and (
-                message.problem is None or message.attempt == self._agreeing[message.name].attempt
-            ):
-                self._agreed[message.name] = message
+            else:
+                self._agreement(message)
             self._changed.notify_all()
+
+    def _agreement(self, message: Agreement) -> None:
+        asked = self._agreeing.get(message.name)
+        if asked is None or asked.is_told:
+            return
+        if message.problem is None:
+            # At once: who goes on in the store's place must hear of it, since others may not have been told.
+            self._agreeing[message.name] = msgspec.structs.replace(asked, flag=message.flag, is_told=True)
+        elif message.attempt == asked.attempt:
+            del self._agreeing[message.name]
+        else:
+            return
+        self._agreed[message.name] = message

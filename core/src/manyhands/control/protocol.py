@@ -231,13 +231,14 @@ class Shrink(msgspec.Struct, frozen=True, tag=True):
 class Agree(msgspec.Struct, frozen=True, tag=True):
     """A rank gives its flag to an agreement of ``members``, and waits for those of the others that are left.
 
-    To a store that has taken over it gives what it was told, if the agreement has ended for it. ``attempt`` tells how often it has given up before.
+    To a store that has taken over it gives what it ``is_told``, if the agreement has ended for it. ``attempt`` tells how often it has given up before.
     """
 
     name: str
     flag: int
     members: list[int]
     attempt: int = 0
+    is_told: bool = False
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag=True):

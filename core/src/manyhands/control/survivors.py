@@ -123,8 +123,9 @@ class Survivors:
         vote = self._votes[name]
         living = [rank for rank in vote.members if rank in self._left().ranks]
         if all(rank in vote.flags for rank in living):
-            # The flags of those that have ended since count as well. What another store has told is among them, and holds all flags that are here.
-            self._tell_vote(name, Agreement(name, reduce(and_, (given.flag for given in vote.flags.values()))))
+            # The flags of those that have ended since count as well. What another store has told one of them, it has decided of all.
+            told = [given for given in vote.flags.values() if given.is_told]
+            self._tell_vote(name, Agreement(name, reduce(and_, (given.flag for given in told or vote.flags.values()))))
 
     def _tell_vote(self, name: str, message: Agreement) -> None:
         vote, left = self._votes.pop(name), self._left().ranks
