@@ -334,3 +334,44 @@ manyhands.control.reserve.Reserve._send = sending
         works = ranks.await_facts("works", 2)
         ranks.wait()
     assert places(works) == {1: (0, 2), 3: (1, 2)}
+
+
+def test_who_was_not_told_that_all_have_come_does_not_go_on_beside_who_was(nursery: Nursery) -> None:
+    """The store of the next job, rank 1, ends as it tells them; that of the old one is with rank 3, on another host."""
+    program = (
+        """
+import socket
+socket.gethostname = lambda: f"host{rank // 3}"
+from manyhands.control.frames import FrameConnection
+queue, told = FrameConnection._queue, []
+def telling(self, frame):
+    queue(self, frame)
+    if rank == 1 and b"Cards" in frame and b"the end of shrink()" in frame:
+        told.append(frame)
+        if len(told) == 2:  # rank 1 itself, and rank 2
+            os._exit(9)
+FrameConnection._queue = telling
+"""
+        + GOING_ON
+        + LOSING
+        + """
+group = attempt(group.shrink, timeout_s=15)
+while not isinstance(group, Exception):
+    try:
+        tell("works", of=group.world_size)
+        group.barrier()
+        until_told_to_go()
+        break
+    except mh.PeerLostError:
+        group = attempt(group.shrink, timeout_s=15)
+"""
+    )
+    with nursery.ranks(program, 4, MANYHANDS_BACKEND="tcp") as ranks:
+        ranks.start().await_facts("running")
+        ranks.signal(0, signal.SIGKILL)
+        (left_behind,) = ranks.await_facts("raised", 1)
+        ranks.await_facts("works", 2)
+        ranks.go()
+        ranks.wait()
+    assert (left_behind["rank"], left_behind["type"]) == (3, "PeerLostError")
+    assert {fact["rank"] for fact in ranks.facts if fact["what"] == "works"} == {2}

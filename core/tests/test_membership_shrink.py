@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from membership_tools import Job
 
-from manyhands.control.protocol import Agree, Agreement, GiveUp, Gone, Leave, Progress, Report, Shrink, Shrunk, Verdict
+from manyhands.control.protocol import Agree, Agreement, GiveUp, Gone, Leave, Progress, Report, Shrink, Shrunk, Verdict, WentOn
 
 NOTHING = Progress({}, {}, {})
 
@@ -34,6 +34,21 @@ def test_a_death_meanwhile_shortens_the_list_and_ends_the_wait() -> None:
     assert answers(job) == {}
     job.store.lost(3, "gone before it asked")
     assert answers(job) == {0: [Shrunk([0], "host", 4711)]}
+
+
+def test_nobody_goes_on_beside_those_that_are_in_the_next_job_and_all_are_told() -> None:
+    job = Job(4)
+    job.store.lost(0, "gone")
+    job.store.handle(3, Shrink("host", 0))
+    job.store.handle(1, WentOn([1]))
+    job.store.lost(1, "it has given the old job back")
+    job.store.handle(2, Shrink("host", 0))
+    assert [rank for rank in (1, 2, 3) if WentOn([1]) in job.told[rank]] == [1, 2, 3]
+    (told,), (other,) = answers(job)[2], answers(job)[3]
+    assert told == other
+    assert told.problem is not None
+    assert (told.problem.kind, told.problem.peer, told.ranks) == ("lost", 1, [])
+    assert told.problem.text == "rank 1 went on without ranks 2-3, who must not go on beside it"
 
 
 def test_who_has_left_is_not_waited_for() -> None:

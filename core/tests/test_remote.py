@@ -33,6 +33,7 @@ from manyhands.control.protocol import (
     Successor,
     Verdict,
     Welcome,
+    WentOn,
     Whereabouts,
     decode_from_rank,
     encode,
@@ -254,6 +255,31 @@ def test_what_was_agreed_is_told_to_who_goes_on_where_the_store_ends_right_after
     assert successor.heard.get(timeout=10) == Agree("agree #0", 0, [0, 1, 2], is_told=True)
     thread.join(10)
     successor.connection.close()
+
+
+def test_who_goes_on_says_so_to_all_that_could_let_others_go_on(stage: Stage) -> None:
+    successor = stage.meet_successor()
+    assert isinstance(successor.heard.get(timeout=10), Join)
+    stage.control.went_on()
+    assert stage.store.heard.get(timeout=10) == successor.heard.get(timeout=10) == WentOn([2])
+    successor.connection.close()
+
+
+def test_who_is_told_that_others_have_gone_on_passes_it_on_where_the_store_ends(stage: Stage) -> None:
+    successor = stage.meet_successor()
+    assert isinstance(successor.heard.get(timeout=10), Join)
+    successor.say(WentOn([1]))  # which does not mean that it is the store now
+    while not stage.control._gone_on:
+        time.sleep(0.001)
+    assert Asking(stage.control, 10.0).is_alive()
+    assert isinstance(stage.store.heard.get(timeout=10), Shrink)
+    stage.store.connection.close()
+    heard = [successor.heard.get(timeout=10) for _ in range(3)]
+    assert heard[0] == WentOn([1])
+    assert [type(message) for message in heard[1:]] == [Shrink, Orphaned]
+    successor.connection.close()
+    until_lost(stage.control)
+    assert stage.control.cut  # and it looks for nobody
 
 
 def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage) -> None:

@@ -29,6 +29,7 @@ from manyhands.control.protocol import (
     Shrink,
     Shrunk,
     Verdict,
+    WentOn,
     decode_from_store,
     encode,
 )
@@ -108,6 +109,20 @@ def test_it_goes_on_at_once_where_the_stores_process_ends(company: Company) -> N
     assert (told[0].kind, told[0].peer) == ("lost", 0)
     assert "process 100 on host" in told[0].text
     assert company.agree(FIRST) == told[0]  # a store that wakes up takes this one for its own
+
+
+def test_those_that_are_in_the_next_job_are_told_to_all_and_the_others_do_not_go_on_beside_them(company: Company) -> None:
+    company.say(3, WentOn([3]))
+    assert [company.hear(rank) for rank in (1, 2, 3)] == [WentOn([3])] * 3
+    company.agree(FIRST)
+    for rank in (3, 0):
+        company.ends[rank].close()
+    for rank in (1, 2):
+        company.say(rank, Shrink("host", rank))
+    while not isinstance(told := company.hear(2), Shrunk):
+        pass
+    assert told.problem is not None
+    assert told.problem.text == "rank 3 went on without ranks 1-2, who must not go on beside it"
 
 
 def test_a_rank_that_is_on_its_way_as_the_store_ends_is_waited_for() -> None:

@@ -47,6 +47,7 @@ from manyhands.control.protocol import (
     Verdict,
     Wait,
     Welcome,
+    WentOn,
 )
 from manyhands.control.recorder import Counted, FlightRecorder, Record
 from manyhands.control.reserve import Reserve
@@ -130,6 +131,7 @@ class Control(ABC):
         self._shrink: Shrink | None = None
         self._shrunk: Shrunk | None = None
         self._attempts = 0
+        self._gone_on: set[int] = set()
         self._agreeing: dict[str, Agree] = {}
         self._agreed: dict[str, Agreement] = {}
         self._settled: dict[int, Agree] = {}
@@ -428,6 +430,9 @@ class Control(ABC):
         problem = None if shrunk is None else shrunk.problem
         raise error_from(self._no_answer(problem, "shrink", "shrink()", deadline), self.rank)
 
+    def went_on(self) -> None:  # noqa: B027 - where ranks are threads, nobody goes on
+        """Say that this rank is in the next job, to all that could let others go on; never blocks."""
+
     def agree(self, channel: int, name: str, flag: int, members: Sequence[int], deadline: Deadline) -> int:
         """Give this rank's flag; return the bitwise and of all that members which are left have given, alike on all of them.
 
@@ -487,7 +492,8 @@ class Control(ABC):
 
     def _repeat(self) -> None:
         """Tell the store that has taken over what this rank waits for, and what the other one has told it."""
-        for message in (self._shrink, *self._settled.values(), *self._agreeing.values()):
+        gone_on = WentOn(sorted(self._gone_on)) if self._gone_on else None
+        for message in (gone_on, self._shrink, *self._settled.values(), *self._agreeing.values()):
             if message is not None:
                 self._post(message)
 
@@ -542,6 +548,8 @@ class Control(ABC):
                     callbacks = list(self._on_gone)
                 for callback in callbacks:
                     callback(rank, reason)
+            case WentOn(ranks):
+                self._gone_on.update(ranks)
             case Prepare() | Successor():
                 with self._changed:
                     prepare = self._prepare

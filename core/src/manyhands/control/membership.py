@@ -58,6 +58,7 @@ from manyhands.control.protocol import (
     Verdict,
     Wait,
     Welcome,
+    WentOn,
     ranks_in,
 )
 from manyhands.control.survivors import Left, Survivors
@@ -231,12 +232,12 @@ class Membership:
                 self._leave_group(rank, group, members, progress)
             case Checkpoint():
                 self._compare(rank, message)
-            case Agree() | Shrink() | GiveUp() | Standby() | Agreed():
+            case Agree() | Shrink() | GiveUp() | WentOn() | Standby() | Agreed():
                 self._handle_end(rank, message)
             case Join():
                 self.fail(Verdict("protocol", f"rank {rank} joined twice", peer=rank))
 
-    def _handle_end(self, rank: int, message: Agree | Shrink | GiveUp | Standby | Agreed) -> None:
+    def _handle_end(self, rank: int, message: Agree | Shrink | GiveUp | WentOn | Standby | Agreed) -> None:
         """Take in what is about the end of the job, or of this store."""
         match message:
             case Agree():
@@ -245,6 +246,8 @@ class Membership:
                 self._shrink(rank, message)
             case GiveUp():
                 self._wishes.give_up(rank, message)
+            case WentOn(ranks):
+                self._wishes.went_on(ranks)
             case Standby(host, port):
                 self._successor = Successor(rank, host, port)
                 if self.verdict is not None:

@@ -40,6 +40,7 @@ __all__ = [
     "Verdict",
     "Wait",
     "Welcome",
+    "WentOn",
     "Whereabouts",
     "decode_from_rank",
     "decode_from_store",
@@ -248,6 +249,12 @@ class GiveUp(msgspec.Struct, frozen=True, tag=True):
     agreement: str = ""
 
 
+class WentOn(msgspec.Struct, frozen=True, tag=True):
+    """These ranks are in the next job: who is not must not go on beside them. A rank says so of itself, and passes on what it was told."""
+
+    ranks: list[int]
+
+
 class Verdict(msgspec.Struct, frozen=True, tag=True):
     """The first cause of the job's failure, alike for all ranks."""
 
@@ -353,12 +360,25 @@ FromRank = (
     | Agree
     | Shrink
     | GiveUp
+    | WentOn
     | Standby
     | Orphaned
     | Agreed
 )
 FromStore = (
-    Welcome | Cards | Disbanded | Question | Verdict | Farewell | Agreement | Shrunk | Decided | Prepare | Successor | Gone
+    Welcome
+    | Cards
+    | Disbanded
+    | Question
+    | Verdict
+    | Farewell
+    | Agreement
+    | Shrunk
+    | WentOn
+    | Decided
+    | Prepare
+    | Successor
+    | Gone
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -392,7 +412,7 @@ def decode_from_store(frame: bytes | None) -> FromStore | None:
 
 
 def ranks_in(message: FromRank | FromStore) -> Iterator[int]:
-    """Yield every number of a message that must be that of a rank; those who go on, and who has ended meanwhile, may be newcomers."""
+    """Yield every number of a message that must be that of a rank; those who go on or went on, and who has ended meanwhile, may be newcomers."""
     match message:
         case Exchange() | Checkpoint() | Agree():
             yield from message.members

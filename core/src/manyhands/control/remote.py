@@ -28,6 +28,7 @@ from manyhands.control.protocol import (
     Report,
     Successor,
     Verdict,
+    WentOn,
     Whereabouts,
     decode_from_store,
     encode,
@@ -188,6 +189,17 @@ class SocketControl(Control):
                     self._second.send(encode(message))
         self._connection.send(encode(message), within_s=_LAST_WORDS_S if last_words else 0.0)
 
+    def went_on(self) -> None:
+        """Say that this rank is in the next job; also to a store or successor that was stopped, and has been given up."""
+        mine = WentOn([self.rank])
+        with self._changed:
+            for connection in (self._connection, self._second, *self._old):
+                if connection is not None:
+                    connection.send(encode(mine))
+        reserve = self.reserve
+        if reserve is not None:  # which ends before it would hear it
+            self._loop.call(lambda: reserve.went_on(mine.ranks))
+
     def close(self) -> None:
         """Close the connections."""
         with self._changed:
@@ -221,6 +233,9 @@ class SocketControl(Control):
         if isinstance(message, Decided):  # also of a store that was stopped while others went on without it
             verdict = message.verdict if self.reserve is None else self.reserve.agree(message.verdict)
             connection.send(encode(Agreed(verdict)))
+            return
+        if isinstance(message, WentOn):
+            self._deliver(message)
             return
         if connection is self._second:  # which goes on in the store's place from now on
             self._turn_to_successor()
@@ -269,7 +284,7 @@ class SocketControl(Control):
     def _cut_off(self, verdict: Verdict) -> None:
         with self._changed:
             self._searching, self._orphaned = verdict, None
-            regroup = None if self._closed else self._regroup
+            regroup = None if self._closed or self._gone_on else self._regroup  # they are in the next job
         if regroup is None:
             self.fail(verdict)
             self.give_up_looking()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
@@ -46,6 +46,7 @@ from manyhands.control.protocol import (
     Shrink,
     Shrunk,
     Verdict,
+    WentOn,
     decode_from_rank,
     encode,
     ranks_in,
@@ -123,6 +124,7 @@ class Reserve:
         self._left: dict[int, Progress] = {}
         self._gone: dict[int, tuple[str, bool]] = {}
         self._waiting: list[tuple[int, FromRank]] = []
+        self._gone_on: set[int] = set()
         self._verdict: Verdict | None = None
         self._membership: Membership | None = None
         self._then: list[Callable[[Membership], None]] = []
@@ -160,6 +162,13 @@ class Reserve:
             self._parted = True
             for rank in sorted(self._seats):
                 self._send(rank, Farewell())
+
+    def went_on(self, ranks: Iterable[int]) -> None:
+        """Take note of ranks that are in the next job, and tell the others: this rank may be one of them, and end here."""
+        if self._membership is None and not self._gone_on.issuperset(ranks):
+            self._gone_on.update(ranks)
+            for rank in sorted(self._seats):
+                self._send(rank, WentOn(sorted(self._gone_on)))
 
     def close(self) -> None:
         """Stop listening, and close all connections; from any thread."""
@@ -244,6 +253,8 @@ class Reserve:
         # The store first: what it did not live to tell is its own loss.
         gone = dict(sorted(self._gone.items(), key=lambda item: item[0] != self._store))
         membership.take_over(self._store, self._members, self._left, gone, self._verdict)
+        if self._gone_on:
+            membership.handle(self._rank, WentOn(sorted(self._gone_on)))
         for rank, message in self._waiting:
             membership.handle(rank, message)
         for then in self._then:
@@ -259,6 +270,8 @@ class Reserve:
         message = decode_from_rank(frame)
         if self._membership is not None and message is not None:
             self._membership.handle(rank, message)
+        elif isinstance(message, WentOn):
+            self.went_on(message.ranks)
         elif self._is_gathering and message is not None:
             self._waiting.append((rank, message))
         elif isinstance(message, Leave):

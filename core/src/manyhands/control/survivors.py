@@ -15,7 +15,19 @@ from operator import and_
 import msgspec
 
 from manyhands.control.lobby import Lobby
-from manyhands.control.protocol import Agree, Agreement, FromRank, FromStore, GiveUp, Gone, Join, Shrink, Shrunk, Verdict
+from manyhands.control.protocol import (
+    Agree,
+    Agreement,
+    FromRank,
+    FromStore,
+    GiveUp,
+    Gone,
+    Join,
+    Shrink,
+    Shrunk,
+    Verdict,
+    WentOn,
+)
 from manyhands.control.verdicts import show_ranks
 
 __all__ = ["Left", "Survivors"]
@@ -96,12 +108,13 @@ class Survivors:
         self._left = left
         self._call_later = call_later
         self._lobby = lobby
-        self._next = first
+        self._first = self._next = first
         self._objection = objection
         self._asking: dict[int, Shrink] = {}
         self._votes: dict[str, _Vote] = {}
         self._waiting: set[int] = set()
         self._admitted: set[int] = set()
+        self._gone_on: set[int] = set()
         self._waited_s = 0.0
         self._is_looking = False
 
@@ -147,6 +160,14 @@ class Survivors:
         ranks = [*left.ranks, *sorted(self._admitted)]
         if not left.may_go_on or not left.ranks or not all(rank in self._asking for rank in ranks):
             return
+        if self._gone_on:
+            them = "it" if len(self._gone_on) == 1 else "them"
+            text = f"{show_ranks(self._gone_on)} went on without {show_ranks(left.ranks)}, who must not go on beside {them}"
+            peer = next(
+                (rank for rank in sorted(self._gone_on) if rank < self._first), left.lost
+            )  # newcomers are no ranks of this job
+            self._tell_shrunk(Shrunk([], "", 0, Verdict("lost", text, peer, "shrink")))
+            return
         others = len(left.vanished)
         if others > len(left.ranks) or (others == len(left.ranks) and left.has_taken_over):
             text = (
@@ -158,6 +179,15 @@ class Survivors:
             self._go_on(ranks)
         else:
             self._go_on_with_newcomers(ranks, left, self._lobby)
+
+    def went_on(self, ranks: Collection[int]) -> None:
+        """Take in that ranks are in the next job; whoever asks has missed that one, and all hear of it: the store may end with them."""
+        if not self._gone_on.issuperset(ranks):
+            self._gone_on.update(ranks)
+            told = WentOn(sorted(self._gone_on))
+            self._tell_all(told)
+            self.tell_newcomers(told)
+            self._check_shrink()
 
     def _go_on(self, ranks: list[int]) -> None:
         ranks = sorted(ranks, key=lambda rank: not self._asking[rank].has_door)  # the first has the store, which lets others in
@@ -223,6 +253,8 @@ class Survivors:
             self.shrink(number, message)
         elif isinstance(message, GiveUp):
             self.give_up(number, message)
+        elif isinstance(message, WentOn):
+            self.went_on(message.ranks)
 
     def _lose(self, number: int, reason: str) -> None:
         self._waiting.discard(number)
@@ -233,8 +265,8 @@ class Survivors:
             self.tell_newcomers(Gone(number, reason))
             self._check_shrink()
 
-    def tell_newcomers(self, message: Gone) -> None:
-        """Tell the newcomers that are to go on who of the ranks that are left has ended."""
+    def tell_newcomers(self, message: Gone | WentOn) -> None:
+        """Tell the newcomers that are to go on who of the ranks that are left has ended, or is in the next job."""
         for number in sorted(self._admitted):
             if self._lobby is not None:
                 self._lobby.send(number, message)
