@@ -131,6 +131,16 @@ def test_who_has_not_asked_in_time_is_named_to_all_who_have() -> None:
     assert answers(job) == {rank: [Shrunk([0, 1, 2, 3], "host", 0)] for rank in range(4)}
 
 
+def test_who_has_asked_again_has_given_up_nothing() -> None:
+    job = Job(3)
+    job.store.fail(Verdict("failed", "it failed"))
+    job.store.handle(0, Shrink("host", 4711, attempt=2))
+    job.store.handle(0, GiveUp(1.0, attempt=1))
+    job.store.handle(1, Agree("agree #0", 1, [0, 1, 2], attempt=1))
+    job.store.handle(1, GiveUp(1.0, "agree #0"))
+    assert (answers(job), agreements(job, 1)) == ({}, [])
+
+
 def test_those_that_are_left_can_ask_again() -> None:
     job = Job(3)
     job.store.handle(1, Report("aborted", "enough", 1))

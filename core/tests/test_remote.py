@@ -233,6 +233,31 @@ def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage)
     successor.connection.close()
 
 
+def test_who_gives_up_says_so_to_the_next_store_too_where_the_store_ends_without_an_answer(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyhands.control.remote.COMING_S", 0.05)
+    job = Job(3)  # what the next store decides
+    job.store.fail(Verdict("aborted", "enough"))
+    job.store.lost(0, "it ended")
+    asking = Asking(stage.control, 0.05)
+    assert isinstance(stage.store.heard.get(timeout=10), Shrink)
+    successor = stage.meet_successor()
+    assert isinstance(successor.heard.get(timeout=10), Join)
+    assert isinstance(stage.store.heard.get(timeout=10), GiveUp)
+    stage.store.connection.close()
+    heard = [successor.heard.get(timeout=10) for _ in range(3)]
+    assert [type(message) for message in heard] == [Shrink, Orphaned, GiveUp]
+    for message in (heard[0], heard[2]):
+        assert message is not None
+        job.store.handle(2, message)
+    successor.say(next(message for message in job.told[2] if isinstance(message, Shrunk)))
+    asking.join(10)
+    assert isinstance(asking.told, DeadlineError)
+    assert asking.told.peer == 1
+    successor.connection.close()
+
+
 def test_what_was_agreed_is_told_to_who_goes_on_where_the_store_ends_right_after(stage: Stage) -> None:
     agreed: queue.Queue[int] = queue.Queue()
     thread = threading.Thread(

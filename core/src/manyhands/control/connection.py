@@ -132,6 +132,7 @@ class Control(ABC):
         self._shrunk: Shrunk | None = None
         self._attempts = 0
         self._gone_on: set[int] = set()
+        self._giving_up: dict[str, GiveUp] = {}
         self._agreeing: dict[str, Agree] = {}
         self._agreed: dict[str, Agreement] = {}
         self._settled: dict[int, Agree] = {}
@@ -418,10 +419,11 @@ class Control(ABC):
             self._shrunk = None
             self._attempts += 1
             self._shrink = Shrink(*address, deadline.remaining() / 2, has_door, self._attempts)
+            self._giving_up.pop("", None)
             self._post(self._shrink)
         shrunk = self._await_shrunk(deadline.remaining())
         if shrunk is None and not self._cut:
-            self._post(GiveUp(deadline.timeout_s))
+            self._end_waiting(GiveUp(deadline.timeout_s, attempt=self._attempts))
             shrunk = self._await_shrunk(_STORE_S)  # who is missing, the store knows
         with self._changed:
             self._shrink = None
@@ -458,22 +460,29 @@ class Control(ABC):
         """
         with self._changed:
             before, agreed = self._agreeing.get(name), self._agreed.pop(name, None)
+            attempt = 0 if before is None else before.attempt + 1
             if (
                 agreed is None or agreed.problem is not None
             ):  # else the others have come out of it, although this rank had given up
-                message = self._agreeing[name] = Agree(name, flag, list(members), 0 if before is None else before.attempt + 1)
+                message = self._agreeing[name] = Agree(name, flag, list(members), attempt)
                 agreed = None
+                self._giving_up.pop(name, None)
                 self._post(message)
         if agreed is None:
             agreed = self._await_agreement(name, deadline.remaining())
             if agreed is None and not self._cut:
-                self._post(GiveUp(deadline.timeout_s, name))
+                self._end_waiting(GiveUp(deadline.timeout_s, name, attempt))
                 agreed = self._await_agreement(name, _STORE_S)  # who is missing, the store knows
         if agreed is not None and agreed.problem is None:
             with self._changed:
                 self._settled[channel] = self._agreeing.pop(name)
             return agreed.flag
         raise error_from(self._no_answer(None if agreed is None else agreed.problem, "agree", name, deadline), self.rank)
+
+    def _end_waiting(self, message: GiveUp) -> None:
+        with self._changed:
+            self._giving_up[message.agreement] = message  # until there is an answer: the store may end before it gives one
+            self._post(message)
 
     def _await_agreement(self, name: str, at_most_s: float) -> Agreement | None:
         with self._changed:
@@ -571,6 +580,7 @@ class Control(ABC):
                 if message.attempt in (0, self._attempts):  # else it answers one that has been given up
                     # Taken back at once: who goes on in the store's place would take this rank for one that waits, at an address that it has left.
                     self._shrunk, self._shrink = message, None
+                    self._giving_up.pop("", None)
             elif isinstance(message, Farewell):
                 self._farewell = True
                 if self.reserve is not None:
@@ -590,4 +600,5 @@ class Control(ABC):
             del self._agreeing[message.name]
         else:
             return
+        self._giving_up.pop(message.name, None)
         self._agreed[message.name] = message

@@ -243,10 +243,11 @@ class Agree(msgspec.Struct, frozen=True, tag=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag=True):
-    """A rank has waited so long for the others to come to an agreement or, where that has no name, to ask to go on."""
+    """A rank has waited so long for the others to come to an agreement or, where that has no name, to ask to go on; in which ``attempt``."""
 
     timeout_s: float
     agreement: str = ""
+    attempt: int = 0
 
 
 class WentOn(msgspec.Struct, frozen=True, tag=True):

@@ -22,6 +22,7 @@ from manyhands.control.protocol import (
     Agreed,
     Decided,
     FromRank,
+    GiveUp,
     Join,
     Leave,
     Orphaned,
@@ -219,7 +220,14 @@ class SocketControl(Control):
             for rank in [rank for rank in self.gone if rank >= self.world_size]:
                 del self.gone[rank]
             self._repeat()
+            for message in self._giving_up.values():
+                self._loop.call(partial(self._loop.call_later, COMING_S, partial(self._give_up_again, message)))
             return True
+
+    def _give_up_again(self, message: GiveUp) -> None:
+        """Say to the next store, once the others have come to it, what the one that has ended did not answer."""
+        if self._giving_up.get(message.agreement) is message:
+            self._post(message)
 
     def _frame(self, connection: _Wire, frame: bytes | None) -> None:
         message = decode_from_store(frame)

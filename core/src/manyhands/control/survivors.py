@@ -8,7 +8,7 @@ has failed, and from the moment in which it has been told to go on it is one of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 from operator import and_
 
@@ -276,8 +276,8 @@ class Survivors:
     def give_up(self, rank: int, message: GiveUp) -> None:
         """Take in that a rank has waited for so long: name to all that wait, alike, who has not come; they may ask again."""
         vote = self._votes.get(message.agreement)
-        came: Collection[int] = self._asking if not message.agreement else () if vote is None else vote.flags
-        if rank not in came:  # it has been told meanwhile, and others may have asked again
+        came: Mapping[int, Shrink | Agree] = self._asking if not message.agreement else {} if vote is None else vote.flags
+        if rank not in came or came[rank].attempt != message.attempt:  # it has been told meanwhile, or has asked again
             return
         missing = [rank for rank in self._left().ranks if rank not in came and (vote is None or rank in vote.members)]
         newcomers = [number for number in self._admitted if number not in came] if vote is None else []
