@@ -194,4 +194,4 @@ def test_who_has_not_come_yet_is_not_told_of_those_that_end() -> None:
     job.told.pop(3)  # to which nothing could be sent
     job.store.lost(2, "it ended")
     job.store.lost(1, "it ended, too")
-    assert [message for message in job.told[0] if isinstance(message, Gone)] == [Gone(1, "it ended, too")]
+    assert [message for message in job.told[0] if isinstance(message, Gone)] == [Gone(2, "it ended"), Gone(1, "it ended, too")]

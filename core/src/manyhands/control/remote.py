@@ -44,7 +44,7 @@ _log = logging.getLogger("manyhands.job")
 
 CONTROL_HELLO = b"control"
 _LAST_WORDS_S = 1.0
-_ORPHAN_S = 4.0
+_ORPHAN_S = 3.0
 """How long the store's successor has to say what became of the store."""
 
 

@@ -65,8 +65,8 @@ _LAST_WORDS_S = 0.05
 _TOO_EARLY = "its process ended before all ranks had left"
 COMING_S = 0.5
 """How long ranks and the successor wait for each other where the store ends before they are connected."""
-_GATHERING_S, _LIVING_S = 5.0, 2.0
-"""How long to wait for ranks that look for each other, and how long for those that live on this host when the store has ended."""
+_GATHERING_S = 5.0
+"""How long to wait for ranks that look for each other."""
 _LOOK_S = 0.01
 """How often to look whether all have come."""
 
@@ -217,9 +217,7 @@ class Reserve:
     def _look(self) -> None:
         if self._waited_s is None or self._closed or self._membership is not None:
             return
-        missing = self._missing()
-        lives = any(self._has_ended(rank) is False for rank in missing)
-        if not missing or self._waited_s >= (_GATHERING_S if self._is_gathering else _LIVING_S if lives else COMING_S):
+        if not self._missing() or self._waited_s >= (_GATHERING_S if self._is_gathering else COMING_S):
             self._begin()
         else:
             self._waited_s += _LOOK_S

@@ -134,11 +134,12 @@ class Standby:
         """
         control, until = self._control, until or Deadline(_LOOKING_S)
         lost = control.lost
-        left = [rank for rank in range(control.world_size) if rank not in lost and not control.has_ended(rank)]
-        others = [rank for rank in left if rank != control.rank]
+        gone = {*lost, control.rank}
+        others = [rank for rank in range(control.world_size) if rank not in gone and not control.has_ended(rank)]
+        turn = sum(rank < control.rank for rank in others)
         if not self._is_known and any(map(self._reach, others[:_MOST_TRIED])):
             return
-        if self._is_known or waited_s >= _TURN_S * left.index(control.rank):
+        if self._is_known or waited_s >= _TURN_S * turn:
             self._gather(lost)
             if self._reach(control.rank):
                 return
