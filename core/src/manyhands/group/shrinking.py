@@ -13,7 +13,7 @@ import msgspec
 from manyhands.contract.deadline import Deadline
 from manyhands.control.network import Address
 from manyhands.control.protocol import Shrunk
-from manyhands.errors import CommError, RendezvousError, UnsupportedError
+from manyhands.errors import CommError, DeadlineError, RendezvousError, UnsupportedError
 from manyhands.group.forming import Formed, Setup, among_processes, come_alone, finish
 from manyhands.job.job import Job
 from manyhands.job.meeting import Meeting, guarded_bind
@@ -151,6 +151,10 @@ class _Shrinking(msgspec.Struct, frozen=True):
                         and not control.cut
                         and not any(map(control.gone.__contains__, shrunk.ranks))
                     )
+                    if self.deadline.passed() and not control.cut and not isinstance(error, DeadlineError):
+                        # As where they were told to go on when there was no time left to meet: they may try again.
+                        text = f"shrink() did not end within {self.deadline.timeout_s:g} s, as the ranks met: {error}"
+                        raise DeadlineError(text, rank=self.old.rank, operation="shrink") from error
                     if is_alone or self.deadline.passed():
                         raise
                     failure = error
