@@ -156,7 +156,7 @@ class Process:
         self.control.on_gone(self.try_again)
 
     def _join(self) -> Join:
-        host = self.network.processes_of("pid")
+        host = self.network.processes_of()
         return msgspec.structs.replace(make_join(self.rank, self._size, "tcp", ""), pid=self.rank, host=host)
 
     @property
@@ -286,7 +286,7 @@ class Network:
         """Let the running process have an address at which it does not listen yet."""
         return Place(self, self._now_running, (host, next(self.ports)))
 
-    def processes_of(self, _: str) -> str:
+    def processes_of(self, *_: str) -> str:
         """Return which host the running process is on."""
         return f"host{self._now_running.rank // self._per_host}"
 
@@ -353,7 +353,7 @@ def network_of(size: int, seed: int, monkeypatch: pytest.MonkeyPatch, per_host: 
         for module in (remote, standby):
             patch.setattr(module, "dial_patiently", network.dial)
         patch.setattr(standby, "dial", network.dial)
-        patch.setattr(remote, "namespace", network.processes_of)
+        patch.setattr(remote, "namespaces", network.processes_of)
         patch.setattr(remote, "has_ended", network.has_ended)
         patch.setattr(remote, "hold", network.hold)
         patch.setattr(standby, "guarded_bind", network.bind)

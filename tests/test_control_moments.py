@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from control_worlds import Network, network_of
@@ -61,17 +62,45 @@ def test_a_death_at_any_moment_is_told_alike_and_the_others_go_on(size: int, mon
             check(network, {victim})
 
 
+def let_die(network: Network, victims: Sequence[int], between: int) -> None:
+    """Let some ranks die, with so many things between two deaths, and go on until nothing happens any more."""
+    ready(network)
+    for victim in victims:
+        network.processes[victim].die()
+        let_happen(network, between)
+    network.run()
+
+
 @pytest.mark.parametrize("size", [3, 4, 5])
 def test_two_deaths_at_any_moments_are_survived(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store and its successor are as likely to be those as any two."""
     for victims, seed, between in itertools.product(itertools.permutations(range(size), 2), range(4), range(0, 40, 4)):
         with network_of(size, seed, monkeypatch) as network:
-            ready(network)
-            network.processes[victims[0]].die()
-            let_happen(network, between)
-            network.processes[victims[1]].die()
-            network.run()
+            let_die(network, victims, between)
             check(network, {*victims})
+
+
+def test_three_deaths_at_once_are_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    for victims, seed, between in itertools.product(itertools.permutations(range(4), 3), range(2), (0, 1, 3, 9)):
+        with network_of(5, seed, monkeypatch) as network:
+            let_die(network, victims, between)
+            check(network, {*victims})
+
+
+@pytest.mark.parametrize(("size", "per_host"), [(3, 1), (4, 1), (4, 2), (5, 1), (5, 2)])
+def test_of_other_hosts_nobody_knows_who_has_died_and_the_larger_part_goes_on(
+    size: int, per_host: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for victims, seed, between in itertools.product(itertools.permutations(range(size), 2), range(2), range(0, 40, 8)):
+        with network_of(size, seed, monkeypatch, per_host) as network:
+            let_die(network, victims, between)
+            left = [process for process in network.processes if process.is_alive]
+            if len(left) > len(victims):
+                check(network, {*victims})
+            else:  # all of them, or none
+                assert all(process.answer is not None for process in left)
+                assert len({process.goes_on for process in left}) == 1
+                assert {process.verdict.peer for process in left if process.verdict} <= {*victims}
 
 
 @pytest.mark.parametrize("size", [3, 4])

@@ -196,7 +196,7 @@ def test_who_waits_and_ends_is_forgotten() -> None:
     job = failed(lobby)
     lobby.come()
     lobby.lose(4, "it ended")
-    assert [message for message in job.told[0] if isinstance(message, Gone)] == []
+    assert [message for message in job.told[0] if isinstance(message, Gone)] == [Gone(3, "it ended")]
     assert (lobby.come(), lobby.come()) == (5, 6)
     assert shrunk(job.told[0]) == [Shrunk([0, 1, 2, 5, 6], "host", 1)]
     lobby.lose(5, "it ended")

@@ -13,7 +13,7 @@ from manyhands.common.threads import Thread, Timer
 from manyhands.contract.runtime import Condition, Place, Runtime
 from manyhands.control.bystanders import Sleeper, begin_to_help, end_of_help
 
-__all__ = ["COMPUTER", "has_ended", "namespace"]
+__all__ = ["COMPUTER", "has_ended", "namespaces"]
 
 
 class _Computer(Runtime):
@@ -81,14 +81,14 @@ COMPUTER: Runtime = _Computer()
 """The computer's own clock and threads."""
 
 
-def namespace(kind: str) -> str:
-    """Return what two processes share that have one namespace of a kind, such as "time" or "pid": the boot of the host, and the namespace.
+def namespaces(*kinds: str) -> str:
+    """Return what two processes share that have the same namespaces of these kinds, such as "time" or "pid": the boot of the host, and the namespaces.
 
     It is empty where the system does not say.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path(f'/proc/self/ns/{kind}').readlink()}"
+        return " ".join([boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in kinds)])
     except (OSError, ValueError):
         return ""
 

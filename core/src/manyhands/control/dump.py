@@ -26,7 +26,7 @@ from manyhands.common.checks import UNREADABLE
 from manyhands.common.lines import OURS, PROGRAM, kind_of, line_of
 from manyhands.common.threads import Thread
 from manyhands.control.bystanders import current_frames
-from manyhands.control.computer import namespace
+from manyhands.control.computer import namespaces
 from manyhands.control.connection import Control
 from manyhands.control.protocol import Progress, Verdict, Wait
 from manyhands.control.recorder import Record
@@ -254,7 +254,7 @@ def _call(record: Record, lines: dict[int, str]) -> Call:
 
 def _clock() -> str:
     """Return what two processes share whose monotonic clocks are one: the boot of the host, and the namespace of times."""
-    return namespace("time") or f"{_UNKNOWN} {socket.gethostname()} {os.getpid()}"
+    return namespaces("time") or f"{_UNKNOWN} {socket.gethostname()} {os.getpid()}"
 
 
 _open: weakref.WeakSet[Dumper] = weakref.WeakSet()

@@ -59,7 +59,7 @@ MAX_FROM_RANK_BYTES = MAX_CARD_BYTES + 4096
 class Whereabouts(msgspec.Struct, frozen=True):
     """Where a rank is found if the store and its successor have both ended: an address, at which it listens only then, with port 0 if it has none.
 
-    ``pid`` is the number of its process, and ``processes`` are those among which it is the only one with that number; empty where that is not known.
+    ``pid`` is the number of its process. Who has the same ``processes`` can look it up, and no network is between the two; empty where that is not known.
     """
 
     host: str

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from manyhands.contract.deadline import Deadline
-from manyhands.control.computer import has_ended, namespace
+from manyhands.control.computer import has_ended, namespaces
 from manyhands.control.connection import Control
 from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
@@ -44,6 +44,8 @@ _log = logging.getLogger("manyhands.job")
 
 CONTROL_HELLO = b"control"
 _LAST_WORDS_S = 1.0
+_DYING_S = 0.1
+"""How long a process lasts at most, once its connections have ended because it does."""
 _ORPHAN_S = 3.0
 """How long the store's successor has to say what became of the store."""
 
@@ -106,6 +108,7 @@ class SocketControl(Control):
         self._closed = False
         self._leave: Leave | None = None
         self._lost_stores: set[int] = set()  # with those that were to go on in their place
+        self._survived: set[int] = set()  # whoever has lived for a while since both are lost
         self._place: socket.socket | None = None
         if join.rank >= 0 and join.world_size > 1:
             self._join = msgspec.structs.replace(join, place=self._hold_place())
@@ -120,7 +123,7 @@ class SocketControl(Control):
             address = self._place.getsockname()[:2]
         except OSError as error:  # as where there are no descriptors left
             _log.debug("rank %d has no place where others could find it: %s", self.rank, error)
-        return Whereabouts(*address, self._join.pid, namespace("pid"))
+        return Whereabouts(*address, self._join.pid, namespaces("pid", "net"))
 
     def take_place(self) -> socket.socket | None:
         """Return the socket of this rank's place, which listens from now on, as the caller's own; None where it has none any more."""
@@ -147,7 +150,11 @@ class SocketControl(Control):
         theirs, ours = (places[rank], places[self.rank]) if places else (None, None)
         if theirs is None or ours is None or not ours.processes or theirs.processes != ours.processes:
             return None
-        return has_ended(theirs.pid)
+        return rank not in self._survived and has_ended(theirs.pid)
+
+    def _note_the_living(self) -> None:
+        """Take note of who lives although the store and its successor are lost: they may go on without this rank, and end."""
+        self._survived |= {rank for rank in range(self.world_size) if self.has_ended(rank) is False}
 
     def follow(self, sock: ProvenSocket, rank: int) -> None:
         """Connect to the rank that goes on where the store ends, by a proven socket, which this closes in the end."""
@@ -298,6 +305,7 @@ class SocketControl(Control):
             self.give_up_looking()
         else:  # whoever they find tells all of them the same; but nobody waits for that for long
             self._loop.call_later(COMING_S, lambda: self.fail(verdict))
+            self._loop.call_later(_DYING_S, self._note_the_living)
             regroup()
 
     @property
