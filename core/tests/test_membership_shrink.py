@@ -180,6 +180,20 @@ def test_what_a_store_has_told_one_rank_of_an_agreement_holds_where_another_one_
     assert [agreements(job, rank) for rank in (1, 2, 3)] == [[Agreement("agree #0", 2)]] * 3
 
 
+def test_of_two_parts_that_cannot_see_each_other_only_one_agrees() -> None:
+    job = Job(4)
+    for rank in (2, 3):
+        job.store.handle(rank, Agree("agree #0", rank, [0, 1, 2, 3]))
+    job.store.take_over(0, job.store.members, {}, {0: ("silent", True)}, None)
+    assert agreements(job, 2) == []
+    job.store.lost(1, "silent", vanished=True)
+    (told,) = agreements(job, 2)
+    assert told == agreements(job, 3)[0]
+    assert told.problem is not None
+    assert "must not go on beside them" in told.problem.text
+    assert told.problem.operation == "agree"
+
+
 def test_who_gives_up_an_agreement_that_has_been_told_says_nothing_of_a_shrink() -> None:
     job = Job(2)
     job.store.handle(0, Shrink("host", 1))

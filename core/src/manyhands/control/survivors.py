@@ -124,6 +124,23 @@ class Survivors:
         for name in list(self._votes):
             self._check_vote(name)
 
+    def _must_not(self, left: Left, operation: str) -> Verdict | None:
+        """Say why those that are left must neither go on nor agree on anything, beside others that do; None where they may."""
+        if self._gone_on:
+            them = "it" if len(self._gone_on) == 1 else "them"
+            text = f"{show_ranks(self._gone_on)} went on without {show_ranks(left.ranks)}, who must not go on beside {them}"
+            ours = [rank for rank in self._gone_on if rank < self._first]  # newcomers are no ranks of this job
+            peer = min(ours, default=left.lost)
+            return Verdict("lost", text, peer, operation)
+        others = len(left.vanished)
+        if others > len(left.ranks) or (others == len(left.ranks) and left.has_taken_over):
+            text = (
+                f"{show_ranks(left.vanished)} cannot be reached, and may live: they are not fewer than {show_ranks(left.ranks)}, who must not go on "
+                "beside them; start the job anew"
+            )
+            return Verdict("lost", text, min(left.vanished), operation)
+        return None
+
     # To agree
 
     def agree(self, rank: int, message: Agree) -> None:
@@ -134,8 +151,13 @@ class Survivors:
 
     def _check_vote(self, name: str) -> None:
         vote = self._votes[name]
-        living = [rank for rank in vote.members if rank in self._left().ranks]
+        left = self._left()
+        living = [rank for rank in vote.members if rank in left.ranks]
         if all(rank in vote.flags for rank in living):
+            problem = self._must_not(left, "agree")
+            if problem is not None:
+                self._tell_vote(name, Agreement(name, 0, problem))
+                return
             # The flags of those that have ended since count as well. What another store has told one of them, it has decided of all.
             told = [given for given in vote.flags.values() if given.is_told]
             self._tell_vote(name, Agreement(name, reduce(and_, (given.flag for given in told or vote.flags.values()))))
@@ -160,21 +182,9 @@ class Survivors:
         ranks = [*left.ranks, *sorted(self._admitted)]
         if not left.may_go_on or not left.ranks or not all(rank in self._asking for rank in ranks):
             return
-        if self._gone_on:
-            them = "it" if len(self._gone_on) == 1 else "them"
-            text = f"{show_ranks(self._gone_on)} went on without {show_ranks(left.ranks)}, who must not go on beside {them}"
-            peer = next(
-                (rank for rank in sorted(self._gone_on) if rank < self._first), left.lost
-            )  # newcomers are no ranks of this job
-            self._tell_shrunk(Shrunk([], "", 0, Verdict("lost", text, peer, "shrink")))
-            return
-        others = len(left.vanished)
-        if others > len(left.ranks) or (others == len(left.ranks) and left.has_taken_over):
-            text = (
-                f"{show_ranks(left.vanished)} cannot be reached, and may live: they are not fewer than {show_ranks(left.ranks)}, who must not go on "
-                "beside them; start the job anew"
-            )
-            self._tell_shrunk(Shrunk([], "", 0, Verdict("lost", text, min(left.vanished), "shrink")))
+        problem = self._must_not(left, "shrink")
+        if problem is not None:
+            self._tell_shrunk(Shrunk([], "", 0, problem))
         elif self._lobby is None:
             self._go_on(ranks)
         else:
