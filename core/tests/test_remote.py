@@ -258,6 +258,21 @@ def test_who_gives_up_says_so_to_the_next_store_too_where_the_store_ends_without
     successor.connection.close()
 
 
+def test_a_store_that_does_not_answer_is_named_also_where_it_is_not_the_first_one(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyhands.control.connection._STORE_S", 0.05)
+    successor = stage.meet_successor()
+    successor.say(Verdict("lost", "rank 0 was lost", 0))
+    until_lost(stage.control)
+    asking = Asking(stage.control, 0.05)
+    asking.join(10)
+    assert isinstance(asking.told, DeadlineError)
+    assert "the store with rank 1 does not answer" in str(asking.told)
+    assert asking.told.peer == 1
+    successor.connection.close()
+
+
 def test_what_was_agreed_is_told_to_who_goes_on_where_the_store_ends_right_after(stage: Stage) -> None:
     agreed: queue.Queue[int] = queue.Queue()
     thread = threading.Thread(

@@ -127,6 +127,7 @@ class Control(ABC):
         self._ended: tuple[str, int | None] | None = None
         self._disbanding: dict[int, Callable[[], None]] = {}
         self._home = threading.current_thread()
+        self._store = 0
         self._farewell = False
         self._shrink: Shrink | None = None
         self._shrunk: Shrunk | None = None
@@ -496,8 +497,8 @@ class Control(ABC):
         if self._cut:
             text = f"{self._cut}; the store was with it, and its successor is not there: this rank cannot go on; start the job anew"
             return Verdict("lost", text, 0, operation)
-        text = f"{what} did not end within {deadline.timeout_s:g} s: the store with rank 0 does not answer"
-        return Verdict("deadline", text, 0, operation)
+        text = f"{what} did not end within {deadline.timeout_s:g} s: the store with rank {self._store} does not answer"
+        return Verdict("deadline", text, self._store, operation)
 
     def _repeat(self) -> None:
         """Tell the store that has taken over what this rank waits for, and what the other one has told it."""

@@ -96,7 +96,6 @@ class SocketControl(Control):
         self._loop = loop
         self._liveness = liveness
         self._join = join
-        self._store = 0
         self._where = f" at {show_address(address)}"
         self._second: _Wire | None = None  # to the rank that goes on where the store ends
         self._successor = 0
