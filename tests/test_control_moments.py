@@ -119,3 +119,21 @@ def test_a_store_that_was_stopped_changes_nothing_when_it_goes_on(size: int, mon
             assert len(told) == 1, told
             going_on = {str(process.answer) for process in network.processes if process.goes_on}
             assert len(going_on) <= 1, going_on
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_successor_that_was_stopped_as_the_store_died_leads_to_no_second_group(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, before, after in itertools.product(range(10), range(0, _MOMENTS, 5), (0, 3, 20, 1000)):
+        with network_of(size, seed, monkeypatch) as network:
+            ready(network)
+            let_happen(network, before)
+            network.processes[SUCCESSOR].is_stopped = True
+            network.processes[STORE].die()
+            let_happen(network, after)
+            network.processes[SUCCESSOR].is_stopped = False
+            network.run()
+            assert all(process.verdict is not None and process.verdict.peer == STORE for process in network.processes[1:])
+            going_on = {str(process.answer) for process in network.processes if process.goes_on}
+            assert len(going_on) <= 1, going_on
