@@ -171,10 +171,10 @@ class Process:
 
     @property
     def goes_on(self) -> bool:
-        """Whether this rank was told with whom it goes on, and can meet them."""
+        """Whether this rank was told with whom it goes on, and can meet them: they were told the same."""
         answer = self.answer
-        met = [] if answer is None or answer.problem is not None else answer.ranks
-        return self.is_alive and bool(met) and all(self.network.processes[rank].is_alive for rank in met)
+        met = [] if answer is None or answer.problem is not None else [self.network.processes[rank] for rank in answer.ranks]
+        return self.is_alive and bool(met) and all(other.is_alive and other.answer == answer for other in met)
 
     @property
     def knows_all(self) -> bool:

@@ -182,6 +182,14 @@ class SocketControl(Control):
                 self._loop.call(self._turn_at_last)
             self._changed.notify_all()
 
+    def join_others(self, sock: ProvenSocket, rank: int) -> None:
+        """Connect to the rank with which those that are left gather, as `follow`, unless the store or its successor has answered meanwhile."""
+        with self._changed:
+            if self.is_searching:
+                self.follow(sock, rank)
+            else:
+                sock.close()
+
     def await_successor(self, at_most_s: float) -> None:
         """Wait until this rank is connected to whoever goes on where the store ends."""
         with self._changed:
@@ -254,6 +262,8 @@ class SocketControl(Control):
         if connection is self._second:  # which goes on in the store's place from now on
             self._turn_to_successor()
         if connection is self._connection:
+            with self._changed:
+                self._searching = None  # it was only slow
             if isinstance(message, Successor):
                 self._expected = message.rank
             self._deliver(message)
@@ -306,6 +316,11 @@ class SocketControl(Control):
             self._loop.call_later(COMING_S, lambda: self.fail(verdict))
             self._loop.call_later(_DYING_S, self._note_the_living)
             regroup()
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether this rank looks for the others, since neither the store nor its successor is there."""
+        return self._searching is not None
 
     @property
     def last_words(self) -> Verdict | None:

@@ -225,7 +225,7 @@ class Reserve:
 
     def _missing(self) -> list[int]:
         """Return the ranks that may still come."""
-        here = self._members.keys() | self._ended | {self._store}
+        here = self._members.keys() | self._ended | (set() if self._is_gathering else {self._store})
         return [rank for rank in range(self._world_size) if rank not in here and not self._will_not_come(rank)]
 
     def _will_not_come(self, rank: int) -> bool:

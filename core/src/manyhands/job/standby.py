@@ -133,6 +133,8 @@ class Standby:
         The first of those that are left waits at once, unless another one does, and the next ones when they have found nobody for a while.
         """
         control, until = self._control, until or Deadline(_LOOKING_S)
+        if not control.is_searching:
+            return
         lost = control.lost
         gone = {*lost, control.rank}
         others = [rank for rank in range(control.world_size) if rank not in gone and not control.has_ended(rank)]
@@ -178,7 +180,7 @@ class Standby:
             if self._ended:
                 sock.close()
             else:
-                self._control.follow(sock, rank)
+                self._control.join_others(sock, rank)
         return True
 
     def _stand_by(self, store: int, gone: Collection[int]) -> None:
