@@ -67,7 +67,7 @@ HOSTILE = [
     b'"\xff"',
 ]
 FROM_RANKS: list[Any] = [
-    Join(1, 3, "tcp", "", "1", "little", "host", 1),
+    Join(1, 3, "tcp", "", "1", "little", "host", 1, place=messages.Whereabouts("host", 1, 2, "boot")),
     Exchange("split #1", b"card", [0, 1, 2]),
     recv(2),
     Report("mismatch", "text", 1, "barrier", 0, 3, [0, 1, 2]),
