@@ -167,7 +167,7 @@ class Process:
     @property
     def answer(self) -> Shrunk | None:
         """What this rank was told as it asked to go on."""
-        return self.control._shrunk
+        return self.control.recovery._shrunk
 
     @property
     def goes_on(self) -> bool:
@@ -183,14 +183,14 @@ class Process:
 
     def go_on(self) -> None:
         """Ask to go on, as `Control.shrink` does."""
-        self.control._shrink = Shrink(f"host{self.rank}", 1000 + self.rank, 10.0)
-        self.control._post(self.control._shrink)
+        self.control.recovery._shrink = Shrink(f"host{self.rank}", 1000 + self.rank, 10.0)
+        self.control._post(self.control.recovery._shrink)
 
     def try_again(self, rank: int, _: str) -> None:
         """Ask once more where one of those has ended with whom this rank was told to go on: it does not meet them."""
         answer = self.answer
         if answer is not None and rank in answer.ranks:
-            self.control._shrunk = None
+            self.control.recovery._shrunk = None
             self.go_on()
 
     def report(self, peer: int) -> None:

@@ -23,7 +23,7 @@ def stand_still(owner, name):
     setattr(owner, name, wrapped)
 """
 STANDING = {
-    "before it asks": (1, "manyhands.control.remote.SocketControl, 'shrink'"),
+    "before it asks": (1, "manyhands.control.recovery.Recovery, 'shrink'"),
     "before it comes": (2, "manyhands.job.job.Job, 'meet'"),
     "before it starts the backend": (2, "manyhands.job.job.Job, 'start_backend'"),
     "at the very end": (1, "manyhands.group.shrinking, 'finish'"),

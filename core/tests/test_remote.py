@@ -140,13 +140,13 @@ class Asking(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.told = self._control.shrink(("host", 1), Deadline(self._timeout_s))
+            self.told = self._control.recovery.shrink(("host", 1), Deadline(self._timeout_s))
         except Exception as error:
             self.told = error
 
 
 def test_an_answer_that_comes_late_does_not_end_the_next_attempt(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.control.connection._STORE_S", 0.05)
+    monkeypatch.setattr("manyhands.control.recovery._STORE_S", 0.05)
     job = Job(3)  # what the store decides, once it is no longer stopped
     job.store.fail(Verdict("aborted", "enough"))
     job.forget()
@@ -174,17 +174,17 @@ def test_an_answer_that_comes_late_does_not_end_the_next_attempt(stage: Stage, m
 def test_an_agreement_that_a_rank_has_given_up_ends_for_it_as_for_the_others(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, have_come: bool
 ) -> None:
-    monkeypatch.setattr("manyhands.control.connection._STORE_S", 0.05)
+    monkeypatch.setattr("manyhands.control.recovery._STORE_S", 0.05)
     job = Job(3)  # what the store decides, once it is no longer stopped
     members = [0, 1, 2]
     for rank in (0, 1) if have_come else (0,):
         job.store.handle(rank, Agree("agree #0", 2, members))
     with pytest.raises(DeadlineError, match="does not answer"):
-        stage.control.agree(0, "agree #0", 3, members, Deadline(0.05))
+        stage.control.recovery.agree(0, "agree #0", 3, members, Deadline(0.05))
     heard = [stage.store.heard.get(timeout=10) for _ in range(2)]
     again: queue.Queue[int] = queue.Queue()
     thread = threading.Thread(
-        target=lambda: again.put(stage.control.agree(0, "agree #0", 7, members, Deadline(10))), daemon=True
+        target=lambda: again.put(stage.control.recovery.agree(0, "agree #0", 7, members, Deadline(10))), daemon=True
     )
     if not have_come:  # the answer meets the second attempt
         thread.start()
@@ -214,14 +214,14 @@ def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage)
     assert isinstance(stage.store.heard.get(timeout=10), Shrink)
     successor = stage.meet_successor()
     assert isinstance(successor.heard.get(timeout=10), Join)
-    answer = stage.control._answered
+    answer = stage.control.recovery.take
 
     def answered(message: Shrunk) -> None:  # and the store ends before the thread that waits runs again
         with stage.control._changed:
             answer(message)
             stage.control._turn_to_successor()
 
-    stage.control._answered = answered  # type: ignore[method-assign, assignment]
+    stage.control.recovery.take = answered  # type: ignore[method-assign, assignment]
     stage.store.say(Shrunk([1, 2], "host", 1, attempt=1))
     asking.join(10)
     assert isinstance(asking.told, Shrunk)
@@ -261,7 +261,7 @@ def test_who_gives_up_says_so_to_the_next_store_too_where_the_store_ends_without
 def test_a_store_that_does_not_answer_is_named_also_where_it_is_not_the_first_one(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyhands.control.connection._STORE_S", 0.05)
+    monkeypatch.setattr("manyhands.control.recovery._STORE_S", 0.05)
     successor = stage.meet_successor()
     successor.say(Verdict("lost", "rank 0 was lost", 0))
     until_lost(stage.control)
@@ -276,20 +276,20 @@ def test_a_store_that_does_not_answer_is_named_also_where_it_is_not_the_first_on
 def test_what_was_agreed_is_told_to_who_goes_on_where_the_store_ends_right_after(stage: Stage) -> None:
     agreed: queue.Queue[int] = queue.Queue()
     thread = threading.Thread(
-        target=lambda: agreed.put(stage.control.agree(0, "agree #0", 3, [0, 1, 2], Deadline(10))), daemon=True
+        target=lambda: agreed.put(stage.control.recovery.agree(0, "agree #0", 3, [0, 1, 2], Deadline(10))), daemon=True
     )
     thread.start()
     assert isinstance(stage.store.heard.get(timeout=10), Agree)
     successor = stage.meet_successor()
     assert isinstance(successor.heard.get(timeout=10), Join)
-    answer = stage.control._answered
+    answer = stage.control.recovery.take
 
     def answered(message: Agreement) -> None:  # and the store ends before the thread that waits runs again
         with stage.control._changed:
             answer(message)
             stage.control._turn_to_successor()
 
-    stage.control._answered = answered  # type: ignore[method-assign, assignment]
+    stage.control.recovery.take = answered  # type: ignore[method-assign, assignment]
     stage.store.say(Agreement("agree #0", 0))  # with the flag of rank 0, which none else knows
     assert agreed.get(timeout=10) == 0
     assert successor.heard.get(timeout=10) == Agree("agree #0", 0, [0, 1, 2], is_told=True)
@@ -309,7 +309,7 @@ def test_who_is_told_that_others_have_gone_on_passes_it_on_where_the_store_ends(
     successor = stage.meet_successor()
     assert isinstance(successor.heard.get(timeout=10), Join)
     successor.say(WentOn([1]))  # which does not mean that it is the store now
-    while not stage.control._gone_on:
+    while not stage.control.recovery.gone_on:
         time.sleep(0.001)
     assert Asking(stage.control, 10.0).is_alive()
     assert isinstance(stage.store.heard.get(timeout=10), Shrink)

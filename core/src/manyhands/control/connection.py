@@ -20,7 +20,6 @@ from manyhands.control.computer import COMPUTER
 from manyhands.control.network import Address
 from manyhands.control.protocol import (
     MAX_CARD_BYTES,
-    Agree,
     Agreement,
     Cards,
     Checkpoint,
@@ -29,7 +28,6 @@ from manyhands.control.protocol import (
     Farewell,
     FromRank,
     FromStore,
-    GiveUp,
     Gone,
     Join,
     Leave,
@@ -38,7 +36,6 @@ from manyhands.control.protocol import (
     Progress,
     Question,
     Report,
-    Shrink,
     Shrunk,
     Stalled,
     Standby,
@@ -50,6 +47,7 @@ from manyhands.control.protocol import (
     WentOn,
 )
 from manyhands.control.recorder import Counted, FlightRecorder, Record
+from manyhands.control.recovery import Recovery
 from manyhands.control.reserve import Reserve
 from manyhands.control.signatures import CallSignature
 from manyhands.control.verdicts import error_from
@@ -69,8 +67,6 @@ _SHARED = frozenset({"lost", "deadline", "failed"})
 """Findings that tell nothing where rank 0 does not answer: whoever is late, or breaks its connections, may do so because of that."""
 _STALL_S = 0.4
 """How long a rank waits in an exchange before it says so."""
-_STORE_S = 2.0
-"""How long a rank waits for the store to say who is missing."""
 _MAX_WORDS = 4000
 E = TypeVar("E", bound=ManyHandsError)
 
@@ -99,6 +95,8 @@ class Control(ABC):
         For each rank the one that it was when the job began, where the ranks have been numbered anew since; None for one that came later.
     gone
         The ranks that have ended since the job failed, and why.
+    recovery
+        What this rank asks of the store once the job has failed.
     reserve
         What goes on where the store ends, where that is this rank's part.
     raised
@@ -127,24 +125,15 @@ class Control(ABC):
         self._ended: tuple[str, int | None] | None = None
         self._disbanding: dict[int, Callable[[], None]] = {}
         self._home = threading.current_thread()
-        self._store = 0
         self._farewell = False
-        self._shrink: Shrink | None = None
-        self._shrunk: Shrunk | None = None
-        self._attempts = 0
-        self._gone_on: set[int] = set()
-        self._giving_up: dict[str, GiveUp] = {}
-        self._agreeing: dict[str, Agree] = {}
-        self._agreed: dict[str, Agreement] = {}
-        self._settled: dict[int, Agree] = {}
-        self._cut = ""
+        self.recovery: Recovery = Recovery(rank, self._post, self._changed)
         self._on_failure: list[Callable[[], None]] = []
         self.gone: dict[int, str] = {}
         self._on_gone: list[Callable[[int, str], None]] = []
         self.reserve: Reserve | None = None
         self._to_prepare: list[Prepare | Successor] = []
         self._prepare: Callable[[Prepare | Successor], None] | None = None
-        self._regroup: Callable[[], None] | None = None
+        self._when_orphaned: Callable[[], None] | None = None
 
     @abstractmethod
     def _post(self, message: FromRank) -> None:
@@ -160,7 +149,7 @@ class Control(ABC):
     @property
     def cut(self) -> bool:
         """Whether the connection to the store has ended without a farewell."""
-        return bool(self._cut)
+        return bool(self.recovery.cut)
 
     @property
     def failed(self) -> bool:
@@ -221,7 +210,7 @@ class Control(ABC):
 
     def on_orphaned(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when the store and its successor are both lost, instead of giving up; it must not block."""
-        self._regroup = callback
+        self._when_orphaned = callback
 
     def welcome(self, deadline: Deadline) -> Welcome:
         """Wait until all ranks have come."""
@@ -311,7 +300,7 @@ class Control(ABC):
         channels = (2 * number, 2 * number + 1)
 
         def disbanded() -> None:
-            self._settled.pop(channels[0], None)
+            self.recovery.forget(channels[0])
             for channel in channels:
                 self.recorder.forget(channel)
             then()
@@ -406,111 +395,8 @@ class Control(ABC):
         self._wait(lambda: self._farewell and not self.failed, deadline)
         return self._farewell
 
-    def shrink(self, address: Address, deadline: Deadline, *, has_door: bool = False) -> Shrunk:
-        """Ask to go on with the ranks that are left; wait until all of them have. The first of them waits for the others at its address.
-
-        Raises
-        ------
-        PeerLostError
-            The store is lost, and its successor as well.
-        DeadlineError
-            A rank neither asked nor ended in time.
-        """
-        with self._changed:
-            self._shrunk = None
-            self._attempts += 1
-            self._shrink = Shrink(*address, deadline.remaining() / 2, has_door, self._attempts)
-            self._giving_up.pop("", None)
-            self._post(self._shrink)
-        shrunk = self._await_shrunk(deadline.remaining())
-        if shrunk is None and not self._cut:
-            self._end_waiting(GiveUp(deadline.timeout_s, attempt=self._attempts))
-            shrunk = self._await_shrunk(_STORE_S)  # who is missing, the store knows
-        with self._changed:
-            self._shrink = None
-        if shrunk is not None and shrunk.problem is None:
-            return shrunk
-        problem = None if shrunk is None else shrunk.problem
-        raise error_from(self._no_answer(problem, "shrink", "shrink()", deadline), self.rank)
-
     def went_on(self) -> None:  # noqa: B027 - where ranks are threads, nobody goes on
         """Say that this rank is in the next job, to all that could let others go on; never blocks."""
-
-    def agree(self, channel: int, name: str, flag: int, members: Sequence[int], deadline: Deadline) -> int:
-        """Give this rank's flag; return the bitwise and of all that members which are left have given, alike on all of them.
-
-        Parameters
-        ----------
-        channel
-            That of the group.
-        name
-            Which agreement of the group it is, alike on all members.
-        flag
-            An integer of 64 bits.
-        members
-            The ranks that take part.
-        deadline
-            Until when.
-
-        Raises
-        ------
-        PeerLostError
-            The store is lost, and its successor as well.
-        DeadlineError
-            A member neither came nor ended in time; alike on all that waited for it.
-        """
-        with self._changed:
-            before, agreed = self._agreeing.get(name), self._agreed.pop(name, None)
-            attempt = 0 if before is None else before.attempt + 1
-            if (
-                agreed is None or agreed.problem is not None
-            ):  # else the others have come out of it, although this rank had given up
-                message = self._agreeing[name] = Agree(name, flag, list(members), attempt)
-                agreed = None
-                self._giving_up.pop(name, None)
-                self._post(message)
-        if agreed is None:
-            agreed = self._await_agreement(name, deadline.remaining())
-            if agreed is None and not self._cut:
-                self._end_waiting(GiveUp(deadline.timeout_s, name, attempt))
-                agreed = self._await_agreement(name, _STORE_S)  # who is missing, the store knows
-        if agreed is not None and agreed.problem is None:
-            with self._changed:
-                self._settled[channel] = self._agreeing.pop(name)
-            return agreed.flag
-        raise error_from(self._no_answer(None if agreed is None else agreed.problem, "agree", name, deadline), self.rank)
-
-    def _end_waiting(self, message: GiveUp) -> None:
-        with self._changed:
-            self._giving_up[message.agreement] = message  # until there is an answer: the store may end before it gives one
-            self._post(message)
-
-    def _await_agreement(self, name: str, at_most_s: float) -> Agreement | None:
-        with self._changed:
-            self._changed.wait_for(lambda: name in self._agreed or bool(self._cut), at_most_s)
-            return self._agreed.pop(name, None)
-
-    def _no_answer(self, problem: Verdict | None, operation: str, what: str, deadline: Deadline) -> Verdict:
-        """Return why this rank was not told what it waited for, as far as the store has not said it."""
-        if problem is not None:
-            return problem
-        if self._cut:
-            text = f"{self._cut}; the store was with it, and its successor is not there: this rank cannot go on; start the job anew"
-            return Verdict("lost", text, 0, operation)
-        text = f"{what} did not end within {deadline.timeout_s:g} s: the store with rank {self._store} does not answer"
-        return Verdict("deadline", text, self._store, operation)
-
-    def _repeat(self) -> None:
-        """Tell the store that has taken over what this rank waits for, and what the other one has told it."""
-        gone_on = WentOn(sorted(self._gone_on)) if self._gone_on else None
-        for message in (gone_on, self._shrink, *self._settled.values(), *self._agreeing.values()):
-            if message is not None:
-                self._post(message)
-
-    def _await_shrunk(self, at_most_s: float) -> Shrunk | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._shrunk is not None or bool(self._cut), at_most_s)
-            return self._shrunk
 
     def _wait(self, condition: Callable[[], bool], deadline: Deadline, at_most_s: float = math.inf) -> bool:
         with self._changed:
@@ -558,8 +444,8 @@ class Control(ABC):
                     callbacks = list(self._on_gone)
                 for callback in callbacks:
                     callback(rank, reason)
-            case WentOn(ranks):
-                self._gone_on.update(ranks)
+            case Shrunk() | Agreement() | WentOn():
+                self.recovery.take(message)
             case Prepare() | Successor():
                 with self._changed:
                     prepare = self._prepare
@@ -567,39 +453,18 @@ class Control(ABC):
                         self._to_prepare.append(message)
                 if prepare is not None:
                     prepare(message)
-            case Welcome() | Cards() | Farewell() | Shrunk() | Agreement():
+            case Welcome() | Cards() | Farewell():
                 self._answered(message)
 
-    def _answered(self, message: Welcome | Cards | Farewell | Shrunk | Agreement) -> None:
+    def _answered(self, message: Welcome | Cards | Farewell) -> None:
         """Keep what a thread of this rank waits for."""
         with self._changed:
             if isinstance(message, Welcome):
                 self._welcome = message
             elif isinstance(message, Cards):
                 self._cards[message.name] = message
-            elif isinstance(message, Shrunk):
-                if message.attempt in (0, self._attempts):  # else it answers one that has been given up
-                    # Taken back at once: who goes on in the store's place would take this rank for one that waits, at an address that it has left.
-                    self._shrunk, self._shrink = message, None
-                    self._giving_up.pop("", None)
-            elif isinstance(message, Farewell):
+            else:
                 self._farewell = True
                 if self.reserve is not None:
                     self.reserve.all_have_left()
-            else:
-                self._agreement(message)
             self._changed.notify_all()
-
-    def _agreement(self, message: Agreement) -> None:
-        asked = self._agreeing.get(message.name)
-        if asked is None or asked.is_told:
-            return
-        if message.problem is None:
-            # At once: who goes on in the store's place must hear of it, since others may not have been told.
-            self._agreeing[message.name] = msgspec.structs.replace(asked, flag=message.flag, is_told=True)
-        elif message.attempt == asked.attempt:
-            del self._agreeing[message.name]
-        else:
-            return
-        self._giving_up.pop(message.name, None)
-        self._agreed[message.name] = message

@@ -22,7 +22,6 @@ from manyhands.control.protocol import (
     Agreed,
     Decided,
     FromRank,
-    GiveUp,
     Join,
     Leave,
     Orphaned,
@@ -97,6 +96,7 @@ class SocketControl(Control):
         self._liveness = liveness
         self._join = join
         self._where = f" at {show_address(address)}"
+        self._store = 0
         self._second: _Wire | None = None  # to the rank that goes on where the store ends
         self._successor = 0
         self._expected: int | None = None  # the next one, to which this rank is connecting
@@ -233,15 +233,9 @@ class SocketControl(Control):
             # Newcomers came to the store that has ended; the next one gives their numbers to others.
             for rank in [rank for rank in self.gone if rank >= self.world_size]:
                 del self.gone[rank]
-            self._repeat()
-            for message in self._giving_up.values():
-                self._loop.call(partial(self._loop.call_later, COMING_S, partial(self._give_up_again, message)))
+            for message in self.recovery.turn_to(self._store):
+                self._loop.call(partial(self._loop.call_later, COMING_S, partial(self.recovery.give_up_again, message)))
             return True
-
-    def _give_up_again(self, message: GiveUp) -> None:
-        """Say to the next store, once the others have come to it, what the one that has ended did not answer."""
-        if self._giving_up.get(message.agreement) is message:
-            self._post(message)
 
     def _frame(self, connection: _Wire, frame: bytes | None) -> None:
         message = decode_from_store(frame)
@@ -294,7 +288,7 @@ class SocketControl(Control):
     def _turn_at_last(self) -> None:
         """Go on with a successor that this rank has reached after the store had ended."""
         orphaned = self._orphaned
-        if orphaned is None or self._cut:
+        if orphaned is None or self.cut:
             return
         if self._turn_to_successor():
             self._ask_successor(*orphaned)
@@ -308,14 +302,14 @@ class SocketControl(Control):
     def _cut_off(self, verdict: Verdict) -> None:
         with self._changed:
             self._searching, self._orphaned = verdict, None
-            regroup = None if self._closed or self._gone_on else self._regroup  # they are in the next job
-        if regroup is None:
+            look = None if self._closed or self.recovery.gone_on else self._when_orphaned  # they are in the next job
+        if look is None:
             self.fail(verdict)
             self.give_up_looking()
         else:  # whoever they find tells all of them the same; but nobody waits for that for long
             self._loop.call_later(COMING_S, lambda: self.fail(verdict))
             self._loop.call_later(_DYING_S, self._note_the_living)
-            regroup()
+            look()
 
     @property
     def is_searching(self) -> bool:
@@ -330,8 +324,7 @@ class SocketControl(Control):
     def give_up_looking(self) -> None:
         """Take note that nobody is found who goes on where the store and its successor have ended."""
         with self._changed:
-            self._cut = "" if self._searching is None else self._searching.text
-            self._changed.notify_all()
+            self.recovery.end("" if self._searching is None else self._searching.text)
 
 
 class _Wire:

@@ -210,7 +210,7 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
             raise self._job.closed_error(operation="agree")
         members = self._members
         name = f"agree #{self._agreements} of group {members.number}"
-        agreed = self._job.control.agree(members.channel, name, number, self.ranks, deadline)
+        agreed = self._job.control.recovery.agree(members.channel, name, number, self.ranks, deadline)
         self._agreements += 1
         return bool(agreed) if is_bool else agreed
 

@@ -162,7 +162,7 @@ class _Shrinking(msgspec.Struct, frozen=True):
     def ask(self, address: Address) -> Shrunk:
         meeting = self.old.meeting
         has_door = meeting is not None and meeting.door is not None and meeting.door.is_here
-        shrunk = self.old.control.shrink(address, self.deadline, has_door=has_door)
+        shrunk = self.old.control.recovery.shrink(address, self.deadline, has_door=has_door)
         if shrunk.you >= 0:
             self.old.rank = self.old.control.rank = shrunk.you
         return shrunk

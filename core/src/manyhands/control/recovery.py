@@ -1,0 +1,204 @@
+"""What a rank asks of the store once its job has failed: to go on with the ranks that are left, and to agree with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from manyhands.contract.deadline import Deadline
+from manyhands.contract.runtime import Condition
+from manyhands.control.network import Address
+from manyhands.control.protocol import Agree, Agreement, FromRank, GiveUp, Shrink, Shrunk, Verdict, WentOn
+from manyhands.control.verdicts import error_from
+
+__all__ = ["Recovery"]
+
+_STORE_S = 2.0
+"""How long a rank waits for the store to say who is missing."""
+
+
+class Recovery:
+    """What this rank has asked, and what it has been told: all that the next store must hear again, where this one ends.
+
+    Parameters
+    ----------
+    rank
+        Who this rank is.
+    post
+        Sends a message to the store that this rank is connected to; never blocks.
+    changed
+        Guards this, and is notified of what comes.
+
+    Attributes
+    ----------
+    cut
+        Why neither the store nor its successor is there; nothing while one of them is.
+    gone_on
+        The ranks that are in the next job already.
+    """
+
+    def __init__(self, rank: int, post: Callable[[FromRank], None], changed: Condition) -> None:
+        self._rank = rank
+        self._post = post
+        self._changed = changed
+        self._store = 0
+        self._attempts = 0
+        self._shrink: Shrink | None = None
+        self._shrunk: Shrunk | None = None
+        self._agreeing: dict[str, Agree] = {}
+        self._agreed: dict[str, Agreement] = {}
+        self._settled: dict[int, Agree] = {}
+        self._giving_up: dict[str, GiveUp] = {}
+        self.gone_on: set[int] = set()
+        self.cut: str = ""
+
+    def shrink(self, address: Address, deadline: Deadline, *, has_door: bool = False) -> Shrunk:
+        """Ask to go on with the ranks that are left; wait until all of them have. The first of them waits for the others at its address.
+
+        Raises
+        ------
+        PeerLostError
+            The store is lost, and its successor as well.
+        DeadlineError
+            A rank neither asked nor ended in time.
+        """
+        with self._changed:
+            self._shrunk = None
+            self._attempts += 1
+            self._shrink = Shrink(*address, deadline.remaining() / 2, has_door, self._attempts)
+            self._giving_up.pop("", None)
+            self._post(self._shrink)
+        shrunk = self._await_shrunk(deadline.remaining())
+        if shrunk is None and not self.cut:
+            self._end_waiting(GiveUp(deadline.timeout_s, attempt=self._attempts))
+            shrunk = self._await_shrunk(_STORE_S)  # who is missing, the store knows
+        with self._changed:
+            self._shrink = None
+        if shrunk is not None and shrunk.problem is None:
+            return shrunk
+        problem = None if shrunk is None else shrunk.problem
+        raise error_from(self._no_answer(problem, "shrink", "shrink()", deadline), self._rank)
+
+    def agree(self, channel: int, name: str, flag: int, members: Sequence[int], deadline: Deadline) -> int:
+        """Give this rank's flag; return the bitwise and of all that members which are left have given, alike on all of them.
+
+        Parameters
+        ----------
+        channel
+            That of the group.
+        name
+            Which agreement of the group it is, alike on all members.
+        flag
+            An integer of 64 bits.
+        members
+            The ranks that take part.
+        deadline
+            Until when.
+
+        Raises
+        ------
+        PeerLostError
+            The store is lost, and its successor as well.
+        DeadlineError
+            A member neither came nor ended in time; alike on all that waited for it.
+        """
+        with self._changed:
+            before, agreed = self._agreeing.get(name), self._agreed.pop(name, None)
+            attempt = 0 if before is None else before.attempt + 1
+            # Where there is one already, the others have come out of it although this rank had given up.
+            if agreed is None or agreed.problem is not None:
+                message = self._agreeing[name] = Agree(name, flag, list(members), attempt)
+                agreed = None
+                self._giving_up.pop(name, None)
+                self._post(message)
+        if agreed is None:
+            agreed = self._await_agreement(name, deadline.remaining())
+            if agreed is None and not self.cut:
+                self._end_waiting(GiveUp(deadline.timeout_s, name, attempt))
+                agreed = self._await_agreement(name, _STORE_S)  # who is missing, the store knows
+        if agreed is not None and agreed.problem is None:
+            with self._changed:
+                self._settled[channel] = self._agreeing.pop(name)
+            return agreed.flag
+        raise error_from(self._no_answer(None if agreed is None else agreed.problem, "agree", name, deadline), self._rank)
+
+    def forget(self, channel: int) -> None:
+        """Forget what a group has agreed on that all its members have finished with."""
+        self._settled.pop(channel, None)
+
+    def end(self, why: str) -> None:
+        """Take note that nobody answers any more."""
+        with self._changed:
+            self.cut = why
+            self._changed.notify_all()
+
+    def turn_to(self, store: int) -> list[GiveUp]:
+        """Tell the rank that goes on as the store what this one waits for, and what the last one has told it; return what that did not answer."""
+        with self._changed:
+            self._store = store
+            gone_on = WentOn(sorted(self.gone_on)) if self.gone_on else None
+            for message in (gone_on, self._shrink, *self._settled.values(), *self._agreeing.values()):
+                if message is not None:
+                    self._post(message)
+            return list(self._giving_up.values())
+
+    def give_up_again(self, message: GiveUp) -> None:
+        """Say to the next store, once the others have come to it, what the one that has ended did not answer."""
+        if self._giving_up.get(message.agreement) is message:
+            self._post(message)
+
+    def take(self, message: Shrunk | Agreement | WentOn) -> None:
+        """Take in what the store says."""
+        with self._changed:
+            match message:
+                case Shrunk(attempt=attempt) if attempt in (0, self._attempts):  # else it answers one that has been given up
+                    # Taken back at once: who goes on in the store's place would take this rank for one that waits, at an address that it has left.
+                    self._shrunk, self._shrink = message, None
+                    self._giving_up.pop("", None)
+                case Agreement():
+                    self._take_agreement(message)
+                case WentOn(ranks):
+                    self.gone_on.update(ranks)
+            self._changed.notify_all()
+
+    def _take_agreement(self, message: Agreement) -> None:
+        asked = self._agreeing.get(message.name)
+        if asked is None or asked.is_told:
+            return
+        if message.problem is None:
+            # At once: who goes on in the store's place must hear of it, since others may not have been told.
+            self._agreeing[message.name] = msgspec.structs.replace(asked, flag=message.flag, is_told=True)
+        elif message.attempt == asked.attempt:
+            del self._agreeing[message.name]
+        else:
+            return
+        self._giving_up.pop(message.name, None)
+        self._agreed[message.name] = message
+
+    def _end_waiting(self, message: GiveUp) -> None:
+        with self._changed:
+            self._giving_up[message.agreement] = message  # until there is an answer: the store may end before it gives one
+            self._post(message)
+
+    def _await_shrunk(self, at_most_s: float) -> Shrunk | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._shrunk is not None or bool(self.cut), at_most_s)
+            return self._shrunk
+
+    def _await_agreement(self, name: str, at_most_s: float) -> Agreement | None:
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._agreed or bool(self.cut), at_most_s)
+            return self._agreed.pop(name, None)
+
+    def _no_answer(self, problem: Verdict | None, operation: str, what: str, deadline: Deadline) -> Verdict:
+        """Return why this rank was not told what it waited for, as far as the store has not said it."""
+        if problem is not None:
+            return problem
+        if self.cut:
+            text = (
+                f"{self.cut}; the store was with it, and its successor is not there: this rank cannot go on; start the job anew"
+            )
+            return Verdict("lost", text, 0, operation)
+        text = f"{what} did not end within {deadline.timeout_s:g} s: the store with rank {self._store} does not answer"
+        return Verdict("deadline", text, self._store, operation)
