@@ -308,6 +308,10 @@ def _dump(**more: Any) -> bytes:
 
 
 _RECORD = {"rank": 1, "type": "ValueError", "message": "m", "traceback": "t", "time": 1.5, "secondary": False}
+_JOIN = messages.Join(1, 3, "tcp", "", "1", "little", "host", 1)
+_JOIN_AGAIN = msgspec.structs.replace(
+    _JOIN, verdict=messages.Verdict("lost", "x", 0), place=messages.Whereabouts("host", 1, 2, "boot")
+)
 _FROM_RANK: list[Any] = [
     messages.Exchange("split #1", b"card", [0, 1, 2]),
     recv(2),
@@ -340,7 +344,7 @@ _SIGNATURE = wire.CallSignature("all_reduce", 11, (4,), "sum", 1, count=4)
 
 READERS: Final[dict[str, Reader]] = {
     "from_rank": Reader([messages.encode(each) for each in _FROM_RANK], _from_rank),
-    "join": Reader([messages.encode(messages.Join(1, 3, "tcp", "", "1", "little", "host", 1))], _join),
+    "join": Reader([messages.encode(_JOIN), messages.encode(_JOIN_AGAIN)], _join),
     "from_store": Reader([messages.encode(each) for each in _FROM_STORE], _from_store),
     "frames": Reader([_sealed(_SENT), _sealed([bytes(2000)])], _frames),
     "card": Reader([write_card([[1, "a"]]), write_card({"a": b"b"}), write_card([None, 3])], _card),

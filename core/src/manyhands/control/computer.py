@@ -94,11 +94,13 @@ def namespaces(*kinds: str) -> str:
 
 
 def has_ended(pid: int) -> bool:
-    """Tell whether there is no process of this number, in this namespace of processes, or none that runs any more."""
+    """Tell whether there is no process of this number, in this namespace of processes, or none that runs any more. Where that cannot be looked up, it may run."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:  # as where there are no descriptors left
+        return False
     return stat.rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"])
 
 

@@ -1,0 +1,34 @@
+"""What the system tells of processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+
+from manyhands.control.computer import has_ended
+
+
+def test_a_process_has_ended_from_its_death_on_also_where_nobody_has_asked_for_its_code_yet() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert not has_ended(child.pid)
+    child.kill()
+    deadline = time.monotonic() + 10
+    while not has_ended(child.pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert has_ended(child.pid)
+    child.communicate()
+    assert has_ended(child.pid)
+
+
+def test_who_cannot_be_looked_up_may_run() -> None:
+    """Else a rank that has no descriptors left would take the others for dead, and go on alone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        answer = has_ended(os.getpid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not answer
