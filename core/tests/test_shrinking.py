@@ -14,7 +14,8 @@ from manyhands.group import shrinking
 
 
 def test_ranks_that_have_no_time_left_to_meet_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    control = SimpleNamespace(cut=False, gone={}, shrink=lambda *_, **__: Shrunk([0, 1], "", 0))
+    recovery = SimpleNamespace(shrink=lambda *_, **__: Shrunk([0, 1], "", 0))
+    control = SimpleNamespace(cut=False, gone={}, recovery=recovery)
     released: list[bool] = []
     old: Any = SimpleNamespace(
         rank=1, meeting=None, control=control, may_shrink_again=False, release=lambda: released.append(True)

@@ -180,9 +180,8 @@ def test_a_peer_that_has_gone_is_named(backends: Backends):
 
     must(on_threads(lambda rank: [exchange(transports[rank], peer) for peer in sorted({0, 1, 2} - {rank})], 3))
     started[2].close()
-    receiving = transports[0].recv(2, HEADER, memoryview(bytearray(9)))
-    with pytest.raises(LinkLost) as caught:
-        transports[0].wait([receiving], Deadline(10))
+    with pytest.raises(LinkLost) as caught:  # as the receive begins, where the end of rank 2 was seen before
+        transports[0].wait([transports[0].recv(2, HEADER, memoryview(bytearray(9)))], Deadline(10))
     assert caught.value.peer == 2
     with pytest.raises(LinkLost, match="rank 2"):
         transports[0].send(2, HEADER, memoryview(b"anybody?"))
