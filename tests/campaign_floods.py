@@ -1,9 +1,9 @@
 """What a flood of strangers costs a job: each connects to every port at which a rank listens, 2,000 connections at a time.
 
-A job meets, makes calls, divides its group, loses a rank and shrinks, once alone and once under each kind of flood (`flooder`). Each step is timed on
+A job meets, makes calls, divides its group, loses a rank (or, with ``--lose both``, that with the store and its successor) and shrinks, once alone and once under each kind of flood (`flooder`). Each step is timed on
 every rank, and the slowest rank counts.
 
-Usage: python tests/campaign_floods.py [--kinds idle,slow,wrong,replay] [--count 2000] [--repeat 3] [--ranks 4]
+Usage: python tests/campaign_floods.py [--kinds idle,slow,wrong,replay] [--count 2000] [--repeat 3] [--ranks 4] [--lose last]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -79,8 +79,12 @@ def flooded(kind: str, count: int, port: int, pids: Path) -> Iterator[None]:
             process.kill()
 
 
-def measure(nursery: Nursery, kind: str, count: int = 2000, world_size: int = 4) -> dict[str, float]:
+def measure(
+    nursery: Nursery, kind: str, count: int = 2000, world_size: int = 4, lost: Collection[int] = (3,)
+) -> dict[str, float]:
     """Return how long each step of a job lasts under a flood, ``none`` for without, in seconds; of repeated steps the median.
+
+    The ranks ``lost`` are killed, at once.
 
     Raises
     ------
@@ -98,9 +102,11 @@ def measure(nursery: Nursery, kind: str, count: int = 2000, world_size: int = 4)
         ranks.start(*range(1, world_size))
         pids.write_text("\n".join(str(ranks.pid(rank)) for rank in range(world_size)))
         ranks.await_facts("ready", patience_s=400)
-        ranks.signal(world_size - 1, signal.SIGKILL)
-        ranks.await_facts("well", world_size - 1, patience_s=400)
-        ranks.wait(range(world_size - 1))
+        for rank in lost:
+            ranks.signal(rank, signal.SIGKILL)
+        left = [rank for rank in range(world_size) if rank not in lost]
+        ranks.await_facts("well", len(left), patience_s=400)
+        ranks.wait(left)
         steps: dict[str, dict[int, list[float]]] = {}
         for fact in ranks.facts:
             if fact["what"] == "step":
@@ -117,11 +123,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--lose", choices=("last", "both"), default="last")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         nursery = Nursery(Path(folder))
+        lost = (0, 1) if options.lose == "both" else (options.ranks - 1,)
         for kind in ("none", *options.kinds.split(",")):
-            runs = [measure(nursery, kind, options.count, options.ranks) for _ in range(options.repeat)]
+            runs = [measure(nursery, kind, options.count, options.ranks, lost) for _ in range(options.repeat)]
             print(
                 kind,
                 *(f"{name}: {1e3 * statistics.median(run[name] for run in runs):.1f} ms" for name in runs[0]),

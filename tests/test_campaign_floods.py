@@ -11,8 +11,8 @@ _SLACK_S = 1.0
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_step_of_a_job_waits_for_strangers(nursery: Nursery, kind: str) -> None:
-    alone, flooded = measure(nursery, "none"), measure(nursery, kind)
+@pytest.mark.parametrize(("kind", "lost"), [*((kind, [3]) for kind in KINDS), ("wrong", [0, 1])])
+def test_no_step_of_a_job_waits_for_strangers(nursery: Nursery, kind: str, lost: list[int]) -> None:
+    alone, flooded = measure(nursery, "none", lost=lost), measure(nursery, kind, lost=lost)
     for step, seconds in flooded.items():
         assert seconds < 2 * alone[step] + _SLACK_S, (step, flooded, alone)
