@@ -7,8 +7,9 @@ import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from manyhands.control.computer import has_ended
+from manyhands.control.computer import has_ended, namespaces
 
 
 def test_a_process_has_ended_from_its_death_on_also_where_nobody_has_asked_for_its_code_yet() -> None:
@@ -32,3 +33,9 @@ def test_who_cannot_be_looked_up_may_run() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not answer
+
+
+def test_a_kind_of_namespaces_that_the_kernel_does_not_have_is_one_for_all() -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    assert namespaces("no-such-kind") == boot
+    assert namespaces("pid", "no-such-kind") == f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -88,7 +88,9 @@ def namespaces(*kinds: str) -> str:
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return " ".join([boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in kinds)])
+        mine = {entry.name: entry for entry in Path("/proc/self/ns").iterdir()}
+        # Older kernels have fewer kinds, and one namespace of each other kind.
+        return " ".join([boot, *(str(mine[kind].readlink()) for kind in kinds if kind in mine)])
     except (OSError, ValueError):
         return ""
 

@@ -276,9 +276,8 @@ class Membership:
             when = "" if self.complete else " while the ranks were meeting"
             who = f"its process {member.pid} on {member.host}" if member.pid else "it"
             self.fail(Verdict("lost", f"rank {rank} was lost{when}: {who} died, or was cut off ({reason})", rank))
-            self._tell_all(
-                Gone(rank, reason)
-            )  # others may know of an earlier failure, and have been told to go on with this rank
+            # Others may know of an earlier failure, and have been told to go on with this rank.
+            self._tell_all(Gone(rank, reason))
         else:
             self._say_farewell()
         if rank == self._appointed:  # also where the job has failed: what those that are left ask may take a while
