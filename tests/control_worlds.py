@@ -340,6 +340,9 @@ class _Thread:
     def join(self, _: float) -> None:
         pass
 
+    def is_alive(self) -> bool:
+        return False
+
 
 @contextlib.contextmanager
 def network_of(size: int, seed: int, monkeypatch: pytest.MonkeyPatch, per_host: int = 100) -> Iterator[Network]:
@@ -353,7 +356,7 @@ def network_of(size: int, seed: int, monkeypatch: pytest.MonkeyPatch, per_host: 
         for module in (remote, standby):
             patch.setattr(module, "dial_patiently", network.dial)
         patch.setattr(standby, "dial", network.dial)
-        patch.setattr(remote, "namespaces", network.processes_of)
+        patch.setattr(remote, "neighbourhood", network.processes_of)
         patch.setattr(remote, "has_ended", network.has_ended)
         patch.setattr(remote, "hold", network.hold)
         patch.setattr(standby, "guarded_bind", network.bind)

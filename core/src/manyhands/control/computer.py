@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import threading
@@ -13,7 +14,7 @@ from manyhands.common.threads import Thread, Timer
 from manyhands.contract.runtime import Condition, Place, Runtime
 from manyhands.control.bystanders import Sleeper, begin_to_help, end_of_help
 
-__all__ = ["COMPUTER", "has_ended", "namespaces"]
+__all__ = ["COMPUTER", "has_ended", "namespaces", "neighbourhood"]
 
 
 class _Computer(Runtime):
@@ -82,7 +83,7 @@ COMPUTER: Runtime = _Computer()
 
 
 def namespaces(*kinds: str) -> str:
-    """Return what two processes share that have the same namespaces of these kinds, such as "time" or "pid": the boot of the host, and the namespaces.
+    """Return what two processes share that have the same namespaces of these kinds, such as "time" or "pid", on one host since it was started: 16 digits.
 
     It is empty where the system does not say.
     """
@@ -90,20 +91,43 @@ def namespaces(*kinds: str) -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         mine = {entry.name: entry for entry in Path("/proc/self/ns").iterdir()}
         # Older kernels have fewer kinds, and one namespace of each other kind.
-        return " ".join([boot, *(str(mine[kind].readlink()) for kind in kinds if kind in mine)])
+        names = [boot, *(str(mine[kind].readlink()) for kind in kinds if kind in mine)]
+        return hashlib.blake2b(" ".join(names).encode(), digest_size=8).hexdigest()
     except (OSError, ValueError):
         return ""
 
 
+def neighbourhood() -> str:
+    """Return what two processes share that can look each other up (`has_ended`), with no network between them; empty where they cannot."""
+    try:
+        # Else /proc is of other namespaces, and shows processes of other numbers.
+        is_mine = str(Path("/proc/self").readlink()) == str(os.getpid())
+    except OSError:
+        return ""
+    return namespaces("pid", "net") if is_mine else ""
+
+
+_EXITING = 4
+"""The flag of a process that is about to end (PF_EXITING of Linux): with much memory to give back it does so for a while after its connections have ended."""
+
+
 def has_ended(pid: int) -> bool:
-    """Tell whether there is no process of this number, in this namespace of processes, or none that runs any more. Where that cannot be looked up, it may run."""
+    """Tell whether a process of this `neighbourhood` has ended, or is about to. Where that cannot be looked up, it runs."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
+        words = stat.rpartition(b")")[2].split()
+        return words[0] in (b"Z", b"X") or bool(int(words[6]) & _EXITING)
     except (FileNotFoundError, ProcessLookupError):
-        return True
-    except OSError:  # as where there are no descriptors left
+        pass
+    except (OSError, ValueError, IndexError):  # as where there are no descriptors left
         return False
-    return stat.rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"])
+    try:
+        os.kill(pid, 0)  # /proc need not show all processes
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass
+    return False
 
 
 _IDLE_S = 2.0

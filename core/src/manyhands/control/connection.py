@@ -148,8 +148,8 @@ class Control(ABC):
 
     @property
     def cut(self) -> bool:
-        """Whether the connection to the store has ended without a farewell."""
-        return bool(self.recovery.cut)
+        """Whether neither the store nor its successor is there, nor anybody who goes on in their place."""
+        return self.recovery.cut is not None
 
     @property
     def failed(self) -> bool:
@@ -223,7 +223,8 @@ class Control(ABC):
                 peer=0,
             )
         if not len(self._welcome.hosts) == len(self._welcome.places) == self.world_size:
-            text = f"the store told rank {self.rank} of {len(self._welcome.hosts)} ranks, and there are {self.world_size}"
+            told = f"{len(self._welcome.hosts)} hosts and {len(self._welcome.places)} places"
+            text = f"the store told rank {self.rank} of the {told} of {self.world_size} ranks"
             raise self.report(Report("protocol", text, 0))
         return self._welcome
 

@@ -33,7 +33,7 @@ class Recovery:
     Attributes
     ----------
     cut
-        Why neither the store nor its successor is there; nothing while one of them is.
+        Why neither the store nor its successor is there, and nobody who goes on in their place; None while one of them may be.
     gone_on
         The ranks that are in the next job already.
     """
@@ -51,7 +51,7 @@ class Recovery:
         self._settled: dict[int, Agree] = {}
         self._giving_up: dict[str, GiveUp] = {}
         self.gone_on: set[int] = set()
-        self.cut: str = ""
+        self.cut: Verdict | None = None
 
     def shrink(self, address: Address, deadline: Deadline, *, has_door: bool = False) -> Shrunk:
         """Ask to go on with the ranks that are left; wait until all of them have. The first of them waits for the others at its address.
@@ -70,12 +70,14 @@ class Recovery:
             self._giving_up.pop("", None)
             self._post(self._shrink)
         shrunk = self._await_shrunk(deadline.remaining())
-        if shrunk is None and not self.cut:
+        if shrunk is None and self.cut is None:
             self._end_waiting(GiveUp(deadline.timeout_s, attempt=self._attempts))
             shrunk = self._await_shrunk(_STORE_S)  # who is missing, the store knows
         with self._changed:
             self._shrink = None
         if shrunk is not None and shrunk.problem is None:
+            if shrunk.you >= 0:  # a newcomer, which had no number before
+                self._rank = shrunk.you
             return shrunk
         problem = None if shrunk is None else shrunk.problem
         raise error_from(self._no_answer(problem, "shrink", "shrink()", deadline), self._rank)
@@ -114,7 +116,7 @@ class Recovery:
                 self._post(message)
         if agreed is None:
             agreed = self._await_agreement(name, deadline.remaining())
-            if agreed is None and not self.cut:
+            if agreed is None and self.cut is None:
                 self._end_waiting(GiveUp(deadline.timeout_s, name, attempt))
                 agreed = self._await_agreement(name, _STORE_S)  # who is missing, the store knows
         if agreed is not None and agreed.problem is None:
@@ -125,10 +127,11 @@ class Recovery:
 
     def forget(self, channel: int) -> None:
         """Forget what a group has agreed on that all its members have finished with."""
-        self._settled.pop(channel, None)
+        with self._changed:
+            self._settled.pop(channel, None)
 
-    def end(self, why: str) -> None:
-        """Take note that nobody answers any more."""
+    def end(self, why: Verdict | None) -> None:
+        """Take note that nobody answers any more; of None, that somebody does."""
         with self._changed:
             self.cut = why
             self._changed.notify_all()
@@ -145,8 +148,9 @@ class Recovery:
 
     def give_up_again(self, message: GiveUp) -> None:
         """Say to the next store, once the others have come to it, what the one that has ended did not answer."""
-        if self._giving_up.get(message.agreement) is message:
-            self._post(message)
+        with self._changed:
+            if self._giving_up.get(message.agreement) is message:
+                self._post(message)
 
     def take(self, message: Shrunk | Agreement | WentOn) -> None:
         """Take in what the store says."""
@@ -183,22 +187,20 @@ class Recovery:
 
     def _await_shrunk(self, at_most_s: float) -> Shrunk | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._shrunk is not None or bool(self.cut), at_most_s)
+            self._changed.wait_for(lambda: self._shrunk is not None or self.cut is not None, at_most_s)
             return self._shrunk
 
     def _await_agreement(self, name: str, at_most_s: float) -> Agreement | None:
         with self._changed:
-            self._changed.wait_for(lambda: name in self._agreed or bool(self.cut), at_most_s)
+            self._changed.wait_for(lambda: name in self._agreed or self.cut is not None, at_most_s)
             return self._agreed.pop(name, None)
 
     def _no_answer(self, problem: Verdict | None, operation: str, what: str, deadline: Deadline) -> Verdict:
         """Return why this rank was not told what it waited for, as far as the store has not said it."""
         if problem is not None:
             return problem
-        if self.cut:
-            text = (
-                f"{self.cut}; the store was with it, and its successor is not there: this rank cannot go on; start the job anew"
-            )
-            return Verdict("lost", text, 0, operation)
+        if self.cut is not None:
+            text = f"{self.cut.text}; the store was with it, and its successor is not there: this rank cannot go on; start the job anew"
+            return Verdict("lost", text, self.cut.peer, operation)
         text = f"{what} did not end within {deadline.timeout_s:g} s: the store with rank {self._store} does not answer"
         return Verdict("deadline", text, self._store, operation)

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from manyhands.contract.deadline import Deadline
-from manyhands.control.computer import has_ended, namespaces
+from manyhands.control.computer import has_ended, neighbourhood
 from manyhands.control.connection import Control
 from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
@@ -122,14 +122,20 @@ class SocketControl(Control):
             address = self._place.getsockname()[:2]
         except OSError as error:  # as where there are no descriptors left
             _log.debug("rank %d has no place where others could find it: %s", self.rank, error)
-        return Whereabouts(*address, self._join.pid, namespaces("pid", "net"))
+        return Whereabouts(*address, self._join.pid, neighbourhood())
 
     def take_place(self) -> socket.socket | None:
-        """Return the socket of this rank's place, which listens from now on, as the caller's own; None where it has none any more."""
+        """Return the socket of this rank's place, which listens from now on, as the caller's own; None where it has none, or cannot."""
         with self._changed:
             place, self._place = self._place, None
-        if place is not None:
+        if place is None:
+            return None
+        try:
             place.listen(BACKLOG)
+        except OSError as error:
+            _log.debug("rank %d cannot listen at its place: %s", self.rank, error)
+            place.close()
+            return None
         return place
 
     @property
@@ -137,6 +143,11 @@ class SocketControl(Control):
         """The ranks that have ended as far as this one knows, or are cut off from it."""
         with self._changed:
             return {*self._lost_stores, *(rank for rank in self.gone if rank < self.world_size)}
+
+    @property
+    def hosts(self) -> list[int]:
+        """For each rank a number, alike for those that share a host."""
+        return [0] * self.world_size if self._welcome is None else self._welcome.hosts
 
     def place_of(self, rank: int) -> Address | None:
         """Return where a rank is found if the store and its successor have ended; None where it has no such place."""
@@ -222,6 +233,7 @@ class SocketControl(Control):
             for connection in (self._connection, self._second, *self._old, self._place):
                 if connection is not None:
                     connection.close()
+            self._place = None
 
     def _turn_to_successor(self) -> bool:
         with self._changed:
@@ -253,37 +265,43 @@ class SocketControl(Control):
         if isinstance(message, WentOn):
             self._deliver(message)
             return
-        if connection is self._second:  # which goes on in the store's place from now on
-            self._turn_to_successor()
-        if connection is self._connection:
-            with self._changed:
+        with self._changed:
+            if connection is self._second:  # which goes on in the store's place from now on
+                self._turn_to_successor()
+            is_heard = connection is self._connection
+            if is_heard:
                 self._searching = None  # it was only slow
+        if is_heard:
             if isinstance(message, Successor):
                 self._expected = message.rank
             self._deliver(message)
 
     def _lost(self, connection: _Wire, reason: str) -> None:
-        with self._changed:  # or `follow` turns to one that has ended
+        with self._changed:  # or `follow` turns to one that has ended, or comes too late for what is decided here
             self._lost_stores.add(connection.rank)
             if connection is self._second:
                 self._second = None
-        if self._farewell or connection is not self._connection:
-            return
-        lost = self._store if self._first_lost is None else self._first_lost
-        how = f"the control connection to it{self._where} ended ({reason})"
-        if lost == self._store:
-            text = f"rank {lost} was lost: {how}, so its process died or was cut off"
-        else:
-            text = f"rank {lost} was lost, and so was rank {self._store}, which was to go on in its place: {how}, so both died, or rank {self.rank} was cut off"
-        self._first_lost = lost
-        verdict = Verdict("lost", text, lost)
-        if self._turn_to_successor():
+            if self._farewell or connection is not self._connection:
+                return
+            lost = self._store if self._first_lost is None else self._first_lost
+            how = f"the control connection to it{self._where} ended ({reason})"
+            if lost == self._store:
+                text = f"rank {lost} was lost: {how}, so its process died or was cut off"
+            else:
+                text = f"rank {lost} was lost, and so was rank {self._store}, which was to go on in its place: {how}, so both died, or rank {self.rank} was cut off"
+            self._first_lost = lost
+            verdict = Verdict("lost", text, lost)
+            is_followed = self._turn_to_successor()
+            if not is_followed and self._expected is not None:
+                self._orphaned = reason, verdict
+                self._loop.call_later(COMING_S, lambda: None if self._orphaned is None else self._cut_off(verdict, connection))
+                return
+            if not is_followed:
+                self._searching = verdict
+        if is_followed:
             self._ask_successor(reason, verdict)
-        elif self._expected is None:
-            self._cut_off(verdict)
         else:
-            self._orphaned = reason, verdict
-            self._loop.call_later(COMING_S, lambda: None if self._orphaned is None else self._cut_off(verdict))
+            self._cut_off(verdict, connection)
 
     def _turn_at_last(self) -> None:
         """Go on with a successor that this rank has reached after the store had ended."""
@@ -293,23 +311,37 @@ class SocketControl(Control):
         if self._turn_to_successor():
             self._ask_successor(*orphaned)
         else:
-            self._cut_off(orphaned[1])
+            self._cut_off(orphaned[1], self._connection)
 
     def _ask_successor(self, reason: str, verdict: Verdict) -> None:
         self._post(Orphaned(reason))
-        self._loop.call_later(_ORPHAN_S, lambda: None if self.failed else self._cut_off(verdict))
+        connection = self._connection
+        self._loop.call_later(_ORPHAN_S, lambda: None if self.failed else self._cut_off(verdict, connection))
 
-    def _cut_off(self, verdict: Verdict) -> None:
+    def _cut_off(self, verdict: Verdict, connection: _Wire) -> None:
+        """Look for the others, unless this rank has another connection than the one that does not answer."""
         with self._changed:
-            self._searching, self._orphaned = verdict, None
+            self._orphaned = None
+            is_followed = self._connection is not connection
+            if not is_followed:
+                self._searching = verdict
             look = None if self._closed or self.recovery.gone_on else self._when_orphaned  # they are in the next job
+        if look is not None:
+            # Whoever they find tells all of them the same; but nobody waits for that for long.
+            self._loop.call_later(COMING_S, lambda: self._fail_alone(verdict, connection))
+            self._loop.call_later(_DYING_S, self._note_the_living)
+        if is_followed:
+            return
         if look is None:
             self.fail(verdict)
             self.give_up_looking()
-        else:  # whoever they find tells all of them the same; but nobody waits for that for long
-            self._loop.call_later(COMING_S, lambda: self.fail(verdict))
-            self._loop.call_later(_DYING_S, self._note_the_living)
+        else:
             look()
+
+    def _fail_alone(self, verdict: Verdict, connection: _Wire) -> None:
+        """Take what this rank has found for the first cause, unless the store or its successor was only slow."""
+        if self._searching is not None or self._connection is not connection:
+            self.fail(verdict)
 
     @property
     def is_searching(self) -> bool:
@@ -324,7 +356,7 @@ class SocketControl(Control):
     def give_up_looking(self) -> None:
         """Take note that nobody is found who goes on where the store and its successor have ended."""
         with self._changed:
-            self.recovery.end("" if self._searching is None else self._searching.text)
+            self.recovery.end(self._searching)
 
 
 class _Wire:

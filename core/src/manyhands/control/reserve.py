@@ -23,6 +23,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
 from manyhands.control.credentials import Credentials
 from manyhands.control.frames import FrameConnection
@@ -38,6 +39,7 @@ from manyhands.control.protocol import (
     Farewell,
     FromRank,
     FromStore,
+    GiveUp,
     Join,
     Leave,
     Orphaned,
@@ -165,9 +167,9 @@ class Reserve:
 
     def went_on(self, ranks: Iterable[int]) -> None:
         """Take note of ranks that are in the next job, and tell the others: this rank may be one of them, and end here."""
-        if self._membership is None and not self._gone_on.issuperset(ranks):
-            self._gone_on.update(ranks)
-            for rank in sorted(self._seats):
+        if self._membership is None:
+            is_first, self._gone_on = not self._gone_on, self._gone_on | {*ranks}
+            for rank in sorted(self._seats) if is_first else ():  # one is enough for all to know
                 self._send(rank, WentOn(sorted(self._gone_on)))
 
     def close(self) -> None:
@@ -254,7 +256,10 @@ class Reserve:
         if self._gone_on:
             membership.handle(self._rank, WentOn(sorted(self._gone_on)))
         for rank, message in self._waiting:
-            membership.handle(rank, message)
+            if isinstance(message, GiveUp):  # what the others wait for may stand right behind what they have said until now
+                self._loop.call_later(COMING_S, partial(membership.handle, rank, message))
+            else:
+                membership.handle(rank, message)
         for then in self._then:
             then(membership)
 
@@ -289,7 +294,7 @@ class Reserve:
 
     def _late(self, rank: int, message: FromRank) -> None:
         """Answer a rank that has lost the store, which lives as far as this one can see."""
-        if self._closed or self._membership is not None:
+        if self._closed or self._membership is not None or self._waited_s is not None:  # which answers it
             return
         if self._verdict is None:
             self._replace(f"the control connection of rank {rank} to it ended, and it says nothing of that")

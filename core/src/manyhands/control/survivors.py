@@ -192,8 +192,8 @@ class Survivors:
 
     def went_on(self, ranks: Collection[int]) -> None:
         """Take in that ranks are in the next job; whoever asks has missed that one, and all hear of it: the store may end with them."""
-        if not self._gone_on.issuperset(ranks):
-            self._gone_on.update(ranks)
+        is_first, self._gone_on = not self._gone_on, self._gone_on | {*ranks}
+        if is_first:  # one is enough for all to know
             told = WentOn(sorted(self._gone_on))
             self._tell_all(told)
             self.tell_newcomers(told)

@@ -151,7 +151,8 @@ class _Shrinking(msgspec.Struct, frozen=True):
                         and not control.cut
                         and not any(map(control.gone.__contains__, shrunk.ranks))
                     )
-                    if self.deadline.passed() and not control.cut and not isinstance(error, DeadlineError):
+                    is_late = self.timeout_s is None and self.deadline.passed()
+                    if is_late and not control.cut and not isinstance(error, DeadlineError):
                         # As where they were told to go on when there was no time left to meet: they may try again.
                         text = f"shrink() did not end within {self.deadline.timeout_s:g} s, as the ranks met: {error}"
                         raise DeadlineError(text, rank=self.old.rank, operation="shrink") from error

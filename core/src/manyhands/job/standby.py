@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -32,8 +33,8 @@ _LOOKING_S, _PAUSE_S, _LONGEST_PAUSE_S = 10.0, 0.01, 0.25
 """How long to look for the others where the store and its successor have both ended, and how long to wait between two attempts."""
 _TURN_S, _TRY_S = 1.0, 0.5
 """After what time without finding anybody the next one waits for the others, and how long one attempt may take."""
-_MOST_TRIED = 3
-"""How many ranks are tried each time."""
+_FIRST, _MORE = 3, 5
+"""How many ranks are tried each time: the first ones, and some of the others in their turn."""
 _HELLO = b"reserve"
 
 
@@ -76,7 +77,8 @@ class Standby:
         self._reserve: Reserve | None = None
         self._address: Address | None = None  # where that listens
         control.on_prepare(self._prepare)
-        control.on_orphaned(lambda: self._begin(self._look_for_others))
+        self._silent: set[int] = set()  # who does not answer at all, as where the network is cut
+        control.on_orphaned(self._look_for_others)
 
     def end(self) -> None:
         """Begin nothing any more."""
@@ -103,13 +105,16 @@ class Standby:
             self._successor = message
         self._begin(self._connect, message)
 
-    def _begin(self, function: Callable[..., None], *args: object) -> None:
-        with self._changing, contextlib.suppress(RuntimeError):  # the interpreter is ending, and starts no more threads
+    def _begin(self, function: Callable[..., None], *args: object) -> bool:
+        """Do something in the background; tell whether that could begin."""
+        with self._changing, contextlib.suppress(RuntimeError):  # there is no memory for a thread, or the interpreter is ending
             if self._ended:
-                return
+                return False
             thread = Thread(target=function, args=args, name="manyhands-standby", daemon=True)
             thread.start()
-            self._threads.append(thread)
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+            return True
+        return False
 
     def _connect(self, successor: Successor) -> None:
         def is_vain() -> bool:
@@ -127,29 +132,61 @@ class Standby:
             else:
                 self._control.follow(sock, successor.rank)
 
-    def _look_for_others(self, until: Deadline | None = None, waited_s: float = 0.0, pause_s: float = _PAUSE_S) -> None:
-        """Where the store and its successor have both ended, find one that waits for the others, or wait for them here; again and again, for a while.
+    def _look_for_others(self, attempt: int = 0, waited_s: float = 0.0, pause_s: float = _PAUSE_S) -> None:
+        """Where the store and its successor have both ended, find one that waits for the others, or wait for them here; again and again, for a while."""
+        if not self._begin(self._look_once, attempt, waited_s, pause_s):
+            self._control.give_up_looking()
 
-        The first of those that are left waits at once, unless another one does, and the next ones when they have found nobody for a while.
+    def _look_once(self, attempt: int, waited_s: float, pause_s: float) -> None:
+        lasted_s = _LOOKING_S
+        try:
+            if not self._control.is_searching:
+                return
+            lasted_s = self._find_others(attempt, waited_s)
+            if lasted_s < 0:
+                return
+        except (OSError, ManyHandsError) as error:
+            _log.warning("rank %d cannot look for the others: %s", self._control.rank, error)
+        if waited_s + lasted_s > _LOOKING_S:
+            self._control.give_up_looking()
+            return
+        later = attempt + 1, waited_s + lasted_s + pause_s, min(1.5 * pause_s, _LONGEST_PAUSE_S)
+        self._loop.call(lambda: self._loop.call_later(pause_s, partial(self._look_for_others, *later)))
+
+    def _find_others(self, attempt: int, waited_s: float) -> float:
+        """Look for the others once; return how long nobody has answered, less than none where they are found.
+
+        The first of those that are left waits for them at once, unless another one does, and the next ones when they have found nobody for a while.
         """
-        control, until = self._control, until or Deadline(_LOOKING_S)
-        if not control.is_searching:
-            return
-        lost = control.lost
-        gone = {*lost, control.rank}
-        others = [rank for rank in range(control.world_size) if rank not in gone and not control.has_ended(rank)]
-        turn = sum(rank < control.rank for rank in others)
-        if not self._is_known and any(map(self._reach, others[:_MOST_TRIED])):
-            return
-        if self._is_known or waited_s >= _TURN_S * turn:
+        control, lost = self._control, self._control.lost
+        here = [
+            rank for rank in self._in_order(lost) if rank == control.rank or (rank not in lost and not control.has_ended(rank))
+        ]
+        turn_s = _TURN_S * here.index(control.rank)
+        others = [rank for rank in here if rank != control.rank and rank not in self._silent]
+        first, more = others[:_FIRST], others[_FIRST:]
+        at = _MORE * attempt % max(1, len(more))
+        silent_s = 0.0
+        for rank in () if self._is_known else [*first, *more[at : at + _MORE]]:
+            began = time.monotonic()
+            if self._reach(rank):
+                return -1.0
+            if time.monotonic() - began > _TRY_S / 2:
+                self._silent.add(rank)
+                silent_s += _TRY_S
+                if waited_s + silent_s >= turn_s:
+                    break
+        if self._is_known or waited_s + silent_s >= turn_s:
             self._gather(lost)
             if self._reach(control.rank):
-                return
-        if until.passed() or waited_s > _LOOKING_S:
-            control.give_up_looking()
-            return
-        again = partial(self._begin, self._look_for_others, until, waited_s + pause_s, min(1.5 * pause_s, _LONGEST_PAUSE_S))
-        self._loop.call(lambda: self._loop.call_later(pause_s, again))
+                return -1.0
+        return silent_s
+
+    def _in_order(self, lost: Collection[int]) -> list[int]:
+        """Return all ranks, as they are to wait for the others: one of each host before the next ones, and last the hosts that may have ended with the store."""
+        hosts = self._control.hosts
+        doubtful = {hosts[rank] for rank in lost}
+        return sorted(range(len(hosts)), key=lambda rank: (hosts[rank] in doubtful, hosts[:rank].count(hosts[rank]), rank))
 
     @property
     def _is_known(self) -> bool:
@@ -173,7 +210,7 @@ class Standby:
             return False
         try:
             sock = dial(address, self._credentials, _HELLO, Deadline(_TRY_S), lambda: self._ended)
-        except (OSError, ManyHandsError) as error:
+        except (OSError, OverflowError, ManyHandsError) as error:  # an impossible port, too
             _log.debug("rank %d does not find the others with rank %d: %s", self._control.rank, rank, error)
             return False
         with self._changing:
@@ -201,6 +238,8 @@ class Standby:
 
     def _make_reserve(self, sock: socket.socket, store: int, gone: Collection[int]) -> Reserve:
         control, here = self._control, (self._control.rank, self._control.world_size)
+        if self._reserve is not None:  # it has waited here for the others, while the store was only slow
+            self._reserve.close()
         self._reserve = control.reserve = Reserve(
             self._loop, sock, self._credentials, *here, store, self._liveness, gone, control.has_ended, self._door
         )
