@@ -103,6 +103,22 @@ def test_of_other_hosts_nobody_knows_who_has_died_and_the_larger_part_goes_on(
                 assert {process.verdict.peer for process in left if process.verdict} <= {*victims}
 
 
+@pytest.mark.parametrize("per_host", [2, 4, 6])
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_whole_hosts_may_die_with_the_store_and_its_successor(
+    hosts: int, per_host: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with network_of(5 * per_host, 0, monkeypatch, per_host) as network:
+        ready(network)
+        victims = {*range(hosts * per_host), per_host}  # the successor is the first rank of the second host
+        for rank in victims:
+            network.processes[rank].die()
+        network.run()
+        left = [process for process in network.processes if process.is_alive]
+        assert all(process.goes_on for process in left)
+        assert {process.verdict.peer for process in left if process.verdict} == {0}
+
+
 @pytest.mark.parametrize("size", [3, 4])
 def test_a_store_that_was_stopped_changes_nothing_when_it_goes_on(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed, before, after in itertools.product(range(20), range(0, _MOMENTS, 3), (0, 3, 20, 1000)):
