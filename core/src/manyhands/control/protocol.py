@@ -71,7 +71,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
 class Join(msgspec.Struct, frozen=True, tag=True):
     """A rank comes.
 
-    ``verdict`` is the first cause, where it has been told one and looks for the others since.
+    ``verdict`` is the first cause, where it has been told one and looks for the others since; ``place`` where it is found by them.
     """
 
     rank: int
@@ -315,7 +315,7 @@ class Successor(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):
-    """A rank has ended, after the job has failed."""
+    """A rank has ended: that of the first failure, or one that ends later."""
 
     rank: int
     reason: str
