@@ -1,7 +1,7 @@
 """What a flood of strangers costs a job: each connects to every port at which a rank listens, 2,000 connections at a time.
 
-A job meets, makes calls, divides its group, loses a rank (or, with ``--lose both``, that with the store and its successor) and shrinks, once alone and once under each kind of flood (`flooder`). Each step is timed on
-every rank, and the slowest rank counts.
+A job meets, makes calls, divides its group, loses a rank (or, with ``--lose both``, that with the store and its successor) and shrinks, once alone
+and once under each kind of flood (`flooder`). Each step is timed on every rank, and the slowest rank counts.
 
 Usage: python tests/campaign_floods.py [--kinds idle,slow,wrong,replay] [--count 2000] [--repeat 3] [--ranks 4] [--lose last]
 """

@@ -40,7 +40,7 @@ from manyhands.control.protocol import (
 )
 from manyhands.control.proven import ProvenSocket
 from manyhands.control.remote import SocketControl
-from manyhands.errors import DeadlineError
+from manyhands.errors import DeadlineError, PeerLostError
 from manyhands.job.standby import Standby
 
 SECRET = Credentials(b"secret")
@@ -271,6 +271,62 @@ def test_a_store_that_does_not_answer_is_named_also_where_it_is_not_the_first_on
     assert "the store with rank 1 does not answer" in str(asking.told)
     assert asking.told.peer == 1
     successor.connection.close()
+
+
+def test_who_cannot_go_on_is_told_of_the_rank_whose_connection_ended_last_where_the_first_one_was_only_silent(
+    stage: Stage,
+) -> None:
+    successor = stage.meet_successor()
+    successor.say(Verdict("deadline", "rank 0 does not answer", 0))  # from then on it has the store
+    until_lost(stage.control)
+    successor.connection.close()
+    asking = Asking(stage.control, 10)
+    asking.join(20)
+    assert isinstance(asking.told, PeerLostError)
+    assert asking.told.peer == 1
+
+
+def test_a_successor_that_is_reached_just_as_the_store_ends_is_asked(stage: Stage) -> None:
+    stage.store.say(Successor(1, "host", 7))
+    while stage.control._expected is None:
+        time.sleep(0.001)
+    looked: queue.Queue[None] = queue.Queue()
+    stage.control.on_orphaned(lambda: looked.put(None))
+    reached: queue.Queue[Other] = queue.Queue()
+    turn = stage.control._turn_to_successor
+
+    def turning() -> bool:
+        is_turned = turn()
+        if not is_turned and stage.control._expected is not None:  # another thread reaches it now
+            threading.Thread(target=lambda: reached.put(stage.meet_successor()), daemon=True).start()
+            time.sleep(0.1)
+        return is_turned
+
+    stage.control._turn_to_successor = turning  # type: ignore[method-assign]
+    stage.store.connection.close()
+    successor = reached.get(timeout=10)
+    assert isinstance(successor.heard.get(timeout=10), Join)
+    assert isinstance(successor.heard.get(timeout=10), Orphaned)
+    assert looked.empty()
+    assert stage.control.searching is None
+    successor.connection.close()
+
+
+def test_who_cannot_listen_where_others_would_find_it_gives_up_in_the_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyhands.job.standby._LOOKING_S", 0.1)
+    standby = Standby(stage.loop, stage.control, SECRET, True, Liveness(), None)
+    stage.store.say(Welcome(b"key", [0] * 3, [None] * 3))
+    stage.control.welcome(Deadline(10))
+    assert stage.control._place is not None
+    stage.control._place.close()
+    stage.control.gone[1] = "it ended"
+    asking = Asking(stage.control, 30)
+    stage.store.connection.close()
+    asking.join(10)
+    assert isinstance(asking.told, PeerLostError)
+    standby.end()
 
 
 def test_what_was_agreed_is_told_to_who_goes_on_where_the_store_ends_right_after(stage: Stage) -> None:

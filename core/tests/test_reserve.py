@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,7 @@ from manyhands.control.protocol import (
     Farewell,
     FromRank,
     FromStore,
+    GiveUp,
     Gone,
     Join,
     Leave,
@@ -251,3 +253,36 @@ def test_a_store_that_says_nothing_of_a_rank_that_has_lost_it_is_taken_for_lost(
     assert isinstance(told, Verdict)
     assert (told.kind, told.peer) == ("lost", 0)
     assert "it says nothing of that" in told.text
+
+
+def test_a_rank_that_waits_while_the_others_come_is_not_told_that_it_was_cut_off(short_grace: None) -> None:
+    company = Company(SIZE - 1)  # rank 3 is on its way
+    company.agree(FIRST)
+    company.say(2, Shrink("host", 2, attempt=1))
+    company.say(2, Orphaned("it ended"))
+    while len(company.reserve._waiting) < 2:
+        pass
+    company.reserve.gather({0}, None)
+    time.sleep(0.2)  # more than the store is given to say what became of rank 2
+    assert company.reserve._membership is None
+    assert (2, Shrink("host", 2, attempt=1)) in company.reserve._waiting
+    company.close()
+
+
+def test_who_gives_up_does_not_name_a_rank_whose_word_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reserve_, "COMING_S", 0.05)
+    company = Company(SIZE - 1)
+    company.agree(FIRST)
+    company.reserve.gather({0}, None)
+    for rank in (0, 1, 2):
+        company.say(rank, Shrink("host", rank, attempt=1))
+    company.say(2, GiveUp(1.0, attempt=1))
+    while len(company.reserve._waiting) < 4:
+        pass
+    company.come(3)
+    company.say(3, Shrink("host", 3, attempt=1))
+    told = [company.hear(2)]
+    while not isinstance(told[-1], Shrunk):
+        told.append(company.hear(2))
+    assert told[-1].problem is None
+    company.close()

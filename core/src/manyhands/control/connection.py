@@ -195,9 +195,8 @@ class Control(ABC):
         for rank, reason in before.items():
             callback(rank, reason)
 
-    def stand_by(self, reserve: Reserve, address: Address) -> None:
-        """Tell all ranks that this one goes on where the store ends, and where it listens for them."""
-        self.reserve = reserve
+    def stand_by(self, address: Address) -> None:
+        """Tell all ranks that this one goes on where the store ends, by its `reserve`, and where it listens for them."""
         self._post(Standby(*address))
 
     def on_prepare(self, callback: Callable[[Prepare | Successor], None]) -> None:

@@ -96,9 +96,7 @@ class SocketControl(Control):
         self._liveness = liveness
         self._join = join
         self._where = f" at {show_address(address)}"
-        self._store = 0
         self._second: _Wire | None = None  # to the rank that goes on where the store ends
-        self._successor = 0
         self._expected: int | None = None  # the next one, to which this rank is connecting
         self._orphaned: tuple[str, Verdict] | None = None  # how the connection to the store ended meanwhile
         self._first_lost: int | None = None  # of the ranks that have had the store
@@ -111,7 +109,7 @@ class SocketControl(Control):
         self._place: socket.socket | None = None
         if join.rank >= 0 and join.world_size > 1:
             self._join = msgspec.structs.replace(join, place=self._hold_place())
-        self._connection = _Wire(self, self._store)
+        self._connection = _Wire(self, 0)
         self._connection.open(sock)
         self._post(self._join)
 
@@ -174,8 +172,7 @@ class SocketControl(Control):
                 return
             if self._second is not None:
                 self._second.close()
-            second = _Wire(self, rank)
-            self._second, self._successor = second, rank
+            second = self._second = _Wire(self, rank)
             second.open(sock)  # which the other may have closed, and then there is none
             # Who goes on tells all the first cause that one of them knows, unless all only know that nobody was there.
             second.send(
@@ -196,7 +193,7 @@ class SocketControl(Control):
     def join_others(self, sock: ProvenSocket, rank: int) -> None:
         """Connect to the rank with which those that are left gather, as `follow`, unless the store or its successor has answered meanwhile."""
         with self._changed:
-            if self.is_searching:
+            if self.searching is not None:
                 self.follow(sock, rank)
             else:
                 sock.close()
@@ -241,11 +238,11 @@ class SocketControl(Control):
                 return False
             self._old.append(self._connection)
             self._connection, self._second = self._second, None
-            self._store, self._where, self._orphaned = self._successor, "", None
+            self._where, self._orphaned = "", None
             # Newcomers came to the store that has ended; the next one gives their numbers to others.
             for rank in [rank for rank in self.gone if rank >= self.world_size]:
                 del self.gone[rank]
-            for message in self.recovery.turn_to(self._store):
+            for message in self.recovery.turn_to(self._connection.rank):
                 self._loop.call(partial(self._loop.call_later, COMING_S, partial(self.recovery.give_up_again, message)))
             return True
 
@@ -254,9 +251,9 @@ class SocketControl(Control):
         if message is None or not all(0 <= rank < self.world_size for rank in ranks_in(message)):
             if connection is self._connection:
                 flaw = connection.flaw and f" ({connection.flaw})"
-                text = f"rank {self.rank} got a frame that cannot be read from the store with rank {self._store}{self._where}{flaw}"
-                self._post(Report("protocol", text, self._store))  # who can be told is told the same
-                self.fail(Verdict("protocol", text, self._store))
+                text = f"rank {self.rank} got a frame that cannot be read from the store with rank {connection.rank}{self._where}{flaw}"
+                self._post(Report("protocol", text, connection.rank))  # who can be told is told the same
+                self.fail(Verdict("protocol", text, connection.rank))
             return
         if isinstance(message, Decided):  # also of a store that was stopped while others went on without it
             verdict = message.verdict if self.reserve is None else self.reserve.agree(message.verdict)
@@ -283,12 +280,12 @@ class SocketControl(Control):
                 self._second = None
             if self._farewell or connection is not self._connection:
                 return
-            lost = self._store if self._first_lost is None else self._first_lost
+            lost = connection.rank if self._first_lost is None else self._first_lost
             how = f"the control connection to it{self._where} ended ({reason})"
-            if lost == self._store:
+            if lost == connection.rank:
                 text = f"rank {lost} was lost: {how}, so its process died or was cut off"
             else:
-                text = f"rank {lost} was lost, and so was rank {self._store}, which was to go on in its place: {how}, so both died, or rank {self.rank} was cut off"
+                text = f"rank {lost} was lost, and so was rank {connection.rank}, which was to go on in its place: {how}, so both died, or rank {self.rank} was cut off"
             self._first_lost = lost
             verdict = Verdict("lost", text, lost)
             is_followed = self._turn_to_successor()
@@ -329,13 +326,13 @@ class SocketControl(Control):
         if look is not None:
             # Whoever they find tells all of them the same; but nobody waits for that for long.
             self._loop.call_later(COMING_S, lambda: self._fail_alone(verdict, connection))
-            self._loop.call_later(_DYING_S, self._note_the_living)
         if is_followed:
             return
         if look is None:
             self.fail(verdict)
             self.give_up_looking()
         else:
+            self._loop.call_later(_DYING_S, self._note_the_living)
             look()
 
     def _fail_alone(self, verdict: Verdict, connection: _Wire) -> None:
@@ -344,13 +341,8 @@ class SocketControl(Control):
             self.fail(verdict)
 
     @property
-    def is_searching(self) -> bool:
-        """Whether this rank looks for the others, since neither the store nor its successor is there."""
-        return self._searching is not None
-
-    @property
-    def last_words(self) -> Verdict | None:
-        """Why neither the store nor its successor is there, while this rank looks for the others."""
+    def searching(self) -> Verdict | None:
+        """Why this rank looks for the others: neither the store nor its successor is there. None while it does not."""
         return self._searching
 
     def give_up_looking(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import threading
 import time
@@ -76,8 +77,8 @@ class Standby:
         self._threads: list[Thread] = []
         self._reserve: Reserve | None = None
         self._address: Address | None = None  # where that listens
-        control.on_prepare(self._prepare)
         self._silent: set[int] = set()  # who does not answer at all, as where the network is cut
+        control.on_prepare(self._prepare)
         control.on_orphaned(self._look_for_others)
 
     def end(self) -> None:
@@ -138,23 +139,23 @@ class Standby:
             self._control.give_up_looking()
 
     def _look_once(self, attempt: int, waited_s: float, pause_s: float) -> None:
-        lasted_s = _LOOKING_S
+        if self._control.searching is None:
+            return
         try:
-            if not self._control.is_searching:
-                return
-            lasted_s = self._find_others(attempt, waited_s)
-            if lasted_s < 0:
-                return
+            silent_s = self._find_others(attempt, waited_s)
         except (OSError, ManyHandsError) as error:
             _log.warning("rank %d cannot look for the others: %s", self._control.rank, error)
-        if waited_s + lasted_s > _LOOKING_S:
+            silent_s = math.inf
+        if silent_s is None:
+            return
+        if waited_s + silent_s > _LOOKING_S:
             self._control.give_up_looking()
             return
-        later = attempt + 1, waited_s + lasted_s + pause_s, min(1.5 * pause_s, _LONGEST_PAUSE_S)
+        later = attempt + 1, waited_s + silent_s + pause_s, min(1.5 * pause_s, _LONGEST_PAUSE_S)
         self._loop.call(lambda: self._loop.call_later(pause_s, partial(self._look_for_others, *later)))
 
-    def _find_others(self, attempt: int, waited_s: float) -> float:
-        """Look for the others once; return how long nobody has answered, less than none where they are found.
+    def _find_others(self, attempt: int, waited_s: float) -> float | None:
+        """Look for the others once; return how long nobody has answered, None where they are found.
 
         The first of those that are left waits for them at once, unless another one does, and the next ones when they have found nobody for a while.
         """
@@ -170,7 +171,7 @@ class Standby:
         for rank in () if self._is_known else [*first, *more[at : at + _MORE]]:
             began = time.monotonic()
             if self._reach(rank):
-                return -1.0
+                return None
             if time.monotonic() - began > _TRY_S / 2:
                 self._silent.add(rank)
                 silent_s += _TRY_S
@@ -179,7 +180,7 @@ class Standby:
         if self._is_known or waited_s + silent_s >= turn_s:
             self._gather(lost)
             if self._reach(control.rank):
-                return -1.0
+                return None
         return silent_s
 
     def _in_order(self, lost: Collection[int]) -> list[int]:
@@ -201,7 +202,7 @@ class Standby:
                 self._address = place.getsockname()[:2]
                 self._make_reserve(place, NOBODY, ())
             if self._reserve is not None:
-                self._reserve.gather(lost, control.last_words)
+                self._reserve.gather(lost, control.searching)
 
     def _reach(self, rank: int) -> bool:
         """Connect to a rank where it waits for the others; tell whether it does."""
@@ -233,14 +234,13 @@ class Standby:
                 sock.close()
                 return
             self._address = host, port
-            reserve = self._make_reserve(sock, store, gone)
-        control.stand_by(reserve, (host, port))
+            self._make_reserve(sock, store, gone)
+        control.stand_by((host, port))
 
-    def _make_reserve(self, sock: socket.socket, store: int, gone: Collection[int]) -> Reserve:
+    def _make_reserve(self, sock: socket.socket, store: int, gone: Collection[int]) -> None:
         control, here = self._control, (self._control.rank, self._control.world_size)
         if self._reserve is not None:  # it has waited here for the others, while the store was only slow
             self._reserve.close()
         self._reserve = control.reserve = Reserve(
             self._loop, sock, self._credentials, *here, store, self._liveness, gone, control.has_ended, self._door
         )
-        return self._reserve
