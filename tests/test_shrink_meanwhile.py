@@ -271,7 +271,7 @@ def test_the_store_and_those_that_follow_it_may_die_one_after_the_other_while_th
 def watch():
     control, told = group._job.control, None
     while True:
-        known = None if control._second is None else (control._store, control._successor)
+        known = None if control._second is None else (control._connection.rank, control._second.rank)
         if known not in (None, told):
             tell("knows", store=known[0], successor=known[1])
             told = known
