@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +19,16 @@ from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
 from manyhands.control import bystanders
-from manyhands.control.bystanders import begin_to_help, blocked, current_frames, end_of_help, nobody_else, released, stands_by
+from manyhands.control.bystanders import (
+    Sleeper,
+    begin_to_help,
+    blocked,
+    current_frames,
+    end_of_help,
+    nobody_else,
+    released,
+    stands_by,
+)
 from manyhands.control.computer import COMPUTER
 
 HOME = threading.current_thread()
@@ -324,3 +335,33 @@ def test_looking_at_frames_keeps_nothing_alive():
         assert look()() is None
     finally:
         gc.set_threshold(*before)
+
+
+def test_a_signal_that_comes_just_as_a_thread_falls_asleep_interrupts_it_soon() -> None:
+    home = threading.get_ident()
+
+    def sleep() -> None:
+        is_about_to, is_through = threading.Event(), threading.Event()
+        sleeper = Sleeper(for_good=False)
+
+        def interrupt() -> None:
+            while not is_about_to.is_set():
+                pass
+            signal.pthread_kill(home, signal.SIGINT)
+            is_through.wait(PATIENCE_S)
+            sleeper.wake()
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        try:
+            is_about_to.set()
+            sleeper.wait(None)
+        finally:
+            is_through.set()
+            interrupting.join()
+
+    for _ in range(20):  # Python misses about one of ten
+        since = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            sleep()
+        assert time.monotonic() - since < PATIENCE_S / 2

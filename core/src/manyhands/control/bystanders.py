@@ -7,6 +7,7 @@ until it runs again, which the interpreter may leave for later.
 from __future__ import annotations
 
 import gc
+import math
 import operator
 import os
 import sys
@@ -80,6 +81,10 @@ def released(ident: int) -> None:
     _blocked.discard(ident)
 
 
+_SLICE_S = 0.5
+"""How long a thread sleeps at most before it looks for signals: Python does not wake it for one that came just before it fell asleep."""
+
+
 class Sleeper:
     """The calling thread, which is about to wait until it is woken.
 
@@ -104,8 +109,13 @@ class Sleeper:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait to be woken, for at most ``timeout_s`` seconds; tell whether it was. Not twice."""
+        left_s = math.inf if timeout_s is None else max(timeout_s, 0.0)
         try:
-            return self._asleep.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0))
+            while left_s > _SLICE_S:
+                if self._asleep.acquire(timeout=_SLICE_S):
+                    return True
+                left_s -= _SLICE_S
+            return self._asleep.acquire(timeout=left_s)
         finally:
             _blocked.discard(self._ident)
 
