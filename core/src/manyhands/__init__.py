@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from manyhands.group.group import Group
     from manyhands.group.init import init
     from manyhands.group.mesh import DeviceMesh
-    from manyhands.job.threads import sleep
+    from manyhands.job.threads import outside, sleep
 
 __all__ = [
     "AbortedError",
@@ -95,6 +95,7 @@ __all__ = [
     "as_completed",
     "elastic",
     "init",
+    "outside",
     "sleep",
     "wait_all",
     "wait_any",
@@ -109,6 +110,7 @@ _HOMES = {
     **dict.fromkeys(("ElasticState", "elastic"), "manyhands.group.elastic"),
     "as_completed": "manyhands.calls.work",
     "init": "manyhands.group.init",
+    "outside": "manyhands.job.threads",
     "sleep": "manyhands.job.threads",
     "wait_all": "manyhands.calls.work",
     "wait_any": "manyhands.calls.work",

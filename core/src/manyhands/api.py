@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from manyhands.group.group import Group
     from manyhands.group.init import init
     from manyhands.group.mesh import DeviceMesh
-    from manyhands.job.threads import ThreadWorld, current_rank, current_runtime, current_world
+    from manyhands.job.threads import ThreadWorld, current_rank, current_runtime, current_world, inherit_rank
     from manyhands.launch.guard import Guard, guarded
     from manyhands.launch.output import Stream as OutputStream
     from manyhands.launch.output import screens
@@ -154,6 +154,7 @@ __all__ = [
     "describe_backend",
     "guarded",
     "hookimpl",
+    "inherit_rank",
     "init",
     "install_command",
     "line_of",
@@ -189,7 +190,7 @@ _HOMES = {
     "ThreadWorld": "manyhands.job.threads",
     "Work": "manyhands.calls.work",
     "current_frames": "manyhands.control.bystanders",
-    **dict.fromkeys(("current_rank", "current_runtime", "current_world"), "manyhands.job.threads"),
+    **dict.fromkeys(("current_rank", "current_runtime", "current_world", "inherit_rank"), "manyhands.job.threads"),
     "describe_backend": "manyhands.config.plugins",
     **dict.fromkeys(("Guard", "guarded"), "manyhands.launch.guard"),
     "OutputStream": "manyhands.launch.output:Stream",

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 import manyhands as mh
 import manyhands_simulated as simulated
 from manyhands.api import NETWORKS, Group, Jitter
-from manyhands_simulated.outside import LOOK_S
 from manyhands_simulated.task import Task
 
 JITTERY = NETWORKS["fat-tree"].model_copy(update={"jitter": Jitter(distribution="exponential", mean_s=2e-6)})
@@ -119,7 +118,7 @@ def test_a_seed_gives_the_same_run_again_on_a_computer_that_is_busy(monkeypatch)
 
     def late(task: Task) -> None:
         if next(given) % 100 == 0:
-            time.sleep(10 * LOOK_S)  # who passes the baton on has no processor for as long as this
+            time.sleep(0.2)  # who passes the baton on has no processor for as long as this
         give_baton(task)
 
     monkeypatch.setattr(Task, "give_baton", late)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import manyhands as mh
 import manyhands_simulated
 from manyhands.api import Group
-from manyhands_simulated import FaultPlan, Kill, Pause, Run, explore, outside, random_faults, run
+from manyhands_simulated import FaultPlan, Kill, Pause, Run, explore, random_faults, run
 
 
 def first_come(winner: int) -> Callable[[Group], list[int]]:
@@ -460,7 +460,6 @@ def two_helpers(group: Group) -> None:
 @pytest.mark.parametrize("program", [the_helper_sleeps, one_rank_sleeps, two_helpers])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_order_of_threads_that_nothing_fixes_is_found(program, monkeypatch):
-    monkeypatch.setattr(outside, "_COMING_S", 10.0)  # where much is at work, a sleep of 50 ms takes longer than usual
     found = explore(program, 2, range(30))
     assert type(found.error) is mh.CollectiveMismatchError, found
     assert found.run.errors
@@ -480,7 +479,6 @@ def test_an_order_of_threads_that_is_fixed_is_none():
 
 def test_threads_that_never_call_are_not_waited_for_for_long(monkeypatch):
     """One waits for a lock or the like, which is for nobody; one sleeps again and again, which counts once for all seeds."""
-    monkeypatch.setattr(outside, "_COMING_S", 0.3)
     over = threading.Event()
 
     def nap() -> None:

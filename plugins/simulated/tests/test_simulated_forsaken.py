@@ -1,7 +1,9 @@
-"""Ranks that wait, for ever, for what is not of the simulated world."""
+"""Ranks that wait, for ever, for what nobody does."""
 
 from __future__ import annotations
 
+import logging
+import os
 import queue
 import threading
 
@@ -10,11 +12,10 @@ import pytest
 import manyhands as mh
 import manyhands_simulated
 from manyhands.api import Group
-from manyhands_simulated import outside
+from manyhands_simulated import scheduler
 
 
-def test_a_rank_that_waits_for_what_nobody_does_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "FORSAKEN_S", 0.3)
+def test_wait_for_a_lock_nobody_frees_is_a_deadlock_at_once() -> None:
     never = threading.Event()
 
     def program(group: Group) -> None:
@@ -22,35 +23,55 @@ def test_a_rank_that_waits_for_what_nobody_does_ends_the_run(monkeypatch: pytest
             never.wait()
 
     with pytest.raises(
-        mh.DeadlockError, match=r"rank 1 waits at .*test_simulated_forsaken\.py:\d+, for something that is not of"
+        mh.DeadlockError,
+        match=r"^deadlock: no rank can go on: rank 1 is waiting for a lock at .*test_simulated_forsaken\.py:\d+, and nothing",
     ):
         manyhands_simulated.run(program, 3)
-    never.set()
 
 
-def test_a_rank_that_waits_for_what_nobody_does_is_the_cause_of_the_deadlines_that_others_miss(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Theirs is an hour on the virtual clock, which passes at once: one of them might go on, and help."""
-    monkeypatch.setattr(outside, "_HELP_S", 0.1)
-    monkeypatch.setattr(outside, "FORSAKEN_S", 0.5)
-    empty: queue.Queue[None] = queue.Queue()
+def test_wait_for_an_empty_queue_is_the_cause_and_no_deadline_passes() -> None:
+    empty: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def program(group: Group) -> None:
         if group.rank == 0:
             empty.get()
         group.barrier()
 
-    with pytest.raises(
-        mh.DeadlockError, match=r"^rank 0 waits at .*forsaken\.py:\d+, for .* nothing has happened for "
-    ) as caught:
+    with pytest.raises(mh.DeadlockError) as caught:
         manyhands_simulated.run(program, 3, timeout_s=3600)
-    assert "3600" not in str(caught.value)
-    assert [line.partition(" at ")[0] for line in str(caught.value).splitlines()[1:]] == [
-        "  rank 0: waiting",
-        "  ranks 1-2: ended after barrier() #0",
-    ]
-    empty.put(None)
+    headline, first, others = str(caught.value).splitlines()
+    assert headline.startswith(
+        "deadlock: no rank can go on: rank 1 waits for rank 0, which is waiting for an item of a queue at "
+    )
+    assert first.startswith("  rank 0: waiting for an item of a queue at ")
+    assert others.startswith("  ranks 1-2: barrier() #0 at ")
+    assert caught.value.run.duration_s == 0.0
+
+
+def test_wait_that_no_thread_sees_is_reported_and_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A read of a pipe, in C: the rank keeps its turn."""
+    monkeypatch.setattr(scheduler, "_REPORT_S", 0.1)
+    monkeypatch.setattr(scheduler, "_FORSAKEN_S", 1.0)
+    monkeypatch.setattr(scheduler, "_COMPUTES", 2.0)  # other tests of this process may compute
+    monkeypatch.setattr(scheduler, "_PATIENCE_S", 0.1)
+    reader, writer = os.pipe()
+
+    def program(group: Group) -> None:
+        if group.rank == 1:
+            os.read(reader, 1)
+        group.barrier()
+
+    with (
+        caplog.at_level(logging.WARNING, "manyhands"),
+        pytest.raises(mh.DeadlockError, match=r"^rank 1 is busy at .*forsaken\.py:\d+, and nothing has happened for minutes"),
+    ):
+        manyhands_simulated.run(program, 2)
+    assert "has waited for" in caplog.text
+    assert "rank 1 is busy at" in caplog.text
+    os.write(writer, b"x")
+    os.close(writer)
 
 
 def test_who_polls_lets_a_rank_that_was_paused_go_on() -> None:

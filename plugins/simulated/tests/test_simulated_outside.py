@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import queue
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from time import sleep
 
 import pytest
 
 import manyhands as mh
 import manyhands_simulated as simulated
 from manyhands.api import Group
-from manyhands_simulated import outside, scheduler
 
 
-@pytest.mark.parametrize("helper", ["sleep", "thread that sleeps", "thread that computes"])
-def test_no_deadline_that_ends_the_job_passes_while_a_rank_is_outside(monkeypatch, helper):
-    monkeypatch.setattr(outside, "_HELP_S", 0.1)
-    monkeypatch.setattr(outside, "_IDLE_S", 0.1)
-
-    def work() -> None:
-        until = time.monotonic() + 0.6
-        while time.monotonic() < until:
-            if helper != "thread that computes":
-                time.sleep(0.6)
+def test_the_clock_stands_while_a_rank_is_outside():
+    """The others run meanwhile; none of their deadlines passes."""
+    ran: list[str] = []
+    others = threading.Event()
 
     def program(group: Group) -> int:
         if group.rank == 0:
-            if helper == "sleep":
-                work()
-            else:
-                thread = threading.Thread(target=work)
-                thread.start()
-                thread.join()
+            with mh.outside():
+                assert others.wait(30)  # a wait on the computer's clock
+                time.sleep(0.1)
+                ran.append("came back")
+        elif group.rank == 1:
+            others.set()
+            group.compute(0.5)
+            ran.append("computed")
+        return group.all_reduce(group.rank, timeout_s=1.0).item()
+
+    run = simulated.run(program, 3)
+    assert run.results == [3, 3, 3]
+    assert run.duration_s == 0.5
+    assert ran == ["came back", "computed"]
+
+
+def test_a_rank_that_computes_keeps_its_turn_and_passes_no_time():
+    def program(group: Group) -> int:
+        if group.rank == 0:
+            until = time.monotonic() + 0.5
+            while time.monotonic() < until:
+                pass
         return group.all_reduce(group.rank, timeout_s=1.0).item()
 
     run = simulated.run(program, 2)
@@ -42,19 +55,147 @@ def test_no_deadline_that_ends_the_job_passes_while_a_rank_is_outside(monkeypatc
     assert run.duration_s == 0.0
 
 
-def test_a_rank_killed_outside_does_not_come_back():
+@pytest.mark.parametrize(
+    "nap",
+    [
+        lambda seconds: time.sleep(seconds),
+        lambda seconds: sleep(seconds),
+        lambda seconds: threading.Event().wait(seconds),
+        lambda seconds: asyncio.run(asyncio.sleep(seconds)),
+    ],
+    ids=["sleep", "sleep by another name", "event", "asyncio"],
+)
+def test_naps_and_timeouts_of_python_pass_virtual_time(nap):
+    """A million seconds: no computer waits that long."""
+
+    def program(group: Group) -> float:
+        if group.rank == 0:
+            nap(1e6)
+        return group.all_reduce(1.0, timeout_s=2e6).item()
+
+    run = simulated.run(program, 2)
+    assert run.results == [2.0, 2.0]
+    assert run.duration_s == 1e6
+
+
+def test_timeouts_of_queues_and_futures_pass_virtual_time():
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            with pytest.raises(queue.Empty):
+                queue.Queue().get(timeout=100.0)
+            with pytest.raises(queue.Empty):
+                queue.SimpleQueue().get(timeout=100.0)
+            with pytest.raises(TimeoutError):
+                concurrent.futures.Future().result(timeout=100.0)
+            assert not threading.Semaphore(0).acquire(timeout=100.0)
+            condition = threading.Condition()
+            with condition:
+                assert not condition.wait_for(lambda: False, timeout=100.0)
+            with pytest.raises(TimeoutError):
+                list(concurrent.futures.as_completed([concurrent.futures.Future()], timeout=100.0))
+
+    assert simulated.run(program, 2).duration_s == pytest.approx(600.0)
+
+
+def test_nothing_of_the_world_can_be_used_outside():
+    def program(group: Group) -> None:
+        with mh.outside(), mh.outside():
+            group.barrier()
+
+    with pytest.raises(mh.UsageError, match=r"^this thread is in manyhands\.outside\(\)"):
+        simulated.run(program, 2)
+
+
+def test_outside_does_nothing_in_an_ordinary_program():
+    with mh.outside():
+        pass
+
+
+def test_a_program_is_waited_for_outside():
+    def program(group: Group) -> int:
+        with mh.outside():
+            done = subprocess.run(
+                [sys.executable, "-c", f"print({group.rank} + 1)"], capture_output=True, text=True, check=True
+            )
+        return group.all_reduce(int(done.stdout), timeout_s=1.0).item()
+
+    run = simulated.run(program, 2)
+    assert run.results == [3, 3]
+    assert run.duration_s == 0.0
+
+
+def test_an_event_loop_waits_for_another_program_and_the_clock_stands():
+    async def lines() -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "import time; time.sleep(0.2); print(6)", stdout=asyncio.subprocess.PIPE
+        )
+        found, _ = await process.communicate()
+        return found
+
+    def program(group: Group) -> int:
+        found = int(asyncio.run(lines())) if group.rank == 0 else 0
+        return group.all_reduce(found, timeout_s=1.0).item()
+
+    run = simulated.run(program, 2)
+    assert run.results == [6, 6]
+    assert run.duration_s == 0.0
+
+
+def test_a_condition_made_before_the_world_may_be_shared():
+    """Its last step takes a lock in C that the one who told holds, in a call."""
+    condition = threading.Condition()
+
+    def program(group: Group) -> int:
+        if group.rank == 1:
+            with condition:
+                assert condition.wait(1e6)
+                return 1
+        group.compute(1.0)
+        with condition:
+            condition.notify()
+            group.compute(2.0)
+        return 0
+
+    run = simulated.run(program, 2)
+    assert run.results == [0, 1]
+    assert run.duration_s == 3.0
+
+
+def test_a_lock_that_a_thread_of_no_world_holds_is_waited_for():
+    lock, is_held = threading.Lock(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            time.sleep(0.3)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert is_held.wait(30)
+
+    def program(group: Group) -> float:
+        if group.rank == 0:
+            with lock:
+                pass
+        return group.all_reduce(1.0, timeout_s=1.0).item()
+
+    run = simulated.run(program, 2)
+    other.join(30)
+    assert run.results == [2.0, 2.0]
+    assert run.duration_s == 0.0
+
+
+def test_a_rank_killed_while_it_waits_for_its_thread_does_not_come_back():
     came_back: list[str] = []
 
     def program(group: Group) -> str:
         if group.rank == 1:
-            thread = threading.Thread(target=time.sleep, args=(0.3,))
+            thread = threading.Thread(target=time.sleep, args=(3.0,))
             thread.start()
             thread.join()
-            group.mark("came back")
             came_back.append("came back")
             return "returned"
         group.compute(5.0)
-        time.sleep(0.4)
         with pytest.raises(mh.PeerLostError):
             group.barrier()
         return "survived"
@@ -65,32 +206,26 @@ def test_a_rank_killed_outside_does_not_come_back():
     assert [mark.kind for mark in run.trace.marks if mark.rank == 1] == ["killed"]
 
 
-def test_a_thread_that_ended_outside_helps_nobody(monkeypatch):
-    monkeypatch.setattr(outside, "_HELP_S", 10.0)
+def test_all_threads_that_outlive_a_run_wait_as_in_any_program():
+    served: list[int] = []
+    wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
+    threads: list[threading.Thread] = []
+
+    def serve() -> None:
+        served.extend(iter(wanted.get, 0))
 
     def program(group: Group) -> None:
-        def send() -> None:
-            group.send(1.0, 1)
-            time.sleep(0.2)
+        threads.append(threading.Thread(target=serve))
+        threads[-1].start()
+        group.barrier()
 
-        if group.rank == 0:
-            thread = threading.Thread(target=send)
-            thread.start()
-            thread.join()
-            group.barrier()
-            work = group.recv_async(1)
-            with pytest.raises(mh.DeadlineError):
-                work.wait(timeout_s=1.0)
-            work.wait()
-        else:
-            group.recv(0)
-            group.barrier()
-            mh.sleep(2.0)
-            group.send(1.0, 0)
-
-    begun = time.monotonic()
-    assert simulated.run(program, 2).duration_s == 2.0
-    assert time.monotonic() - begun < 10
+    simulated.run(program, 2)
+    for number in (1, 2, 0, 0):
+        wanted.put(number)
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert sorted(served) == [1, 2]
 
 
 def test_what_a_thread_of_the_program_computes_is_its_ranks():
@@ -144,17 +279,6 @@ def test_to_compute_for_no_time_passes_none():
 
     run = simulated.run(program, 2)
     assert [mark.time_s for mark in run.trace.marks if mark.label == "done"] == [0.0]
-
-
-def test_ranks_that_are_stuck_outside_are_waited_for_together(monkeypatch):
-    monkeypatch.setattr(outside, "FORSAKEN_S", 0.2)
-    monkeypatch.setattr(scheduler, "_PATIENCE_S", 1.0)
-    never = threading.Event()
-    begun = time.monotonic()
-    with pytest.raises(mh.DeadlockError, match=r"rank 7 waits at"):
-        simulated.run(lambda group: never.wait(), 8)
-    assert time.monotonic() - begun < 6
-    never.set()
 
 
 def test_a_deadlock_report_tells_who_is_in_init_and_who_is_not():

@@ -6,12 +6,12 @@ import _thread
 import asyncio
 import gc
 import queue
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +19,6 @@ import pytest
 import manyhands as mh
 import manyhands_simulated as simulated
 from manyhands.api import Group
-from manyhands_simulated import outside
-from manyhands_simulated.scheduler import Scheduler
 
 
 @pytest.fixture(autouse=True)
@@ -125,19 +123,17 @@ def ask_with_sleep_0(done: list[object]) -> None:
 
 def ask_now_and_then(done: list[object]) -> None:
     while not done:
-        time.sleep(0.01)
+        time.sleep(0.004)
 
 
 def ask_an_event(done: list[object]) -> None:
     never = threading.Event()
     while not done:
-        never.wait(0.01)
+        never.wait(0.004)
 
 
-@pytest.mark.parametrize("ask", [ask_with_sleep_0, ask_now_and_then, ask_an_event])
-def test_a_rank_may_ask_again_and_again_whether_a_callback_has_run(monkeypatch, ask):
-    monkeypatch.setattr(outside, "_IDLE_S", 0.2)
-    monkeypatch.setattr(outside, "_IDLE_SHARE", 0.9)  # on a computer with much to do, naps end late, which counts as no nap
+@pytest.mark.parametrize(("ask", "seconds"), [(ask_with_sleep_0, 0.01), (ask_now_and_then, 0.012), (ask_an_event, 0.012)])
+def test_a_rank_may_ask_again_and_again_whether_a_callback_has_run(ask, seconds):
 
     def program(group: Group) -> float:
         if group.rank == 1:
@@ -152,7 +148,7 @@ def test_a_rank_may_ask_again_and_again_whether_a_callback_has_run(monkeypatch, 
 
     run = simulated.run(program, 2)
     assert run.results == [5.0, 0.0]
-    assert run.duration_s == 0.01
+    assert run.duration_s == pytest.approx(seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize("pause", [lambda _: mh.sleep(0), lambda group: group.compute(0), lambda _: None])
@@ -170,23 +166,25 @@ def test_a_rank_may_ask_a_work_again_and_again(pause):
     assert simulated.run(program, 2).results == [5.0, 0.0]
 
 
-def test_a_rank_that_waits_for_ever_in_naps_ends_the_run(monkeypatch):
-    monkeypatch.setattr(outside, "_IDLE_S", 0.1)
-    monkeypatch.setattr(outside, "_IDLE_SHARE", 0.9)
-    monkeypatch.setattr(outside, "FORSAKEN_S", 0.2)
-    is_over = threading.Event()
+def test_a_thread_that_asks_an_event_and_computes_lets_the_clock_go_on():
+    def program(group: Group) -> int:
+        stop, count = threading.Event(), 0
 
-    def program(group: Group) -> None:
-        while group.rank == 0 and not is_over.is_set():
-            time.sleep(0.01)
+        def work() -> None:
+            nonlocal count
+            while not stop.is_set():
+                count += 1
 
-    try:
-        with pytest.raises(
-            mh.DeadlockError, match=r"rank 0 waits at .*test_simulated_threads.py:\d+, for something that is not"
-        ):
-            simulated.run(program, 2)
-    finally:
-        is_over.set()
+        thread = threading.Thread(target=work)
+        thread.start()
+        group.compute(1.0)
+        stop.set()
+        thread.join()
+        return count
+
+    runs = [simulated.run(program, 2) for _ in range(2)]
+    assert runs[0].duration_s == 1.0
+    assert runs[0].results == runs[1].results
 
 
 def test_a_timer_may_come_to_the_rescue():
@@ -314,50 +312,41 @@ def test_no_deadline_passes_while_a_rank_is_about_to_help():
     assert run.duration_s == 100.0
 
 
-def test_one_runs_at_a_time_even_when_a_wait_ends_as_it_is_noticed(monkeypatch):
-    """What a rank waits for comes just when it is found waiting, and the computer is slow to draw its conclusion."""
+def test_one_thread_runs_at_a_time_whatever_it_waits_for():
     running: list[int] = []
     worst = 0
-    found = outside.Outside.has_gone
 
-    def slow(self: outside.Outside, task: Any, switches: int) -> bool:
-        gone = found(self, task, switches)
-        if gone:
-            time.sleep(0.1)
-        return gone
-
-    monkeypatch.setattr(outside.Outside, "has_gone", slow)
-
-    def alone(group: Group) -> None:
+    def alone() -> None:
         nonlocal worst
-        running.append(group.rank)
-        for _ in range(5):
-            time.sleep(0.005)
+        running.append(threading.get_ident())
+        for _ in range(100):
             worst = max(worst, len(running))
-        running.remove(group.rank)
+            sum(range(1000))  # long enough for the interpreter to pass its lock on
+        running.remove(threading.get_ident())
 
-    for delay in (0.07, 0.1, 0.13):
+    def program(group: Group) -> None:
+        wanted: queue.Queue[int] = queue.Queue()
+        thread = threading.Thread(target=lambda: [alone() for _ in iter(wanted.get, 4)])
+        thread.start()
+        for number in range(5):
+            wanted.put(number)
+            alone()
+            group.all_reduce(1.0)
+        thread.join()
 
-        def program(group: Group, delay: float = delay) -> None:
-            if group.rank == 0:
-                come = threading.Event()
-                threading.Timer(delay, come.set).start()
-                come.wait()
-            for _ in range(4):
-                group.all_reduce(1.0)
-                alone(group)
-
-        run = simulated.run(program, 3)
-        assert sorted({(call.rank, call.background) for call in run.trace.calls}) == [(0, 0), (1, 0), (2, 0)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        simulated.run(program, 3)
+    finally:
+        sys.setswitchinterval(interval)
     assert worst == 1
 
 
 # Failing, and being broken off.
 
 
-def test_the_exception_of_one_rank_stops_one_that_waits_outside(monkeypatch):
-    """It can not be woken, so it is left after a while; what is raised is the cause."""
-    monkeypatch.setattr(outside, "FORSAKEN_S", 0.2)
+def test_the_exception_of_one_rank_is_the_cause_when_another_waits_for_a_lock():
     never = threading.Event()
 
     def program(group: Group) -> None:
@@ -367,11 +356,8 @@ def test_the_exception_of_one_rank_stops_one_that_waits_outside(monkeypatch):
             raise Mine("the cause")
         group.barrier()
 
-    try:
-        with pytest.raises(Mine, match="the cause"):
-            simulated.run(program, 3)
-    finally:
-        never.set()
+    with pytest.raises(Mine, match="the cause"):
+        simulated.run(program, 3)
 
 
 def test_an_exception_in_a_thread_of_a_rank_is_that_threads(monkeypatch):
@@ -433,31 +419,26 @@ def test_a_rank_that_runs_on_when_the_run_is_broken_off_hears_nothing_of_how_the
     assert seen == []
 
 
-def test_an_interrupt_may_come_at_any_moment(monkeypatch):
-    """Here it comes whenever the thread that waits for the run has a look, be it that the baton is on its way just then."""
-    left = 0
-    look = Scheduler._look
+def test_an_interrupt_may_come_at_any_moment():
+    """It comes at the n-th call of a rank, be the baton on its way just then or not."""
+    calls = 0
 
-    def interrupted(self: Scheduler) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise KeyboardInterrupt
-        look(self)
-
-    def program(group: Group) -> None:
+    def program(group: Group, limit: int) -> None:
+        nonlocal calls
         while True:
             group.all_reduce(1.0)
+            calls += 1
+            if calls == limit:
+                signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Scheduler, "_look", interrupted)
     before = set(threading.enumerate())
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        for looks in range(10):
-            left = looks % 5
+        for limit in range(1, 11):
+            calls = 0
             with pytest.raises(KeyboardInterrupt):
-                simulated.run(program, 4)
+                simulated.run(lambda group, limit=limit: program(group, limit), 4)
             assert set(threading.enumerate()) <= before
     finally:
         sys.setswitchinterval(interval)

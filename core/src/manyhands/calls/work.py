@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
@@ -219,8 +218,6 @@ class Work(Generic[T]):
                 self._callbacks.append((callback, loop))
         if not pending:
             self._tell(callback, loop)
-        elif loop is not None and self._turns.runtime.is_simulated:
-            _Asking.of(loop).add(self, callback)
 
     def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
         """Take back callbacks that have not been called yet.
@@ -248,11 +245,7 @@ class Work(Generic[T]):
         if not self._ended:
             self._check_process()
             self._check_ends()
-        if self._turns.runtime.is_simulated:
-            # The loop would wait on the computer's clock; so it is asked again and again, which lets the simulated time go on.
-            while not self.done():
-                yield
-        elif not self._ended:
+        if not self._ended:
             # Whoever awaits has imported it; for all others it would be a tenth of the time that manyhands takes to import.
             from asyncio import get_running_loop
 
@@ -331,44 +324,6 @@ class Work(Generic[T]):
             callback(self)
         except BaseException:  # noqa: BLE001 - nobody waits for a callback who could take it, and those after it must run
             _log.exception("manyhands: a callback of %s failed", self._what)
-
-
-class _Asking:
-    """Lets the simulated time go on while an event loop, which waits on the computer's clock, waits for callbacks of works."""
-
-    _known: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Asking]] = weakref.WeakKeyDictionary()
-
-    def __init__(self) -> None:
-        self._waits: list[tuple[Work[Any], Callable[[Work[Any]], object]]] = []
-
-    @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> _Asking:
-        """Return that of an event loop."""
-        return cls._known.setdefault(loop, cls())
-
-    def add(self, work: Work[Any], callback: Callable[[Work[Any]], object]) -> None:
-        """Ask until a callback of the running event loop has been told."""
-        self._waits.append((work, callback))
-        if len(self._waits) == 1:
-            self._go_on(_ROUNDS)
-
-    def _go_on(self, rounds: int) -> None:
-        loop = _running_loop()
-        assert loop is not None
-        if rounds:  # first comes what the loop has to do, or it would hear of an end after more has happened
-            loop.call_soon(self._go_on, rounds - 1)
-            return
-        waits = self._waits = [(work, callback) for work, callback in self._waits if (callback, loop) in work._callbacks]
-        if not waits:
-            return
-        try:
-            waits[0][0]._turns.runtime.glance()
-        except BaseException:  # the world has ended, and who waits is to learn so
-            self._waits = []
-            for work, callback in waits:
-                work._tell(callback, loop)
-            raise
-        loop.call_soon(self._go_on, _ROUNDS)
 
 
 def wait_all(works: Iterable[Work[T]], *, timeout_s: float | None = None) -> list[T]:

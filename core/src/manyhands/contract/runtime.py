@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Protocol
 
@@ -144,6 +145,10 @@ class Runtime(ABC):
         action
             What to do; it must not block.
         """
+
+    def outside(self) -> AbstractContextManager[None]:
+        """Let the calling thread wait, until the context ends, for something that no rank brings: a file, or another program."""
+        return nullcontext()
 
     @abstractmethod
     def glance(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ __all__ = [
     "current_thread_rank",
     "current_world",
     "duration",
+    "inherit_rank",
+    "outside",
     "sleep",
 ]
 
@@ -252,6 +254,26 @@ def current_world() -> ThreadWorld | None:
     return None if member is None else member.world
 
 
+def inherit_rank(action: Callable[[], None]) -> Callable[[], None]:
+    """Return an action that is to be run in another thread, and is part of the calling thread's rank there.
+
+    Parameters
+    ----------
+    action
+        What to do.
+    """
+    member = _current.get()
+
+    def run() -> None:
+        token = _current.set(member)
+        try:
+            action()
+        finally:
+            _current.reset(token)
+
+    return run
+
+
 def sleep(seconds: float) -> None:
     """Sleep, on the clock of the calling rank.
 
@@ -275,6 +297,28 @@ def sleep(seconds: float) -> None:
         return
     member.world.runtime.enter(member.rank)
     member.world.runtime.sleep(seconds)
+
+
+def outside() -> AbstractContextManager[None]:
+    """Declare that the calling thread waits for something that no rank brings, such as a file or another program.
+
+    In a simulated world the clock stands until the context ends. Other ranks that can run do so meanwhile, so what they do first is up to the
+    computer. Groups cannot be used inside. With all other backends the context does nothing.
+
+    Returns
+    -------
+    context manager
+        To be entered once, by the thread that waits.
+
+    Examples
+    --------
+    >>> import subprocess, sys
+    >>> with mh.outside():
+    ...     done = subprocess.run([sys.executable, "-c", "print(6)"], capture_output=True, check=True)
+    >>> done.stdout.strip()
+    b'6'
+    """
+    return current_runtime().outside()
 
 
 def duration(seconds: float) -> float:

@@ -8,7 +8,7 @@ from manyhands.api import Record, show_ranks
 from manyhands_simulated.state import State
 from manyhands_simulated.task import READY, RUNNING, Task
 
-__all__ = ["explain", "positions", "story"]
+__all__ = ["doing", "explain", "positions", "story"]
 
 _BUFFERED_BYTES = 1 << 16
 """What real backends mostly carry even though nobody receives it yet."""
@@ -38,7 +38,11 @@ def explain(state: State) -> tuple[str, str, int | None]:
             odd[-1][1][0],
         )
     way = _way({rank: _needs(mine, tasks) for rank, mine in tasks.items()})
-    headline = "deadlock: no rank can go on" + (f": {_told(way, state, tasks)}" if way else "")
+    headline = "deadlock: no rank can go on"
+    if way:
+        headline += f": {_told(way, state, tasks)}"
+    elif own := [task for mine in tasks.values() for task in mine if task.waits_for]:
+        headline += f": rank {own[0].rank} is {doing(state, own[0])}, and nothing of this world ends that"
     if _hopes_for_buffers(way, tasks):
         lines.append(
             "  These sends wait for their receives. A backend may carry arrays this small all the same, but none promises to: use sendrecv, "
@@ -100,6 +104,9 @@ def _alone(state: State, rank: int, task: Task, tasks: list[Task]) -> str:
         return ""
     where = state.where_is(task)
     at = f" at {where}" if where else ""
+    if task.waits_for:
+        last = state.last_call(rank)
+        return f"{doing(state, task)}, " + (f"after {last}" if last else "before its first call")
     if not state.world.has_met(rank):
         return f"in init{at}, waiting for all ranks"
     if any(other.doing for other in tasks):
@@ -111,6 +118,13 @@ def _alone(state: State, rank: int, task: Task, tasks: list[Task]) -> str:
     return f"{'busy' if task.state in (READY, RUNNING) else 'waiting'}{at}, " + (
         f"after {last}" if last else "before its first call"
     )
+
+
+def doing(state: State, task: Task) -> str:
+    """Say what a thread does that is in no call of a group."""
+    where = state.where_is(task)
+    what = f"waiting {task.waits_for}" if task.waits_for else "busy"
+    return f"{what} at {where}" if where else what
 
 
 def _awaited(task: Task) -> str:
@@ -219,7 +233,10 @@ def _end(rank: int, state: State, tasks: list[Task]) -> str:
     if not state.world.has_met(rank):
         return "is in init"
     record = next((task.doing for task in tasks if task.doing is not None), None)
-    return "is in no call" if record is None else f"is in {_words(record)}"
+    if record is not None:
+        return f"is in {_words(record)}"
+    own = next((task for task in tasks if task.waits_for), None)
+    return f"is {doing(state, own)}" if own else "is in no call"
 
 
 def _hopes_for_buffers(way: list[int], tasks: Tasks) -> bool:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from manyhands.api import Group, Network, UsageError, many
 from manyhands_simulated.faults import Fault, FaultPlan
-from manyhands_simulated.outside import Patience, patience
 from manyhands_simulated.running import Faults, NetworkLike, Run, run
 
 __all__ = ["Exploration", "FaultsOfSeed", "explore"]
@@ -156,15 +155,10 @@ def explore(
     name = _name(function)
     first: tuple[int, list[T]] | None = None
     count = 0
-    waiting = Patience()
     for seed in seeds:
         count += 1
         plan = _plan(faults(seed)) if callable(faults) else fixed
-        token = patience.set(waiting)
-        try:
-            done = run(function, world_size, seed, resolved, plan, config=config, timeout_s=timeout_s, check=False)
-        finally:
-            patience.reset(token)
+        done = run(function, world_size, seed, resolved, plan, config=config, timeout_s=timeout_s, check=False)
         error = done.cause if not isinstance(done.cause, expected) else None
         if error is None and check is not None:
             error = _raised_by(check, done)

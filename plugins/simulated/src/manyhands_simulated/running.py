@@ -110,7 +110,10 @@ class Simulation:
             except Stopped:
                 raise
             except BaseException as error:  # noqa: BLE001 - raised again where all ranks are waited for
-                errors[rank] = error
+                if (
+                    not self.runtime.scheduler.is_stopping
+                ):  # then it is the rank's way to the end, such as a lock that it does not hold
+                    errors[rank] = error
 
         in_threads: dict[int, BaseException] = {}
         forsaken: dict[int, BaseException] = {}

@@ -1,42 +1,58 @@
 """Who runs, and what time it is: threads that pass a baton, on a clock that jumps to whatever happens next.
 
-Every rank is a thread, and so is what a rank does in the background, but only the one that holds the baton runs. It passes the baton on when it
-has to wait, and may have to when it begins a call; who gets it is drawn from all that can run, by the seed. When none of them can, the
-clock goes on to the next event. So a run follows from its seed alone: no two threads are ever in a race, and no thread sleeps.
+Every rank is a thread, and so is what a rank does in the background and what the program starts itself, but only the one that holds the baton
+runs. It passes the baton on when it has to wait, and may have to when it begins a call; the next holder is drawn from all that can run, by the
+seed. When none of them can, the clock goes on to the next event. So a run follows from its seed alone: no two threads are ever in a race, and no
+thread sleeps.
 
-That ends where a program has threads of its own, or waits for something that is not of this world: such a thread goes *outside*, the others
-run meanwhile, and it queues up again when it next makes a call. What comes first is then up to the computer (`outside`).
+The clock moves by proof only. Each thread of the world either has its turn or waits for something that the scheduler knows (`primitives`). A
+thread that computes, or that has no processor, keeps its turn however long that takes. While a thread is outside of the world, the others run but
+the clock stands.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import math
 import random
+import sys
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
-from manyhands.api import AbortedError, Thread, UsageError
-from manyhands_simulated.outside import LOOK_S, Outside
-from manyhands_simulated.task import BLOCKED, DEAD, ENDED, OUTSIDE, READY, RUNNING, Stopped, Task
+from manyhands.api import AbortedError, Thread, UsageError, current_frames, inherit_rank
+from manyhands_simulated.outside import Outside
+from manyhands_simulated.primitives import Over, in_earnest, installed, join, members, start
+from manyhands_simulated.task import BLOCKED, DEAD, ENDED, READY, RUNNING, Stopped, Task
 
 __all__ = ["Scheduler"]
 
-_EAGER, _NAP_S, _FRUITLESS_S = 100, 0.001, 1.0
-"""How often those that ask again and again whether something has ended may ask in vain, while nothing else can happen, before they take
-naps, and how long one lasts; and after how long, on the computer's clock, they count as waiting."""
-_HOLD_BACK = 0.5
-"""How likely it is that a call lets other threads of the program go first."""
+_ASKS = 1000
+"""How often in a row a thread may ask an event in vain, with nothing else happening, before that lets the clock go on."""
+_ASKS_IN_VAIN = 100
+"""How often in a row a thread may ask in vain, with nothing else left to happen, before it counts as one that waits."""
+_HOLD_BACK, _NAP_S = 0.5, 1.0
+"""How likely it is that a call lets other threads of the program go first, and how many virtual seconds of a nap it waits for."""
 _PATIENCE_S = 2.0
 """How long, on the computer's clock, a thread may take to end once the run is over."""
+_LOOK_S = 0.25
+"""How often, on the computer's clock, to look whether a thread has ended that the world did not start, and so does not see end. Ctrl-C that comes
+just as the thread falls asleep that waits for the run is heard then, too."""
+_REPORT_S, _FORSAKEN_S = 30.0, 300.0
+"""After how long on the computer's clock, with no thread giving up its turn, that is reported; and after how long it ends the run, if the process
+computes nothing either."""
+_COMPUTES = 0.01
+"""How much of the time a process that computes something uses a processor, at least."""
 _STACKS_BYTES = 1 << 30
 _LARGEST_STACK, _SMALLEST_STACK = 8 << 20, 256 << 10
 """Memory that is reserved, not used, for the stacks of all threads together, and the bounds of one."""
 
+_log = logging.getLogger("manyhands")
 _starting = threading.Lock()
 _home = threading.local()
 """Knows the scheduler that a thread belongs to."""
@@ -62,8 +78,10 @@ class Scheduler:
         Called when nothing can happen any more while tasks wait; to wake them with an error.
     may_wait
         Tells whether there is a reason why nothing happens, so that the clock may go on to the next deadline.
+    whereabouts
+        Returns in words where a task is.
     on_forsaken
-        Called when threads wait outside for what nobody seems to do; returns what the run is to raise.
+        Called with the tasks that have kept the world waiting for minutes; returns what the run is to raise.
     on_switch
         Called with the rank that runs next, whenever that is another one.
     """
@@ -73,7 +91,8 @@ class Scheduler:
         self.on_stuck: Callable[[], None] = _nothing
         self.may_wait: Callable[[], bool] = lambda: False
         self.on_switch: Callable[[int], None] = _ignore
-        self.on_forsaken: Callable[[], BaseException] = Stopped
+        self.whereabouts: Callable[[Task], str] = str
+        self.on_forsaken: Callable[[list[Task]], BaseException] = lambda _: Stopped()
         self._random = random.Random(seed).random  # noqa: S311 - the one method that is the same in every version of Python
         # The threads of large worlds have small stacks.
         size = max(_SMALLEST_STACK, min(_LARGEST_STACK, _STACKS_BYTES // world_size))
@@ -83,7 +102,6 @@ class Scheduler:
         self._numbers: Counter[int] = Counter()
         self._ready: list[Task] = []
         self._held: list[Task] = []
-        self._seed = seed
         self._events: list[Event] = []
         self._count = itertools.count()
         self._earliest = math.inf
@@ -94,8 +112,11 @@ class Scheduler:
         self._news = 0
         self._switches = 0
         self._heard = 0
-        self._fruitless = 0
-        self._fruitless_since = 0.0
+        self._watching: dict[Task, None] = {}
+        self._known: weakref.WeakKeyDictionary[threading.Thread, Task] = weakref.WeakKeyDictionary()
+        self._of_program: set[Task] = set()
+        self._strangers: set[Task] = set()
+        self._ended: list[threading.Thread] = []
         self._outside = Outside()
         self._bell = threading.Event()
         self._is_over = False
@@ -105,24 +126,50 @@ class Scheduler:
     # What tasks do
 
     def current(self) -> Task:
-        """Return the task that runs; a thread that comes from outside waits here for its turn."""
+        """Return the task that runs; a thread that the world did not start waits here for its turn."""
         task = self._running
-        if task is None or task.ident != threading.get_ident() or (task.is_leaving and self._outside.is_gone(task)):
+        if task is None or task.ident != threading.get_ident():
             self._check_stopping()
+            if self._outside.holds(threading.get_ident()):
+                raise UsageError(
+                    "this thread is in manyhands.outside(), where nothing of the simulated world can be used: leave it first"
+                )
             if getattr(_home, "scheduler", self) is not self:
                 raise UsageError(
                     "this group belongs to another simulated world than the rank that uses it: hand over what a rank needs as a value"
                 )
-            task = self._outside.come_back()
-            self._bell.set()
-            task.take_baton()
-            self._check_stopping()
+            task = Task(-1, 0, _nothing)
+            task.started = task.is_foreign = True
+            task.ident = threading.get_ident()
+            self._strangers.add(task)
+            self._arrive(task)
         return task
+
+    def _arrive(self, task: Task) -> None:
+        """Wait for the calling thread's turn, which is not in the world."""
+        self._outside.come(task)
+        self._bell.set()
+        self._take_baton(task)
+
+    def _take_baton(self, task: Task) -> None:
+        """Wait for the baton; do not return when the run is over."""
+        task.take_baton()
+        self._check_stopping()
+        self._bury()
+        members[task.ident] = self
+
+    def _bury(self) -> None:
+        """Wait for the end of those threads that gave the baton away for good: whether they live must not depend on the machine."""
+        while self._ended:
+            thread = self._ended.pop()
+            if thread is not threading.current_thread():
+                join(thread)
 
     def _check_stopping(self) -> None:
         """Do not return when the run is over."""
         if self._stopping:
-            raise Stopped if self._outside.is_ours else AbortedError("the run of this simulated world is over")
+            is_ours = getattr(_home, "scheduler", None) is self
+            raise Stopped if is_ours else AbortedError("the run of this simulated world is over")
 
     def belong(self, task: Task, rank: int) -> None:
         """Take note whose thread one is that came from outside; refuse a rank's own thread that uses another rank's group.
@@ -172,6 +219,68 @@ class Scheduler:
             self.at(timer, lambda: self._ring(task, number))
         return self._wait(task, deadline, ends_job=ends_job)
 
+    def wait_until(self, test: Callable[[], bool], timeout_s: float | None, what: str) -> bool:
+        """Let others run until something that is not of a group has happened; tell whether it has.
+
+        Parameters
+        ----------
+        test
+            Tells whether it has. Any thread may ask, again and again.
+        timeout_s
+            The virtual seconds after which to give up.
+        what
+            The same in words, after "waiting for".
+        """
+        task = self.current()
+        if task.state is DEAD:
+            self._pass_on(task)
+        if timeout_s is not None and timeout_s <= 0:
+            self.ask()
+            return test()
+        task.test, task.waits_for = test, what
+        self._watching[task] = None
+        try:
+            return self.block(timer=math.inf if timeout_s is None else self.now + timeout_s)
+        except AbortedError:
+            if self._stopping:
+                raise Over from None
+            raise
+        finally:
+            task.test, task.waits_for = None, ""
+            self._watching.pop(task, None)
+
+    def nap(self, seconds: float) -> None:
+        """Let others run for a time."""
+        task = self.current()
+        task.naps += 1
+        self.wait_until(_never, seconds, "in time.sleep")
+
+    def ask(self) -> None:
+        """Count how often the calling task asks for something in vain; let others run, and the clock go on, if that was too often."""
+        task = self.current()
+        if task.heard != self._news:
+            task.heard, task.asked, task.asked_in_vain = self._news, 0, 0
+        task.asked += 1
+        if task.asked > _ASKS:
+            self.poll()
+
+    @contextmanager
+    def outside(self, what: str = "") -> Iterator[None]:
+        """Let others run, but not the clock, until the context ends."""
+        if self._outside.holds(threading.get_ident()):  # it is there already
+            yield
+            return
+        task = self.current()
+        members.pop(task.ident, None)
+        self._outside.leave(task)
+        task.waits_for = what
+        self._pass_on(None)
+        try:
+            yield
+        finally:
+            task.waits_for = ""
+            self._arrive(task)
+
     def _wait(self, task: Task, deadline: float, *, ends_job: bool) -> bool:
         task.state = BLOCKED
         task.woken = False
@@ -205,17 +314,20 @@ class Scheduler:
     def hold_back(self) -> None:
         """Let other threads of the program make their calls before the one that the calling task is about to make, if the seed says so.
 
-        Where a rank has several threads, on real backends any of them may come first. A task that is held back goes on before the clock does.
+        Where a rank has several threads, on real backends any of them may come first. A task that is held back goes on before the clock does,
+        unless a thread of its rank is in its first nap, which is no way to come second.
         """
-        if not self._outside.are_there_threads_of_the_program():
+        if not self._of_program and not self._strangers:
             return
         task = self.current()
-        task.calls += 1
-        # From the place alone, and not from the generator that all share: when threads come is up to the computer.
-        if random.Random(f"{self._seed} {task.rank} {task.number} {task.calls}").random() < _HOLD_BACK:  # noqa: S311 - as above
-            task.state = READY
-            self._held.append(task)
-            self._pass_on(task)
+        if self._random() >= _HOLD_BACK:
+            return
+        task.state = READY
+        self._held.append(task)
+        self._pass_on(task)
+        naps = [other for other in self._of_program if other.rank == task.rank and other.is_in_first_nap]
+        if naps:
+            self.wait_until(lambda: not any(other.is_in_first_nap for other in naps), _NAP_S, "for its turn")
 
     def _queue_up(self, task: Task) -> None:
         task.state = READY
@@ -226,7 +338,7 @@ class Scheduler:
         """Let something happen, since the calling task can do nothing but ask again: once more at any time, and then when others are done."""
         task = self.current()
         if task.heard != self._news:
-            task.heard = self._news
+            task.heard, task.asked_in_vain = self._news, 0
             self._queue_up(task)
         else:
             self._asking.append(task)
@@ -250,6 +362,7 @@ class Scheduler:
         """Let no thread of a rank run any more; if one is running, it does not come back from its next wait."""
         for task in [task for task in self._tasks if task.rank == rank]:
             task.state = DEAD
+            self._outside.forget(task)
             for queue in (self._ready, self._held, self._asking):
                 if task in queue:
                     queue.remove(task)
@@ -285,6 +398,76 @@ class Scheduler:
         """Tell whether a thread that the program has started itself uses this world."""
         return thread is not None and any(task.is_foreign and task.ident == thread.ident for task in list(self._tasks))
 
+    # Threads that the program starts
+
+    def start(self, thread: threading.Thread) -> None:
+        """Start a thread of the program, for the rank whose thread starts it; it runs when its turn comes."""
+        parent = self.current()
+        task = Task(parent.rank, self._numbers[parent.rank], _nothing)
+        self._numbers[parent.rank] += 1
+        task.started = task.is_foreign = True
+        own, action = vars(thread).get("run"), inherit_rank(thread.run)
+        began = threading.Event()
+
+        def restore() -> None:
+            if own is None:
+                del thread.run
+            else:
+                thread.run = own  # type: ignore[method-assign]
+
+        def live() -> None:
+            restore()
+            task.ident = threading.get_ident()
+            began.set()
+            try:
+                self._take_baton(task)
+            except AbortedError:  # the run has ended before the thread's turn came
+                action()
+                return
+            try:
+                action()
+            except SystemExit:
+                pass
+            except BaseException:  # noqa: BLE001 - as Python does where it starts a thread, but before the turn goes to another one
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
+            finally:
+                self._end(task, thread)
+
+        thread.run = live  # type: ignore[method-assign]
+        with in_earnest():
+            try:
+                start(thread)
+            except BaseException:
+                restore()
+                raise
+            began.wait()
+        self._known[thread] = task
+        self._of_program.add(task)
+        self._tasks[task] = None
+        self._ready.append(task)
+        self._news += 1
+
+    def has_ended(self, thread: threading.Thread) -> bool | None:
+        """Tell whether a thread of this world has ended; None for one of which it knows nothing."""
+        task = self._known.get(thread)
+        return None if task is None else task.state is ENDED
+
+    def _end(self, task: Task, thread: threading.Thread) -> None:
+        """Let the thread of a task end, and others go on."""
+        members.pop(task.ident, None)
+        task.state = ENDED
+        self._tasks.pop(task, None)
+        self._of_program.discard(task)
+        task.over.set()
+        if self.crash is None and not self._stopping:
+            self._ended.append(thread)
+            with suppress(Stopped, AbortedError):
+                self._pass_on(task)
+
+    def waiting(self) -> list[Task]:
+        """Return the tasks that wait, without threads of the program that have nothing to do."""
+        return [task for task in self._tasks if self._is_waited_for(task)]
+
     def tasks(self) -> Iterator[Task]:
         """Yield the tasks that are not over, those of a rank in the order in which they began."""
         return iter([task for task in self._tasks if task.state is not ENDED])
@@ -299,22 +482,68 @@ class Scheduler:
         BaseException
             An event failed, which is a bug; or the calling thread was interrupted.
         """
-        with self._outside.watched():
+        with installed(), in_earnest():
             try:
                 self._pass_on(None)
-                while not self._is_over:
-                    self._bell.wait(LOOK_S)
-                    self._bell.clear()
-                    self._look()
+                self._look_on()
             finally:
                 self._stop()
         if self.crash is not None:
             raise self.crash
 
+    def _look_on(self) -> None:
+        """Wait for the end of the run; give the baton to a thread that comes when nobody has it; report what keeps the world waiting."""
+        switches, since, used, reported = -1, 0.0, 0.0, 0.0
+        while not self._is_over:
+            self._bell.wait(_LOOK_S)
+            self._bell.clear()
+            self._look()
+            now = time.monotonic()
+            if self._switches != switches:
+                switches, since, used, reported = self._switches, now, time.process_time(), now
+            elif now - reported >= _REPORT_S and not self._is_over:
+                reported = now
+                self._report(now - since)
+            if now - since >= _FORSAKEN_S and time.process_time() - used < _COMPUTES * (now - since) and not self._is_over:
+                waiting = self._outside.tasks() or ([] if self._running is None else [self._running])
+                self.crash, self._is_over = self.on_forsaken(waiting), True
+
+    def _look(self) -> None:
+        """Give the baton to a thread that has come when nobody had it, or when a thread has ended that the world did not start."""
+        task = self._running
+        if self._is_over:
+            return
+        if task in self._strangers and task.ident not in current_frames():
+            self._tasks.pop(task, None)
+            self._strangers.discard(task)
+            members.pop(task.ident, None)
+            task.state = ENDED
+            task = self._running = None
+        if task is None:
+            self._pass_on(None)
+
+    def _report(self, seconds: float) -> None:
+        running = self._running
+        if running is not None:
+            _log.warning(
+                "manyhands: the simulated world has waited for %.0f s for one thread, which computes, or waits for something that the world does "
+                "not see: %s. If it waits for another program or a file, put that into `with manyhands.outside():`; if it asks for something "
+                "again and again, call manyhands.sleep(0) in the loop",
+                seconds,
+                self.whereabouts(running),
+            )
+        for task in self._outside.tasks():
+            _log.warning(
+                "manyhands: the clock of the simulated world has stood for %.0f s for a thread outside of it: %s",
+                seconds,
+                self.whereabouts(task),
+            )
+
     def _pass_on(self, me: Task | None) -> None:
         """Give the baton to whoever runs next, and wait until it comes back, if the calling task is to run again."""
-        if self._stopping:
-            raise Stopped
+        if me is not None:
+            members.pop(me.ident, None)  # what follows is no part of the program
+        self._check_stopping()
         try:
             following = self._choose()
         except BaseException as error:  # noqa: BLE001 - raised again, by the thread that waits for the run
@@ -330,12 +559,11 @@ class Scheduler:
                 self._shown = following.rank
                 self.on_switch(following.rank)
             if following is me:
+                members[me.ident] = self
                 return
             self._hand_over(following)
         if me is not None and me.state is not ENDED:
-            me.take_baton()
-            if self._stopping:
-                raise Stopped
+            self._take_baton(me)
 
     def _hand_over(self, task: Task) -> None:
         if task.started:
@@ -347,101 +575,92 @@ class Scheduler:
         while self._threads and not self._threads[0].is_alive():
             self._threads.popleft()
         self._threads.append(thread)
-        self._outside.adopt(thread, is_ours=True)
+        self._known[thread] = task
         # The size holds for all threads that begin: those of the program, and of other runs, are to have their own.
         with _starting:
             before = threading.stack_size(self._stack_bytes)
             try:
-                thread.start()
+                start(thread)
             finally:
                 threading.stack_size(before)
 
     def _live(self, task: Task) -> None:
         """Be the thread of a task."""
-        task.ident, task.native_id = threading.get_ident(), threading.get_native_id()
+        task.ident = threading.get_ident()
         _home.scheduler = self
-        self._outside.ours.add(task.ident)
+        self._bury()
+        members[task.ident] = self
         try:
             task.run()
-            self.current()  # it may be outside
         except Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - tasks do not raise: this is a bug, to be raised by the thread that waits
             self.crash, self._is_over = self.crash or error, True
             self._bell.set()
-        task.state = ENDED
-        self._outside.ours.discard(task.ident)
-        self._tasks.pop(task, None)
-        task.over.set()
-        if self.crash is None:
-            with suppress(Stopped):
-                self._pass_on(task)
+        self._end(task, threading.current_thread())
 
     def _choose(self) -> Task | None:
         """Return who runs next; None where nobody does now, or ever."""
         while True:
-            for returning in self._outside.returned():
-                self._tasks[returning] = None
-                if returning.state is DEAD:
-                    continue  # its rank was killed while it was outside, and it waits for the baton until the end of the run
-                returning.state = READY
-                self._ready.append(returning)
-                self._news += 1
-            task = self._draw()
-            if task is not None:
-                return task
+            for task in self._outside.arrivals():
+                self._tasks[task] = None
+                if (
+                    task.state is not DEAD
+                ):  # or its rank was killed meanwhile, and it waits for the baton until the end of the run
+                    self._ready.append(task)
+                    self._news += 1
+            self._wake_able()
+            following = self._draw()
+            if following is not None:
+                return following
             if self._held:
-                if self._outside.may_come():
-                    return None
                 self._ready, self._held = self._ready + self._held, []
-                continue
-            if self._asking and self._may_ask():
-                continue
-            if self._events and self._is_anybody_left():
-                if not self._happen():
-                    return None
-            elif not any(task.state is BLOCKED and task.rank not in self._standing for task in self._tasks):
-                self._is_over = not self._is_rank_outside()
+            elif self._asking and self._may_ask():
+                pass
+            elif self._outside:
                 return None
-            elif self._may_be_helped():
+            elif self._events and self._is_anybody_left():
+                self._happen()
+            elif not any(self._is_waited_for(task) for task in self._tasks):
+                self._is_over = True
                 return None
-            elif not ((self.may_wait() or self._is_rank_outside() or self._is_somebody_impatient()) and self._expire(math.inf)):
+            elif not ((self.may_wait() or self._is_somebody_impatient()) and self._expire(math.inf)):
                 self._resolve()
 
+    def _wake_able(self) -> None:
+        """Let those run that wait for something of the program's own, and can have it."""
+        for task in self._watching:
+            if task.state is BLOCKED and task.test is not None:
+                try:
+                    is_able = task.test()
+                except Exception:  # noqa: BLE001 - the thread that waits finds out what is wrong
+                    is_able = True
+                if is_able:
+                    self.wake(task)
+
+    def _is_waited_for(self, task: Task) -> bool:
+        """Tell whether the run is not over because of a task: it waits, and not as threads of the program do that have nothing to do."""
+        return task.state is BLOCKED and task.rank not in self._standing and not (task.is_foreign and task.test is not None)
+
     def _may_ask(self) -> bool:
-        """Let those that ask again and again whether something has ended ask once more, if that makes sense; tell whether it does."""
+        """Let those that ask again and again whether something has ended ask once more, if anything has happened; tell whether they do."""
         if self._heard != self._news:
             self._heard = self._news
-            self._fruitless = 0
-        elif self._events or (self._fruitless > 1 and time.monotonic() - self._fruitless_since > _FRUITLESS_S):
+            asking = self._asking
+        elif self._events:
             return False
         else:
-            if not self._fruitless:
-                self._fruitless_since = time.monotonic()
-            self._fruitless += 1
-            if self._fruitless > _EAGER:
-                time.sleep(_NAP_S)  # an event loop may have something else to wait for
-        asking, self._asking = self._asking, []
+            asking = [task for task in self._asking if task.asked_in_vain < _ASKS_IN_VAIN]
+        self._asking = [task for task in self._asking if task not in asking]
         for task in asking:
             task.state = READY
+            task.asked_in_vain += 1
         self._ready += asking
-        return True
+        return bool(asking)
 
     def _is_anybody_left(self) -> bool:
         """Tell whether what happens still concerns somebody."""
         return any(task.state is not DEAD and not task.is_foreign for task in self._tasks)
-
-    def _is_rank_outside(self) -> bool:
-        """Tell whether a thread of a rank does something that is not of this world."""
-        return any(task.state is OUTSIDE and not task.is_foreign for task in self._tasks)
-
-    def _may_be_helped(self) -> bool:
-        """Tell whether threads outside may yet do something for those that wait, so that these must not give up.
-
-        While a rank is outside that will come back, only those give up that go on all the same; the others would end the job, although
-        nobody knows how long it takes on the virtual clock what that rank does.
-        """
-        return self._outside.may_help() or (self._outside.comes_back() and not self._is_somebody_impatient())
 
     def _is_somebody_impatient(self) -> bool:
         """Tell whether the first to give up goes on all the same, so that it may yet help the others."""
@@ -465,15 +684,14 @@ class Scheduler:
         ready[index], ready[-1] = ready[-1], ready[index]
         return ready.pop()
 
-    def _happen(self) -> bool:
-        """Let the clock go on to what happens next, be it an event or that tasks give up; not while those may yet be helped."""
+    def _happen(self) -> None:
+        """Let the clock go on to what happens next, be it an event or that tasks give up."""
         moment = self._events[0][0]
-        if self._earliest <= moment and self._due(moment):
-            return not self._may_be_helped() and self._expire(moment)
+        if self._earliest <= moment and self._expire(moment):
+            return
         self.now = moment
         while self._events and self._events[0][0] == moment:
             heapq.heappop(self._events)[2]()
-        return True
 
     def _due(self, until: float) -> list[Task]:
         """Return the tasks with the earliest deadline, up to a time."""
@@ -491,39 +709,17 @@ class Scheduler:
         self.now = max(self.now, self._earliest)
         for task in due:
             self.wake(task, woken=False)
-        self._outside.expect_help()
         return True
-
-    def _look(self) -> None:
-        """Find out, in the thread that waits for the run, whether who runs has gone outside; and go on when somebody comes back."""
-        task = self._running
-        if self._is_over:
-            return
-        if task is None:
-            if self._held:
-                self._pass_on(None)
-            elif self._outside.is_forsaken():
-                self.crash, self._is_over = self.on_forsaken(), True
-            elif self._outside.is_time_to_go_on():
-                self._pass_on(None)
-                if self._running is None:
-                    self._bell.clear()  # nobody could go on: look again later, not at once
-        elif task.ident and self._outside.has_gone(task, self._switches):
-            if task.state is ENDED:
-                self._tasks.pop(task, None)
-            self._running = None
-            self._pass_on(None)
 
     def _resolve(self) -> None:
         """End a deadlock: by what is to be told, and if that wakes nobody, by force."""
         self.on_stuck()
         if not self._ready and not self._events:
-            for task in list(self._tasks):
-                if task.state is BLOCKED:
-                    self.throw(task, Stopped())
+            for task in self.waiting():
+                self.throw(task, Stopped())
 
     def _stop(self) -> None:
-        """End all threads that are left, one after the other."""
+        """End all threads that are left, one after the other; those that the program has started itself live on."""
         self._stopping = True
         self._running = None
         until = time.monotonic() + _PATIENCE_S
@@ -531,12 +727,19 @@ class Scheduler:
             if task.started and not task.is_foreign:
                 task.give_baton()
                 # Those outside may be there for good, and are waited for together.
-                task.over.wait(max(0.0, until - time.monotonic()) if self._outside.holds(task) else _PATIENCE_S)
-        self._outside.close()
+                task.over.wait(max(0.0, until - time.monotonic()) if self._outside.holds(task.ident) else _PATIENCE_S)
+        for task in [*self._tasks, *self._outside.arrivals()]:
+            if task.is_foreign:
+                members.pop(task.ident, None)
+                task.give_baton()
         stuck = {task.ident for task in self._tasks}
         for thread in self._threads:
             if thread.ident is not None and thread.ident not in stuck:
-                thread.join(_PATIENCE_S)  # it has nothing left to do, and what it holds goes with it
+                join(thread, _PATIENCE_S)  # it has nothing left to do, and what it holds goes with it
+
+
+def _never() -> bool:
+    return False
 
 
 def _nothing() -> None:

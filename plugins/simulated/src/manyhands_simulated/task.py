@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from manyhands.api import Record
+from manyhands_simulated.primitives import acquire, release
 
 __all__ = ["BLOCKED", "DEAD", "ENDED", "OUTSIDE", "READY", "RUNNING", "Stopped", "Task"]
 
@@ -36,20 +37,22 @@ class Task:
         When it gives up waiting.
     ends_job
         Whether that ends the whole job.
-    ident, native_id
-        The names that Python and the system have for its thread.
+    ident
+        The name that Python has for its thread.
     where
         The line of the program for which it works; empty where its own stack tells.
     is_foreign
         Whether the program started the thread itself.
-    is_leaving
-        Whether it is about to count as outside, so that it has to ask before it goes on.
-    comes_back
-        Whether, while it is outside, it will go on without anybody's doing: it sleeps.
+    test
+        What it waits for, if that is not of a group: a lock, say. It can run once this returns True.
+    waits_for
+        The same in words.
+    naps
+        How often it has slept by `time.sleep`.
     heard
         How much had happened when it last asked whether something has ended.
-    calls
-        How often it has been about to make a call, while the program had threads of its own.
+    asked, asked_in_vain
+        How often it has asked since then, and how often when nothing else could happen.
     doing
         The call that it is in, for whoever looks on; of no concern here.
     awaits
@@ -63,9 +66,9 @@ class Task:
         "_context",
         "action",
         "alarms",
+        "asked",
+        "asked_in_vain",
         "awaits",
-        "calls",
-        "comes_back",
         "deadline",
         "doing",
         "ends_job",
@@ -73,13 +76,14 @@ class Task:
         "heard",
         "ident",
         "is_foreign",
-        "is_leaving",
-        "native_id",
+        "naps",
         "number",
         "over",
         "rank",
         "started",
         "state",
+        "test",
+        "waits_for",
         "where",
         "woken",
     )
@@ -94,30 +98,36 @@ class Task:
         self.ends_job: bool = True
         self.woken: bool = False
         self.where: str = ""
-        self.calls: int = 0
         self.doing: Record | None = None
         self.awaits: tuple[tuple[int, bool], ...] = ()
         self.error: BaseException | None = None
         self.heard: int = -1
+        self.asked: int = 0
+        self.asked_in_vain: int = 0
+        self.test: Callable[[], bool] | None = None
+        self.waits_for: str = ""
+        self.naps: int = 0
         self.ident: int = 0
-        self.native_id: int = 0
         self.started: bool = False
         self.is_foreign: bool = False
-        self.is_leaving: bool = False
-        self.comes_back: bool = False
         self.over: threading.Event = threading.Event()
         self._baton = threading.Lock()
-        self._baton.acquire()
+        acquire(self._baton)
         self._context = contextvars.copy_context()
+
+    @property
+    def is_in_first_nap(self) -> bool:
+        """Whether it sleeps for the first time."""
+        return self.naps == 1 and self.waits_for == "in time.sleep"
 
     def take_baton(self) -> None:
         """Wait for the baton."""
-        self._baton.acquire()
+        acquire(self._baton)
 
     def give_baton(self) -> None:
         """Let the thread run; twice is fine, as happens when a run is broken off while it passes the baton on."""
         with suppress(RuntimeError):
-            self._baton.release()
+            release(self._baton)
 
     def run(self) -> None:
         """Do what it is for."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 import manyhands.api
 from manyhands.api import Condition, FlightRecorder, Network, Place, Record, Runtime, ThreadWorld
-from manyhands_simulated.deadlock import explain, positions, story
+from manyhands_simulated.deadlock import doing, explain, positions, story
 from manyhands_simulated.faults import FaultPlan
 from manyhands_simulated.injecting import Injector
-from manyhands_simulated.outside import FORSAKEN_S
 from manyhands_simulated.scheduler import Scheduler
 from manyhands_simulated.state import State
-from manyhands_simulated.task import BLOCKED, DEAD, OUTSIDE, Task
+from manyhands_simulated.task import BLOCKED, DEAD, Task
 from manyhands_simulated.trace import CallEvent
 
 __all__ = ["SHARED", "SimulatedRuntime"]
@@ -53,6 +53,7 @@ class SimulatedRuntime(State, Runtime):
         self._told = False
         self.scheduler.on_stuck = self._stuck
         self.scheduler.on_forsaken = self._forsaken
+        self.scheduler.whereabouts = lambda task: f"rank {task.rank} is {doing(self, task)}"
         self.scheduler.may_wait = lambda: self.faults.is_blocking
 
     def run(self, body: Callable[[int], None]) -> None:
@@ -105,6 +106,10 @@ class SimulatedRuntime(State, Runtime):
     def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Run an action when the virtual clock says so."""
         self.scheduler.at(self.scheduler.now + delay_s, action)
+
+    def outside(self) -> AbstractContextManager[None]:
+        """Let other ranks run, but not the clock, until the context ends."""
+        return self.scheduler.outside()
 
     def glance(self) -> None:
         """Let something else happen, if anything can."""
@@ -164,19 +169,14 @@ class SimulatedRuntime(State, Runtime):
         self.faults.on_call(task.rank, operation)
         return _Noted(self, event)
 
-    def _forsaken(self) -> BaseException:
-        waiting = {
-            task.rank: self.where_is(task) for task in self.scheduler.tasks() if task.state is OUTSIDE and not task.is_foreign
-        }
-        words = "; ".join(f"rank {rank} waits at {where}" for rank, where in waiting.items())
-        others = positions(self) if len(waiting) < self.world.world_size else []
+    def _forsaken(self, tasks: list[Task]) -> BaseException:
+        words = "; ".join(self.scheduler.whereabouts(task) for task in tasks)
         headline = (
-            f"{words}, for something that is not of the simulated world, and nothing has happened for {FORSAKEN_S:g} s. Is there a lock, an event "
-            "or a queue that nobody serves?"
+            f"{words}, and nothing has happened for minutes: it waits for something that is not of the simulated world. If another program "
+            "or a file is to bring it, put that into `with manyhands.outside():`"
         )
         return manyhands.api.DeadlockError(
-            "\n".join([headline, *others]),
-            rank=min(waiting, default=None),
+            "\n".join([headline, *positions(self)]), rank=min((task.rank for task in tasks), default=None)
         )
 
     def _stuck(self) -> None:
@@ -185,9 +185,14 @@ class SimulatedRuntime(State, Runtime):
             self.abort(*explain(self))
             if self.scheduler.can_go_on:
                 return
-        for task in self.scheduler.tasks():
+        for task in self.scheduler.waiting():
             if task.state is BLOCKED:
-                self.scheduler.throw(task, manyhands.api.DeadlockError("this wait can never end", rank=task.rank))
+                words = (
+                    f"rank {task.rank} is {doing(self, task)}, and that wait can never end"
+                    if task.waits_for
+                    else "this wait can never end"
+                )
+                self.scheduler.throw(task, manyhands.api.DeadlockError(words, rank=task.rank))
 
 
 class _Noted:

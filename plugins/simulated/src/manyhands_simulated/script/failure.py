@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import traceback
+from pathlib import Path
 from types import TracebackType
 
+import manyhands.api
 from manyhands.api import CommError, InternalError, ManyHandsError, show_ranks
-from manyhands_simulated.outside import OURS
 from manyhands_simulated.running import Run
 
 __all__ = ["conclude"]
 
 _KILLED = 128 + signal.SIGKILL
+_OURS = tuple(str(folder) + os.sep for folder in (Path(str(manyhands.api.__file__)).parent, Path(__file__).parent.parent))
+"""The folders of our own modules."""
 
 
 def conclude(run: Run[bool], file: str) -> tuple[int, str]:
@@ -82,7 +85,7 @@ def _leave_users_part(error: BaseException, file: str, seen: set[int]) -> None:
         calls.append(call)
         call = call.tb_next
     files = [call.tb_frame.f_code.co_filename for call in calls]
-    theirs = [each == file or not each.startswith((*OURS, "<frozen ")) for each in files]
+    theirs = [each == file or not each.startswith((*_OURS, "<frozen ")) for each in files]
     if isinstance(error, ManyHandsError) and not isinstance(error, InternalError):
         kept = [call for call, is_theirs in zip(calls, theirs, strict=True) if is_theirs]
     else:

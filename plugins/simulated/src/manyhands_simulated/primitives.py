@@ -1,0 +1,423 @@
+"""What Python's threads wait with, made the world's own while a world runs.
+
+A simulated world moves its clock by proof: only when every thread of it waits for virtual time or for another thread of the world. So it must
+see every wait. While a world runs, the blocking operations of Python look up whether the calling thread belongs to a world. In such a thread
+a wait lets the others run; in any other thread it does what it always does. That holds for
+
+- locks of both kinds, whenever and however they were made. Conditions, events, semaphores, barriers, `queue.Queue`, futures and pools are built
+  on them;
+- ``queue.SimpleQueue``, the start and the end of a `threading.Thread`, `time.sleep`, and event loops of asyncio.
+
+Timeouts and naps pass virtual time. A lock that a thread outside of the world holds is waited for in earnest, and so is a file descriptor that
+nothing in this process can make ready. All other waits in C, such as ``os.read``, are not seen: the thread keeps its turn, and the world stands
+still until it comes back.
+
+The types of locks and of ``SimpleQueue`` are written in C and refuse new methods. `_replace` goes through the dictionary of such a type, which
+is the only way to reach locks that were made before the world.
+"""
+
+from __future__ import annotations
+
+import _queue
+import _thread
+import asyncio.base_events
+import concurrent.futures
+import ctypes
+import gc
+import os
+import queue
+import selectors
+import stat
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from threading import get_ident
+from types import ModuleType
+from typing import Any, Protocol
+
+__all__ = ["Over", "World", "acquire", "in_earnest", "installed", "join", "members", "release", "start"]
+
+
+class Over(BaseException):
+    """The run is over, and a thread of the program waits from now on as in any other program."""
+
+
+class World(Protocol):
+    """What a thread that waits needs of its world."""
+
+    @property
+    def now(self) -> float:
+        """Seconds of the virtual clock."""
+
+    def wait_until(self, test: Callable[[], bool], timeout_s: float | None, what: str) -> bool:
+        """Let other threads run until ``test()`` holds, for at most some virtual seconds; return whether it did.
+
+        Raises
+        ------
+        Over
+            The run has ended, and the calling thread lives on.
+        """
+
+    def nap(self, seconds: float) -> None:
+        """As `wait_until`, for nothing but the time."""
+
+    def ask(self) -> None:
+        """Note that the calling thread asked for something that has not happened, and may ask again and again."""
+
+    def outside(self, what: str) -> AbstractContextManager[None]:
+        """Let other threads run, but not the clock, until the context ends."""
+
+    def start(self, thread: threading.Thread) -> None:
+        """Start a thread of the world."""
+
+    def has_ended(self, thread: threading.Thread) -> bool | None:
+        """Return whether a thread of the world has ended; None for any other thread."""
+
+
+members: dict[int, World] = {}
+"""The world of each thread that belongs to one, by the thread's identifier."""
+_holders: dict[int, World] = {}
+"""The world whose thread holds a lock, by the identifier of the lock."""
+
+_Lock, _RLock = _thread.LockType, _thread.RLock
+acquire: Callable[..., bool] = _Lock.acquire
+release: Callable[..., None] = _Lock.release
+start: Callable[[threading.Thread], None] = threading.Thread.start
+join: Callable[..., None] = threading.Thread.join
+"""What Python has, for the world itself."""
+_acquire_again: Callable[..., bool] = _RLock.acquire
+_release_again: Callable[..., None] = _RLock.release
+_get: Callable[..., Any] = _queue.SimpleQueue.get
+_wait: Callable[..., bool] = threading.Condition.wait
+_is_set: Callable[[threading.Event], bool] = threading.Event.is_set
+_sleep: Callable[[float], None] = time.sleep
+_loop_time: Callable[[Any], float] = asyncio.base_events.BaseEventLoop.time
+_monotonic: Callable[[], float] = time.monotonic
+
+
+@contextmanager
+def in_earnest() -> Iterator[None]:
+    """Let the calling thread wait as in any other program, without giving its turn away, until the context ends."""
+    ident = get_ident()
+    world = members.pop(ident, None)
+    try:
+        yield
+    finally:
+        if world is not None:
+            members[ident] = world
+
+
+# Locks
+
+
+def _take(world: World, lock: Any, take: Callable[..., bool], blocking: bool, timeout: float) -> bool:
+    if not blocking:
+        taken = take(lock, blocking, timeout)
+        if taken:
+            _holders[id(lock)] = world
+        return taken
+    until = None if timeout == -1 else world.now + timeout
+    while not take(lock, False):
+        left = -1 if until is None else until - world.now
+        if id(lock) not in _holders or (until is not None and timeout < 0):  # or it is not for this world to say what is wrong
+            if not take(lock, True, left):
+                return False
+            break
+        try:
+            if not world.wait_until(lambda: _is_free(lock), None if until is None else left, "for a lock"):
+                return False
+        except Over:
+            return take(lock, True, left)
+    _holders[id(lock)] = world
+    return True
+
+
+def _is_free(lock: Any) -> bool:
+    """Return whether a lock can be had by another thread than the one that asks."""
+    if isinstance(lock, _Lock):
+        return not lock.locked()
+    if lock._is_owned() or not _acquire_again(lock, False):
+        return False
+    _release_again(lock)
+    return True
+
+
+def _lock_acquire(self: Any, blocking: bool = True, timeout: float = -1) -> bool:
+    world = members.get(get_ident())
+    return acquire(self, blocking, timeout) if world is None else _take(world, self, acquire, blocking, timeout)
+
+
+def _lock_enter(self: Any) -> bool:
+    world = members.get(get_ident())
+    return acquire(self) if world is None else _take(world, self, acquire, True, -1)
+
+
+def _lock_release(self: Any) -> None:
+    _holders.pop(id(self), None)
+    release(self)
+
+
+def _lock_exit(self: Any, *_: object) -> None:
+    _holders.pop(id(self), None)
+    release(self)
+
+
+def _rlock_acquire(self: Any, blocking: bool = True, timeout: float = -1) -> bool:
+    world = members.get(get_ident())
+    return _acquire_again(self, blocking, timeout) if world is None else _take(world, self, _acquire_again, blocking, timeout)
+
+
+def _rlock_enter(self: Any) -> bool:
+    return _rlock_acquire(self)
+
+
+def _rlock_release(self: Any) -> None:
+    _release_again(self)
+    if not self._is_owned():
+        _holders.pop(id(self), None)
+
+
+def _rlock_exit(self: Any, *_: object) -> None:
+    _rlock_release(self)
+
+
+def _condition_wait(self: Any, timeout: float | None = None) -> bool:
+    """As `threading.Condition.wait`, whose last step takes a lock in C."""
+    world = members.get(get_ident())
+    if world is None:
+        return _wait(self, timeout)
+    if not self._is_owned():
+        raise RuntimeError("cannot wait on un-acquired lock")
+    waiter = _thread.allocate_lock()
+    waiter.acquire()
+    self._waiters.append(waiter)
+    saved = self._release_save()
+    if not _owned(self._lock):
+        _holders.pop(id(self._lock), None)
+    told = False
+    try:
+        told = waiter.acquire(timeout is None or timeout > 0, timeout if timeout is not None and timeout > 0 else -1)
+        return told
+    finally:
+        self._lock.acquire()
+        self._lock.release()  # nobody of this world can take it before the next line
+        self._acquire_restore(saved)
+        if members.get(get_ident()) is world:
+            _holders[id(self._lock)] = world
+        if not told and waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+
+def _owned(lock: Any) -> bool:
+    return bool(lock._is_owned()) if hasattr(lock, "_is_owned") else bool(lock.locked())
+
+
+def _event_is_set(self: Any) -> bool:
+    if not self._flag:
+        world = members.get(get_ident())
+        if world is not None:
+            world.ask()
+    return bool(self._flag)
+
+
+# Queues, threads, time and event loops
+
+
+def _queue_get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
+    world = members.get(get_ident())
+    if world is None or not block or (timeout is not None and timeout < 0):
+        return _get(self, block, timeout)
+    until = None if timeout is None else world.now + timeout
+    while True:
+        try:
+            return _get(self, False)
+        except queue.Empty:
+            left = None if until is None else until - world.now
+            try:
+                if not world.wait_until(lambda: not self.empty(), left, "for an item of a queue"):
+                    raise
+            except Over:
+                return _get(self, True, left)
+
+
+def _thread_start(self: threading.Thread) -> None:
+    world = members.get(get_ident())
+    if world is None or self.name.startswith("manyhands-"):  # those serve sockets, and are no part of any world
+        with in_earnest():
+            start(self)
+    else:
+        world.start(self)
+
+
+def _thread_join(self: threading.Thread, timeout: float | None = None) -> None:
+    world = members.get(get_ident())
+    ended = None if world is None else world.has_ended(self)
+    if world is not None and ended is not None and self is not threading.current_thread():
+        try:
+            if not world.wait_until(lambda: world.has_ended(self) is not False, timeout, f"for the thread {self.name} to end"):
+                return
+        except Over:
+            pass
+        timeout = None if world.has_ended(self) is not False else timeout
+    with in_earnest():
+        join(self, timeout)
+
+
+def _time_sleep(seconds: float, /) -> None:
+    world = members.get(get_ident())
+    if world is None or not seconds >= 0:
+        _sleep(seconds)
+        return
+    until = world.now + seconds
+    try:
+        world.nap(seconds)
+    except Over:
+        _sleep(max(0.0, until - world.now))
+
+
+def _now() -> float:
+    """Return the time for those modules of Python that count what is left of a timeout."""
+    world = members.get(get_ident())
+    return _monotonic() if world is None else world.now
+
+
+class _Clock:
+    """The module `time`, for a module of Python that asks it for nothing else."""
+
+    monotonic = staticmethod(_now)
+
+
+def _event_loop_time(self: Any) -> float:
+    world = members.get(get_ident())
+    return _loop_time(self) if world is None else world.now
+
+
+def _selecting(select: Callable[..., Any]) -> Callable[..., Any]:
+    def select_in_world(self: Any, timeout: float | None = None) -> Any:
+        world = members.get(get_ident())
+        if world is None:
+            return select(self, timeout)
+        ready = select(self, 0)
+        if ready:
+            return ready
+        if timeout is not None and timeout <= 0:
+            world.ask()
+            return select(self, 0)
+        until = None if timeout is None else world.now + timeout
+        try:
+            if not all(map(_is_of_this_process, list(self.get_map().values()))):
+                with world.outside("for a file descriptor"):
+                    ready = select(self, timeout)
+                if ready or until is None:
+                    return ready
+            world.wait_until(lambda: bool(select(self, 0)), None if until is None else until - world.now, "in its event loop")
+        except Over:
+            return select(self, None if until is None else max(0.0, until - world.now))
+        return select(self, 0)
+
+    return select_in_world
+
+
+def _is_of_this_process(key: selectors.SelectorKey) -> bool:
+    """Return whether only this process can make a file descriptor ready: an event loop's own, or a pipe of which it has both ends."""
+    reader = key.data[0] if isinstance(key.data, tuple) and key.data else None
+    if getattr(getattr(reader, "_callback", None), "__name__", "") == "_read_from_self":
+        return True
+    try:
+        mine = os.fstat(key.fd)
+        return stat.S_ISFIFO(mine.st_mode) and any(
+            _is_another_end(int(each.name), key.fd, mine) for each in Path("/dev/fd").iterdir()
+        )
+    except OSError:
+        return False
+
+
+def _is_another_end(fd: int, end: int, pipe: os.stat_result) -> bool:
+    try:
+        return fd != end and os.path.samestat(os.fstat(fd), pipe)
+    except OSError:  # such as the one that listed them
+        return False
+
+
+# Putting them in place
+
+_SELECTORS = [
+    getattr(selectors, name)
+    for name in ("EpollSelector", "PollSelector", "SelectSelector", "DevpollSelector", "KqueueSelector")
+    if hasattr(selectors, name)
+]
+_ours: list[tuple[Any, str, Any]] = [
+    (_Lock, "acquire", _lock_acquire),
+    (_Lock, "acquire_lock", _lock_acquire),
+    (_Lock, "release", _lock_release),
+    (_Lock, "release_lock", _lock_release),
+    (_Lock, "__enter__", _lock_enter),
+    (_Lock, "__exit__", _lock_exit),
+    (_RLock, "acquire", _rlock_acquire),
+    (_RLock, "release", _rlock_release),
+    (_RLock, "__enter__", _rlock_enter),
+    (_RLock, "__exit__", _rlock_exit),
+    (_queue.SimpleQueue, "get", _queue_get),
+    (threading.Condition, "wait", _condition_wait),
+    (threading.Event, "is_set", _event_is_set),
+    (threading.Thread, "start", _thread_start),
+    (threading.Thread, "join", _thread_join),
+    (threading, "_time", _now),
+    (queue, "time", _now),
+    (concurrent.futures._base, "time", _Clock),
+    (time, "sleep", _time_sleep),
+    (asyncio.base_events.BaseEventLoop, "time", _event_loop_time),
+    *((kind, "select", _selecting(kind.select)) for kind in _SELECTORS if "select" in vars(kind)),
+]
+_installing = threading.Lock()
+_worlds = 0
+_before: list[tuple[Any, str, Any]] = []
+_seen: weakref.WeakSet[ModuleType] = weakref.WeakSet()
+_names: list[tuple[weakref.ref[ModuleType], str]] = []
+"""The modules that have been looked through, and the names by which they call `time.sleep`."""
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Let threads that belong to a world wait in it, until the context ends; worlds may run at once."""
+    global _worlds  # noqa: PLW0603 - there is one interpreter
+    with in_earnest(), _installing:
+        _worlds += 1
+        if _worlds == 1:
+            ours = [*_ours, *_sleepers()]
+            _before[:] = [(owner, name, vars(owner)[name]) for owner, name, _ in ours]
+            _replace(ours)
+    try:
+        yield
+    finally:
+        with in_earnest(), _installing:
+            _worlds -= 1
+            if _worlds == 0:
+                _replace(_before)
+                _holders.clear()
+
+
+def _sleepers() -> list[tuple[Any, str, Any]]:
+    """Return what is to be replaced in modules that hold `time.sleep` by a name of their own: ``from time import sleep``."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and module is not time and module not in _seen:
+            _seen.add(module)
+            names = [name for name, value in list(vars(module).items()) if value is _sleep]
+            _names.extend((weakref.ref(module), name) for name in names if module.__name__ != __name__)
+    found = [(reference(), name) for reference, name in _names]
+    return [(module, name, _time_sleep) for module, name in found if module is not None and vars(module).get(name) is _sleep]
+
+
+def _replace(members: list[tuple[Any, str, Any]]) -> None:
+    """Give classes and modules other members, also those types that are written in C."""
+    for owner, name, value in members:
+        if owner in (_Lock, _RLock, _queue.SimpleQueue):
+            gc.get_referents(vars(owner))[0][name] = value
+        else:
+            setattr(owner, name, value)
+    for kind in (_Lock, _RLock, _queue.SimpleQueue):
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
