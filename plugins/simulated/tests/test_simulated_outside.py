@@ -58,8 +58,8 @@ def test_a_rank_that_computes_keeps_its_turn_and_passes_no_time():
 @pytest.mark.parametrize(
     "nap",
     [
-        lambda seconds: time.sleep(seconds),
-        lambda seconds: sleep(seconds),
+        lambda seconds: time.sleep(seconds),  # noqa: PLW0108 - it is looked up when it is called
+        lambda seconds: sleep(seconds),  # noqa: PLW0108 - likewise
         lambda seconds: threading.Event().wait(seconds),
         lambda seconds: asyncio.run(asyncio.sleep(seconds)),
     ],
@@ -336,3 +336,22 @@ def test_the_world_goes_on_while_threads_of_the_program_begin_and_end_and_the_co
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=50, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_wait_that_has_ended_sets_no_alarm_for_those_that_ask():
+    def program(group: Group) -> list[float]:
+        come = threading.Event()
+        threading.Thread(target=come.set).start()
+        assert come.wait(20.0)
+        if group.rank == 0:
+            work = group.recv_async(1)
+            assert not any(work.done() for _ in range(50))
+            group.send(1.0, 1)
+            return [work.wait().item()]
+        group.recv(0, timeout_s=10.0)
+        group.send(2.0, 0)
+        return []
+
+    run = simulated.run(program, 2)
+    assert run.results == [[2.0], []]
+    assert run.duration_s == 0.0

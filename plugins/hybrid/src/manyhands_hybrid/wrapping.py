@@ -118,7 +118,8 @@ class PollingTransport(_Wrapped):
         began, entered = time.monotonic(), self._runtime.now()
         for seconds in slices:
             try:
-                attempt(Deadline(seconds or _NO_TIME_S))
+                with self._runtime.outside():  # it waits on the computer's clock
+                    attempt(Deadline(seconds or _NO_TIME_S))
             except TimeoutError:
                 if deadline.passed():
                     raise

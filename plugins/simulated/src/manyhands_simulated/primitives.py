@@ -53,6 +53,10 @@ class World(Protocol):
     def now(self) -> float:
         """Seconds of the virtual clock."""
 
+    @property
+    def timeouts(self) -> int:
+        """How many waits of the calling thread have ended by their timeout."""
+
     def wait_until(self, test: Callable[[], bool], timeout_s: float | None, what: str) -> bool:
         """Let other threads run until ``test()`` holds, for at most some virtual seconds; return whether it did.
 
@@ -77,6 +81,9 @@ class World(Protocol):
     def has_ended(self, thread: threading.Thread) -> bool | None:
         """Return whether a thread of the world has ended; None for any other thread."""
 
+
+_EXCESS_S = 1e-9
+"""By how much a timeout is exceeded."""
 
 members: dict[int, World] = {}
 """The world of each thread that belongs to one, by the thread's identifier."""
@@ -286,9 +293,12 @@ def _now() -> float:
 
 
 class _Clock:
-    """The module `time`, for a module of Python that asks it for nothing else."""
+    """The module `time` for `concurrent.futures`, which takes a timeout for over only when it has been exceeded."""
 
-    monotonic = staticmethod(_now)
+    @staticmethod
+    def monotonic() -> float:
+        world = members.get(get_ident())
+        return _monotonic() if world is None else world.now + _EXCESS_S * world.timeouts
 
 
 def _event_loop_time(self: Any) -> float:
@@ -376,7 +386,7 @@ _ours: list[tuple[Any, str, Any]] = [
 _installing = threading.Lock()
 _worlds = 0
 _before: list[tuple[Any, str, Any]] = []
-_seen: weakref.WeakSet[ModuleType] = weakref.WeakSet()
+_seen: weakref.WeakSet[ModuleType] = weakref.WeakSet([time, sys.modules[__name__]])
 _names: list[tuple[weakref.ref[ModuleType], str]] = []
 """The modules that have been looked through, and the names by which they call `time.sleep`."""
 
@@ -404,10 +414,10 @@ def installed() -> Iterator[None]:
 def _sleepers() -> list[tuple[Any, str, Any]]:
     """Return what is to be replaced in modules that hold `time.sleep` by a name of their own: ``from time import sleep``."""
     for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType) and module is not time and module not in _seen:
+        if isinstance(module, ModuleType) and module not in _seen:
             _seen.add(module)
             names = [name for name, value in list(vars(module).items()) if value is _sleep]
-            _names.extend((weakref.ref(module), name) for name in names if module.__name__ != __name__)
+            _names.extend((weakref.ref(module), name) for name in names)
     found = [(reference(), name) for reference, name in _names]
     return [(module, name, _time_sleep) for module, name in found if module is not None and vars(module).get(name) is _sleep]
 

@@ -34,7 +34,7 @@ __all__ = ["Scheduler"]
 
 _ASKS = 1000
 """How often in a row a thread may ask an event in vain, with nothing else happening, before that lets the clock go on."""
-_ASKS_IN_VAIN = 100
+_ASKS_IN_VAIN = 10_000
 """How often in a row a thread may ask in vain, with nothing else left to happen, before it counts as one that waits."""
 _HOLD_BACK, _NAP_S = 0.5, 1.0
 """How likely it is that a call lets other threads of the program go first, and how many virtual seconds of a nap it waits for."""
@@ -216,7 +216,7 @@ class Scheduler:
         task.alarms += 1
         if timer < math.inf:
             number = task.alarms
-            self.at(timer, lambda: self._ring(task, number))
+            self.at(timer, _Alarm(self, task, number))
         return self._wait(task, deadline, ends_job=ends_job)
 
     def wait_until(self, test: Callable[[], bool], timeout_s: float | None, what: str) -> bool:
@@ -240,7 +240,7 @@ class Scheduler:
         task.test, task.waits_for = test, what
         self._watching[task] = None
         try:
-            return self.block(timer=math.inf if timeout_s is None else self.now + timeout_s)
+            has_happened = self.block(timer=math.inf if timeout_s is None else self.now + timeout_s)
         except AbortedError:
             if self._stopping:
                 raise Over from None
@@ -248,6 +248,13 @@ class Scheduler:
         finally:
             task.test, task.waits_for = None, ""
             self._watching.pop(task, None)
+        task.timeouts += not has_happened
+        return has_happened
+
+    @property
+    def timeouts(self) -> int:
+        """How many waits of the calling task for something that is not of a group have ended by their timeout."""
+        return self.current().timeouts
 
     def nap(self, seconds: float) -> None:
         """Let others run for a time."""
@@ -299,11 +306,6 @@ class Scheduler:
             task.woken = woken
             self._ready.append(task)
             self._news += 1
-
-    def _ring(self, task: Task, number: int) -> None:
-        """Wake a task that still waits where it set its alarm."""
-        if task.alarms == number:
-            self.wake(task, woken=False)
 
     def give_way(self) -> None:
         """Let another task run first, if the seed says so."""
@@ -385,7 +387,7 @@ class Scheduler:
     @property
     def can_go_on(self) -> bool:
         """Whether a task can run, or something is going to happen."""
-        return bool(self._ready or self._events)
+        return bool(self._ready or self._is_anything_coming())
 
     def throw(self, task: Task, error: BaseException) -> None:
         """Let a task that is blocked raise an error."""
@@ -619,7 +621,7 @@ class Scheduler:
                 pass
             elif self._outside:
                 return None
-            elif self._events and self._is_anybody_left():
+            elif self._is_anything_coming() and self._is_anybody_left():
                 self._happen()
             elif not any(self._is_waited_for(task) for task in self._tasks):
                 self._is_over = True
@@ -647,7 +649,7 @@ class Scheduler:
         if self._heard != self._news:
             self._heard = self._news
             asking = self._asking
-        elif self._events:
+        elif self._is_anything_coming():
             return False
         else:
             asking = [task for task in self._asking if task.asked_in_vain < _ASKS_IN_VAIN]
@@ -684,6 +686,12 @@ class Scheduler:
         ready[index], ready[-1] = ready[-1], ready[index]
         return ready.pop()
 
+    def _is_anything_coming(self) -> bool:
+        """Tell whether something is to happen at some time; alarms are forgotten that are for nobody any more."""
+        while self._events and isinstance(alarm := self._events[0][2], _Alarm) and alarm.is_stale:
+            heapq.heappop(self._events)
+        return bool(self._events)
+
     def _happen(self) -> None:
         """Let the clock go on to what happens next, be it an event or that tasks give up."""
         moment = self._events[0][0]
@@ -714,7 +722,7 @@ class Scheduler:
     def _resolve(self) -> None:
         """End a deadlock: by what is to be told, and if that wakes nobody, by force."""
         self.on_stuck()
-        if not self._ready and not self._events:
+        if not self.can_go_on:
             for task in self.waiting():
                 self.throw(task, Stopped())
 
@@ -736,6 +744,26 @@ class Scheduler:
         for thread in self._threads:
             if thread.ident is not None and thread.ident not in stuck:
                 join(thread, _PATIENCE_S)  # it has nothing left to do, and what it holds goes with it
+
+
+class _Alarm:
+    """Wakes a task, at a time, that still waits where it set its alarm."""
+
+    __slots__ = ("_number", "_scheduler", "_task")
+
+    def __init__(self, scheduler: Scheduler, task: Task, number: int) -> None:
+        self._scheduler = scheduler
+        self._task = task
+        self._number = number
+
+    def __call__(self) -> None:
+        if not self.is_stale:
+            self._scheduler.wake(self._task, woken=False)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the task waits for it no longer."""
+        return self._task.alarms != self._number or self._task.state is not BLOCKED
 
 
 def _never() -> bool:

@@ -47,6 +47,8 @@ class Task:
         What it waits for, if that is not of a group: a lock, say. It can run once this returns True.
     waits_for
         The same in words.
+    timeouts
+        How many such waits have ended by a timeout.
     naps
         How often it has slept by `time.sleep`.
     heard
@@ -83,6 +85,7 @@ class Task:
         "started",
         "state",
         "test",
+        "timeouts",
         "waits_for",
         "where",
         "woken",
@@ -106,6 +109,7 @@ class Task:
         self.asked_in_vain: int = 0
         self.test: Callable[[], bool] | None = None
         self.waits_for: str = ""
+        self.timeouts: int = 0
         self.naps: int = 0
         self.ident: int = 0
         self.started: bool = False

@@ -122,7 +122,7 @@ def probed(spec: BackendSpec) -> str | None:
     if missing:
         return f"its factory is {spec.factory!r}, and {missing}"
     try:
-        reason: object = bounded(spec.probe, PROBE_S, f"manyhands-probe-{spec.name}")
+        reason: object = bounded(spec.probe, PROBE_S, f"probe-{spec.name}")
     except Stuck:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's probe may raise anything, and that too is a reason
