@@ -343,6 +343,7 @@ class Scheduler:
             task.heard, task.asked_in_vain = self._news, 0
             self._queue_up(task)
         else:
+            task.alarms += 1  # so that none that it set before wakes it
             self._asking.append(task)
             self._wait(task, math.inf, ends_job=True)
 
