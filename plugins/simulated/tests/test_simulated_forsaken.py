@@ -24,7 +24,7 @@ def test_wait_for_a_lock_nobody_frees_is_a_deadlock_at_once() -> None:
 
     with pytest.raises(
         mh.DeadlockError,
-        match=r"^deadlock: no rank can go on: rank 1 is waiting for a lock at .*test_simulated_forsaken\.py:\d+, and nothing",
+        match=r"^deadlock: no rank can go on: rank 1 is waiting for an event, a queue or a condition at .*test_simulated_forsaken\.py:\d+, and nothing",
     ):
         manyhands_simulated.run(program, 3)
 

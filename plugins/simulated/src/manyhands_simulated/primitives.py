@@ -121,7 +121,7 @@ def in_earnest() -> Iterator[None]:
 # Locks
 
 
-def _take(world: World, lock: Any, take: Callable[..., bool], blocking: bool, timeout: float) -> bool:
+def _take(world: World, lock: Any, take: Callable[..., bool], blocking: bool, timeout: float, what: str = "for a lock") -> bool:
     if not blocking:
         taken = take(lock, blocking, timeout)
         if taken:
@@ -135,7 +135,7 @@ def _take(world: World, lock: Any, take: Callable[..., bool], blocking: bool, ti
                 return False
             break
         try:
-            if not world.wait_until(lambda: _is_free(lock), None if until is None else left, "for a lock"):
+            if not world.wait_until(lambda: _is_free(lock), None if until is None else left, what):
                 return False
         except Over:
             return take(lock, True, left)
@@ -207,7 +207,8 @@ def _condition_wait(self: Any, timeout: float | None = None) -> bool:
         _holders.pop(id(self._lock), None)
     told = False
     try:
-        told = waiter.acquire(timeout is None or timeout > 0, timeout if timeout is not None and timeout > 0 else -1)
+        blocks, at_most = timeout is None or timeout > 0, -1 if timeout is None or timeout <= 0 else timeout
+        told = _take(world, waiter, acquire, blocks, at_most, "for an event, a queue or a condition")
         return told
     finally:
         self._lock.acquire()
