@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transport_tools import held
+from work_tools import PATIENCE_S, until
 from worlds import must, thread_world
 
 import manyhands as mh
-from manyhands.api import Backend, Bootstrap, DeviceChannel
+from manyhands.api import Backend, Bootstrap, Deadline, DeviceChannel
 
 Counting = Callable[[str], str]
 
@@ -101,9 +103,9 @@ def test_barriers_and_messages_have_routes_of_their_own(counting: Counting, coun
         ):
             before = dict(counter.sent)
             call()
-            together.wait(20)
+            together.wait(PATIENCE_S)
             counts.append({name for name in counter.sent if counter.sent[name] != before.get(name, 0)})
-            together.wait(20)
+            together.wait(PATIENCE_S)
         return counts
 
     together = threading.Barrier(2)
@@ -148,15 +150,12 @@ def test_a_group_that_is_closed_gives_back_all_its_ways(counting: Counting, coun
                 part.barrier()
                 part.all_reduce(1.0)
                 part.sendrecv(1.0, group.rank ^ 1, group.rank ^ 1)
-        limit = time.monotonic() + 10
-        while set(counter.open.values()) != expected and time.monotonic() < limit:
-            time.sleep(0.001)  # the word that all have closed it may still be on its way
-        together.wait(20)
+        until(lambda: set(counter.open.values()) == {8, 4})  # the word that all have closed it may still be on its way
+        together.wait(PATIENCE_S)
 
     together = threading.Barrier(4)
-    # Of the group of all, on each rank: one for its collectives, one for its messages; and one for its barriers.
-    expected = {8, 4}
     must(run(program, 4, {**routes, "barrier": counting("barrier")}, ranks_per_host=2))
+    # Of the group of all, on each rank: one for its collectives, one for its messages; and one for its barriers.
     assert counter.open == {**dict.fromkeys(("near", "far") if place else ("cpu",), 8), "barrier": 4}
 
 
@@ -220,28 +219,28 @@ class Silent(Backend):
     close = abort
 
 
-class Held:
-    """What this process holds: descriptors, threads, memory that is shared, and what of that has a name."""
+def descriptors() -> set[str]:
+    """Return what this process has open, each of which has a number of its own."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread has closed it meanwhile
+            found.add(f"{entry.readlink()} {entry.stat(follow_symlinks=True).st_ino}")
+    return {each for each in found if each.startswith(("socket:", "/memfd:manyhands"))}
+
+
+class Left:
+    """What is left of the worlds that this object has seen begin."""
 
     def __init__(self) -> None:
         gc.collect()
-        self.maps = Path("/proc/self/maps").read_text(encoding="ascii").count("manyhands-shm")
-        self.descriptors = len(list(Path("/proc/self/fd").iterdir()))
-        self.threads = set(threading.enumerate())
-        self.files = {path for path in Path("/dev/shm").iterdir() if "manyhands" in path.name}
+        self._maps = held("manyhands-shm")[1]
+        self._descriptors, self._threads = descriptors(), set(threading.enumerate())
 
-    def more_than(self, before: Held) -> list[str]:
-        """Return what is held in addition."""
-        found = [each.name for each in self.threads - before.threads] + [each.name for each in self.files - before.files]
-        found += [f"{self.maps} maps"] * (self.maps > before.maps)
-        return found + [f"{self.descriptors} descriptors"] * (self.descriptors > before.descriptors)
-
-
-def is_left_since(before: Held) -> list[str]:
-    limit = time.monotonic() + 10
-    while (found := Held().more_than(before)) and time.monotonic() < limit:  # a thread that was told to end may need a moment
-        time.sleep(0.01)
-    return found
+    def nothing(self) -> bool:
+        """Return whether it is nothing."""
+        gc.collect()
+        threads = [each for each in set(threading.enumerate()) - self._threads if each.name.startswith("manyhands")]
+        return held("manyhands-shm")[1] <= self._maps and not threads and not descriptors() - self._descriptors
 
 
 @pytest.mark.parametrize("failing", [(0, 1, 2, 3), (2,)])
@@ -258,7 +257,7 @@ def test_when_the_last_part_does_not_start_nothing_is_left_of_the_others(
     gpu = register(create, devices=("cuda",))
     routes = {"intra": "shm", "inter": "tcp", "cuda": gpu}
     run(print, 1, routes)
-    before = Held()
+    left = Left()
     outcomes = run(print, 4, routes, ranks_per_host=2)
     for rank in failing:
         assert str(outcomes[rank]) == f"no such thing on rank {rank}"
@@ -266,7 +265,7 @@ def test_when_the_last_part_does_not_start_nothing_is_left_of_the_others(
     for rank in set(range(4)).difference(failing):
         assert isinstance(outcomes[rank], mh.AbortedError)
     del outcomes
-    assert is_left_since(before) == []
+    until(left.nothing)
 
 
 def test_nothing_is_left_of_a_job_that_ended_well() -> None:
@@ -278,9 +277,9 @@ def test_nothing_is_left_of_a_job_that_ended_well() -> None:
 
     routes = {"intra": "shm", "inter": "tcp", "barrier": "tcp"}
     must(run(program, 4, routes, ranks_per_host=2))
-    before = Held()
+    left = Left()
     must(run(program, 4, routes, ranks_per_host=2))
-    assert is_left_since(before) == []
+    until(left.nothing)
 
 
 def test_parts_that_trade_cards_under_one_name_do_not_get_each_other_s(register: Callable[..., str]) -> None:
@@ -315,8 +314,9 @@ def test_ranks_of_one_host_trade_cards_among_themselves(register: Callable[..., 
 def test_who_is_missed_in_an_exchange_of_a_part_is_told_with_the_part_s_name(register: Callable[..., str]) -> None:
     def create(bootstrap: Bootstrap) -> Any:
         if bootstrap.rank == 1:
-            gone.wait(20)
+            gone.wait(PATIENCE_S)
             raise AssertionError
+        bootstrap.deadline = Deadline(0.1)  # once both have met
         try:
             return bootstrap.exchange("cards", b"")
         finally:
@@ -324,9 +324,7 @@ def test_who_is_missed_in_an_exchange_of_a_part_is_told_with_the_part_s_name(reg
 
     gone = threading.Event()
     name = register(create)
-    tables = {"hybrid": {"routes": {"cpu": name}}}
-    config = {"backend": "hybrid", "backends": tables, "rendezvous": {"timeout_s": 0.3}}
-    outcome = thread_world(print, 2, "hybrid", config=config)[0]
+    outcome = run(print, 2, {"cpu": name})[0]
     assert isinstance(outcome, mh.DeadlineError)
     assert f"{name}, cards" in str(outcome)
 
