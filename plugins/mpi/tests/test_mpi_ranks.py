@@ -108,7 +108,7 @@ def test_a_mismatch_is_an_error_on_every_rank_that_says_who_did_what(tmp_path: P
         assert done.returncode == 1, (name, done.stdout, done.stderr)
         said = re.findall(r"CollectiveMismatchError after ([0-9.]+) s", done.stdout)
         assert len(said) == 3, (name, done.stdout, done.stderr)
-        assert max(map(float, said)) < 8, "found, and not come upon by the deadline"
+        assert max(map(float, said)) < 20, "found, and not come upon by the deadline"
         # The first line says what both did, as on every other backend.
         who = r"rank [012] is in \w+\(.*\) #2, and rank [012] (?:is in|in|sent it a message of) \w+\(.*\) #2"
         assert len(re.findall(rf"CollectiveMismatchError after .*{who}", done.stdout)) == 3, (name, done.stdout)

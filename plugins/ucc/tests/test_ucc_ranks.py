@@ -91,7 +91,7 @@ def test_a_mismatch_is_an_error_on_every_rank(tmp_path: Path, case: str, call: s
     assert done.returncode == 1, (done.stdout, done.stderr)
     said = re.findall(r"CollectiveMismatchError after ([0-9.]+) s", done.stdout)
     assert len(said) == 3, (done.stdout, done.stderr)
-    assert max(map(float, said)) < 8, "found, and not come upon by the deadline"
+    assert max(map(float, said)) < 20, "found, and not come upon by the deadline"
 
 
 @pytest.mark.parametrize("count", [1, 1 << 12, 1 << 20])
@@ -113,7 +113,7 @@ attempt(on_and_on)
     done = run_ranks(tmp_path, peer_worlds.FAILING + program, ranks)
     said = re.findall(r"PeerLostError after ([0-9.]+) s: rank 1 was lost", done.stdout)
     assert len(said) == ranks - 1, done.stdout + done.stderr
-    assert max(map(float, said)) < 8
+    assert max(map(float, said)) < 20
     assert "manyhands run: rank 1 failed first: killed by SIGKILL" in done.stderr, done.stderr
     assert done.returncode == 137
 
@@ -130,7 +130,7 @@ attempt(lambda: [group.all_reduce(big, out=big, op="mean", timeout_s=2) for _ in
         r"DeadlineError after ([0-9.]+) s: all_reduce #\d+ did not finish within 2 s.*rank 1 did not answer", done.stdout
     )
     assert len(said) == 2, done.stdout + done.stderr
-    assert max(map(float, said)) < 10
+    assert max(map(float, said)) < 20
 
 
 def test_a_rank_that_raises_ends_the_others(tmp_path: Path):
