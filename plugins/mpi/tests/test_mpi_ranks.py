@@ -12,7 +12,7 @@ from pathlib import Path
 
 import peer_worlds
 import pytest
-from peer_worlds import run_ranks
+from peer_worlds import mismatched, names_both_calls, run_ranks, well
 from worlds import free_port
 
 from manyhands_mpi.command import family_of, is_root
@@ -26,11 +26,6 @@ MODES = {
     "blocking": {"MANYHANDS_BACKENDS__MPI__NATIVE": "blocking"},
     "off": {"MANYHANDS_BACKENDS__MPI__NATIVE": "off"},
 }
-
-
-def well(done, ranks: int) -> None:
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("all is well") == ranks, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -103,19 +98,10 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("mode", ["polled", "blocking", "off"])
 def test_a_mismatch_is_an_error_on_every_rank_that_says_who_did_what(tmp_path: Path, mode: str):
-    for name, call in MISMATCHES.items() if mode == "polled" else list(MISMATCHES.items())[:1]:
+    for call in list(MISMATCHES.values())[: None if mode == "polled" else 1]:
         done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + call, 3, **MODES[mode])
-        assert done.returncode == 1, (name, done.stdout, done.stderr)
-        said = re.findall(r"CollectiveMismatchError after ([0-9.]+) s", done.stdout)
-        assert len(said) == 3, (name, done.stdout, done.stderr)
-        assert max(map(float, said)) < 20, "found, and not come upon by the deadline"
-        # The first line says what both did, as on every other backend.
-        who = r"rank [012] is in \w+\(.*\) #2, and rank [012] (?:is in|in|sent it a message of) \w+\(.*\) #2"
-        assert len(re.findall(rf"CollectiveMismatchError after .*{who}", done.stdout)) == 3, (name, done.stdout)
-        assert len(set(re.findall(r"^\[.\]   ranks? [0-9, -]+: .*\(.*\) #2", done.stdout, re.MULTILINE))) >= 2, (
-            name,
-            done.stdout,
-        )
+        mismatched(done)
+        names_both_calls(done)
 
 
 @pytest.mark.parametrize("where", ["before a call", "in a call", "idle"])
