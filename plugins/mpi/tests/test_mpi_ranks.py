@@ -53,10 +53,9 @@ def test_the_users_own_mpiexec_needs_no_variable_on_one_host(tmp_path: Path, mpi
 def test_a_world_of_the_users_own_mpiexec_ends_when_a_rank_does(tmp_path: Path, mpiexec, how: str):
     command, variables = mpiexec
     program = f"if rank == 1:\n    {how}\nattempt(group.all_reduce, np.ones(9))"
-    began = time.monotonic()
     done = run_ranks(tmp_path, "mpi", peer_worlds.FAILING + program, 3, command=command, **variables)
     assert done.returncode != 0
-    assert time.monotonic() - began < 20, "long before the deadline"
+    assert "DeadlineError" not in done.stdout
     if "kill" not in how:  # there mpiexec kills the others as well, at once
         assert len(re.findall(r"Error after [0-9.]+ s: rank 1 (?:ended with|has closed)", done.stdout)) == 2, (
             done.stdout + done.stderr
