@@ -121,6 +121,7 @@ def test_a_signal_that_ended_a_rank_is_named(tmp_path, mpiexec, capfd):
 
 def test_ranks_that_go_on_when_one_has_failed_are_ended(tmp_path, mpiexec, capfd, monkeypatch):
     monkeypatch.setattr(launcher, "_GRACE_S", 0.1)
+    monkeypatch.setattr(launcher, "_END_S", 1000.0)  # they heed the first signal
     assert launch(request(tmp_path, "sys.exit(2) if rank else time.sleep(1000)")) == 2
     assert "rank 1 failed first: exit code 2" in capfd.readouterr().err
 
