@@ -6,6 +6,7 @@ A program asserts on each rank what holds there; a world that ends well has held
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,18 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["COLLECTIVES", "FAILING", "GROUPS", "real_ucc", "run_ranks"]
+__all__ = [
+    "COLLECTIVES",
+    "FAILING",
+    "GROUPS",
+    "LISTENING",
+    "QUIET",
+    "mismatched",
+    "names_both_calls",
+    "real_ucc",
+    "run_ranks",
+    "well",
+]
 
 _PREAMBLE = """
 import faulthandler, os, signal, sys, threading, time
@@ -134,6 +146,42 @@ with mh.init(timeout_s=30) as group:
     print("all is well")
 """
 
+LISTENING = """
+group = mh.init()
+group.all_reduce(np.ones(3))
+table = open("/proc/net/tcp").read().splitlines()[1:] + open("/proc/net/tcp6").read().splitlines()[1:]
+mine = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+listening = [line.split()[1].split(":")[0] for line in table if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in mine]
+assert listening and set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F"}, listening
+group.close()
+print("all is well")
+"""
+"""The library listens where the ranks reach each other, and nowhere else."""
+
+QUIET = """
+import gc
+
+def left():
+    gc.collect()
+    paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    names = [os.readlink(path) for path in paths if os.path.exists(path)]
+    return len(names), [thread.name for thread in threading.enumerate() if thread.name.startswith("manyhands-uc")]
+
+for turn in range(3):
+    with mh.init() as group:
+        group.all_reduce(np.ones(3))
+        if group.rank == 0:
+            time.sleep(1)
+        before = time.process_time()
+        group.all_reduce(np.ones(3))
+        assert time.process_time() - before < 0.5
+    if turn:
+        assert left() == (after[0], []), (left(), after)
+    after = left()
+print("all is well")
+"""
+"""A wait burns no core, and closing leaves nothing behind."""
+
 FAILING = """
 def attempt(call, *args, **kwargs):
     started = time.monotonic()
@@ -200,6 +248,27 @@ def run_ranks(
     return subprocess.run(
         [*start, str(script)], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=timeout_s, check=False
     )
+
+
+def well(done: subprocess.CompletedProcess[str], ranks: int) -> None:
+    """Check that all ranks of a program ended well."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("all is well") == ranks, done.stdout + done.stderr
+
+
+def mismatched(done: subprocess.CompletedProcess[str]) -> None:
+    """Check that a mismatch among three ranks was found on all of them, and not come upon by the deadline."""
+    said = re.findall(r"CollectiveMismatchError after ([0-9.]+) s", done.stdout)
+    assert (done.returncode, len(said)) == (1, 3), done.stdout + done.stderr
+    assert max(map(float, said)) < 20
+
+
+def names_both_calls(done: subprocess.CompletedProcess[str]) -> None:
+    """Check that its first line says what both ranks did, as on every other backend."""
+    who = r"rank [012] is in \w+\(.*\) #2, and rank [012] (?:is in|in|sent it a message of) \w+\(.*\) #2"
+    assert len(re.findall(rf"CollectiveMismatchError after .*{who}", done.stdout)) == 3, done.stdout
+    ranks = re.findall(r"^\[.\]   ranks? [0-9, -]+: .*\(.*\) #2", done.stdout, re.MULTILINE)
+    assert len(set(ranks)) >= 2, done.stdout
 
 
 @contextmanager

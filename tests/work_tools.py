@@ -11,7 +11,7 @@ from manyhands.contract.deadline import Deadline
 
 __all__ = ["PATIENCE_S", "Gate", "Group", "until"]
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 import textwrap
 from pathlib import Path
 
 import peer_worlds
 import pytest
-from peer_worlds import run_ranks
+from peer_worlds import LISTENING, mismatched, names_both_calls, run_ranks, well
 
 pytestmark = pytest.mark.peers
 
@@ -18,11 +16,6 @@ MODES = {
     "unchecked": {"MANYHANDS_BACKENDS__GLOO__CHECK": "false"},
     "messages alone": {"MANYHANDS_BACKENDS__GLOO__NATIVE": "false"},
 }
-
-
-def well(done: subprocess.CompletedProcess[str], ranks: int) -> None:
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("all is well") == ranks, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -64,19 +57,10 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("mode", ["checked", "messages alone"])
 def test_a_mismatch_is_an_error_on_every_rank_that_says_who_did_what(tmp_path: Path, mode: str):
-    for name, call in MISMATCHES.items() if mode == "checked" else list(MISMATCHES.items())[:1]:
+    for call in list(MISMATCHES.values())[: None if mode == "checked" else 1]:
         done = run_ranks(tmp_path, "gloo", peer_worlds.FAILING + call, 3, **MODES[mode])
-        assert done.returncode == 1, (name, done.stdout, done.stderr)
-        said = re.findall(r"CollectiveMismatchError after ([0-9.]+) s", done.stdout)
-        assert len(said) == 3, (name, done.stdout, done.stderr)
-        assert max(map(float, said)) < 8, "found, and not come upon by the deadline"
-        # The first line says what both did, as on every other backend.
-        who = r"rank [012] is in \w+\(.*\) #2, and rank [012] (?:is in|in|sent it a message of) \w+\(.*\) #2"
-        assert len(re.findall(rf"CollectiveMismatchError after .*{who}", done.stdout)) == 3, (name, done.stdout)
-        assert len(set(re.findall(r"^\[.\]   ranks? [0-9, -]+: .*\(.*\) #2", done.stdout, re.MULTILINE))) >= 2, (
-            name,
-            done.stdout,
-        )
+        mismatched(done)
+        names_both_calls(done)
 
 
 def test_ranks_with_different_settings_are_told(tmp_path: Path):
@@ -87,14 +71,4 @@ def test_ranks_with_different_settings_are_told(tmp_path: Path):
 
 
 def test_gloo_listens_where_the_ranks_reach_each_other_and_nowhere_else(tmp_path: Path):
-    program = """
-    import socket
-    group = mh.init()
-    table = open("/proc/net/tcp").read().splitlines()[1:] + open("/proc/net/tcp6").read().splitlines()[1:]
-    mine = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
-    listening = [line.split()[1].split(":")[0] for line in table if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in mine]
-    assert listening and set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F"}, listening
-    group.close()
-    print("all is well")
-    """
-    well(run_ranks(tmp_path, "gloo", textwrap.dedent(program), 2), 2)
+    well(run_ranks(tmp_path, "gloo", LISTENING, 2), 2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from manyhands.api import Damaged, Deadline, HeaderMismatch, LinkLost, Mailbox, Sink, Transfer, Transport
 from manyhands.control.computer import COMPUTER
+from manyhands_hybrid import wrapping
 from manyhands_hybrid.routing import RoutedTransport, Way
 from manyhands_hybrid.wrapping import PollingTransport, SharedTransport
 
@@ -150,24 +152,30 @@ def test_a_wait_for_both_ends_at_its_deadline() -> None:
 
 
 def test_what_lives_on_a_virtual_clock_is_asked_rarely_and_in_the_end() -> None:
-    near, far = Scripted(late), Scripted(late)
+    clock = [0.0]
+
+    def passes(transfers: Sequence[Any], deadline: Deadline) -> None:
+        clock[0] += deadline.timeout_s
+        raise TimeoutError
+
+    near, far = Scripted(passes), Scripted(passes)
     ways = Way(near, [2, 3], is_virtual=True), Way(far, range(4))
-    transport = RoutedTransport(ways, {0: ways[1], 3: ways[0]}, COMPUTER)
+    computer: Any = SimpleNamespace(now=lambda: clock[0])
+    transport = RoutedTransport(ways, {0: ways[1], 3: ways[0]}, computer)
     with pytest.raises(TimeoutError):
-        transport.wait(start(transport, 0, 3), Deadline(0.05))
-    assert len(near.asked) == 1
-    assert len(far.asked) > 10
+        transport.wait(start(transport, 0, 3), Deadline(2.5, computer.now))
+    assert len(near.asked) == 3  # once a second, and in the end
+    assert len(far.asked) > 100
 
 
 FAILURES = [LinkLost(1, "it broke"), HeaderMismatch(1, b"another"), Damaged(1, "one bit")]
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("peers", [(3,), (3, 0)])
-def test_a_failure_of_a_wait_names_the_rank_of_the_world(failure: Any, peers: Any) -> None:
+def test_a_failure_of_a_wait_names_the_rank_of_the_world(failure: Any) -> None:
     transport = routed(Scripted(fails(failure)), Scripted(late))
     with pytest.raises(type(failure)) as caught:
-        transport.wait(start(transport, *peers), Deadline(20))
+        transport.wait(start(transport, 3, 0), Deadline(20))
     found: Any = caught.value
     assert (found.peer, getattr(found, "reason", None), getattr(found, "header", None)) == (
         3,
@@ -176,7 +184,6 @@ def test_a_failure_of_a_wait_names_the_rank_of_the_world(failure: Any, peers: An
     )
 
 
-@pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize(
     "call",
     [
@@ -188,12 +195,13 @@ def test_a_failure_of_a_wait_names_the_rank_of_the_world(failure: Any, peers: An
         lambda transport: transport.mailbox(3).fetch(HEADER, 0),
     ],
 )
-def test_a_failure_of_any_call_names_the_rank_of_the_world(failure: Any, call: Any) -> None:
-    near = Scripted(late)
-    near.raises = failure
-    with pytest.raises(type(failure)) as caught:
-        call(routed(near, Scripted(late)))
-    assert caught.value.peer == 3  # type: ignore[attr-defined]
+def test_a_failure_of_any_call_names_the_rank_of_the_world(call: Any) -> None:
+    for failure in FAILURES:
+        near = Scripted(late)
+        near.raises = failure
+        with pytest.raises(type(failure)) as caught:
+            call(routed(near, Scripted(late)))
+        assert caught.value.peer == 3  # type: ignore[attr-defined]
 
 
 def test_failures_of_a_way_for_all_ranks_pass_as_they_are() -> None:
@@ -216,20 +224,33 @@ def test_a_mailbox_shows_the_slots_of_its_own_way() -> None:
     assert unfinished.done
 
 
-@pytest.mark.parametrize(("near", "far"), [(True, True), (True, False), (False, True)])
-def test_it_streams_where_both_ways_do_whichever_this_rank_uses(near: bool, far: bool) -> None:
-    transports = Scripted(late), Scripted(late)
-    for transport, streams in zip(transports, (near, far), strict=True):
-        transport.streams = streams
-    ways = Way(transports[0], [2]), Way(transports[1], range(3))
-    assert RoutedTransport(ways, {0: ways[1], 1: ways[1]}, COMPUTER).streams is (near and far)
+def test_it_streams_where_both_ways_do_whichever_this_rank_uses() -> None:
+    streaming, whole = Scripted(late), Scripted(late)
+    whole.streams = False
+    for near, far in ((streaming, streaming), (streaming, whole), (whole, streaming)):
+        ways = Way(near, [2]), Way(far, range(3))
+        assert RoutedTransport(ways, {0: ways[1], 1: ways[1]}, COMPUTER).streams is (near is far)
+    for inner in (streaming, whole):
+        assert SharedTransport(inner, print).streams is PollingTransport(inner, COMPUTER).streams is inner.streams
 
 
-def test_what_is_shared_or_polled_streams_as_it_did() -> None:
-    for streams in (True, False):
-        inner = Scripted(late)
-        inner.streams = streams
-        assert SharedTransport(inner, print).streams is PollingTransport(inner, COMPUTER).streams is streams
+def test_polling_lets_virtual_time_catch_up_with_the_computers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ranks have waited in between, each of them for a moment."""
+    clock = {"computer": 0.0, "virtual": 0.0}
+
+    def others_run(transfers: Sequence[Any], deadline: Deadline) -> None:
+        clock["computer"] += 0.25
+        raise TimeoutError
+
+    def pass_time(seconds: float, wake: Any) -> None:
+        clock["virtual"] += seconds
+
+    place = SimpleNamespace(wake=None, wait=lambda _: None)
+    world: Any = SimpleNamespace(now=lambda: clock["virtual"], place=lambda for_good: place, call_later=pass_time)
+    monkeypatch.setattr(wrapping, "time", SimpleNamespace(monotonic=lambda: clock["computer"]))
+    transport = PollingTransport(Scripted(*[others_run] * 4, ends), world)
+    transport.wait([Moving(0)], Deadline(20))
+    assert clock["virtual"] == pytest.approx(clock["computer"]) == 1.0
 
 
 def test_a_mailbox_that_is_shared_is_asked_for_once() -> None:

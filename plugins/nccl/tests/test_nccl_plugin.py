@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -22,15 +21,6 @@ def without(monkeypatch, *packages):
         monkeypatch.setitem(sys.modules, name, None)
     find = plugin.find_spec
     monkeypatch.setattr(plugin, "find_spec", lambda name: None if name in packages else find(name))
-
-
-def test_the_description_is_light():
-    program = (
-        "import sys, manyhands_nccl.plugin as p; p.manyhands_register_backends(); p.probe(); "
-        "print([m for m in ('numpy', 'cupy', 'nccl', 'manyhands_nccl._nccl') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_the_description_says_what_the_backend_is():

@@ -8,37 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from transport_tools import connected, finish
 
-from manyhands.api import HEADER_BYTES, Deadline, Transfer, Transport
+from manyhands.api import HEADER_BYTES, Deadline
 from manyhands_shm.heap import Heap
 from manyhands_shm.segment import MOST_SLOT_BYTES, PAGE, Segment
 
 MIB = 1 << 20
-PATIENCE_S = 20
 
 
 def used_bytes(segment: Segment) -> int:
     return os.fstat(segment.fd).st_blocks * 512
-
-
-def connected(backends: Any) -> list[Transport]:
-    ends = [backend.open_transport(0) for backend in backends]
-    for rank, end in enumerate(ends):
-        end.connect([1 - rank], Deadline(PATIENCE_S))
-    return ends
-
-
-def step(transport: Transport, transfer: Transfer) -> None:
-    """Move a transfer as far as it goes now."""
-    with pytest.raises(TimeoutError):
-        transport.wait([transfer], Deadline(0.02))
-
-
-def finish(transport: Transport, transfer: Transfer) -> None:
-    while not transfer.done:
-        transport.wait([transfer], Deadline(PATIENCE_S))
 
 
 def test_memory_is_zeroed_aligned_and_writable_and_comes_back(backends: Any) -> None:
@@ -62,14 +44,10 @@ def test_memory_is_zeroed_aligned_and_writable_and_comes_back(backends: Any) -> 
     del part
     gc.collect()
     assert used_bytes(segment) <= full - 3 * MIB
+    assert [len(backend.allocate(nbytes)) for nbytes in (0, 1, PAGE, PAGE + 1)] == [0, 1, PAGE, PAGE + 1]
     again = np.frombuffer(backend.allocate(3 * MIB), np.uint8)
     assert again.ctypes.data == address
     assert not again.any()
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, PAGE, PAGE + 1])
-def test_any_size_can_be_had(backends: Any, nbytes: int) -> None:
-    assert len(backends()[0].allocate(nbytes)) == nbytes
 
 
 def test_what_is_more_than_the_share_is_refused_in_words(backends: Any) -> None:
@@ -82,8 +60,7 @@ def test_what_is_more_than_the_share_is_refused_in_words(backends: Any) -> None:
     assert len(backend.allocate(MIB // 2)) == len(kept)
 
 
-@settings(max_examples=60)
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=60))
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=40))
 def test_parts_never_overlap_and_all_come_together_again(actions: list[tuple[bool, int]]) -> None:
     pages = 64
     segment = Segment.create(bytes(32), pages * PAGE)
@@ -111,17 +88,18 @@ def test_parts_never_overlap_and_all_come_together_again(actions: list[tuple[boo
 
 
 @pytest.mark.parametrize("how", ["recv", "consume"])
-@pytest.mark.parametrize(("start", "nbytes"), [(0, MOST_SLOT_BYTES + 64), (1, 3 * MIB), (4096, 5 * MIB + 77)])
+@pytest.mark.parametrize(("start", "nbytes"), [(0, MOST_SLOT_BYTES + 64), (1, 3 * MIB + 77)])
 def test_a_message_from_shared_memory_is_read_in_place(backends: Any, how: str, start: int, nbytes: int) -> None:
     made = backends()
     ends = connected(made)
-    memory = made[0].allocate(8 * MIB)
+    memory = made[0].allocate(4 * MIB)
     source = np.frombuffer(memory, np.uint8)
     source[:] = np.random.default_rng(0).integers(0, 256, len(source), dtype=np.uint8)
     before = used_bytes(made[0]._segments[0])
     header = bytes(range(HEADER_BYTES))
     sent = ends[0].send(1, header, memory.toreadonly()[start : start + nbytes])
-    step(ends[0], sent)  # it is not done before the peer has read it
+    with pytest.raises(TimeoutError):  # before the peer has read it
+        ends[0].wait([sent], Deadline(0.02))
     assert used_bytes(made[0]._segments[0]) - before <= 4 * PAGE
     into = np.zeros(nbytes, np.uint8)
     if how == "recv":
@@ -149,14 +127,14 @@ def test_a_message_from_shared_memory_is_read_in_place(backends: Any, how: str, 
     assert small.tolist() == list(range(100))
 
 
-@pytest.mark.parametrize("nbytes", [8, 64 << 10, MOST_SLOT_BYTES])
+@pytest.mark.parametrize("nbytes", [8, MOST_SLOT_BYTES])
 def test_what_fits_a_slot_can_be_fetched_wherever_it_comes_from(backends: Any, nbytes: int) -> None:
     made = backends()
     ends = connected(made)
     source = np.frombuffer(made[0].allocate(MIB), np.uint8)
     mailbox = ends[1].mailbox(0)
     assert mailbox is not None
-    for number in range(40):
+    for number in range(20):
         source[:nbytes] = number
         header = number.to_bytes(HEADER_BYTES, "little")
         sent = ends[0].send(1, header, source.data[:nbytes])

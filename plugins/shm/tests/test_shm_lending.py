@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transport_tools import connected, finish
 from worlds import must, on_threads
 
-from manyhands.api import HEADER_BYTES, Deadline, LinkLost, Transfer, Transport
+from manyhands.api import HEADER_BYTES, LinkLost, Transfer, Transport
 from manyhands_shm import kernel
 from manyhands_shm.backend import _LENT_BYTES
 from manyhands_shm.lender import Lender, can_lend
@@ -19,19 +20,7 @@ from manyhands_shm.segment import PAGE, Segment
 
 MIB = 1 << 20
 HEADER = bytes(range(HEADER_BYTES))
-SIZES = [_LENT_BYTES, _LENT_BYTES + 64, (17 << 20) + 13]
-
-
-def connected(backends: Any) -> list[Transport]:
-    ends = [backend.open_transport(0) for backend in backends]
-    for rank, end in enumerate(ends):
-        end.connect([1 - rank], Deadline(20))
-    return ends
-
-
-def finish(transport: Transport, transfer: Transfer) -> None:
-    while not transfer.done:
-        transport.wait([transfer], Deadline(20))
+SIZES = [_LENT_BYTES, _LENT_BYTES + (1 << 20) + 13]
 
 
 def used_bytes(backend: Any) -> int:
@@ -52,7 +41,7 @@ def test_a_long_message_is_copied_where_it_lies(backends: Any, how: str) -> None
     ends = connected(made)
     before = used_bytes(made[0])
     for number, nbytes in enumerate(SIZES):
-        source = np.random.default_rng(number).integers(0, 256, nbytes, dtype=np.uint8)
+        source = np.arange(number, number + nbytes // 4 + 1, dtype=np.uint32).view(np.uint8)[:nbytes]
         into = np.zeros(nbytes, np.uint8)
         sent = ends[0].send(1, HEADER, source.data.toreadonly())
         assert not sent.done  # until the peer has read it

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from transport_tools import PATIENCE_S, connected, finish, held
+from work_tools import until
 from worlds import must, on_threads
 
-from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Transfer, Transport
+from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Transfer
 from manyhands_shm import bell, kernel, order
 from manyhands_shm.segment import SLOTS
 
 SLOT = 512 << 10
 RING = SLOTS * SLOT
-PATIENCE_S = 20
+_random = np.random.default_rng(0).integers(0, 256, 2 * RING + (1 << 17), dtype=np.uint8)
+_random.flags.writeable = False
 
 
 def header(number: int) -> bytes:
@@ -29,38 +31,28 @@ def header(number: int) -> bytes:
 
 def content(number: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return a payload that no other message has."""
-    return np.random.default_rng(number).integers(0, 256, nbytes, dtype=np.uint8)
+    start = 101 * number % 65521
+    return _random[start : start + nbytes]
 
 
-def transports(backends: Sequence[Any], channel: int = 0) -> list[Transport]:
-    """Return a connected transport of each rank."""
-    made = []
-    for backend in backends:
-        transport = backend.open_transport(channel)
-        transport.connect([rank for rank in range(len(backends)) if rank != backend.rank], Deadline(PATIENCE_S))
-        made.append(transport)
-    return made
-
-
-def finish(transport: Transport, *transfers: Transfer | None) -> None:
-    """Wait until all transfers are done."""
-    left = [transfer for transfer in transfers if transfer is not None and not transfer.done]
-    while left:
-        transport.wait(left, Deadline(PATIENCE_S))
-        left = [transfer for transfer in left if not transfer.done]
+@pytest.fixture
+def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody look again who sleeps: a wake-up that is lost ends the test, and nothing else hides it."""
+    monkeypatch.setattr(bell, "SLICE_S", 1000.0)
+    monkeypatch.setattr("transport_tools.PATIENCE_S", 1000.0)
 
 
 SIZES = [
     *(0, 1, 7, 8, 63, 64, 65, 4097),
     *(SLOT - 1, SLOT, SLOT + 1, 8 * SLOT, 8 * SLOT + 1),
-    *(RING - 1, RING, RING + 1, 3 * RING + 13),
+    *(RING + 1, 2 * RING + 13),
 ]
 
 
 @pytest.mark.parametrize("segment_bytes", [64 << 20, 1 << 16], ids=["default", "smallest"])
 @pytest.mark.parametrize("how", ["recv", "consume"])
 def test_messages_of_any_size_pass_each_other_whole(backends: Any, segment_bytes: int, how: str) -> None:
-    ends = transports(backends(segment_bytes=segment_bytes, single_copy=False))
+    ends = connected(backends(segment_bytes=segment_bytes, single_copy=False))
 
     def exchange(rank: int) -> None:
         transport, peer = ends[rank], 1 - rank
@@ -89,7 +81,7 @@ def test_messages_of_any_size_pass_each_other_whole(backends: Any, segment_bytes
 
 
 def test_a_sender_runs_ahead_of_a_receiver_that_comes_late(backends: Any) -> None:
-    ends = transports(backends())
+    ends = connected(backends())
     count = 0
     transfer = ends[0].send(1, header(0), content(0, 100).data)
     while transfer.done:
@@ -118,7 +110,7 @@ def test_short_and_long_messages_keep_one_order(
         monkeypatch.setattr(kernel, "futex_wait", lambda *_: False)
     made = backends(spin_us=0 if variant in ("spin 0", "no futex") else 150, segment_bytes=1 << 20)
     assert {backend.fenced for backend in made} == {variant == "fenced" or not order.ORDERED}
-    ends = transports(made)
+    ends = connected(made)
     plan = random.Random(seed)
     capacity = len(ends[0].mailbox(1).outgoing[0])  # type: ignore[union-attr]
     sizes = [[plan.choice([0, 8, 8, 8, 100, capacity, capacity + 1, 5 << 18]) for _ in range(150)] for _ in range(2)]
@@ -154,7 +146,7 @@ def test_short_and_long_messages_keep_one_order(
 
 
 def test_what_was_fetched_stays_while_the_peer_goes_on(backends: Any) -> None:
-    first, second = (end.mailbox(1 - rank) for rank, end in enumerate(transports(backends())))
+    first, second = (end.mailbox(1 - rank) for rank, end in enumerate(connected(backends())))
     assert first is not None
     assert second is not None
     unfinished = None
@@ -172,16 +164,18 @@ def test_what_was_fetched_stays_while_the_peer_goes_on(backends: Any) -> None:
     assert second.incoming[second.next_in][:8] == (1).to_bytes(8, "little")
 
 
-@pytest.mark.parametrize("how", ["recv", "consume", "fetch", "late fetch"])
+@pytest.mark.parametrize("how", ["recv", "recv of a long one", "consume", "fetch", "late fetch"])
 def test_another_message_than_expected_is_told(backends: Any, how: str) -> None:
-    ends = transports(backends())
+    ends = connected(backends())
     mailbox = ends[1].mailbox(0)
     assert mailbox is not None
-    into = np.zeros(8, np.uint8)
+    nbytes = 2 * RING if "long" in how else 8  # its first part tells
+    into = np.zeros(nbytes, np.uint8)
     late = mailbox.fetch(header(1), 8) if how == "late fetch" else None
-    ends[0].send(1, header(2), content(2, 8).data)
+    ends[0].send(1, header(2), content(2, nbytes).data)
     receive: dict[str, Callable[[], Any]] = {
         "recv": lambda: ends[1].recv(0, header(1), into.data),
+        "recv of a long one": lambda: ends[1].recv(0, header(1), into.data),
         "consume": lambda: ends[1].consume(0, header(1), 8, lambda *_: pytest.fail("it was handed over")),
         "fetch": lambda: mailbox.fetch(bytearray(header(1)), 8),
         "late fetch": lambda: finish(ends[1], late),
@@ -192,17 +186,8 @@ def test_another_message_than_expected_is_told(backends: Any, how: str) -> None:
     assert not into.any()
 
 
-def test_a_long_message_that_was_not_expected_is_told_by_its_first_part(backends: Any) -> None:
-    ends = transports(backends())
-    payload = content(0, 2 * RING)
-    sent = ends[0].send(1, header(2), payload.data)
-    assert not sent.done
-    with pytest.raises(HeaderMismatch):
-        ends[1].recv(0, header(1), np.zeros(2 * RING, np.uint8).data)
-
-
 def test_what_a_sink_raises_passes_through(backends: Any) -> None:
-    ends = transports(backends())
+    ends = connected(backends())
     ends[0].send(1, header(0), content(0, 8).data)
 
     def sink(data: memoryview, offset: int) -> None:
@@ -214,7 +199,7 @@ def test_what_a_sink_raises_passes_through(backends: Any) -> None:
 
 @pytest.mark.parametrize("spin_us", [0, 150])
 def test_a_wait_ends_at_its_deadline_and_the_transfer_goes_on(backends: Any, spin_us: int) -> None:
-    ends = transports(backends(spin_us=spin_us))
+    ends = connected(backends(spin_us=spin_us))
     into = np.zeros(100, np.uint8)
     received = ends[1].recv(0, header(0), into.data)
     with pytest.raises(TimeoutError):
@@ -226,17 +211,14 @@ def test_a_wait_ends_at_its_deadline_and_the_transfer_goes_on(backends: Any, spi
 
 def asleep(backend: Any, count: int) -> None:
     """Wait until ``count`` threads of a rank sleep."""
-    limit = time.monotonic() + PATIENCE_S
-    while backend.bell.sleepers[0] < count:
-        assert time.monotonic() < limit
-        time.sleep(0.001)
+    until(lambda: backend.bell.sleepers[0] >= count)
 
 
 @pytest.mark.parametrize("ending", ["abort", "close"])
-def test_the_end_wakes_all_who_sleep(backends: Any, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
-    monkeypatch.setattr(bell, "SLICE_S", 2 * PATIENCE_S)
+@pytest.mark.usefixtures("sleeping")
+def test_the_end_wakes_all_who_sleep(backends: Any, ending: str) -> None:
     pair = backends(spin_us=0)
-    ends = [transports(pair, channel)[1] for channel in range(3)]
+    ends = [connected(pair, channel)[1] for channel in range(3)]
 
     def wait(number: int) -> None:
         if number == 3:
@@ -245,12 +227,10 @@ def test_the_end_wakes_all_who_sleep(backends: Any, monkeypatch: pytest.MonkeyPa
             return
         received = ends[number].recv(0, header(0), np.zeros(8, np.uint8).data)
         with pytest.raises(LinkLost, match=r"the job was aborted|the backend was closed") as caught:
-            ends[number].wait([received], Deadline(PATIENCE_S))
+            finish(ends[number], received)
         assert caught.value.peer == 0
 
-    started = time.monotonic()
     must(on_threads(wait, 4))
-    assert time.monotonic() - started < PATIENCE_S / 2
     for end in ends:
         with pytest.raises(LinkLost):
             end.recv(0, header(0), np.zeros(8, np.uint8).data)
@@ -260,7 +240,7 @@ def test_the_end_wakes_all_who_sleep(backends: Any, monkeypatch: pytest.MonkeyPa
 
 def test_a_fetch_after_the_end_does_not_wait(backends: Any) -> None:
     pair = backends()
-    mailbox = transports(pair)[1].mailbox(0)
+    mailbox = connected(pair)[1].mailbox(0)
     assert mailbox is not None
     pair[1].abort()
     with pytest.raises(LinkLost):
@@ -268,15 +248,14 @@ def test_a_fetch_after_the_end_does_not_wait(backends: Any) -> None:
 
 
 @pytest.mark.parametrize("spin_us", [0, 2000])
-def test_no_wake_up_is_lost(spin_us: int, backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the slices in which sleepers look again, one that is lost ends by the deadline."""
-    monkeypatch.setattr(bell, "SLICE_S", 10 * PATIENCE_S)
-    ends = transports(backends(spin_us=spin_us), 1)
+@pytest.mark.usefixtures("sleeping")
+def test_no_wake_up_is_lost(spin_us: int, backends: Any) -> None:
+    ends = connected(backends(spin_us=spin_us), 1)
 
     def play(rank: int) -> None:
         transport, peer, ball = ends[rank], 1 - rank, np.zeros(8, np.uint8)
         pause = random.Random(rank)
-        for number in range(600):
+        for number in range(300):
             if number % 2 == rank:
                 for _ in range(pause.randrange(3000)):
                     pass
@@ -290,7 +269,7 @@ def test_no_wake_up_is_lost(spin_us: int, backends: Any, monkeypatch: pytest.Mon
 def test_what_comes_just_before_sleep_is_seen(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer looks for sleepers a moment before this thread counts itself among them."""
     pair = backends(spin_us=0)
-    ends = transports(pair)
+    ends = connected(pair)
     change = bell.Bell._change
 
     def change_late(self: bell.Bell, by: int) -> None:
@@ -305,9 +284,9 @@ def test_what_comes_just_before_sleep_is_seen(backends: Any, monkeypatch: pytest
     np.testing.assert_array_equal(into, content(0, 100))
 
 
+@pytest.mark.usefixtures("sleeping")
 def test_what_comes_just_after_the_last_look_ends_the_sleep(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bell, "SLICE_S", 10 * PATIENCE_S)
-    ends = transports(backends(spin_us=0))
+    ends = connected(backends(spin_us=0))
     futex_wait = kernel.futex_wait
 
     def wait_late(*arguments: Any) -> bool:
@@ -316,17 +295,15 @@ def test_what_comes_just_after_the_last_look_ends_the_sleep(backends: Any, monke
 
     monkeypatch.setattr(kernel, "futex_wait", wait_late)
     into = np.zeros(100, np.uint8)
-    started = time.monotonic()
     finish(ends[1], ends[1].recv(0, header(0), into.data))
     np.testing.assert_array_equal(into, content(0, 100))
-    assert time.monotonic() - started < PATIENCE_S / 2
 
 
-def test_a_sleeping_sender_is_woken_by_who_makes_room(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bell, "SLICE_S", 10 * PATIENCE_S)
+@pytest.mark.usefixtures("sleeping")
+def test_a_sleeping_sender_is_woken_by_who_makes_room(backends: Any) -> None:
     pair = backends(spin_us=0)
-    ends = transports(pair)
-    payload = content(0, 3 * RING)
+    ends = connected(pair)
+    payload = content(0, 2 * RING)
 
     def side(rank: int) -> None:
         if rank == 0:
@@ -340,10 +317,10 @@ def test_a_sleeping_sender_is_woken_by_who_makes_room(backends: Any, monkeypatch
     must(on_threads(side, 2))
 
 
-def test_short_messages_wake_who_sleeps_on_either_side(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bell, "SLICE_S", 10 * PATIENCE_S)
+@pytest.mark.usefixtures("sleeping")
+def test_short_messages_wake_who_sleeps_on_either_side(backends: Any) -> None:
     pair = backends(spin_us=0)
-    ends = transports(pair)
+    ends = connected(pair)
     boxes: list[Any] = [end.mailbox(1 - rank) for rank, end in enumerate(ends)]
     count = SLOTS + 10
 
@@ -358,14 +335,12 @@ def test_short_messages_wake_who_sleeps_on_either_side(backends: Any, monkeypatc
         for number in range(1, count):
             finish(ends[1], boxes[1].fetch(header(number), 8))
 
-    started = time.monotonic()
     must(on_threads(side, 2))
-    assert time.monotonic() - started < PATIENCE_S / 2
 
 
 def test_an_abort_just_before_sleep_is_seen(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = backends(spin_us=0)
-    end = transports(pair)[1]
+    end = connected(pair)[1]
     change = bell.Bell._change
 
     def change_late(self: bell.Bell, by: int) -> None:
@@ -379,19 +354,27 @@ def test_an_abort_just_before_sleep_is_seen(backends: Any, monkeypatch: pytest.M
         finish(end, end.recv(0, header(0), np.zeros(8, np.uint8).data))
 
 
-def test_a_long_wait_takes_no_processor(backends: Any) -> None:
-    ends = transports(backends())
-    received = ends[1].recv(0, header(0), np.zeros(8, np.uint8).data)
-    started, used = time.monotonic(), time.thread_time()
-    with pytest.raises(TimeoutError):
-        ends[1].wait([received], Deadline(0.5))
-    assert time.thread_time() - used < 0.1 * (time.monotonic() - started)
+@pytest.mark.usefixtures("sleeping")
+def test_a_long_wait_sleeps_in_the_kernel(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = connected(backends())
+    sleeps: list[float] = []
+
+    def sleep(address: int, seen: int, seconds: float) -> bool:
+        sleeps.append(seconds)
+        if len(sleeps) == 3:
+            ends[0].send(1, header(0), content(0, 8).data)
+        return True
+
+    monkeypatch.setattr(kernel, "futex_wait", sleep)
+    finish(ends[1], ends[1].recv(0, header(0), np.zeros(8, np.uint8).data))
+    assert len(sleeps) == 3
+    assert min(sleeps) > 100  # as long as it may
 
 
 def test_channels_do_not_mix(backends: Any) -> None:
     made = backends(3)
     numbers = [0, 1, 2, 7, 1 << 20, 1 << 31]
-    ends = {number: transports(made, number) for number in numbers}
+    ends = {number: connected(made, number) for number in numbers}
     for number in numbers:
         finish(ends[number][0], ends[number][0].send(2, header(number), content(number, 100).data))
     for number in reversed(numbers):
@@ -405,21 +388,11 @@ def used_bytes(backend: Any) -> int:
     return os.fstat(backend._segments[backend.rank].fd).st_blocks * 512
 
 
-def mappings() -> int:
-    """Return how many mappings of shared memory this process has."""
-    return Path("/proc/self/maps").read_text(encoding="utf-8").count("manyhands-shm")
-
-
-def open_files() -> int:
-    """Return how many files this process has open."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def test_channels_that_are_closed_leave_nothing(backends: Any) -> None:
     made = backends(segment_bytes=1 << 20)
-    before = [used_bytes(backend) for backend in made], mappings(), open_files()
-    for channel in range(40):
-        ends = transports(made, channel)
+    before = [used_bytes(backend) for backend in made], held("manyhands-shm")
+    for channel in range(3):
+        ends = connected(made, channel)
         sent = ends[0].send(1, header(channel), content(0, 1 << 17).data)
         finish(ends[1], ends[1].recv(0, header(channel), np.zeros(1 << 17, np.uint8).data))
         finish(ends[0], sent)
@@ -427,25 +400,25 @@ def test_channels_that_are_closed_leave_nothing(backends: Any) -> None:
         for end in ends:
             end.close()
         del ends, end, sent
-    assert ([used_bytes(backend) for backend in made], mappings(), open_files()) == before
+    assert ([used_bytes(backend) for backend in made], held("manyhands-shm")) == before
 
 
 def test_a_backend_that_is_closed_leaves_nothing(backends: Any) -> None:
-    before = mappings(), open_files()
+    descriptors, mappings = held("manyhands-shm")
     made = backends(3)
-    ends = transports(made)
+    ends = connected(made)
     finish(ends[0], ends[0].send(1, header(0), content(0, 100).data))
-    assert (mappings(), open_files()) > before
+    assert held("manyhands-shm") > (descriptors, mappings)
     for backend in made:
         backend.close()
         backend.close()
         backend.abort()
-    assert open_files() == before[1]
+    assert held("manyhands-shm")[0] == descriptors
 
 
 def test_memory_is_taken_only_where_messages_went(backends: Any) -> None:
     made = backends(8)
-    ends = transports(made)
+    ends = connected(made)
     finish(ends[0], ends[0].send(1, header(0), content(0, 100).data))
     assert used_bytes(made[0]) < 1 << 16
 
@@ -453,13 +426,11 @@ def test_memory_is_taken_only_where_messages_went(backends: Any) -> None:
 def test_rings_of_one_channel_stay_within_segment_bytes(backends: Any) -> None:
     limit = 1 << 20
     made = backends(4, segment_bytes=limit, single_copy=False)
-    ends = transports(made)
+    ends = connected(made)
     for peer in range(1, 4):
         ends[0].send(peer, header(0), content(0, 4 << 20).data)
-    for _ in range(30):
-        for peer in range(1, 4):
-            link: Any = ends[0].mailbox(peer)
-            assert len(link._out_payloads) < limit // 3
+        link: Any = ends[0].mailbox(peer)
+        assert len(link._out_payloads) < limit // 3
     assert limit // 2 < used_bytes(made[0]) <= limit + (1 << 16)
 
 
@@ -477,34 +448,15 @@ def test_a_word_is_never_seen_half_written() -> None:
                 words[0] = full
                 words[0] = 0
         os._exit(0)
-    seen = {words[0] for _ in range(200_000)}
+    seen = {words[0] for _ in range(100_000)}
     words[8] = 1
     os.waitpid(child, 0)
     os.close(fd)
     assert seen <= {0, full}
 
 
-def test_both_sides_fetch_in_turn_from_several_peers(backends: Any) -> None:
-    ends = transports(backends(4))
-
-    def side(rank: int) -> list[int]:
-        boxes: dict[int, Any] = {peer: ends[rank].mailbox(peer) for peer in range(4) if peer != rank}
-        got = []
-        for number in range(50):
-            for box in boxes.values():
-                box.outgoing[box.next_out][:8] = (100 * rank + number).to_bytes(8, "little")
-                finish(ends[rank], box.post(header(number), 8))
-            for box in boxes.values():
-                finish(ends[rank], box.fetch(header(number), 8))
-                got.append(int.from_bytes(box.incoming[box.next_in][:8], "little"))
-        return got
-
-    for rank, got in enumerate(must(on_threads(side, 4))):
-        assert got == [100 * peer + number for number in range(50) for peer in range(4) if peer != rank]
-
-
 def test_threads_of_a_rank_use_the_directions_of_a_peer_at_once(backends: Any) -> None:
-    ends = transports(backends(spin_us=0))
+    ends = connected(backends(spin_us=0))
     count = 200
 
     def direction(number: int) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
+from work_tools import PATIENCE_S, until
 from worlds import must
 from worlds import over_sockets as run
 
 import manyhands as mh
 from manyhands import Group
-from manyhands.api import HEADER_BYTES
-from manyhands_tcp import transfers
 
 
 def links(group: Group) -> list[tuple[int, int]]:
@@ -26,11 +24,9 @@ def links(group: Group) -> list[tuple[int, int]]:
 
 def link(group: Group, channel: int, peer: int) -> socket.socket:
     """Return the first connection of a link, once it is there on this side."""
-    limit = time.monotonic() + 10
-    while (channel, peer) not in group._job.backend._links:  # type: ignore[union-attr]
-        assert time.monotonic() < limit
-        time.sleep(0.005)
-    return group._job.backend._links[channel, peer][0]  # type: ignore[union-attr,no-any-return]
+    made: Any = group._job.backend._links  # type: ignore[union-attr]
+    until(lambda: (channel, peer) in made)
+    return made[channel, peer][0]  # type: ignore[no-any-return]
 
 
 def test_only_pairs_that_talk_are_connected() -> None:
@@ -38,14 +34,14 @@ def test_only_pairs_that_talk_are_connected() -> None:
 
     def program(group: Group) -> list[list[tuple[int, int]]]:
         seen = [links(group)]
-        together.wait(10)
+        together.wait(PATIENCE_S)
         if group.rank == 0:
             group.send(np.ones(1), 2)
         elif group.rank == 2:
             group.recv(0)
-        together.wait(10)
+        together.wait(PATIENCE_S)
         seen.append(links(group))
-        together.wait(10)
+        together.wait(PATIENCE_S)
         return seen
 
     before, after = zip(*must(run(program, 3)), strict=True)
@@ -53,30 +49,16 @@ def test_only_pairs_that_talk_are_connected() -> None:
     assert list(after) == [[(1, 2)], [], [(1, 0)]]
 
 
-def test_the_higher_rank_may_speak_first() -> None:
-    sent = threading.Event()
-
-    def program(group: Group) -> float | None:
-        if group.rank == 1:
-            group.send(np.full(1, 7.0), 0)
-            sent.set()
-            return None
-        assert sent.wait(10)  # rank 0 has not called anything yet
-        return float(group.recv(1)[0])
-
-    assert must(run(program)) == [7.0, None]
-
-
-def test_many_higher_ranks_may_speak_first() -> None:
-    together = threading.Barrier(5)
+def test_higher_ranks_may_speak_first() -> None:
+    together = threading.Barrier(3)
 
     def program(group: Group) -> list[float]:
         if group.rank:
             group.send(np.full(1, float(group.rank)), 0)
-        together.wait(10)
-        return [float(group.recv(peer)[0]) for peer in range(1, 5)] if not group.rank else []
+        together.wait(PATIENCE_S)  # rank 0 has not called anything yet
+        return [] if group.rank else [float(group.recv(peer)[0]) for peer in (1, 2)]
 
-    assert must(run(program, 5))[0] == [1.0, 2.0, 3.0, 4.0]
+    assert must(run(program, 3))[0] == [1.0, 2.0]
 
 
 def test_two_ranks_that_speak_at_once_share_one_connection() -> None:
@@ -89,120 +71,58 @@ def test_two_ranks_that_speak_at_once_share_one_connection() -> None:
     assert must(run(program)) == [(1.0, 1), (0.0, 1)]
 
 
-LARGE = 64 << 20
-SLACK = 1 << 20
-"""What two calls may take for themselves: no part of the arrays."""
-
-
-def peak_of(operation: str) -> int:
-    """Return the most memory, in bytes, that two ranks take for an operation on arrays of `LARGE` bytes."""
+def test_nothing_is_copied_on_the_way() -> None:
+    nbytes = 8 << 20
     together = threading.Barrier(2)
-    arrays = [np.full(LARGE, rank + 1, np.uint8) for rank in range(2)]
-    halves = [array[: LARGE // 2].copy() for array in arrays]
+    arrays = [np.full(nbytes, rank + 1, np.uint8) for rank in range(2)]
+    halves = [array[: nbytes // 2].copy() for array in arrays]
+    peaks: dict[str, int] = {}
 
-    def program(group: Group) -> int:
-        x, peer = arrays[group.rank], 1 - group.rank
-        # Connections, and what NumPy imports when it is first needed, are not what is measured.
-        group.all_reduce(np.ones(1), out=np.ones(1))
-        group.sendrecv(np.ones(1), peer, peer, out=np.ones(1))
-        if operation == "all_reduce":
-            # Nor are the views of each piece and the memory where it is reduced, which the engine makes once.
-            group.all_reduce(x, out=x)
-        together.wait(10)
-        if group.rank == 0:
-            tracemalloc.start()
-        together.wait(10)
-        if operation == "all_reduce":
-            group.all_reduce(x, out=x)
-        elif operation == "broadcast":
-            group.broadcast(x, out=x)
-        elif operation == "all_gather":
-            group.all_gather(halves[group.rank], out=x)
-        elif group.rank == 0:
-            group.send(x, 1)
-        else:
-            group.recv(0, out=x)
-        together.wait(10)
-        return tracemalloc.get_traced_memory()[1]
+    def program(group: Group) -> None:
+        x = arrays[group.rank]
+        calls = {
+            "send and recv": lambda: group.recv(0, out=x) if group.rank else group.send(x, 1),
+            "all_reduce": lambda: group.all_reduce(x, out=x),
+            "broadcast": lambda: group.broadcast(x, out=x),
+            "all_gather": lambda: group.all_gather(halves[group.rank], out=x),
+        }
+        # Connections, what NumPy imports late, views of each piece, and where pieces are reduced: all that is made once.
+        group.sendrecv(np.ones(1), 1 - group.rank, 1 - group.rank)
+        group.all_reduce(x.copy())
+        for name, call in calls.items():
+            together.wait(PATIENCE_S)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            together.wait(PATIENCE_S)
+            call()
+            together.wait(PATIENCE_S)
+            peaks[name] = tracemalloc.get_traced_memory()[1] - before
 
+    tracemalloc.start()
     try:
-        peak = max(must(run(program)))
+        must(run(program))
     finally:
         tracemalloc.stop()
-    expected = {"send and recv": 1, "all_reduce": 6, "all_gather": 1, "broadcast": 1}[operation]
-    assert arrays[1][0] == expected
-    assert arrays[1][-1] == (2 if operation == "all_gather" else expected)
-    return peak
+    assert max(peaks.values()) < nbytes // 8, peaks
+    assert [arrays[1][0], arrays[1][-1]] == [1, 2]
 
 
-OPERATIONS = ["send and recv", "all_reduce", "all_gather", "broadcast"]
+def test_messages_that_move_in_small_parts_arrive_whole() -> None:
+    sizes = [0, 1, 63, 64, 65, 4097, (1 << 20) + 1]
+    every = [np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8) for size in sizes]
 
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_nothing_is_copied_on_the_way(operation: str) -> None:
-    assert peak_of(operation) < SLACK
-
-
-careful_send = transfers.Sending.advance
-
-
-def copying_send(transfer: transfers.Sending) -> bool:
-    """Move a message out as a careless transport would: begin with a copy of all of it."""
-    if transfer.moved >= HEADER_BYTES:
-        return careful_send(transfer)
-    try:
-        transfer.moved += transfer._sock.send((bytes(transfer._header) + bytes(transfer._payload))[transfer.moved :])
-    except BlockingIOError:
-        return False
-    transfer.done = transfer.moved == transfer._total
-    return True
-
-
-def copying_receive(transfer: transfers.Receiving) -> bool:
-    """Move a message in as a careless transport would: into memory of its own, and from there to the user's."""
-    wanted = transfer._total if transfer.moved >= HEADER_BYTES else HEADER_BYTES
-    try:
-        data = transfer._sock.recv(wanted - transfer.moved)
-    except BlockingIOError:
-        return False
-    start = transfer.moved - HEADER_BYTES
-    if start >= 0:
-        transfer._payload[start : start + len(data)] = data
-    transfer.moved += len(data)
-    transfer.done = transfer.moved == transfer._total
-    return True
-
-
-@pytest.mark.parametrize("direction", ["out", "in"])
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_copy_on_the_way_would_be_seen(monkeypatch: pytest.MonkeyPatch, operation: str, direction: str) -> None:
-    if direction == "out":
-        monkeypatch.setattr(transfers.Sending, "advance", copying_send)
-    else:
-        monkeypatch.setattr(transfers.Receiving, "advance", copying_receive)
-    assert peak_of(operation) > SLACK
-
-
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4097, (1 << 20) + 1, 3 << 20])
-def test_messages_that_move_in_small_parts_arrive_whole(size: int) -> None:
-    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
-
-    def program(group: Group) -> list[np.ndarray[Any, Any]]:
+    def program(group: Group) -> None:
         peer = 1 - group.rank
-        exchanged = group.sendrecv(data[::-1] if group.rank else data, peer, peer)
-        return [exchanged, group.all_reduce(data, "xor"), group.all_gather(data)]
+        for data in every:
+            mine, theirs = (data[::-1], data) if group.rank else (data, data[::-1])
+            np.testing.assert_array_equal(group.sendrecv(mine, peer, peer), theirs)
+            np.testing.assert_array_equal(group.all_reduce(data, "xor"), np.zeros_like(data))
+            np.testing.assert_array_equal(group.all_gather(data), np.concatenate([data, data]))
 
-    first, second = must(run(program, buffer_bytes=1 << 16))
-    np.testing.assert_array_equal(first[0], data[::-1])
-    np.testing.assert_array_equal(second[0], data)
-    for _, total, gathered in (first, second):
-        np.testing.assert_array_equal(total, np.zeros(size, np.uint8))
-        np.testing.assert_array_equal(gathered, np.concatenate([data, data]))
+    must(run(program, buffer_bytes=1 << 16))
 
 
-@pytest.mark.parametrize(
-    "garbage", [bytes(64), b"GET / HTTP/1.1\r\n" * 8, b"MHD1" + b"\xff" * 400], ids=["zeros", "words", "almost"]
-)
+@pytest.mark.parametrize("garbage", [bytes(64), b"MHD1" + b"\xff" * 400], ids=["zeros", "almost"])
 def test_garbage_from_a_proven_peer_ends_the_job(garbage: bytes) -> None:
     together = threading.Barrier(3)
 
@@ -210,7 +130,7 @@ def test_garbage_from_a_proven_peer_ends_the_job(garbage: bytes) -> None:
         group.all_gather(np.ones(1))
         if group.rank == 0:
             link(group, 0, 1).send(garbage)
-        together.wait(10)
+        together.wait(PATIENCE_S)
         group.all_gather(np.ones(1))
 
     results = run(program, 3)
@@ -226,19 +146,17 @@ def test_a_connection_that_breaks_while_both_live_is_a_lost_peer(breaker: int) -
 
     def program(group: Group) -> None:
         group.all_gather(np.ones(1))
-        together.wait(10)
+        together.wait(PATIENCE_S)
         if group.rank == breaker:
             link(group, 0, 1 - breaker).shutdown(socket.SHUT_RDWR)
-        together.wait(10)
+        together.wait(PATIENCE_S)
         group.all_gather(np.ones(1))
 
-    started = time.monotonic()
     results = run(program, 3)
     assert [type(result) for result in results] == [mh.PeerLostError] * 3, results
     assert len({str(result) for result in results}) == 1
     assert results[0].peer in (0, 1)
     assert "the connection of rank" in str(results[0])
-    assert time.monotonic() - started < 10
 
 
 def test_a_peer_that_cannot_be_reached_is_lost() -> None:
@@ -249,13 +167,13 @@ def test_a_peer_that_cannot_be_reached_is_lost() -> None:
             group._job._listeners[0].close()
         else:
             address = group._job.backend._addresses[1]  # type: ignore[union-attr]
-            limit = time.monotonic() + 10
-            while True:  # the listener closes in the background
+
+            def is_closed() -> bool:
                 with socket.socket() as probe:
-                    if probe.connect_ex(address):
-                        break
-                assert time.monotonic() < limit
-        together.wait(10)
+                    return bool(probe.connect_ex(address))
+
+            until(is_closed)  # in the background
+        together.wait(PATIENCE_S)
         group.barrier()
 
     results = run(program)
@@ -280,11 +198,3 @@ def test_silence_is_bounded_on_the_control_connection_alone() -> None:
         ]
 
     assert must(run(program)) == [(10_000, [0, 0])] * 2
-
-
-def test_nine_ranks_talk_to_all() -> None:
-    def program(group: Group) -> list[float]:
-        group.barrier()
-        return [float(value) for value in group.all_to_all(np.arange(9.0) + 10 * group.rank)]
-
-    assert must(run(program, 9)) == [[10.0 * peer + rank for peer in range(9)] for rank in range(9)]

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import signal
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from bootstraps import ThreadBootstrap
-from fault_tools import Nursery
 from hypothesis import given
 from hypothesis import strategies as st
+from transport_tools import PATIENCE_S, finish
+from work_tools import until
 from worlds import must, on_threads, over_sockets
 
 import manyhands as mh
@@ -36,7 +35,7 @@ LONG = 16 * SEGMENT_BYTES
 
 lengths = st.builds(
     lambda whole, more: max(0, whole * SEGMENT_BYTES + more),
-    st.integers(0, 5),
+    st.integers(0, 4),
     st.sampled_from([-65, -64, -1, 0, 1, 63, 64, 65]),
 )
 
@@ -97,7 +96,7 @@ class Pair:
         self.backends: list[TcpBackend] = must(on_threads(make, 2))
         self.transports: list[Transport] = [backend.open_transport(0) for backend in self.backends]
 
-    def connect(self, timeout_s: float = 10) -> None:
+    def connect(self, timeout_s: float = PATIENCE_S) -> None:
         for rank, transport in enumerate(self.transports):
             transport.connect([1 - rank], Deadline(timeout_s))
 
@@ -112,7 +111,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def pairs() -> Iterator[dict[tuple[int, bool], Pair]]:
     """Two ranks for each number of connections, with seals and without."""
-    made = {(streams, sealed): Pair(streams, sealed=sealed) for streams in (1, 2, 3, 4, 16) for sealed in (False, True)}
+    made = {(streams, sealed): Pair(streams, sealed=sealed) for streams in (1, 2, 3, 16) for sealed in (False, True)}
     for pair in made.values():
         pair.connect()
     yield made
@@ -129,12 +128,6 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
-def finish(transport: Transport, transfer: Transfer) -> int:
-    while not transfer.done:
-        transport.wait([transfer], Deadline(20))
-    return transfer.moved
-
-
 def random_bytes(count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.random.default_rng(count).integers(0, 256, count, np.uint8)
 
@@ -149,9 +142,7 @@ def test_segments_follow_each_other_from_the_first_byte_to_the_last(nbytes: int,
     assert all(stop > start for start, stop in spans) or not nbytes
 
 
-@given(
-    st.sampled_from([1, 2, 3, 4, 16]), st.lists(lengths, min_size=1, max_size=3), st.booleans(), st.booleans(), st.booleans()
-)
+@given(st.sampled_from([1, 2, 3, 16]), st.lists(lengths, min_size=1, max_size=2), st.booleans(), st.booleans(), st.booleans())
 def test_messages_of_any_length_arrive_whole_and_in_order(
     pairs: dict[tuple[int, bool], Pair], streams: int, sizes: Sequence[int], is_consumed: bool, goes_up: bool, is_sealed: bool
 ) -> None:
@@ -160,7 +151,11 @@ def test_messages_of_any_length_arrive_whole_and_in_order(
 
     def body(rank: int) -> Any:
         if rank == sender:
-            return [finish(ends[rank], ends[rank].send(receiver, HEADER, random_bytes(size).data)) for size in sizes]
+            sent: list[Transfer] = []
+            for size in sizes:
+                sent.append(ends[rank].send(receiver, HEADER, random_bytes(size).data))
+                finish(ends[rank], sent[-1])
+            return [transfer.moved for transfer in sent]
         arrived = []
         for size in sizes:
             memory, parts = np.zeros(size, np.uint8), [0] * is_consumed
@@ -175,9 +170,9 @@ def test_messages_of_any_length_arrive_whole_and_in_order(
                 transfer = ends[rank].consume(sender, HEADER, size, sink)
             else:
                 transfer = ends[rank].recv(sender, HEADER, memory.data)
-            moved = finish(ends[rank], transfer)
+            finish(ends[rank], transfer)
             assert parts in ([], [size])
-            arrived.append((memory, moved))
+            arrived.append((memory, transfer.moved))
         return arrived
 
     results = must(on_threads(body, 2))
@@ -256,13 +251,12 @@ def test_an_abort_wakes_who_waits_for_a_long_message(pair: Pair, came: int) -> N
     aborting = threading.Thread(target=pair.backends[1].abort)
     aborting.start()
     with pytest.raises(LinkLost):
-        end.wait([transfer], Deadline(5))
+        end.wait([transfer], Deadline(PATIENCE_S))
     aborting.join()
 
 
-@pytest.mark.parametrize("streams", [2, 3])
-def test_collectives_are_exact(streams: int) -> None:
-    count = 3 * SEGMENT_BYTES + 8  # in bytes of float64, several segments, none of them a whole number of parts
+def test_collectives_are_exact() -> None:
+    count = 9 * SEGMENT_BYTES // 8 + 8  # for each rank, several segments, none of them a whole number of parts
     data = [np.arange(count, dtype=np.float64) * (rank + 1) for rank in range(3)]
 
     def program(group: Group) -> list[Any]:
@@ -276,7 +270,7 @@ def test_collectives_are_exact(streams: int) -> None:
             group.sendrecv(x, peer, (group.rank - 1) % 3),
         ]
 
-    for rank, (total, copied, gathered, piece, received) in enumerate(must(over_sockets(program, 3, streams=streams))):
+    for rank, (total, copied, gathered, piece, received) in enumerate(must(over_sockets(program, 3, streams=3))):
         np.testing.assert_array_equal(total, sum(data))
         np.testing.assert_array_equal(copied, data[1])
         np.testing.assert_array_equal(gathered, np.concatenate(data))
@@ -309,32 +303,23 @@ def test_two_channels_at_once_each_have_links_of_their_own() -> None:
 
 
 def test_every_connection_is_closed_again() -> None:
-    def descriptors() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
+    socks: list[socket.socket] = []
 
-    def program(group: Group) -> tuple[int, int]:
+    def program(group: Group) -> None:
         group.barrier()
-        together.wait(10)
-        before = descriptors()
-        together.wait(10)
+        backend: Any = group._job.backend
+        before = set(backend._links)
         with group.split(0) as part:
             part.all_reduce(np.ones(LONG // 8))
-        limit = time.monotonic() + 10
-        together.wait(10)
-        while descriptors() > before:
-            assert time.monotonic() < limit
-            time.sleep(0.005)
-        together.wait(10)
-        return before, descriptors()
+            (key,) = set(backend._links) - before
+            mine = backend._links[key]
+            assert len(mine) == 16
+        until(lambda: all(sock.fileno() == -1 for sock in mine))
+        socks.extend(sock for link in backend._links.values() for sock in link)
 
-    together = threading.Barrier(2)
-    must(over_sockets(lambda group: group.barrier()))  # what a first world leaves for the next ones
-    at_first = descriptors()
     must(over_sockets(program, streams=16))
-    limit = time.monotonic() + 10
-    while descriptors() > at_first:
-        assert time.monotonic() < limit
-        time.sleep(0.005)
+    assert len(socks) == 32
+    until(lambda: all(sock.fileno() == -1 for sock in socks))
 
 
 def test_another_call_with_a_long_message_is_a_mismatch_on_every_rank() -> None:
@@ -347,27 +332,6 @@ def test_another_call_with_a_long_message_is_a_mismatch_on_every_rank() -> None:
 
     results = over_sockets(program, 3, streams=4)
     assert [type(result) for result in results] == [mh.CollectiveMismatchError] * 3, results
-
-
-def test_a_rank_that_is_killed_in_a_long_message_is_named(nursery: Nursery) -> None:
-    program = """
-        with mh.init(timeout_s=20) as group:
-            x = np.zeros(8 << 20, np.float32)
-            group.all_reduce(x, out=x)
-            tell("running")
-            def forever():
-                while True:
-                    group.all_reduce(x, out=x)
-            attempt(forever)
-    """
-    with nursery.ranks(program, MANYHANDS_BACKENDS__TCP__STREAMS="4") as ranks:
-        ranks.start().await_facts("running")
-        ranks.signal(1, signal.SIGKILL)
-        failures = ranks.raised()
-    assert {rank: (failure["type"], failure["about"]) for rank, failure in failures.items()} == {
-        0: ("PeerLostError", 1),
-        2: ("PeerLostError", 1),
-    }
 
 
 def test_a_link_whose_dial_failed_half_way_never_mixes_with_the_next() -> None:
@@ -460,7 +424,7 @@ def test_auto_asks_once_for_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair("auto")
     pair.connect()
     for channel in range(2, 5):
-        pair.backends[0].link(channel, 1, Deadline(10))
+        pair.backends[0].link(channel, 1, Deadline(PATIENCE_S))
     assert [[len(link) for link in links] for links in pair.links()] == [[5] * 4, [5] * 4]
     assert asked == [(1 << 17, 1)]
     pair.close()
@@ -507,12 +471,13 @@ class Delaying:
     def close(self) -> None:
         """Close what the ranks have closed on their side."""
         for thread in self.threads:
-            thread.join(10)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
         for sock in self.socks:
             sock.close()
 
 
+@pytest.mark.long
 def test_on_a_link_with_a_long_round_trip_four_streams_are_faster_than_one() -> None:
     data = random_bytes(LONG)
     took = {}

@@ -173,7 +173,7 @@ class FakeUcc:
         return 0
 
     def _team_destroy(self, team: Any) -> int:
-        self.ending.wait(20)
+        self.ending.wait(60)
         return self.OK
 
     def _context_destroy(self, context: Any) -> int:
@@ -200,14 +200,13 @@ def world(ucc: FakeUcc) -> World:
         program: Callable[[Group], Any],
         size: int = 3,
         *,
-        timeout_s: float = 20,
         messages: Callable[[int], str] = lambda rank: "tcp",
     ) -> list[Any]:
         address = f"127.0.0.1:{free_port()}"
 
         def body(rank: int) -> Any:
             config = {"backend": "ucc", "rendezvous": {"address": address}, "backends": {"ucc": {"messages": messages(rank)}}}
-            with mh.init(config=config, rank=rank, world_size=size, timeout_s=timeout_s) as group:
+            with mh.init(config=config, rank=rank, world_size=size, timeout_s=20) as group:
                 return program(group)
 
         return on_threads(body, size)

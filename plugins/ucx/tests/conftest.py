@@ -215,7 +215,7 @@ class FakeUcp:
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.peers)])
 def ucp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The library of all backends of a test. Who is not woken sleeps for long."""
-    monkeypatch.setattr(worker, "_LONGEST_SLEEP_S", 30.0)
+    monkeypatch.setattr(worker, "_LONGEST_SLEEP_S", 1000.0)
     if request.param == "real":
         return library.load()
     fake = FakeUcp()
