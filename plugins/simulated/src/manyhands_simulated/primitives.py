@@ -387,7 +387,7 @@ _ours: list[tuple[Any, str, Any]] = [
 _installing = threading.Lock()
 _worlds = 0
 _before: list[tuple[Any, str, Any]] = []
-_seen: weakref.WeakSet[ModuleType] = weakref.WeakSet([time, sys.modules[__name__]])
+_seen: dict[str, int] = {name: id(sys.modules[name]) for name in ("time", __name__)}
 _names: list[tuple[weakref.ref[ModuleType], str]] = []
 """The modules that have been looked through, and the names by which they call `time.sleep`."""
 
@@ -414,9 +414,9 @@ def installed() -> Iterator[None]:
 
 def _sleepers() -> list[tuple[Any, str, Any]]:
     """Return what is to be replaced in modules that hold `time.sleep` by a name of their own: ``from time import sleep``."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType) and module not in _seen:
-            _seen.add(module)
+    for title, module in list(sys.modules.items()):
+        if _seen.get(title) != id(module) and isinstance(module, ModuleType):
+            _seen[title] = id(module)
             names = [name for name, value in list(vars(module).items()) if value is _sleep]
             _names.extend((weakref.ref(module), name) for name in names)
     found = [(reference(), name) for reference, name in _names]
