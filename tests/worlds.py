@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import collections
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import manyhands as mh
@@ -23,28 +22,26 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "hybrid-simulated": {"routes": {"intra": "simulated", "inter": "tcp"}},
 }
 """Worlds over backends that are composed, on pretended hosts of two ranks each; the second is a simulated one."""
-_FIRST_PORT, _PORTS, _WORKERS = 12_000, 20_000, 20
-
-
-def _ports() -> Iterator[int]:
-    """Return the ports of this process for ever, one after the other: below those of outgoing connections, and no other worker's."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
-    count = _PORTS // _WORKERS
-    first = _FIRST_PORT + worker * count
-    # Another run of the tests at the same time begins elsewhere.
-    return (first + (os.getpid() + number) % count for number in itertools.count())
-
-
-_numbers = _ports()
+_HELD = 100
+_held: collections.deque[int] = collections.deque()
 
 
 def free_port() -> int:
-    """Return a port where nobody listens, and that no other test of this run is given for a long time."""
-    for port in _numbers:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
-    raise AssertionError
+    """Return a port that nobody else is given as long as this process holds it: until a hundred more have been asked for.
+
+    It is bound, so that connections are refused until a rank listens there, which Linux lets it do beside the socket that is held.
+    """
+    is_dual = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_dual:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(("", 0))
+        port: int = sock.getsockname()[1]
+        _held.append(sock.detach())
+    if len(_held) > _HELD:
+        os.close(_held.popleft())
+    return port
 
 
 def on_threads(body: Callable[[int], Any], count: int) -> list[Any]:
@@ -99,15 +96,22 @@ def thread_world(
     return on_threads(enter, world_size)
 
 
-def over_sockets(program: Callable[[Group], Any], world_size: int = 2, *, timeout_s: float = 20, **tcp: Any) -> list[Any]:
+def over_sockets(
+    program: Callable[[Group], Any],
+    world_size: int = 2,
+    *,
+    timeout_s: float = 30,
+    config: Mapping[str, Any] | None = None,
+    **tcp: Any,
+) -> list[Any]:
     """Run ``program`` on threads that meet as processes do, at an address; return what each returned or raised.
 
     ``tcp`` is the table ``[backends.tcp]``.
     """
-    config = {"backend": "tcp", "rendezvous": {"address": f"127.0.0.1:{free_port()}"}, "backends": {"tcp": tcp}}
+    config = {"rendezvous": {"address": f"127.0.0.1:{free_port()}"}, "backends": {"tcp": tcp}, **(config or {})}
 
     def body(rank: int) -> Any:
-        with mh.init(config=config, rank=rank, world_size=world_size, timeout_s=timeout_s) as group:
+        with mh.init(config={"backend": "tcp", **config}, rank=rank, world_size=world_size, timeout_s=timeout_s) as group:
             return program(group)
 
     return on_threads(body, world_size)
