@@ -159,31 +159,11 @@ def test_a_stopped_rank_is_named_when_the_time_is_up_and_learns_it_when_it_goes_
         assert len({fact["text"] for fact in ranks.raised().values()}) == 1
 
 
-_STOPS_RANK_0 = """
-    group = mh.init(timeout_s=30)
-    group.barrier()
-    if rank == 0:
-        tell("ready")
-        def go():
-            while True:
-                time.sleep(1)
-    else:
-        tell("ready")
-        until_told_to_go()
-        def go():
-            array = np.ones(10)
-            {calls}
-    attempt(go)
-    attempt(group.barrier)
-    os._exit(3)
-"""
-
-
 @pytest.mark.parametrize(
     "calls",
     [
         "group.barrier(timeout_s=0.5 * rank)",  # who gives up first breaks its connections to the others
-        "while True: group.sendrecv(array, dest=(rank + 1) % 4, source=rank - 1, timeout_s=1)",
+        "while True: group.sendrecv(np.ones(10), dest=(rank + 1) % 4, source=rank - 1, timeout_s=1)",
         "group.split(0, timeout_s=1)",
         "group.recv(source=rank - 1, timeout_s=2 - 0.5 * rank)",
     ],
@@ -192,7 +172,18 @@ _STOPS_RANK_0 = """
 def test_where_rank_0_stands_still_every_survivor_says_that_and_names_nobody_else(
     nursery: Nursery, calls: str, backend: str
 ) -> None:
-    with nursery.ranks(_STOPS_RANK_0.format(calls=calls), 4, MANYHANDS_BACKEND=backend) as ranks:
+    program = f"""
+        group = mh.init(timeout_s=30)
+        group.barrier()
+        tell("ready")
+        until_told_to_go()
+        def go():
+            {calls}
+        attempt(go)
+        attempt(group.barrier)
+        os._exit(3)
+    """
+    with nursery.ranks(program, 4, MANYHANDS_BACKEND=backend) as ranks:
         ranks.start().await_facts("ready")
         ranks.signal(0, signal.SIGSTOP)
         ranks.go()
