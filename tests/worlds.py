@@ -54,7 +54,7 @@ def on_threads(body: Callable[[int], Any], count: int) -> list[Any]:
         except BaseException as error:
             outcomes[number] = error
 
-    threads = [threading.Thread(target=target, args=(number,), daemon=True) for number in range(count)]
+    threads = [threading.Thread(target=target, name=f"rank {number}", args=(number,), daemon=True) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
