@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "ended", "preloaded", "run"]
+__all__ = ["OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "Started", "ended", "preloaded", "run"]
 
 OF_RANKS = (
     *(
@@ -152,6 +152,71 @@ def run(
             raise subprocess.TimeoutExpired([sys.executable, *map(str, words)], timeout_s, _text(out), _text(err))
         code = parent.reap(pid)
         return subprocess.CompletedProcess([sys.executable, *map(str, words)], code, _text(out), _text(err))
+
+
+class Started:
+    """A program that runs: ``python words...``, begun as `run` begins one.
+
+    Parameters
+    ----------
+    words
+        A script, ``-m`` and a module, or ``-c`` and a program, and its arguments.
+    cwd
+        Where it runs.
+    environ
+        All its variables.
+    out
+        The file of its standard output, which goes where its standard error goes, if it is not given.
+
+    Attributes
+    ----------
+    pid
+        Its process id.
+    said
+        What was read of its standard error.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str | Path],
+        *,
+        cwd: str | os.PathLike[str],
+        environ: Mapping[str, str],
+        out: Path | None = None,
+    ) -> None:
+        self._parent = preloaded(*OF_COMMANDS)
+        err, written = os.pipe()
+        with Path(os.devnull).open() as nothing, contextlib.ExitStack() as files:
+            output = written if out is None else files.enter_context(out.open("wb")).fileno()
+            self.pid = self._parent.start(
+                [str(word) for word in words], files=[nothing.fileno(), output, written], environ=environ, cwd=cwd
+            )
+        os.close(written)
+        self._err = os.fdopen(err, encoding="utf-8", errors="backslashreplace")
+        self._code: int | None = None
+        self.said = ""
+
+    def await_words(self, words: str) -> str:
+        """Wait for a line with some words on the standard error; return it."""
+        for line in self._err:
+            self.said += line
+            if words in line:
+                return line
+        raise AssertionError(self.said)
+
+    def finish(self, timeout_s: float = 50) -> int:
+        """Wait for the end, of a program that says no more than a pipe holds; return its exit code, negative for a signal."""
+        assert ended(self.pid, timeout_s), "it does not end"
+        self._code = self._parent.reap(self.pid)
+        self.said += self._err.read()
+        return self._code
+
+    def close(self) -> None:
+        """Kill it, if it still runs."""
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._parent.reap(self.pid)
+        self._err.close()
 
 
 def _text(file: IO[bytes]) -> str:
