@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "Started", "ended", "preloaded", "run"]
+__all__ = ["BEARING", "OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "Started", "ended", "preloaded", "run"]
 
 OF_RANKS = (
     *(
@@ -54,6 +54,9 @@ OF_COMMANDS = (*OF_RANKS, "manyhands.cli.app", "manyhands_simulated.script.launc
 """What the command line imports, and a simulated world."""
 OF_PYTEST = (*OF_RANKS, "pytest")
 """What tests import; no plugin of pytest, which imports them in a way of its own."""
+
+BEARING = {"PRELOADED_FIRST": "from manyhands.launch import processes; processes._GRACE_S = 20.0"}
+"""Variables with which a launcher gives its ranks much time to fail by themselves. What stands in this one is run before a program."""
 
 
 class Preloaded:
@@ -389,6 +392,7 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     words = _serve(socket.socket(fileno=int(sys.argv[1])))
+    exec(os.environ.pop("PRELOADED_FIRST", ""), {})
     if words[:3] in (["-m", "manyhands", "run"], ["-m", "manyhands", "bench"]):
         words = _prepare_for_ranks(words)
     if words:

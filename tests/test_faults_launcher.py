@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fault_tools import until
-from preloaded import Started
+from preloaded import BEARING, Started
 
 PREAMBLE = """
 import os, signal, sys, time
@@ -44,7 +44,7 @@ class Launch:
         }
         words = ["-m", "manyhands", "run", "-n", str(ranks), "--backend", "tcp", *options, script]
         self._out = directory / "output"
-        environ = clean | {"ALIVE": str(alive), "COLUMNS": "200", "NO_COLOR": "1"}
+        environ = clean | BEARING | {"ALIVE": str(alive), "COLUMNS": "200", "NO_COLOR": "1"}
         self.job = Started(words, cwd=directory, environ=environ, out=self._out)
 
     def until_ready(self, ranks: int) -> list[int]:

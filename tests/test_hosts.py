@@ -68,13 +68,13 @@ def test_ranks_of_two_hosts_meet_and_talk(hosts: tuple[str, str], tmp_path: Path
 import numpy as np
 import manyhands as mh
 
-with mh.init(timeout_s=20) as group:
+with mh.init(timeout_s=30) as group:
     big = group.all_reduce(np.full(300_001, group.rank))
     print(group.rank, int(big[0]), group.all_gather(np.array([group.rank])).tolist(), flush=True)
 """
     )
     jobs = [start(host, number, script, MANYHANDS_SECRET="of the test") for number, host in enumerate(hosts)]
-    outputs = [job.communicate(timeout=40)[0] for job in jobs]
+    outputs = [job.communicate(timeout=50)[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], outputs
     assert sorted("".join(outputs).splitlines()) == [f"[{rank}] {rank} 6 [0, 1, 2, 3]" for rank in range(4)]
 
@@ -83,7 +83,7 @@ def test_without_a_secret_ranks_of_two_hosts_do_not_start(hosts: tuple[str, str]
     script = tmp_path / "program.py"
     script.write_text("raise SystemExit('it ran')")
     job = start(hosts[0], 0, script)
-    output = job.communicate(timeout=20)[0]
+    output = job.communicate(timeout=50)[0]
     assert job.returncode == 2
     assert "MANYHANDS_SECRET" in output
     assert "it ran" not in output
@@ -113,7 +113,7 @@ with mh.init(timeout_s=50) as group:
         assert job.stdout is not None
         assert [job.stdout.readline()[4:] for _ in range(2)] == ["all here\n"] * 2
     _ip("-n", hosts[0], "link", "set", f"mha{os.getpid()}", "down")
-    near, far = (job.communicate(timeout=40)[0] for job in jobs)
+    near, far = (job.communicate(timeout=50)[0] for job in jobs)
     # Each side can only name ranks of the other one.
     assert {line[4:] for line in near.splitlines()} <= {"lost 2", "lost 3"}, near
     assert {line[4:] for line in far.splitlines()} == {"lost 0"}, far

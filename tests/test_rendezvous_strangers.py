@@ -19,7 +19,7 @@ from manyhands.control.handshake import KNOCK_BYTES, MAGIC, REFUSED, knock
 
 def call(stack: ExitStack, port: int, words: bytes = b"") -> socket.socket:
     """Connect, say something, and stay."""
-    sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+    sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
     if words:
         sock.sendall(words)
     return sock
@@ -55,7 +55,7 @@ def a_tls_client(stack: ExitStack, port: int) -> None:
 
 def resets(stack: ExitStack, port: int) -> None:
     for words in (b"", MAGIC, MAGIC + bytes(100)):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
             sock.sendall(words)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -71,7 +71,7 @@ STRANGERS: list[Callable[[ExitStack, int], None]] = [
 ]
 
 MEET = textwrap.dedent("""
-    with mh.init(timeout_s=15) as group:
+    with mh.init(timeout_s=30) as group:
         until_told_to_go()
         tell("sum", value=float(group.all_reduce(np.ones(1))[0]))
         group.sendrecv(np.ones(1), (rank + 1) % world_size, (rank - 1) % world_size)
@@ -182,7 +182,7 @@ shrinking._listen = listening_again
 
 def test_once_all_ranks_are_there_nobody_listens_at_the_rendezvous(nursery: Nursery) -> None:
     program = """
-        with mh.init(timeout_s=15) as group:
+        with mh.init(timeout_s=30) as group:
             group.barrier()
             tell("met")
             until_told_to_go()

@@ -20,7 +20,7 @@ PROGRAM = (
     VIA_PROXY
     + """
 def work():
-    with mh.init(timeout_s=4) as group:
+    with mh.init(timeout_s=float(os.environ["WITHIN_S"])) as group:
         for turn in range(3):
             for n in (1, 0, 100, 40_000):
                 mine = np.arange(n) * 1.0 + rank + turn
@@ -39,11 +39,11 @@ tell("ended", typed=outcome is None or isinstance(outcome, mh.ManyHandsError))
 )
 
 
-def run(nursery: Nursery, tampering: Tampering, checksum: str = "true") -> dict[int, str]:
+def run(nursery: Nursery, tampering: Tampering, checksum: str = "true", within_s: str = "30") -> dict[int, str]:
     """Return what each rank was told, nothing where all went well; each result was right, and each error is a typed one."""
     with (
         active_proxy(tampering) as proxy,
-        nursery.ranks(PROGRAM, 2, PROXY=str(proxy.port), MANYHANDS_SECURITY__CHECKSUM=checksum) as ranks,
+        nursery.ranks(PROGRAM, 2, PROXY=str(proxy.port), WITHIN_S=within_s, MANYHANDS_SECURITY__CHECKSUM=checksum) as ranks,
     ):
         raised = ranks.start().raised()
         assert [fact["typed"] for fact in ranks.await_facts("ended")] == [True, True], (tampering, raised, ranks.output())
@@ -78,7 +78,7 @@ def test_a_changed_message_ends_the_job_on_both_ranks(nursery: Nursery, directio
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 200))])
 def test_whatever_is_done_to_a_connection_each_result_is_right_and_each_error_typed(nursery: Nursery, seed: int) -> None:
-    run(nursery, chance(seed))
+    run(nursery, chance(seed), within_s="4")
 
 
 def configured(*checksums: bool) -> list[object]:
@@ -91,7 +91,7 @@ def configured(*checksums: bool) -> list[object]:
             "rendezvous": {"address": f"127.0.0.1:{port}"},
             "security": {"checksum": checksums[rank]},
         }
-        with mh.init(config=config, rank=rank, world_size=2, timeout_s=10) as group:
+        with mh.init(config=config, rank=rank, world_size=2, timeout_s=30) as group:
             return float(group.all_reduce(np.ones(1))[0])
 
     return on_threads(body, 2)
