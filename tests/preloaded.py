@@ -23,6 +23,7 @@ import re
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -281,8 +282,10 @@ def _code(words: list[str]) -> Any:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if words[0] == "-u":
+    is_unbuffered = words[0] == "-u"
+    if is_unbuffered:
         del words[0]
+    if is_unbuffered or stat.S_ISFIFO(os.fstat(1).st_mode):  # as `sys.stdout` takes what it had for a file, in which one can seek
         for name, file in (("stdout", 1), ("stderr", 2)):
             raw = io.FileIO(file, "w", closefd=False)
             setattr(sys, name, io.TextIOWrapper(raw, errors=getattr(sys, name).errors, write_through=True))
