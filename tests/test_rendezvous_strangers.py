@@ -60,15 +60,11 @@ def resets(stack: ExitStack, port: int) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-STRANGERS: list[Callable[[ExitStack, int], None]] = [
-    random_bytes,
-    one_byte_then_silence,
-    silence,
-    two_hundred,
-    a_web_browser,
-    a_tls_client,
-    resets,
-]
+def strangers(stack: ExitStack, port: int) -> None:
+    """Call as all of them."""
+    for stranger in (random_bytes, one_byte_then_silence, silence, a_web_browser, a_tls_client, resets):
+        stranger(stack, port)
+
 
 MEET = textwrap.dedent("""
     with mh.init(timeout_s=30) as group:
@@ -78,9 +74,7 @@ MEET = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize(
-    "stranger", [pytest.param(each, marks=pytest.mark.long) if each is two_hundred else each for each in STRANGERS]
-)
+@pytest.mark.parametrize("stranger", [strangers, pytest.param(two_hundred, marks=pytest.mark.long)])
 def test_strangers_at_the_rendezvous(nursery: Nursery, stranger: Callable[[ExitStack, int], None]) -> None:
     with ExitStack() as stack, nursery.ranks(TELLING_JOINS + MEET) as ranks:
         ranks.start(0).await_facts("joined", 1)
@@ -105,9 +99,7 @@ Job.listen = listening
 """
 
 
-@pytest.mark.parametrize(
-    "stranger", [pytest.param(each, marks=pytest.mark.long) if each is two_hundred else each for each in STRANGERS]
-)
+@pytest.mark.parametrize("stranger", [strangers, pytest.param(two_hundred, marks=pytest.mark.long)])
 def test_strangers_at_the_data_ports(nursery: Nursery, stranger: Callable[[ExitStack, int], None]) -> None:
     with ExitStack() as stack, nursery.ranks(TELLING_PORTS + MEET) as ranks:
         for fact in ranks.start().await_facts("listens"):
