@@ -56,8 +56,8 @@ OF_COMMANDS = (*OF_RANKS, "manyhands.cli.app", "manyhands_simulated.script.launc
 OF_PYTEST = (*OF_RANKS, "pytest")
 """What tests import; no plugin of pytest, which imports them in a way of its own."""
 
-BEARING = {"PRELOADED_FIRST": "from manyhands.launch import processes; processes._GRACE_S = 20.0"}
-"""Variables with which a launcher gives its ranks much time to fail by themselves. What stands in this one is run before a program."""
+BEARING = {"PRELOADED_FIRST": "from manyhands.launch import processes; processes._GRACE_S = processes._END_S = 20.0"}
+"""Variables with which a launcher gives its ranks much time to fail by themselves, and to end when they are asked to. What stands in this one is run before a program."""
 
 
 class Preloaded:
@@ -285,7 +285,9 @@ def _code(words: list[str]) -> Any:
     is_unbuffered = words[0] == "-u"
     if is_unbuffered:
         del words[0]
-    if is_unbuffered or stat.S_ISFIFO(os.fstat(1).st_mode):  # as `sys.stdout` takes what it had for a file, in which one can seek
+    if is_unbuffered or stat.S_ISFIFO(
+        os.fstat(1).st_mode
+    ):  # as `sys.stdout` takes what it had for a file, in which one can seek
         for name, file in (("stdout", 1), ("stderr", 2)):
             raw = io.FileIO(file, "w", closefd=False)
             setattr(sys, name, io.TextIOWrapper(raw, errors=getattr(sys, name).errors, write_through=True))

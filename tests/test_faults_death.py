@@ -232,20 +232,6 @@ def test_whom_a_late_rank_waits_for_is_not_named_where_it_waits_for_a_stopped_on
     assert [(fact["type"], fact["about"]) for fact in failures] == [("DeadlineError", 3)] * 3, failures
 
 
-@pytest.mark.parametrize("leaver", [0, 2])
-def test_a_rank_that_closes_while_others_wait_for_it_did_not_make_the_same_calls(leaver: int) -> None:
-    def program(group: Group) -> None:
-        group.barrier()
-        if group.rank != leaver:
-            group.all_reduce(np.zeros(3))
-
-    for error in over_sockets(program, 3):
-        assert isinstance(error, mh.CollectiveMismatchError)
-        assert error.peer == leaver
-        assert f"rank {leaver} has closed its group" in str(error)
-        assert "all_reduce #1" in str(error)
-
-
 def test_a_rank_that_ends_without_close_leaves_as_if_it_had(nursery: Nursery) -> None:
     program = """
         group = mh.init(timeout_s=30)
@@ -343,10 +329,12 @@ def test_ctrl_c_in_one_rank_frees_the_others(nursery: Nursery) -> None:
 
 def failing(calls: Callable[[Group], Any]) -> list[Any]:
     """Have rank 1 of 3 end with an error, and the others make calls; return what those returned."""
+    come = threading.Barrier(3)
 
     def program(group: Group) -> Any:
         group.barrier()
         group.barrier()
+        come.wait(30)  # else it may fail while others are still in the barrier
         if group.rank == 1:
             raise ValueError
         return calls(group)

@@ -104,18 +104,6 @@ def test_the_traceback_of_the_rank_that_raised_is_shown_last(start: Start) -> No
     assert 'raise ValueError("no such digit: 11")' in last
 
 
-def test_sys_exit_of_one_rank_is_the_exit_code(start: Start) -> None:
-    launch = start("""
-        with mh.init() as group:
-            if rank == 2:
-                sys.exit(3)
-            group.recv(2)
-    """)
-    code, _, err = launch.finish()
-    assert code == 3
-    assert "manyhands run: rank 2 failed first: exit code 3" in err
-
-
 def test_kill_9_of_one_rank_ends_the_job(start: Start) -> None:
     launch = start("""
         with mh.init() as group:
@@ -138,7 +126,7 @@ def test_a_signal_ends_all(start: Start, number: signal.Signals, whom: str) -> N
         with mh.init() as group:
             group.barrier()
             ready()
-            x = np.zeros(4 << 20)
+            x = np.zeros(1 << 16)
             while True:
                 group.all_reduce(x, out=x)
     """)
@@ -207,25 +195,16 @@ def test_a_mismatch_is_read_by_the_user_in_words(start: Start) -> None:
     assert re.search(r"  ranks? (1|2|1-2): all_reduce\(float64\[3\]", err)
 
 
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        ("group.all_reduce(np.ones(2), op='no such')", "is not a reduction"),
-        ("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else group.barrier()", "rank 1 was lost"),
-        ("sys.exit(3) if rank == 2 else group.recv(2)", "rank 2 ended with SystemExit"),
-    ],
-    ids=["the same mistake everywhere", "a death", "an exit"],
-)
-def test_what_several_ranks_would_say_alike_is_said_once(start: Start, program: str, words: str) -> None:
-    launch = start(f"""
+def test_what_several_ranks_would_say_alike_is_said_once(start: Start) -> None:
+    launch = start("""
         def step(group):
-            {program}
+            group.all_reduce(np.ones(2), op='no such')
         with mh.init() as group:
             group.barrier()
             step(group)
     """)
     _, out, err = launch.finish()
-    assert (out + err).count(words) == 1, err
+    assert (out + err).count("is not a reduction") == 1, err
     assert re.search(r"^\[\d\] .*program\.py\D*\d+", err, re.MULTILINE), "each rank says where it was"
 
 
