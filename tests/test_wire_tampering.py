@@ -55,8 +55,7 @@ def test_who_only_listens_changes_nothing(nursery: Nursery) -> None:
     assert run(nursery, Tampering(b"nothing", "up", 0, "flip")) == {}
 
 
-@pytest.mark.parametrize("direction", ["up", "down"])
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(("direction", "which"), [("up", 0), ("up", 1), ("down", 1)])
 def test_a_changed_control_frame_ends_the_job_on_both_ranks(nursery: Nursery, direction: str, which: int) -> None:
     told = run(nursery, Tampering(b"control", direction, 400, "flip", which), "false")
     assert len(told) == 2
@@ -65,8 +64,9 @@ def test_a_changed_control_frame_ends_the_job_on_both_ranks(nursery: Nursery, di
         assert "the connection was tampered with" in words
 
 
-@pytest.mark.parametrize("place", [0, 65, 90, 165, 200_000])
-@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize(
+    ("place", "direction"), [*((place, "up") for place in (0, 65, 90, 165, 200_000)), (65, "down"), (200_000, "down")]
+)
 def test_a_changed_message_ends_the_job_on_both_ranks(nursery: Nursery, direction: str, place: int) -> None:
     told = run(nursery, Tampering(LINK, direction, place, "flip"))
     assert len(told) == 2
@@ -76,7 +76,7 @@ def test_a_changed_message_ends_the_job_on_both_ranks(nursery: Nursery, directio
         assert "the connection was tampered with" in words
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 200))])
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 200))])
 def test_whatever_is_done_to_a_connection_each_result_is_right_and_each_error_typed(nursery: Nursery, seed: int) -> None:
     run(nursery, chance(seed), within_s="4")
 
