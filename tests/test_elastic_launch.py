@@ -169,7 +169,7 @@ try:
         group.all_reduce(np.ones(3))
 except mh.PeerLostError as error:
     print(error.peer, error.args[0])
-group.shrink(timeout_s=10).close()
+group.shrink(timeout_s=30).close()
 """
     answer = elastic(tmp_path, program, "-n", "5", "--min-ranks", "3")
     assert answer.returncode == 0, answer.stdout + answer.stderr
