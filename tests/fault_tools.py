@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from preloaded import OF_RANKS, ended, preloaded
-from worlds import free_port
+from worlds import held_port
 
 from manyhands.control.bystanders import current_frames
 
@@ -176,7 +176,8 @@ class Ranks:
         self._program = PREAMBLE + textwrap.dedent(program)
         self._name = name
         self.world_size = world_size
-        self.port = free_port()
+        self._held = held_port()
+        self.port: int = self._held.getsockname()[1]
         self.facts: list[dict[str, Any]] = []
         self._variables: dict[str, str | None] = {
             "WORLD_SIZE": str(world_size),
@@ -266,6 +267,7 @@ class Ranks:
                 os.kill(pid, signal.SIGKILL)
                 self.codes[key] = self._nursery.reap(pid)
         os.close(self._told)
+        self._held.close()
 
     def read(self, timeout_s: float) -> None:
         """Take in what the ranks tell, for at most so many seconds."""
@@ -336,3 +338,4 @@ class LaunchedRanks(Ranks):
             os.killpg(self._job.pid, signal.SIGKILL)
             self._job.wait()
         os.close(self._told)
+        self._held.close()

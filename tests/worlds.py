@@ -13,7 +13,7 @@ import manyhands as mh
 from manyhands.api import CommError, Group, ThreadWorld
 from manyhands_simulated.running import Simulation
 
-__all__ = ["HYBRIDS", "free_port", "must", "on_threads", "over_sockets", "thread_world"]
+__all__ = ["HYBRIDS", "free_port", "held_port", "must", "on_threads", "over_sockets", "thread_world"]
 
 _PATIENCE_S = 40.0
 """How long a rank may take: more than any timeout of a test, so that only a hang ends by it."""
@@ -26,17 +26,23 @@ _HELD = 100
 _held: collections.deque[int] = collections.deque()
 
 
-def free_port() -> int:
-    """Return a port that nobody else is given as long as this process holds it: until a hundred more have been asked for.
+def held_port() -> socket.socket:
+    """Return a socket that holds a port, which nobody else is given until it is closed.
 
-    It is bound, so that connections are refused until a rank listens there, which Linux lets it do beside the socket that is held.
+    It is bound, so that connections are refused until a rank listens there, which Linux lets it do beside the socket that holds the port.
     """
     is_dual = socket.has_dualstack_ipv6()
-    with socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_dual:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        sock.bind(("", 0))
+    sock = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_dual:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    sock.bind(("", 0))
+    return sock
+
+
+def free_port() -> int:
+    """Return a port that this process holds until a hundred more have been asked for."""
+    with held_port() as sock:
         port: int = sock.getsockname()[1]
         _held.append(sock.detach())
     if len(_held) > _HELD:
@@ -108,13 +114,16 @@ def over_sockets(
 
     ``tcp`` is the table ``[backends.tcp]``.
     """
-    config = {"rendezvous": {"address": f"127.0.0.1:{free_port()}"}, "backends": {"tcp": tcp}, **(config or {})}
+    port = held_port()
+    address = f"127.0.0.1:{port.getsockname()[1]}"
+    config = {"backend": "tcp", "rendezvous": {"address": address}, "backends": {"tcp": tcp}, **(config or {})}
 
     def body(rank: int) -> Any:
-        with mh.init(config={"backend": "tcp", **config}, rank=rank, world_size=world_size, timeout_s=timeout_s) as group:
+        with mh.init(config=config, rank=rank, world_size=world_size, timeout_s=timeout_s) as group:
             return program(group)
 
-    return on_threads(body, world_size)
+    with port:
+        return on_threads(body, world_size)
 
 
 def must(outcomes: list[Any]) -> list[Any]:
