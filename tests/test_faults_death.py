@@ -195,25 +195,6 @@ def test_where_rank_0_stands_still_every_survivor_says_that_and_names_nobody_els
     assert "rank 0 did not answer" in failures[0]["text"]
 
 
-def test_a_rank_0_that_goes_on_takes_nobody_for_lost_who_gave_up_because_of_it(nursery: Nursery) -> None:
-    program = """
-        group = mh.init(timeout_s=30)
-        group.barrier()
-        tell("ready")
-        until_told_to_go()
-        attempt(group.barrier, timeout_s=0.5)
-        os._exit(3)
-    """
-    with nursery.ranks(program, 4) as ranks:
-        ranks.start().await_facts("ready")
-        ranks.signal(0, signal.SIGSTOP)
-        ranks.go()
-        ranks.wait([1, 2, 3])
-        ranks.signal(0, signal.SIGCONT)
-        failures = ranks.raised()
-    assert {(fact["type"], fact["about"]) for fact in failures.values()} == {("DeadlineError", 0)}, failures
-
-
 def test_whom_a_late_rank_waits_for_is_not_named_where_it_waits_for_a_stopped_one(nursery: Nursery) -> None:
     program = """
         group = mh.init(timeout_s=30)
