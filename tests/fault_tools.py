@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import select
@@ -10,27 +11,47 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from preloaded import OF_RANKS, ended, preloaded
-from worlds import free_port
+from worlds import held_port
 
-__all__ = ["TELLING_JOINS", "LaunchedRanks", "Nursery", "Ranks"]
+from manyhands.control.bystanders import current_frames
+
+__all__ = ["LONG_BEFORE_S", "SECRET", "TELLING_JOINS", "LaunchedRanks", "Nursery", "Ranks", "until", "until_blocked"]
 
 SECRET = "the secret of the tests"
-_PATIENCE_S = 30.0
-"""How long a test waits for what must come: far more than any promise, so that only a hang ends by it."""
+LONG_BEFORE_S = 20.0
+"""What is told sooner than this was not told because a timeout of 30 s was up, however busy the machine is."""
+_PATIENCE_S = 45.0
+"""How long a test waits for what must come: far more than any promise, so that only a hang ends by it; longer than `PREAMBLE` lets a rank live."""
 
-PREAMBLE = """
+
+def until_blocked(thread: threading.Thread) -> None:
+    """Wait until a thread waits for other ranks."""
+    while True:
+        frame = current_frames().get(thread.ident)
+        while frame is not None:
+            if frame.f_code.co_filename.endswith("waiting.py"):
+                return
+            frame = frame.f_back
+        time.sleep(0.005)
+
+
+PREAMBLE = (
+    "import threading\n"
+    + inspect.getsource(until_blocked)
+    + """
 import faulthandler, json, os, sys, threading, time
 import numpy as np
 import manyhands as mh
 from manyhands.control.bystanders import current_frames
 
-faulthandler.dump_traceback_later(25, exit=True)
+faulthandler.dump_traceback_later(40, exit=True)
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 _telling = os.open(os.environ["TELL"], os.O_WRONLY)
 
@@ -61,16 +82,8 @@ def until_told_to_go():
     while not os.path.exists(os.environ["GO"]):
         time.sleep(0.005)
 
-def until_blocked(thread):
-    \"\"\"Wait until a thread waits for other ranks.\"\"\"
-    while True:
-        frame = current_frames().get(thread.ident)
-        while frame is not None:
-            if frame.f_code.co_filename.endswith("waiting.py"):
-                return
-            frame = frame.f_back
-        time.sleep(0.005)
 """
+)
 
 TELLING_JOINS = """
 from manyhands.control.membership import Membership
@@ -82,6 +95,20 @@ def joining(self, message):
 Membership.join = joining
 """
 """Put in front of a program, it makes the rank that runs the store tell of each rank that comes."""
+
+
+def until(condition: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
+    """Wait until a state that can be looked at is there; what must come has long for it."""
+    limit = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < limit, "what must come does not come"
+        time.sleep(0.005)
+
+
+def _clean_environ() -> dict[str, str]:
+    """Return the variables of this process, but for those that tell ranks where they are."""
+    foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
 class Nursery:
@@ -100,9 +127,7 @@ class Nursery:
 
     def start(self, program: str, environ: Mapping[str, str | None], output: Path) -> int:
         """Start a process with further variables, None for those that it must not have; return its id."""
-        foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        variables = {name: value for name, value in {**clean, **environ}.items() if value is not None}
+        variables = {name: value for name, value in {**_clean_environ(), **environ}.items() if value is not None}
         with Path(os.devnull).open() as nothing, output.open("wb") as written:
             files = [nothing.fileno(), written.fileno(), written.fileno()]
             return self._parent.start(["-c", program], files=files, environ=variables, cwd=self.directory)
@@ -151,7 +176,8 @@ class Ranks:
         self._program = PREAMBLE + textwrap.dedent(program)
         self._name = name
         self.world_size = world_size
-        self.port = free_port()
+        self._held = held_port()
+        self.port: int = self._held.getsockname()[1]
         self.facts: list[dict[str, Any]] = []
         self._variables: dict[str, str | None] = {
             "WORLD_SIZE": str(world_size),
@@ -241,6 +267,7 @@ class Ranks:
                 os.kill(pid, signal.SIGKILL)
                 self.codes[key] = self._nursery.reap(pid)
         os.close(self._told)
+        self._held.close()
 
     def read(self, timeout_s: float) -> None:
         """Take in what the ranks tell, for at most so many seconds."""
@@ -269,21 +296,8 @@ class LaunchedRanks(Ranks):
         """Start the job."""
         program = self._name.with_suffix(".py")
         program.write_text(self._before + self._program, encoding="utf-8")
-        words = [
-            *self.before,
-            sys.executable,
-            "-m",
-            "manyhands",
-            "run",
-            *self.options,
-            "-n",
-            str(self.world_size),
-            str(program),
-        ]
-        foreign = ("MANYHANDS_", "SLURM_", "PMI", "OMPI_")
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith(foreign) or name == "MANYHANDS_NATIVE"
-        }
+        command = [sys.executable, "-m", "manyhands", "run", *self.options, "-n", str(self.world_size), str(program)]
+        native = {name: value for name, value in os.environ.items() if name == "MANYHANDS_NATIVE"}
         mine = {
             name: value
             for name, value in self._variables.items()
@@ -294,11 +308,17 @@ class LaunchedRanks(Ranks):
             )
         }
         with self._name.with_suffix(".out").open("wb") as output:
-            self._job = subprocess.Popen(words, env=clean | mine, stdout=output, stderr=output, start_new_session=True)
+            self._job = subprocess.Popen(
+                [*self.before, *command],
+                env=_clean_environ() | native | mine,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         self.launcher = self._job.pid
         return self
 
-    def wait(self, which: Sequence[int] | None = None, timeout_s: float = 40.0) -> dict[int, int]:
+    def wait(self, which: Sequence[int] | None = None, timeout_s: float = _PATIENCE_S) -> dict[int, int]:
         """Wait until the job has ended."""
         limit = time.monotonic() + timeout_s
         while self._job.poll() is None:
@@ -318,3 +338,4 @@ class LaunchedRanks(Ranks):
             os.killpg(self._job.pid, signal.SIGKILL)
             self._job.wait()
         os.close(self._told)
+        self._held.close()

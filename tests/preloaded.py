@@ -23,6 +23,7 @@ import re
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "ended", "preloaded", "run"]
+__all__ = ["BEARING", "OF_COMMANDS", "OF_PYTEST", "OF_RANKS", "Preloaded", "Started", "ended", "preloaded", "run"]
 
 OF_RANKS = (
     *(
@@ -54,6 +55,9 @@ OF_COMMANDS = (*OF_RANKS, "manyhands.cli.app", "manyhands_simulated.script.launc
 """What the command line imports, and a simulated world."""
 OF_PYTEST = (*OF_RANKS, "pytest")
 """What tests import; no plugin of pytest, which imports them in a way of its own."""
+
+BEARING = {"PRELOADED_FIRST": "from manyhands.launch import processes; processes._GRACE_S = processes._END_S = 20.0"}
+"""Variables with which a launcher gives its ranks much time to fail by themselves, and to end when they are asked to. What stands in this one is run before a program."""
 
 
 class Preloaded:
@@ -154,6 +158,71 @@ def run(
         return subprocess.CompletedProcess([sys.executable, *map(str, words)], code, _text(out), _text(err))
 
 
+class Started:
+    """A program that runs: ``python words...``, begun as `run` begins one.
+
+    Parameters
+    ----------
+    words
+        A script, ``-m`` and a module, or ``-c`` and a program, and its arguments.
+    cwd
+        Where it runs.
+    environ
+        All its variables.
+    out
+        The file of its standard output, which goes where its standard error goes, if it is not given.
+
+    Attributes
+    ----------
+    pid
+        Its process id.
+    said
+        What was read of its standard error.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str | Path],
+        *,
+        cwd: str | os.PathLike[str],
+        environ: Mapping[str, str],
+        out: Path | None = None,
+    ) -> None:
+        self._parent = preloaded(*OF_COMMANDS)
+        err, written = os.pipe()
+        with Path(os.devnull).open() as nothing, contextlib.ExitStack() as files:
+            output = written if out is None else files.enter_context(out.open("wb")).fileno()
+            self.pid = self._parent.start(
+                [str(word) for word in words], files=[nothing.fileno(), output, written], environ=environ, cwd=cwd
+            )
+        os.close(written)
+        self._err = os.fdopen(err, encoding="utf-8", errors="backslashreplace")
+        self._code: int | None = None
+        self.said = ""
+
+    def await_words(self, words: str) -> str:
+        """Wait for a line with some words on the standard error; return it."""
+        for line in self._err:
+            self.said += line
+            if words in line:
+                return line
+        raise AssertionError(self.said)
+
+    def finish(self, timeout_s: float = 50) -> int:
+        """Wait for the end, of a program that says no more than a pipe holds; return its exit code, negative for a signal."""
+        assert ended(self.pid, timeout_s), "it does not end"
+        self._code = self._parent.reap(self.pid)
+        self.said += self._err.read()
+        return self._code
+
+    def close(self) -> None:
+        """Kill it, if it still runs."""
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._parent.reap(self.pid)
+        self._err.close()
+
+
 def _text(file: IO[bytes]) -> str:
     file.seek(0)
     # Which translates ends of lines, as `subprocess` does.
@@ -213,8 +282,12 @@ def _code(words: list[str]) -> Any:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if words[0] == "-u":
+    is_unbuffered = words[0] == "-u"
+    if is_unbuffered:
         del words[0]
+    if is_unbuffered or stat.S_ISFIFO(
+        os.fstat(1).st_mode
+    ):  # as `sys.stdout` takes what it had for a file, in which one can seek
         for name, file in (("stdout", 1), ("stderr", 2)):
             raw = io.FileIO(file, "w", closefd=False)
             setattr(sys, name, io.TextIOWrapper(raw, errors=getattr(sys, name).errors, write_through=True))
@@ -324,6 +397,7 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     words = _serve(socket.socket(fileno=int(sys.argv[1])))
+    exec(os.environ.pop("PRELOADED_FIRST", ""), {})
     if words[:3] in (["-m", "manyhands", "run"], ["-m", "manyhands", "bench"]):
         words = _prepare_for_ranks(words)
     if words:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["GOING_ON", "LOSING", "SHRINKING", "places"]
+import numpy as np
+from fault_tools import Ranks
 
-GOING_ON = """
-def until_lost(group):
-    try:
-        while True:
-            group.all_reduce(np.ones(1 << 14))
-    except mh.PeerLostError as error:
-        return error
+__all__ = ["GOING_ON", "LOSING", "SHRINKING", "going_on", "places", "use"]
 
-def check(group):
-    \"\"\"Use a group in every way; tell who is in it.\"\"\"
+
+def use(group):
+    """Use a group in every way."""
     size = group.world_size
     assert (group.all_reduce(np.full(3, 2.0**group.rank)) == 2.0**size - 1).all()
     assert group.all_gather(np.full(1 << 16, group.rank)).tolist() == np.repeat(np.arange(size), 1 << 16).tolist()
@@ -26,12 +24,24 @@ def check(group):
     with group.split(0, -group.rank) as backwards:
         assert backwards.all_gather(np.array([group.rank])).tolist() == list(range(size))[::-1]
     group.barrier()
-    tell("works", now=group.rank, of=size, ranks=group.ranks, backend=group.backend_name)
+
+
+GOING_ON = f"""
+{inspect.getsource(use)}
+def until_lost(group):
+    try:
+        while True:
+            group.all_reduce(np.ones(1 << 14))
+    except mh.PeerLostError as error:
+        return error
+
+def check(group):
+    use(group)
+    tell("works", now=group.rank, of=group.world_size)
 """
 
-
 LOSING = """
-group = mh.init(timeout_s=20)
+group = mh.init(timeout_s=30)
 group.barrier()
 tell("running")
 until_lost(group)
@@ -39,7 +49,7 @@ until_lost(group)
 """Make a group, tell of it, and go on until a rank is lost."""
 
 SHRINKING = """
-with group.shrink(timeout_s=15) as group:
+with group.shrink(timeout_s=30) as group:
     check(group)
 """
 
@@ -47,3 +57,12 @@ with group.shrink(timeout_s=15) as group:
 def places(facts: list[dict[str, Any]]) -> dict[int, tuple[int, int]]:
     """Return for each rank which one it is now, and of how many."""
     return {fact["rank"]: (fact["now"], fact["of"]) for fact in facts}
+
+
+def going_on(ranks: Ranks, left: Iterable[int]) -> None:
+    """Check that these ranks, and no others, go on in a group of their own, and end well."""
+    left = sorted(left)
+    works = ranks.await_facts("works", len(left))
+    codes = ranks.wait()
+    assert places(works) == {rank: (now, len(left)) for now, rank in enumerate(left)}
+    assert {rank: codes[rank] for rank in left} == dict.fromkeys(left, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -45,8 +46,9 @@ def test_what_is_no_flag_is_refused_and_the_group_stays_usable(flag: Any) -> Non
     assert thread_world(program, 2, "simulated") == [5, 5]
 
 
-def test_whoever_dies_and_whenever_the_others_agree_on_one_answer_and_again_after_it() -> None:
-    """Each rank killed at each moment, in several orders of events."""
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+def test_whoever_dies_and_whenever_the_others_agree_on_one_answer_and_again_after_it(seed: int) -> None:
+    """Each rank killed at each moment, in the order of events of a seed."""
 
     def program(group: mh.Group) -> Any:
         said = []
@@ -60,7 +62,7 @@ def test_whoever_dies_and_whenever_the_others_agree_on_one_answer_and_again_afte
         return said
 
     told = set()
-    for victim, moment, seed in itertools.product(range(3), range(34), range(3)):
+    for victim, moment in itertools.product(range(3), range(34)):
         fault = simulated.Kill(rank=victim, at_s=0.05 + moment / 10)
         done = simulated.run(program, 3, seed, faults=fault, check=False)
         answers = [done.results[rank] for rank in range(3) if rank != victim]
@@ -84,11 +86,14 @@ def test_it_works_on_a_group_that_has_failed() -> None:
 
 
 def test_who_does_not_come_is_named_on_all_who_wait_and_all_may_call_again() -> None:
+    asking = threading.Barrier(2)
+
     def program(group: mh.Group) -> Any:
         problem = None
         if group.rank != 2:
+            asking.wait(30)
             with pytest.raises(mh.DeadlineError) as caught:
-                group.agree(True, timeout_s=0.2)
+                group.agree(True, timeout_s=1)
             problem = caught.value.peer, str(caught.value)
         group.barrier()
         return group.agree(group.rank + 1), problem
@@ -98,20 +103,20 @@ def test_who_does_not_come_is_named_on_all_who_wait_and_all_may_call_again() -> 
     assert (first[0], late) == (0, (0, None))
     assert first[1] == (
         2,
-        "agree #0 of group 0 did not end within 0.2 s: rank 2 did not come, and did not end either; every member that is left must call it",
+        "agree #0 of group 0 did not end within 1 s: rank 2 did not come, and did not end either; every member that is left must call it",
     )
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("victim", [0, 1])
 def test_the_store_and_its_successor_may_die_in_the_midst_of_it(nursery: Nursery, victim: int) -> None:
     program = (
         GOING_ON
         + f"""
-group = mh.init(timeout_s=20)
+group = mh.init(timeout_s=30)
 group.barrier()
 tell("running")
 if rank == {victim}:
-    time.sleep(30)
+    time.sleep(60)
 tell("agreed", on=[group.agree(7 ^ 1 << rank), group.agree(True)])
 """
     )
@@ -128,7 +133,7 @@ def test_a_revoked_group_ends_the_calls_that_wait_and_shrinks_to_the_same_ranks(
     program = (
         GOING_ON
         + """
-group = mh.init(timeout_s=20)
+group = mh.init(timeout_s=30)
 half = group.split(rank % 2)
 if rank == 2:
     group.revoke()

@@ -14,7 +14,9 @@ from fault_tools import Nursery
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_case_of_each_kind(nursery: Nursery, kind: str) -> None:
-    run_case(nursery, case_of(next(seed for seed in count() if case_of(seed).kind == kind)))
+    """In a small world, and with time enough for whatever must happen: what is told in time is measured by the campaign."""
+    case = next(case for case in map(case_of, count()) if case.kind == kind and case.world_size <= 4)
+    run_case(nursery, replace(case, timeout_s=4.0 if case.kind in ("stop", "zombie") else 30.0), bound_s=40.0)
 
 
 CASE = replace(case_of(0), world_size=3, kind="kill", victim=1, shrinks=False)

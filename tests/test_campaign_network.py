@@ -15,6 +15,7 @@ hosts = pytest.mark.skipif(not can_make_networks(), reason="making hosts needs r
 
 
 @hosts
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["weather", "short", pytest.param("long", marks=pytest.mark.long)])
 def test_a_case_of_each_kind(nursery: Nursery, kind: str) -> None:
     run_case(nursery, case_of(next(seed for seed in count() if case_of(seed).kind == kind)))

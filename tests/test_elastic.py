@@ -12,7 +12,7 @@ import manyhands as mh
 from manyhands_simulated.running import Simulation
 
 TRAINING = """
-@mh.elastic(state=lambda: {"step": 0, "trail": [], "weights": np.zeros(3)}, timeout_s=20)
+@mh.elastic(state=lambda: {"step": 0, "trail": [], "weights": np.zeros(3)}, timeout_s=30)
 def train(group, generation, state, steps):
     tell("generation", number=generation, step=state["step"], now=group.rank, of=group.world_size)
     while state["step"] < steps:
@@ -31,7 +31,7 @@ tell("ended", trail=state["trail"])
 """
 
 
-@pytest.mark.parametrize("victims", [(0,), (3,), (0, 1), (2, 0, 1)])
+@pytest.mark.parametrize("victims", [(3,), (2, 0, 1)])
 def test_training_goes_on_with_those_that_are_left_from_the_last_commit(nursery: Nursery, victims: tuple[int, ...]) -> None:
     program = (
         f"""
@@ -158,7 +158,7 @@ def step(group, array):
     except ValueError:
         while True:
             group.all_reduce(array)
-@mh.elastic(timeout_s=20)
+@mh.elastic(timeout_s=30)
 def train(group, generation, state):
     if generation == 0:
         array = np.ones(9)
@@ -203,11 +203,11 @@ def test_a_state_that_is_none_is_refused() -> None:
 
 def test_a_rank_that_is_stopped_is_named_and_nobody_goes_on_beside_it(nursery: Nursery) -> None:
     program = """
-@mh.elastic(timeout_s=1)
+@mh.elastic(timeout_s=5)
 def train(group, generation, state):
     tell("running")
     while True:
-        group.all_reduce(1)
+        group.all_reduce(1, timeout_s=2)
 attempt(train)
 """
     with nursery.ranks(program, 3) as ranks:

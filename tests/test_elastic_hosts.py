@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from preloaded import BEARING, Started
 from test_elastic_launch import TRAINING, generations
 from worlds import free_port
 
@@ -35,6 +34,7 @@ def at_step(group, generation, state):
             say("a host has gone")
             open("gone", "w").close()
         if not is_full or group.all_reduce(np.array(float(os.path.exists("gone")))) < 4:
+            time.sleep(0.02)
             state["step"] -= 1  # until all that is to happen has happened
 """
 DYING_AT_ONCE = """
@@ -53,7 +53,8 @@ def at_step(group, generation, state):
     if rank == "3" and state["step"] == 30:
         os.kill(os.getpid(), 9)
 """
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Started]
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
@@ -62,12 +63,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     script = tmp_path / "train.py"
     address = f"127.0.0.1:{free_port()}"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MANYHANDS_")}
-    jobs: list[subprocess.Popen[str]] = []
+    jobs: list[Started] = []
 
-    def start(node_rank: int, dying: str = DYING, *options: str) -> subprocess.Popen[str]:
+    def start(node_rank: int, dying: str = DYING, *options: str) -> Started:
         script.write_text(TRAINING + dying + "train()", encoding="utf-8")
-        command = [
-            sys.executable,
+        words = [
             "-m",
             "manyhands",
             "run",
@@ -79,52 +79,37 @@ def start(tmp_path: Path) -> Iterator[Start]:
             "2",
             *(options or ("--max-restarts", "1")),
         ]
-        command += ["--node-rank", str(node_rank), "--rendezvous", address, str(script)]
-        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        jobs.append(subprocess.Popen(command, cwd=tmp_path, env=clean | {"MANYHANDS_SECRET": "of the test"}, **pipes))
+        words += ["--node-rank", str(node_rank), "--rendezvous", address, str(script)]
+        jobs.append(Started(words, cwd=tmp_path, environ=clean | BEARING | {"MANYHANDS_SECRET": "of the test"}))
         return jobs[-1]
 
     yield start
     for job in jobs:
-        job.kill()
-        job.communicate()
-
-
-def until(job: subprocess.Popen[str], words: str) -> str:
-    """Read what a launcher says until it has said some words."""
-    assert job.stdout is not None
-    said = ""
-    for line in job.stdout:
-        said += line
-        if words in line:
-            return said
-    raise AssertionError(said)
+        job.close()
 
 
 def test_ranks_of_each_host_are_replaced_and_so_is_a_host(start: Start) -> None:
     first, second = start(0), start(1)
-    said = until(first, "two deaths")
-    second.kill()
-    said += until(first, "a host has gone")
+    first.await_words("two deaths")
+    os.kill(second.pid, signal.SIGKILL)
+    first.await_words("a host has gone")
     again = start(1)
-    outputs = [said + first.communicate(timeout=40)[0], again.communicate(timeout=40)[0]]
-    assert [first.returncode, again.returncode] == [0, 0], outputs
-    told = generations("".join(outputs))
+    assert [first.finish(), again.finish()] == [0, 0], (first.said, again.said)
+    told = generations(first.said + again.said)
     assert [fact["size"] for fact in told[max(told)]] == [4] * 4
-    assert "rank 1 failed (killed by SIGKILL), and another one comes in its place: restart 1 of 1" in outputs[0]
+    assert "rank 1 failed (killed by SIGKILL), and another one comes in its place: restart 1 of 1" in first.said
 
 
-@pytest.mark.parametrize("dead", ["0", "01"])
+@pytest.mark.parametrize("dead", ["0", pytest.param("01", marks=pytest.mark.long)])
 def test_min_ranks_holds_where_the_store_and_the_door_die_too(start: Start, dead: str) -> None:
     jobs = [start(host, f"DEAD = {dead!r}" + DYING_AT_ONCE, "--min-ranks", "4") for host in range(2)]
-    outputs = [job.communicate(timeout=40)[0] for job in jobs]
-    assert [job.returncode for job in jobs] == [137, 1], outputs
-    assert f"{4 - len(dead)} ranks are left, and the job goes on with 4 or more (--min-ranks): start it anew" in outputs[1]
-    assert set(generations("".join(outputs))) == {0}, outputs
+    codes = [job.finish() for job in jobs]
+    assert codes == [137, 1], [job.said for job in jobs]
+    assert f"{4 - len(dead)} ranks are left, and the job goes on with 4 or more (--min-ranks): start it anew" in jobs[1].said
+    assert set(generations(jobs[0].said + jobs[1].said)) == {0}
 
 
 def test_who_has_not_come_in_when_the_job_ends_is_ended_and_does_no_harm(start: Start) -> None:
     jobs = [start(host, LATE) for host in range(2)]
-    outputs = [job.communicate(timeout=40)[0] for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], outputs
-    assert "1 rank failed, and all others ended well" in outputs[1]
+    assert [job.finish() for job in jobs] == [0, 0], [job.said for job in jobs]
+    assert "1 rank failed, and all others ended well" in jobs[1].said

@@ -75,21 +75,21 @@ def test_a_short_call_without_memory_for_its_result_goes_the_long_way_which_says
 @pytest.mark.parametrize(
     "call",
     [
-        "group.recv(0) if rank else group.send(np.zeros(64 << 20), 1)",
-        "group.broadcast_object(None if rank else bytes(512 << 20))",
-        "group.scatter(None if rank else np.zeros((2, 64 << 20)))",
-        "group.all_to_all(np.zeros((64 << 20, 1)) if rank == 0 else np.zeros((0, 1)), send_counts=[0, 64 << 20] if rank == 0 else [0, 0])",
+        "group.recv(0) if rank else group.send(np.zeros(32 << 20), 1)",
+        "group.broadcast_object(None if rank else bytes(128 << 20))",
+        "group.scatter(None if rank else np.zeros((2, 32 << 20)))",
+        "group.all_to_all(np.zeros((32 << 20, 1)) if rank == 0 else np.zeros((0, 1)), send_counts=[0, 32 << 20] if rank == 0 else [0, 0])",
     ],
     ids=["recv", "object", "scatter", "all_to_all"],
 )
 def test_a_rank_without_memory_in_the_middle_of_a_call_is_told_of_on_the_others(nursery: Nursery, call: str) -> None:
     program = f"""
         import resource
-        group = mh.init(timeout_s=20)
+        group = mh.init(timeout_s=30)
         group.broadcast_object([1, 2]); group.sendrecv(np.ones(3), 1 - rank, 1 - rank); group.all_to_all(np.ones(2), send_counts=[1, 1])
         if rank == 1:
             pages = int(open("/proc/self/statm").read().split()[0])
-            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (256 << 20),) * 2)
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (128 << 20),) * 2)
         error = attempt(lambda: {call})
         tell("kinds", is_memory=isinstance(error, MemoryError), is_ours=isinstance(error, mh.ManyHandsError))
         attempt(group.barrier)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_tools import Nursery
+from fault_tools import Nursery, until
 from worlds import thread_world
 
 import manyhands as mh
@@ -53,7 +52,7 @@ def test_survivors_write_and_say_who_died(nursery: Nursery, tmp_path: Path) -> N
             until_blocked(thread)
             tell("waiting")
 
-        with mh.init(timeout_s=10) as group:
+        with mh.init(timeout_s=30) as group:
             group.barrier()
             if rank == 1:
                 until_told_to_go()
@@ -78,7 +77,7 @@ def test_at_a_signal_ranks_write_and_go_on(nursery: Nursery, tmp_path: Path) -> 
             tell("loading")
             until_told_to_go()
 
-        with mh.init(timeout_s=20) as group:
+        with mh.init(timeout_s=30) as group:
             if rank == 1:
                 load()
             group.barrier()
@@ -88,8 +87,7 @@ def test_at_a_signal_ranks_write_and_go_on(nursery: Nursery, tmp_path: Path) -> 
         ranks.await_facts("loading", 1)
         for rank in range(2):
             ranks.signal(rank, signal.SIGUSR1)
-        while len(list(tmp_path.glob("*.json"))) < 2:
-            time.sleep(0.005)
+        until(lambda: len(list(tmp_path.glob("*.json"))) == 2)
         lines = story(tmp_path)
         assert any(line.startswith("Rank 1 is in no call, at <string>:") for line in lines)
         ranks.go()

@@ -19,7 +19,7 @@ from manyhands.control.handshake import KNOCK_BYTES, MAGIC, REFUSED, knock
 
 def call(stack: ExitStack, port: int, words: bytes = b"") -> socket.socket:
     """Connect, say something, and stay."""
-    sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+    sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
     if words:
         sock.sendall(words)
     return sock
@@ -55,32 +55,26 @@ def a_tls_client(stack: ExitStack, port: int) -> None:
 
 def resets(stack: ExitStack, port: int) -> None:
     for words in (b"", MAGIC, MAGIC + bytes(100)):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
             sock.sendall(words)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-STRANGERS: list[Callable[[ExitStack, int], None]] = [
-    random_bytes,
-    one_byte_then_silence,
-    silence,
-    two_hundred,
-    a_web_browser,
-    a_tls_client,
-    resets,
-]
+def strangers(stack: ExitStack, port: int) -> None:
+    """Call as all of them."""
+    for stranger in (random_bytes, one_byte_then_silence, silence, a_web_browser, a_tls_client, resets):
+        stranger(stack, port)
+
 
 MEET = textwrap.dedent("""
-    with mh.init(timeout_s=15) as group:
+    with mh.init(timeout_s=30) as group:
         until_told_to_go()
         tell("sum", value=float(group.all_reduce(np.ones(1))[0]))
         group.sendrecv(np.ones(1), (rank + 1) % world_size, (rank - 1) % world_size)
 """)
 
 
-@pytest.mark.parametrize(
-    "stranger", [pytest.param(each, marks=pytest.mark.long) if each is two_hundred else each for each in STRANGERS]
-)
+@pytest.mark.parametrize("stranger", [strangers, pytest.param(two_hundred, marks=pytest.mark.long)])
 def test_strangers_at_the_rendezvous(nursery: Nursery, stranger: Callable[[ExitStack, int], None]) -> None:
     with ExitStack() as stack, nursery.ranks(TELLING_JOINS + MEET) as ranks:
         ranks.start(0).await_facts("joined", 1)
@@ -105,9 +99,7 @@ Job.listen = listening
 """
 
 
-@pytest.mark.parametrize(
-    "stranger", [pytest.param(each, marks=pytest.mark.long) if each is two_hundred else each for each in STRANGERS]
-)
+@pytest.mark.parametrize("stranger", [strangers, pytest.param(two_hundred, marks=pytest.mark.long)])
 def test_strangers_at_the_data_ports(nursery: Nursery, stranger: Callable[[ExitStack, int], None]) -> None:
     with ExitStack() as stack, nursery.ranks(TELLING_PORTS + MEET) as ranks:
         for fact in ranks.start().await_facts("listens"):
@@ -182,7 +174,7 @@ shrinking._listen = listening_again
 
 def test_once_all_ranks_are_there_nobody_listens_at_the_rendezvous(nursery: Nursery) -> None:
     program = """
-        with mh.init(timeout_s=15) as group:
+        with mh.init(timeout_s=30) as group:
             group.barrier()
             tell("met")
             until_told_to_go()

@@ -11,6 +11,7 @@ from user_space_network import Network, can_make_networks
 from manyhands.control.liveness import Liveness
 
 
+@pytest.mark.long  # since it measures how long a kernel waits
 @pytest.mark.skipif(not can_make_networks(), reason="making hosts needs root, iproute2 and /dev/net/tun")
 def test_what_is_sent_into_a_silence_does_not_begin_the_patience_anew() -> None:
     liveness = Liveness(1, 3)
@@ -28,4 +29,6 @@ def test_what_is_sent_into_a_silence_does_not_begin_the_patience_anew() -> None:
             sock.send(b"there?")
             with pytest.raises(TimeoutError):
                 sock.recv(1)
-            assert time.monotonic() - cut_at < 4.6
+            assert (
+                time.monotonic() - cut_at < 5.2
+            )  # the whole patience after what was sent would end after 5.3 s at the earliest

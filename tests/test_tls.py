@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def meeting(folders: Sequence[Path | None], timeout_s: float = 10.0, backend: str = "tcp", **more: Any) -> list[object]:
+def meeting(folders: Sequence[Path | None], timeout_s: float = 30.0, backend: str = "tcp", **more: Any) -> list[object]:
     """Let ranks with these certificates meet; return what each got or raised."""
     port = free_port()
 
@@ -105,7 +105,7 @@ def test_a_backend_that_cannot_encrypt_is_refused(folder: Path, monkeypatch: pyt
 
 READ = """
 def work():
-    with mh.init(timeout_s=10) as group:
+    with mh.init(timeout_s=30) as group:
         group.broadcast(np.frombuffer(MARKER, np.uint8) if rank == 0 else np.zeros(len(MARKER), np.uint8), 0)
         group.all_gather_object(MARKER)
 attempt(work)
@@ -122,12 +122,12 @@ def test_who_listens_reads_nothing(nursery: Nursery, folder: Path, is_encrypted:
         assert (MARKER in proxy.passed()) is not is_encrypted
 
 
-def tampered(nursery: Nursery, folder: Path, tampering: Tampering) -> dict[int, str]:
+def tampered(nursery: Nursery, folder: Path, tampering: Tampering, within_s: str = "30") -> dict[int, str]:
     """Return what each rank was told; no result was wrong, and each error is a typed one."""
     tls = str(folder / "job")
     with (
         active_proxy(tampering) as proxy,
-        nursery.ranks(PROGRAM, 2, PROXY=str(proxy.port), MANYHANDS_SECURITY__TLS=tls) as ranks,
+        nursery.ranks(PROGRAM, 2, PROXY=str(proxy.port), WITHIN_S=within_s, MANYHANDS_SECURITY__TLS=tls) as ranks,
     ):
         raised = ranks.start().raised()
         assert [fact["typed"] for fact in ranks.await_facts("ended")] == [True, True], (tampering, raised, ranks.output())
@@ -135,8 +135,9 @@ def tampered(nursery: Nursery, folder: Path, tampering: Tampering) -> dict[int, 
         return {rank: f"{fact['type']}: {fact['text']}" for rank, fact in raised.items()}
 
 
-@pytest.mark.parametrize("direction", ["up", "down"])
-@pytest.mark.parametrize(("kind", "place"), [(LINK, 3_000), (LINK, 200_000), (b"control", 1_700)])
+@pytest.mark.parametrize(
+    ("kind", "direction", "place"), [(LINK, "up", 200_000), (LINK, "down", 3_000), (b"control", "up", 1_700)]
+)
 def test_a_changed_byte_ends_the_job_on_both_ranks(
     nursery: Nursery, folder: Path, kind: bytes, direction: str, place: int
 ) -> None:
@@ -154,11 +155,11 @@ def test_whatever_is_done_each_result_is_right_and_each_error_typed(
     nursery: Nursery, folder: Path, means: str, direction: str
 ) -> None:
     for kind, place in [(LINK, 700), (LINK, 30_000), (b"control", 100), (b"control", 2_000), (b"reserve", 300)]:
-        tampered(nursery, folder, Tampering(kind, direction, place, means, count=16))
+        tampered(nursery, folder, Tampering(kind, direction, place, means, count=16), "4")
 
 
 def test_a_certificate_of_another_authority_is_refused(folder: Path) -> None:
-    zeroth, first = meeting([folder / "job", folder / "hosts" / "node1"], timeout_s=2)
+    zeroth, first = meeting([folder / "job", folder / "hosts" / "node1"], timeout_s=3)
     assert isinstance(zeroth, mh.DeadlineError)
     assert "from 127.0.0.1 with TLS that failed (the other end does not trust the certificate of this one" in str(zeroth)
     assert isinstance(first, mh.AuthenticationError)
@@ -168,7 +169,7 @@ def test_a_certificate_of_another_authority_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("which", [0, 1])
 def test_ranks_of_which_one_does_not_encrypt_do_not_meet(folder: Path, which: int) -> None:
     folders = [folder / "job", None] if which else [None, folder / "job"]
-    zeroth, first = meeting(folders, timeout_s=2)
+    zeroth, first = meeting(folders, timeout_s=3)
     assert isinstance(zeroth, mh.DeadlineError)
     assert f"from 127.0.0.1 with{'out' if which else ''} TLS" in str(zeroth)
     assert isinstance(first, mh.AuthenticationError)
@@ -179,7 +180,7 @@ def test_a_certificate_that_has_run_out_is_refused(tmp_path: Path) -> None:
     files = made(["manyhands"], dt.timedelta(seconds=-1))["manyhands"]
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    _, first = meeting([tmp_path, tmp_path], timeout_s=2)
+    _, first = meeting([tmp_path, tmp_path], timeout_s=3)
     assert isinstance(first, mh.AuthenticationError)
     assert "certificate has expired" in str(first)
 
@@ -249,7 +250,7 @@ class Between:
 
     def close(self) -> None:
         self._listener.close()
-        self._thread.join(5)
+        self._thread.join(30)
 
 
 @pytest.fixture
@@ -271,7 +272,7 @@ def test_a_certificate_without_the_secret_is_no_good_on_the_path(folder: Path, l
     between = Between(folder / "hosts" / "10.0.0.2", address)
     try:
         with pytest.raises(mh.AuthenticationError, match="somebody on the path has a certificate of the same authority"):
-            dial(between.address, credentials, b"hello", Deadline(5))
+            dial(between.address, credentials, b"hello", Deadline(30))
     finally:
         between.close()
         listener.close()
@@ -291,7 +292,7 @@ def test_a_connection_that_ends_before_tls_is_lost_and_no_more(folder: Path) -> 
 
 
 GO_ON = """
-group = mh.init(timeout_s=20)
+group = mh.init(timeout_s=30)
 tell("ready")
 until_failed(group)
 with group.shrink() as rest:

@@ -20,7 +20,7 @@ PROGRAM = (
     VIA_PROXY
     + """
 def work():
-    with mh.init(timeout_s=4) as group:
+    with mh.init(timeout_s=float(os.environ["WITHIN_S"])) as group:
         for turn in range(3):
             for n in (1, 0, 100, 40_000):
                 mine = np.arange(n) * 1.0 + rank + turn
@@ -39,11 +39,11 @@ tell("ended", typed=outcome is None or isinstance(outcome, mh.ManyHandsError))
 )
 
 
-def run(nursery: Nursery, tampering: Tampering, checksum: str = "true") -> dict[int, str]:
+def run(nursery: Nursery, tampering: Tampering, checksum: str = "true", within_s: str = "30") -> dict[int, str]:
     """Return what each rank was told, nothing where all went well; each result was right, and each error is a typed one."""
     with (
         active_proxy(tampering) as proxy,
-        nursery.ranks(PROGRAM, 2, PROXY=str(proxy.port), MANYHANDS_SECURITY__CHECKSUM=checksum) as ranks,
+        nursery.ranks(PROGRAM, 2, PROXY=str(proxy.port), WITHIN_S=within_s, MANYHANDS_SECURITY__CHECKSUM=checksum) as ranks,
     ):
         raised = ranks.start().raised()
         assert [fact["typed"] for fact in ranks.await_facts("ended")] == [True, True], (tampering, raised, ranks.output())
@@ -55,8 +55,7 @@ def test_who_only_listens_changes_nothing(nursery: Nursery) -> None:
     assert run(nursery, Tampering(b"nothing", "up", 0, "flip")) == {}
 
 
-@pytest.mark.parametrize("direction", ["up", "down"])
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(("direction", "which"), [("up", 0), ("up", 1), ("down", 1)])
 def test_a_changed_control_frame_ends_the_job_on_both_ranks(nursery: Nursery, direction: str, which: int) -> None:
     told = run(nursery, Tampering(b"control", direction, 400, "flip", which), "false")
     assert len(told) == 2
@@ -65,8 +64,9 @@ def test_a_changed_control_frame_ends_the_job_on_both_ranks(nursery: Nursery, di
         assert "the connection was tampered with" in words
 
 
-@pytest.mark.parametrize("place", [0, 65, 90, 165, 200_000])
-@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize(
+    ("place", "direction"), [*((place, "up") for place in (0, 65, 90, 165, 200_000)), (65, "down"), (200_000, "down")]
+)
 def test_a_changed_message_ends_the_job_on_both_ranks(nursery: Nursery, direction: str, place: int) -> None:
     told = run(nursery, Tampering(LINK, direction, place, "flip"))
     assert len(told) == 2
@@ -76,9 +76,9 @@ def test_a_changed_message_ends_the_job_on_both_ranks(nursery: Nursery, directio
         assert "the connection was tampered with" in words
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 200))])
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 200))])
 def test_whatever_is_done_to_a_connection_each_result_is_right_and_each_error_typed(nursery: Nursery, seed: int) -> None:
-    run(nursery, chance(seed))
+    run(nursery, chance(seed), within_s="4")
 
 
 def configured(*checksums: bool) -> list[object]:
@@ -91,7 +91,7 @@ def configured(*checksums: bool) -> list[object]:
             "rendezvous": {"address": f"127.0.0.1:{port}"},
             "security": {"checksum": checksums[rank]},
         }
-        with mh.init(config=config, rank=rank, world_size=2, timeout_s=10) as group:
+        with mh.init(config=config, rank=rank, world_size=2, timeout_s=30) as group:
             return float(group.all_reduce(np.ones(1))[0])
 
     return on_threads(body, 2)

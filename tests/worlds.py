@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import collections
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import manyhands as mh
 from manyhands.api import CommError, Group, ThreadWorld
 from manyhands_simulated.running import Simulation
 
-__all__ = ["HYBRIDS", "free_port", "must", "on_threads", "over_sockets", "thread_world"]
+__all__ = ["HYBRIDS", "free_port", "held_port", "must", "on_threads", "over_sockets", "thread_world"]
 
 _PATIENCE_S = 40.0
 """How long a rank may take: more than any timeout of a test, so that only a hang ends by it."""
@@ -23,28 +22,32 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "hybrid-simulated": {"routes": {"intra": "simulated", "inter": "tcp"}},
 }
 """Worlds over backends that are composed, on pretended hosts of two ranks each; the second is a simulated one."""
-_FIRST_PORT, _PORTS, _WORKERS = 12_000, 20_000, 20
+_HELD = 100
+_held: collections.deque[int] = collections.deque()
 
 
-def _ports() -> Iterator[int]:
-    """Return the ports of this process for ever, one after the other: below those of outgoing connections, and no other worker's."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
-    count = _PORTS // _WORKERS
-    first = _FIRST_PORT + worker * count
-    # Another run of the tests at the same time begins elsewhere.
-    return (first + (os.getpid() + number) % count for number in itertools.count())
+def held_port() -> socket.socket:
+    """Return a socket that holds a port, which nobody else is given until it is closed.
 
-
-_numbers = _ports()
+    It is bound, so that connections are refused until a rank listens there, which Linux lets it do beside the socket that holds the port.
+    """
+    is_dual = socket.has_dualstack_ipv6()
+    sock = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_dual:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    sock.bind(("", 0))
+    return sock
 
 
 def free_port() -> int:
-    """Return a port where nobody listens, and that no other test of this run is given for a long time."""
-    for port in _numbers:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
-    raise AssertionError
+    """Return a port that this process holds until a hundred more have been asked for."""
+    with held_port() as sock:
+        port: int = sock.getsockname()[1]
+        _held.append(sock.detach())
+    if len(_held) > _HELD:
+        os.close(_held.popleft())
+    return port
 
 
 def on_threads(body: Callable[[int], Any], count: int) -> list[Any]:
@@ -57,7 +60,7 @@ def on_threads(body: Callable[[int], Any], count: int) -> list[Any]:
         except BaseException as error:
             outcomes[number] = error
 
-    threads = [threading.Thread(target=target, args=(number,), daemon=True) for number in range(count)]
+    threads = [threading.Thread(target=target, name=f"rank {number}", args=(number,), daemon=True) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -99,18 +102,28 @@ def thread_world(
     return on_threads(enter, world_size)
 
 
-def over_sockets(program: Callable[[Group], Any], world_size: int = 2, *, timeout_s: float = 20, **tcp: Any) -> list[Any]:
+def over_sockets(
+    program: Callable[[Group], Any],
+    world_size: int = 2,
+    *,
+    timeout_s: float = 30,
+    config: Mapping[str, Any] | None = None,
+    **tcp: Any,
+) -> list[Any]:
     """Run ``program`` on threads that meet as processes do, at an address; return what each returned or raised.
 
     ``tcp`` is the table ``[backends.tcp]``.
     """
-    config = {"backend": "tcp", "rendezvous": {"address": f"127.0.0.1:{free_port()}"}, "backends": {"tcp": tcp}}
+    port = held_port()
+    address = f"127.0.0.1:{port.getsockname()[1]}"
+    config = {"backend": "tcp", "rendezvous": {"address": address}, "backends": {"tcp": tcp}, **(config or {})}
 
     def body(rank: int) -> Any:
         with mh.init(config=config, rank=rank, world_size=world_size, timeout_s=timeout_s) as group:
             return program(group)
 
-    return on_threads(body, world_size)
+    with port:
+        return on_threads(body, world_size)
 
 
 def must(outcomes: list[Any]) -> list[Any]:
