@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -19,8 +20,8 @@ from manyhands_conformance.chapters import death_, leaks_
 
 @pytest.fixture
 def shared() -> Iterator[list[Path]]:
-    """Three names of shared memory, which nobody else has."""
-    names = [Path(f"/dev/shm/conformance-{os.getpid()}-{number}") for number in range(3)]
+    """Four names of shared memory, which nobody else has."""
+    names = [Path(f"/dev/shm/conformance-{os.getpid()}-{number}") for number in range(4)]
     yield names
     for each in names:
         each.unlink(missing_ok=True)
@@ -31,15 +32,18 @@ def new(before: dict[str, set[Any]], kind: str) -> set[Any]:
 
 
 def test_only_what_this_process_makes_in_shared_folders_is_seen(shared: list[Path]) -> None:
-    mine, others, unseen = shared
+    mine, mapped, others, held = shared
     leaks_._listen()
     before, usual = leaks_._held(), tempfile.gettempdir()
     subprocess.run(["touch", str(others)], check=True)
     mine.touch()
-    descriptor = ctypes.CDLL(None).shm_open(f"/{unseen.name}".encode(), os.O_CREAT | os.O_RDWR, 0o600)  # no Python sees that
-    leaks_._note()
-    os.close(descriptor)
-    assert new(before, "files in /dev/shm") == {str(mine), str(unseen)}
+    for name, look in ((mapped, lambda number: mmap.mmap(number, 1).close()), (held, lambda _: leaks_._note())):
+        flags = os.O_CREAT | os.O_RDWR
+        descriptor = ctypes.CDLL(None).shm_open(f"/{name.name}".encode(), flags, 0o600)  # Python does not see the name
+        os.ftruncate(descriptor, 1)
+        look(descriptor)
+        os.close(descriptor)
+    assert new(before, "files in /dev/shm") == {str(mine), str(mapped), str(held)}
     with leaks_._own_folder():
         before = leaks_._held()
         other = Path(subprocess.check_output(["mktemp", "-p", usual], text=True).strip())
@@ -72,8 +76,14 @@ def close(pair: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(
     ("steps", "is_leak"),
-    [([1.0] * 6, True), ([1, 1, 1, -9, 1, 1], True), ([0, 0, 900, 0, 0, 0], False), ([0.1] * 6, False), ([2, -2] * 3, False)],
-    ids=["steady", "freed once", "a burst", "too little", "to and fro"],
+    [
+        ([1.0] * 6, True),
+        ([1, 1, 1, -9, 1, 1], True),
+        ([0, 0, 900, 0, 0, 0], False),
+        ([0.1] * 6, False),
+        ([0, 0, 0, 0, 9, 9], False),
+    ],
+    ids=["steady", "freed once", "a burst", "too little", "two bursts"],
 )
 def test_memory_that_grows_most_of_the_time_is_a_leak(
     steps: list[float], is_leak: bool, monkeypatch: pytest.MonkeyPatch
