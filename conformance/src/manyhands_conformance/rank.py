@@ -22,6 +22,9 @@ from manyhands_conformance.ranks import HERE, Here, outcome_of
 
 __all__ = ["main"]
 
+_REST_S = 1.0
+"""How often a simulated world shows that it lives, while no rank runs a program."""
+
 
 def main() -> None:
     """Be a rank, until the socket ends."""
@@ -36,8 +39,9 @@ def _orders(own: socket.socket, *, is_virtual: bool) -> Iterator[dict[str, Any]]
     """Yield the programs that come, until the other side ends."""
     partial, others_run = b"", True
     while True:
-        # A rank that only waits for what is not of a simulated world keeps those that still run waiting for seconds.
-        while is_virtual and others_run and not select.select([own], [], [], 0.0002)[0]:
+        # A rank that only waits for what is not of a simulated world keeps those that still run waiting for seconds, and one in which nothing happens for long
+        # counts as deadlocked.
+        while is_virtual and not select.select([own], [], [], 0.0002 if others_run else _REST_S)[0]:
             mh.sleep(0.001)
         data = own.recv(1 << 16)
         if not data:
