@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from manyhands_conformance import patience
+
 sys.path.insert(0, str(Path(__file__).resolve().parent / "broken"))  # also for the factory, which core imports by its name
 
 _PROCESSES = ("death_", "close_processes_end")
@@ -28,8 +30,11 @@ _LONG = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave that to `make test-all`."""
+    """Leave that to `make test-all`. Each test may last longer than a check lets a program of a backend that hangs."""
+    here = Path(__file__).resolve().parent
     for item in items:
+        if here in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(2.5 * patience.PROGRAM_S))
         kind = getattr(getattr(item, "cls", None), "__name__", "")
         if item.name.startswith(tuple(f"test_{check}" for check in _LONG.get(kind, ()))):
             item.add_marker(pytest.mark.long)
