@@ -59,7 +59,8 @@ CONFORMANCE = "manyhands_conformance"
 CONFORMANCE_ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "arrays memory ranks",
+        "arrays memory patience",
+        "ranks",
         "threads processes rank",
         "worlds",
         "registry",

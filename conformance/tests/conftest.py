@@ -1,31 +1,53 @@
-"""Which tests of the suite take long by nature."""
+"""Which tests of the suite take long by nature, or repeat on one backend what another one shows; and the backends of the folder `broken`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import pytest
 
+from manyhands_conformance import patience
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "broken"))  # also for the factory, which core imports by its name
+
 _PROCESSES = ("death_", "close_processes_end")
-_WORLDS = ("close_", "leaks_worlds", "mismatches_calls", "mismatches_messages")
+_CORE = (
+    *("bytes_every_dtype", "bytes_every_layout", "bytes_every_shape", "bytes_every_world", "bytes_floats", "bytes_in_place"),
+    *("bytes_inputs", "bytes_mixtures", "bytes_objects", "bytes_reductions", "bytes_structured", "bytes_uneven"),
+    *("messages_dtype", "messages_every_layout", "messages_objects", "mismatches_what"),
+)
+"""What core does in front of any transport: `make test` has it on tcp."""
+_PARTS = ("leaks_calls", "leaks_groups", "leaks_failures")
+"""What the two parts of hybrid show by themselves."""
+_WORLDS = ("close_", "leaks_", "messages_every_pair", "mismatches_calls", "mismatches_messages")
+"""What makes many worlds: on the simulated backend, a world is a process as well."""
+_LONG = {
+    "TestShm": (*_PROCESSES, *_CORE),
+    "TestHybrid": (*_PROCESSES, *_CORE, *_PARTS),
+    "TestSimulated": (*_WORLDS, *_CORE),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave what starts many processes to `make test-all`, but for tcp; a world of the simulated backend is a process as well."""
+    """Leave that to `make test-all`. Each test may last longer than a check lets a program of a backend that hangs."""
+    here = Path(__file__).resolve().parent
     for item in items:
-        name = getattr(getattr(item, "cls", None), "__name__", "")
-        chapters = {"TestShm": _PROCESSES, "TestHybrid": _PROCESSES, "TestSimulated": _WORLDS}.get(name, ())
-        if item.name.startswith(tuple(f"test_{chapter}" for chapter in chapters)):
+        if here in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(2.5 * patience.PROGRAM_S))
+        kind = getattr(getattr(item, "cls", None), "__name__", "")
+        if item.name.startswith(tuple(f"test_{check}" for check in _LONG.get(kind, ()))):
             item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")
-def broken_backend() -> Iterator[str]:
-    """Register the backend with faults, once in this process; give its name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).resolve().parent))
-        import broken_backends
+def loft() -> str:
+    """Register the backend with defects, once in this process; give its name."""
+    import broken_loft
+    import broken_natives
 
-        broken_backends.register()
-        yield "broken"
+    from manyhands.config.plugins import get_plugin_manager
+
+    get_plugin_manager().register(broken_loft, "loft")
+    get_plugin_manager().register(broken_natives.Natives(), "natives of loft")
+    return "loft"

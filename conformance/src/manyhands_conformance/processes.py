@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from manyhands_conformance import patience
 from manyhands_conformance.ranks import Outcome, Program
 
 __all__ = ["ProcessJob"]
@@ -28,6 +29,8 @@ _TAIL = 2000
 
 class ProcessJob:
     """Ranks that run one program after the other in one group until the job ends.
+
+    Their temporary files have a folder of their own, where no other program makes any; it goes with the job.
 
     Parameters
     ----------
@@ -68,8 +71,10 @@ class ProcessJob:
         self.size: int = size
         self.pids: dict[int, int] = {}
         self.words: list[tuple[int, str]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="manyhands-check-")
+        self._folder = tempfile.TemporaryDirectory(prefix="mh-check-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
+        temporary = folder / "t"  # short: the names of sockets have little room
+        temporary.mkdir()
         self._output = folder / "output"
         self._connections: dict[int, _Connection] = {}
         self._selector = selectors.DefaultSelector()
@@ -82,6 +87,7 @@ class ProcessJob:
         options += ["--config", str(Path(config).resolve())] if isinstance(config, str) else []
         command = [sys.executable, "-m", "manyhands", "run", *options, "-m", "manyhands_conformance.rank"]
         environ = os.environ | _variables(config if isinstance(config, Mapping) else {})
+        environ["TMPDIR"] = str(temporary)
         environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
         with socket.socket(socket.AF_UNIX) as listener, self._output.open("wb") as output:
             listener.bind(str(folder / "meet"))
@@ -109,20 +115,19 @@ class ProcessJob:
     def begin(self, program: Program, facts: Mapping[str, Any]) -> None:
         """Run a program on every rank, and do not wait for it."""
         self._outcomes = {}
-        order = json.dumps({"program": f"{program.__module__}:{program.__qualname__}", "facts": dict(facts)})
-        for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # of a rank that is gone, which is noticed when it is read
-                connection.socket.sendall(f"{order}\n".encode())
+        self._order({"program": f"{program.__module__}:{program.__qualname__}", "facts": dict(facts)})
 
     def outcomes(self, patience_s: float, lost: tuple[int, ...] = ()) -> list[Outcome | None]:
         """Wait until every rank but those that are ``lost`` is done; return what came of the program, None for those that are not."""
         wanted = set(range(self.size)).difference(lost)
         self._read_until(lambda: wanted <= self._outcomes.keys() | self._gone, patience_s)
+        if self._outcomes.keys() >= self._connections.keys():
+            self._order({"rest": True})
         return [self._outcomes.get(rank) for rank in range(self.size)]
 
-    def told(self, word: str, count: int, patience_s: float = 20.0) -> bool:
+    def told(self, word: str, count: int) -> bool:
         """Wait until so many ranks have told a word; return whether they have."""
-        return self._read_until(lambda: sum(each == word for _, each in self.words) >= count, patience_s)
+        return self._read_until(lambda: sum(each == word for _, each in self.words) >= count, patience.TIMEOUT_S)
 
     def signal(self, rank: int, number: signal.Signals) -> float:
         """Send a signal to a rank; return when, by `time.monotonic`."""
@@ -155,6 +160,12 @@ class ProcessJob:
             fault = f"not all ranks left the world within {patience_s:g} s:\n{self._tail()}"
         self._kill()
         return fault
+
+    def _order(self, order: Mapping[str, Any]) -> None:
+        line = f"{json.dumps(order)}\n".encode()
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):  # of a rank that is gone, which is noticed when it is read
+                connection.socket.sendall(line)
 
     def _gather(self, listener: socket.socket) -> None:
         listener.settimeout(0.1)

@@ -1,7 +1,7 @@
 """A rank that is a process of its own: ``manyhands run ... -m manyhands_conformance.rank SOCKET TIMEOUT CLOCK``.
 
-It takes programs from the socket, one line of JSON each, and answers with what came of them. CLOCK is ``virtual`` where ranks live on a
-clock of their own.
+It takes programs from the socket, one line of JSON each, and answers with what came of them; ``{"rest": true}`` says that all ranks have ended the last one.
+CLOCK is ``virtual`` where ranks live on a clock of their own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from manyhands_conformance.ranks import HERE, Here, outcome_of
 
 __all__ = ["main"]
 
+_REST_S = 1.0
+"""How often a simulated world shows that it lives, while no rank runs a program."""
+
 
 def main() -> None:
     """Be a rank, until the socket ends."""
@@ -32,17 +35,23 @@ def main() -> None:
             _live(_orders(own, is_virtual=clock == "virtual"), _Answers(answers), float(timeout_s))
 
 
-def _orders(own: socket.socket, *, is_virtual: bool) -> Iterator[str]:
-    """Yield the lines that come, until the other side ends."""
-    partial = b""
+def _orders(own: socket.socket, *, is_virtual: bool) -> Iterator[dict[str, Any]]:
+    """Yield the programs that come, until the other side ends."""
+    partial, others_run = b"", True
     while True:
-        while is_virtual and not select.select([own], [], [], 0.0002)[0]:
-            mh.sleep(0.001)  # who only waits for what is not of a simulated world keeps all others waiting for seconds
+        # A rank that only waits for what is not of a simulated world keeps those that still run waiting for seconds, and one in which nothing happens for long
+        # counts as deadlocked.
+        while is_virtual and not select.select([own], [], [], 0.0002 if others_run else _REST_S)[0]:
+            mh.sleep(0.001)
         data = own.recv(1 << 16)
         if not data:
             return
         *lines, partial = (partial + data).split(b"\n")
-        yield from (line.decode() for line in lines)
+        for line in lines:
+            order = json.loads(line)
+            others_run = "rest" not in order
+            if others_run:
+                yield order
 
 
 class _Answers:
@@ -56,15 +65,14 @@ class _Answers:
             self._file.flush()
 
 
-def _live(orders: Iterator[str], answers: _Answers, timeout_s: float) -> None:
+def _live(orders: Iterator[dict[str, Any]], answers: _Answers, timeout_s: float) -> None:
     here = Here(None, None, timeout_s, lambda word: answers.write("word", word))
     HERE.set(here)
 
     def body() -> None:
         with here.join() as group:
             answers.write("here", [group.rank, os.getpid()])
-            for line in orders:
-                order = json.loads(line)
+            for order in orders:
                 module, _, name = order["program"].partition(":")
                 program = getattr(importlib.import_module(module), name)
                 outcome, error = outcome_of(lambda: program(group, **order["facts"]))  # noqa: B023 - called at once

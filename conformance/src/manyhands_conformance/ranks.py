@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import manyhands as mh
+from manyhands_conformance.patience import TIMEOUT_S
 
-__all__ = ["HERE", "Here", "Outcome", "Program", "ending", "join", "outcome_of", "tell", "until_failed"]
+__all__ = ["HERE", "Here", "Outcome", "Program", "came_late", "ending", "join", "outcome_of", "tell", "until_failed"]
 
 Program = Callable[..., Any]
 """``program(group, **facts)``: a function of a module, which runs on every rank. Its facts and its result are plain data, as JSON has it."""
@@ -124,13 +125,27 @@ def join(timeout_s: float | None = None) -> mh.Group:
     return HERE.get().join(timeout_s)
 
 
-def until_failed(group: mh.Group, patience_s: float = 20.0) -> None:
+def until_failed(group: mh.Group, patience_s: float = TIMEOUT_S) -> None:
     """Wait until a group knows that its job has failed, without a call on it; return after the patience all the same."""
     limit = time.monotonic() + patience_s
     while "failed" not in repr(group) and time.monotonic() < limit:
         mh.sleep(0.005)
 
 
+def came_late(endings: Iterable[Mapping[str, Any] | None], timeout_s: float) -> set[int]:
+    """Return which ranks began a call when the timeout of the first one was half over: such a rank had no processor, and may be named as late.
+
+    Parameters
+    ----------
+    endings
+        What `ending` returned on each rank; None for one that is not asked for.
+    timeout_s
+        The timeout of the call.
+    """
+    began = {rank: each["ended"] - each["took_s"] for rank, each in enumerate(endings) if each is not None}
+    return {rank for rank, each in began.items() if each - min(began.values()) > timeout_s / 2}
+
+
 def tell(word: str) -> None:
-    """Give a word to the check; see `Job.told`."""
+    """Give a word to the check; see `ProcessJob.told`."""
     HERE.get().say(word)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyhands.api import ThreadWorld, current_frames
+from manyhands_conformance import patience
 from manyhands_conformance.ranks import HERE, Here, Outcome, Program, outcome_of
 
 __all__ = ["ThreadJob", "has_stuck_threads"]
@@ -92,7 +93,7 @@ class ThreadJob:
             return ""
         where = self.whereabouts()
         self._world.abort("manyhands check ends this world")
-        stuck = "" if self._joined(5.0) else ", not even when it was aborted"
+        stuck = "" if self._joined(patience.PROMPT_S) else ", not even when it was aborted"
         return f"not all ranks left the world within {patience_s:g} s{stuck}:\n{where}"
 
     def _joined(self, patience_s: float) -> bool:

@@ -8,15 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from manyhands.api import BackendSpec, BackendUnavailableError, Group, UsageError, describe_backend, install_command
+from manyhands_conformance import patience
 from manyhands_conformance.processes import ProcessJob
 from manyhands_conformance.ranks import Outcome, Program
 from manyhands_conformance.threads import ThreadJob
 
 __all__ = ["WorldMaker"]
 
-_TIMEOUT_S: Final = 15.0
-_GRACE_S: Final = 10.0
-"""How much longer than a group's timeout a program may last."""
 _LARGEST: Final = 9
 _AT_ONCE: Final = 4
 
@@ -93,9 +91,7 @@ class WorldMaker:
             return not self.has_threads
         return "virtual time" in self.spec.capabilities
 
-    def run(
-        self, program: Program, ranks: int | None = None, *, patience_s: float = _TIMEOUT_S + _GRACE_S, **facts: Any
-    ) -> list[Any]:
+    def run(self, program: Program, ranks: int | None = None, **facts: Any) -> list[Any]:
         """Run a program on every rank; return what it returned on each.
 
         Parameters
@@ -104,8 +100,6 @@ class WorldMaker:
             A function of a module: ``program(group, **facts)``.
         ranks
             How many ranks the world has.
-        patience_s
-            Seconds that the program may last.
         facts
             Plain data.
 
@@ -117,8 +111,8 @@ class WorldMaker:
         size = self.ranks if ranks is None else ranks
         job = self._kept.get(size)
         if job is None:
-            job = self._kept[size] = self._start(size, _TIMEOUT_S)
-        outcomes = job.run(program, facts, patience_s)
+            job = self._kept[size] = self._start(size, patience.TIMEOUT_S)
+        outcomes = job.run(program, facts, patience.PROGRAM_S)
         if any(each is None or each.errors for each in outcomes):
             del self._kept[size]
             text = _what_happened(program, job, outcomes)
@@ -127,7 +121,7 @@ class WorldMaker:
         return [each.value for each in outcomes if each is not None]
 
     def attempt(
-        self, program: Program, ranks: int | None = None, *, timeout_s: float = _TIMEOUT_S, **facts: Any
+        self, program: Program, ranks: int | None = None, *, timeout_s: float | None = None, **facts: Any
     ) -> list[Outcome]:
         """Run a program on every rank of a new world, where calls may fail; return what came of it on each.
 
@@ -136,7 +130,7 @@ class WorldMaker:
         program, ranks, facts
             As for `run`.
         timeout_s
-            The timeout of the ranks' group.
+            The timeout of the ranks' group; by default `patience.TIMEOUT_S`.
 
         Raises
         ------
@@ -144,17 +138,18 @@ class WorldMaker:
             The program did not end in time on a rank, or a rank did not leave the world.
         """
         size = self.ranks if ranks is None else ranks
-        job = self._start(size, timeout_s)
-        outcomes = job.run(program, facts, timeout_s + _GRACE_S)
+        limit_s = patience.TIMEOUT_S if timeout_s is None else timeout_s
+        job = self._start(size, limit_s)
+        outcomes = job.run(program, facts, patience.PROGRAM_S)
         late = any(each is None for each in outcomes)
         text = _what_happened(program, job, outcomes) if late else ""
-        fault = job.end(1.0 if late else timeout_s + _GRACE_S)
+        fault = job.end(1.0 if late else limit_s + patience.TIMEOUT_S)
         if late or (fault and isinstance(job, ThreadJob)):  # processes that raised something do not end well, and need not
             raise AssertionError(text or f"after {program.__name__}: {fault}")
         return [each for each in outcomes if each is not None]
 
     def attempts(
-        self, program: Program, each: Sequence[Mapping[str, Any]], ranks: int | None = None, *, timeout_s: float = _TIMEOUT_S
+        self, program: Program, each: Sequence[Mapping[str, Any]], ranks: int | None = None, *, timeout_s: float | None = None
     ) -> list[list[Outcome]]:
         """Do as `attempt` for several sets of facts, some of them at the same time where ranks are threads.
 
@@ -180,7 +175,7 @@ class WorldMaker:
 
     @contextlib.contextmanager
     def processes(
-        self, program: Program, ranks: int | None = None, *, timeout_s: float = _TIMEOUT_S, **facts: Any
+        self, program: Program, ranks: int | None = None, *, timeout_s: float | None = None, **facts: Any
     ) -> Iterator[ProcessJob]:
         """Begin a program on ranks that are processes, which the check may signal; whatever is left at the end is killed.
 
@@ -195,14 +190,15 @@ class WorldMaker:
             Its ranks have come together, and the program has begun.
         """
         size = self.ranks if ranks is None else ranks
-        job = ProcessJob(self.backend, self.config, size, timeout_s, keep_going=self.spec.launcher is None)
+        limit_s = patience.TIMEOUT_S if timeout_s is None else timeout_s
+        job = ProcessJob(self.backend, self.config, size, limit_s, keep_going=self.spec.launcher is None)
         try:
             job.begin(program, facts)
             yield job
         finally:
             job.end(0.0)
 
-    def rest(self, patience_s: float = _TIMEOUT_S + _GRACE_S) -> str:
+    def rest(self, patience_s: float = patience.TIMEOUT_S) -> str:
         """End the worlds that were kept; return what is wrong where one does not end well, else an empty text."""
         for job in self._kept.values():
             job.leave()
@@ -213,13 +209,13 @@ class WorldMaker:
     def _try(self) -> None:
         """Find out, by a first world, what ranks can be and which memory the backend moves. What is wrong otherwise, the checks will find."""
         try:
-            job = self._start(2, _TIMEOUT_S)
+            job = self._start(2, patience.TIMEOUT_S)
         except AssertionError:
             return
-        outcomes = job.run(_memory, {}, _TIMEOUT_S + _GRACE_S)
+        outcomes = job.run(_memory, {}, patience.PROGRAM_S)
         first = outcomes[0]
         if first is None or first.errors:
-            job.end(_GRACE_S)
+            job.end(patience.TIMEOUT_S)
             if first is not None and "ConfigError" in first.errors:
                 raise UsageError(f"the backend {self.backend!r} cannot be checked with this configuration: {first.text}")
             if self.has_threads and all(each is not None and "BackendUnavailableError" in each.errors for each in outcomes):

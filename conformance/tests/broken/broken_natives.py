@@ -37,7 +37,7 @@ class Native(Loft):
         return arrays
 
 
-@fault("the native barrier returns early", "bytes.barriers", r"a rank left it 0\.\d+ s before the last one had come")
+@fault("the native barrier returns early", "bytes.barriers", r"a rank left it \d+\.\d+ s before the last one had come")
 class EarlyBarrier(Native):
     def barrier(self, deadline: Deadline) -> None:
         """Leave at once."""

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from broken_family import fault
+from broken_family import fault, where
 from broken_loft import Letter, Loft, LoftTransport
 
-from manyhands.api import Deadline, HeaderMismatch, LinkLost, Transfer, Transport
+from manyhands.api import Deadline, HeaderMismatch, LinkLost, Transfer
 
 BARE = 1 << 20
 """From here on, channels are those of the checks: what core does stays whole."""
@@ -60,7 +60,7 @@ class Undone(LoftTransport):
         return sent if self.channel < BARE else self.Once(peer, header, payload).end()
 
 
-@fault("a send goes with the next call", "transport.done_arrives", r"not all came before it made another one")
+@fault("a send goes with the next call", "transport.done_arrives", r"not all came before it made another one", PROMPT_S=0.2)
 class Held(LoftTransport):
     held: tuple[int, bytes, memoryview] | None = None
 
@@ -74,7 +74,12 @@ class Held(LoftTransport):
             self.held = peer, header, payload
 
 
-@fault("connect waits for the peer's connect", "transport.connects_alone", r"raised TimeoutError: rank \d does not connect")
+@fault(
+    "connect waits for the peer's connect",
+    "transport.connects_alone",
+    r"raised TimeoutError: rank \d does not connect|DeadlineError",
+    TIMEOUT_S=0.5,
+)
 class Together(LoftTransport):
     def connect(self, peers: Sequence[int], deadline: Deadline) -> None:
         if self.channel < BARE:
@@ -89,36 +94,41 @@ class Together(LoftTransport):
                 came.popleft()
 
 
-@fault("a recv blocks until its message is there", "transport.begins_at_once", r"recv and send blocked rank 0 for \d\.\d s")
+@fault(
+    "a recv blocks until its message is there",
+    "transport.begins_at_once",
+    r"recv and send of rank 0 did not return",
+    PROMPT_S=0.2,
+)
 class BlockingRecv(LoftTransport):
     def recv(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
         letter = super().recv(peer, header, payload)
         if self.channel > BARE and not letter.done:
-            self.wait([letter], Deadline(5.0))
+            self.wait([letter], Deadline(60.0))
         return letter
 
 
 @fault(
-    "only the first transfer goes on", "transport.waits_for_all", r"none of 2 transfers was done within .* moved \[0, 0\] bytes"
+    "only the first transfer goes on",
+    "transport.waits_for_all",
+    r"none of 2 transfers was done within .* moved \[0, 0\] bytes|DeadlineError",
+    TIMEOUT_S=0.5,
 )
 class OnlyFirst(LoftTransport):
     def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
         super().wait(transfers[:1], deadline)
 
 
-@fault("a timeout comes too early", "transport.timeout", r"a wait of 0\.1 s for what was not sent yet ended after 0\.0\d+ s")
+@fault("a timeout comes too early", "transport.timeout", r"a wait of 2\.0 s for what was not sent yet ended after", SHORT_S=2.0)
 class TooSoon(LoftTransport):
     def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
-        super().wait(transfers, Deadline(max(deadline.remaining() / 4, 1e-9)))
+        super().wait(transfers, Deadline(max(deadline.remaining() / 50, 1e-9)))
 
 
 @fault("wait returns at its deadline", "transport.timeout", r"what was not sent yet returned .* expected was TimeoutError")
-class Returns(LoftTransport):
-    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
-        try:
-            super().wait(transfers, deadline)
-        except TimeoutError:
-            return
+@where("wait", raises=TimeoutError)
+def returns(self: Any, transfers: Any, error: Exception) -> None:
+    """Say nothing."""
 
 
 @fault("moved stays at zero", "transport.moved", r"Transfer.moved of a send of 9 bytes, which is done, is 0")
@@ -136,98 +146,67 @@ class Share(LoftTransport):
         letter.moved = float(letter.done)  # type: ignore[assignment]
 
 
-@fault(
-    "moved counts what is left", "transport.moved", r"Transfer.moved of a receive of \d+ bytes(, which is done, is 0| shrank)"
-)
-class Left(LoftTransport):
-    def take(self, letter: Letter) -> None:
-        super().take(letter)
-        letter.moved = 0 if letter.done else len(letter.payload)
-
-
 @fault("a mismatch tells the header that was expected", "transport.header_mismatch", r"was told of the header .* came")
-class ExpectedHeader(LoftTransport):
-    def take(self, letter: Letter) -> None:
-        try:
-            super().take(letter)
-        except HeaderMismatch as error:
-            raise HeaderMismatch(error.peer, letter.header) from None
+@where("take", raises=HeaderMismatch)
+def expected_header(self: Any, letter: Any, error: Any) -> None:
+    raise HeaderMismatch(error.peer, letter.header) from None
 
 
 @fault("a mismatch names the rank that found it", "transport.header_mismatch", r"rank 0 was told of rank 0")
-class FinderNamed(LoftTransport):
-    def take(self, letter: Letter) -> None:
-        try:
-            super().take(letter)
-        except HeaderMismatch as error:
-            raise HeaderMismatch(self.backend.rank, error.header) from None
+@where("take", raises=HeaderMismatch)
+def finder_named(self: Any, letter: Any, error: Any) -> None:
+    raise HeaderMismatch(self.backend.rank, error.header) from None
 
 
-@fault("a lost connection names another rank", "transport.lost_rank", r"rank 1 of 3 left, .* it was told of rank 2")
-class OtherPeer(LoftTransport):
-    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
-        try:
-            super().wait(transfers, deadline)
-        except LinkLost as error:
-            raise LinkLost((error.peer + 1) % self.backend.world_size, error.reason) from None
+@fault(
+    "a lost connection names another rank", "transport.lost_rank", r"rank 1 of 3 left, .* it was told of rank 2", LOST_S=20.0
+)
+@where("wait", raises=LinkLost)
+def other_peer(self: Any, transfers: Any, error: Any) -> None:
+    raise LinkLost((error.peer + 1) % self.backend.world_size, error.reason) from None
 
 
-@fault("a lost rank's message counts as received", "transport.lost_rank", r"was told that a message came, which nobody sent")
-class Swallowed(LoftTransport):
-    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
-        try:
-            super().wait(transfers, deadline)
-        except LinkLost as error:
-            if self.own.aborted:
-                raise
-            for letter in transfers:
-                if letter.peer == error.peer:
-                    letter.end()
+@fault(
+    "a lost rank's message counts as received",
+    "transport.lost_rank",
+    r"was told that a message came, which nobody sent",
+    LOST_S=20.0,
+)
+@where("wait", raises=LinkLost)
+def swallowed(self: Any, transfers: Any, error: Any) -> None:
+    if self.own.aborted:
+        raise error
+    for letter in transfers:
+        if letter.peer == error.peer:
+            letter.end()
 
 
-@fault("abort wakes nobody", "transport.abort_wakes", r"a wait in another thread was woken \d\.\d s after it began")
+@fault(
+    "abort wakes nobody",
+    "transport.abort_wakes",
+    r"a wait in another thread was woken \d\.\d s after it began",
+    TIMEOUT_S=1.0,
+    PROMPT_S=0.5,
+)
 class SilentAbort(Loft):
     def abort(self) -> None:
         self.inboxes[self.rank].aborted = True
 
 
-@fault("abort waits for the messages on their way", "transport.abort_wakes", r"Backend.abort blocked for \d\.\d s")
+@fault(
+    "abort waits for the messages on their way", "transport.abort_wakes", r"Backend.abort blocked for \d\.\d s", AT_ONCE_S=0.2
+)
 class SlowAbort(Loft):
-    is_slow = False
-
-    def open_transport(self, channel: int) -> Transport:
-        self.is_slow = self.is_slow or channel > BARE
-        return super().open_transport(channel)
-
     def abort(self) -> None:
         super().abort()
-        if self.is_slow:
-            time.sleep(0.7)
+        if any(channel > BARE for channel, _ in self.inboxes[1 - self.rank].messages):
+            time.sleep(0.3)
 
 
-@fault("who comes after abort waits", "transport.after_the_end", r"recv after Backend.abort got .*TimeoutError")
-class DeafToAbort(LoftTransport):
-    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
-        with self.own.changed:
-            if self.own.aborted:
-                self.own.changed.wait(deadline.remaining())
-                raise TimeoutError
-        super().wait(transfers, deadline)
-
-
-@fault("abort ends one wait alone", "transport.after_the_end", r"recv after Backend.(abort|close) got .*TimeoutError")
-class Forgets(LoftTransport):
-    def wait(self, transfers: Sequence[Any], deadline: Deadline) -> None:
-        try:
-            super().wait(transfers, deadline)
-        except LinkLost:
-            self.own.aborted = False
-            raise
-
-
-@fault("a send after close raises another error", "transport.after_the_end", r"send after Backend.close got .*AttributeError")
-class Forgetful(LoftTransport):
-    def send(self, peer: int, header: bytes, payload: memoryview) -> Transfer:
-        inboxes = None if self.backend.rank in self.backend.inboxes[peer].gone else self.backend.inboxes
-        inboxes.__getitem__(peer)  # type: ignore[union-attr]
-        return super().send(peer, header, payload)
+@fault(
+    "abort ends one wait alone", "transport.after_the_end", r"recv after Backend.(abort|close) got .*TimeoutError", PROMPT_S=0.3
+)
+@where("wait", raises=LinkLost)
+def forgets(self: Any, transfers: Any, error: Any) -> None:
+    self.own.aborted = False
+    raise error

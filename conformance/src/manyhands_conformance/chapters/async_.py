@@ -9,6 +9,7 @@ import numpy as np
 
 import manyhands as mh
 from manyhands.api import Group, Work
+from manyhands_conformance import patience
 from manyhands_conformance.arrays import bits, calls, combined, same
 from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
@@ -112,7 +113,7 @@ def _waiting(group: Group) -> None:
     for number, work in enumerate(works):
         work.add_done_callback(lambda _, number=number: ended.append(number))  # type: ignore[misc]
     works[-1].wait()
-    limit = time.monotonic() + 5.0
+    limit = time.monotonic() + patience.TIMEOUT_S
     while len(ended) < 6 and time.monotonic() < limit:  # they run in the background, maybe after the wait
         mh.sleep(0.001)
     assert sorted(ended) == list(range(6)), f"callbacks ran for {ended}"

@@ -11,15 +11,12 @@ import numpy as np
 
 import manyhands as mh
 from manyhands.api import Group
+from manyhands_conformance import patience
 from manyhands_conformance.ranks import ending, join
 from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
 
 _A_MOMENT_S = 0.1
-_PROMPT_S = 6.0
-"""Within what time every rank must know what another one did: far below the timeout."""
-_AT_ONCE_S = 2.0
-"""Within what time a backend closes, which never blocks: the machine may be busy."""
 
 
 def _twice(group: Group) -> list[Any]:
@@ -49,7 +46,7 @@ def check_twice_and_used_afterwards(worlds: WorldMaker) -> None:
     for rank, outcome in enumerate(worlds.attempt(_twice, 2)):
         assert not outcome.errors, f"rank {rank} {outcome}"
         took_s, *ended = outcome.value
-        assert worlds.lacks("clock") or took_s < _AT_ONCE_S, (
+        assert worlds.lacks("clock") or took_s < patience.AT_ONCE_S, (
             f"rank {rank}: Backend.close, abort and close blocked for {took_s:.1f} s, when all was closed already"
         )
         for each in ended:
@@ -86,10 +83,10 @@ def _under_a_call(group: Group) -> dict[str, Any]:
         )
         thread.start()
         ended = ending(lambda: group.close(timeout_s=0.5))
-        thread.join(10.0)
+        thread.join(patience.TIMEOUT_S)
         assert not thread.is_alive(), "recv in another thread did not end with the group"
         return found[0] if found else ended
-    return ending(lambda: group.close(timeout_s=10.0))
+    return ending(lambda: group.close(timeout_s=patience.TIMEOUT_S))
 
 
 @check(chapter="close", needs="cpu clock")
@@ -120,7 +117,7 @@ def _leaves(group: Group, name: str, how: str) -> dict[str, Any]:
         mh.sleep(_A_MOMENT_S)  # for the others to be blocked by then
         if how == "error":
             raise RuntimeError("its program failed")
-        return ending(lambda: group.close(timeout_s=8.0))
+        return ending(lambda: group.close(timeout_s=patience.TIMEOUT_S))
 
     def call() -> None:
         group.barrier()  # it may be over on rank 1, and not yet here
@@ -133,7 +130,8 @@ def _leaves(group: Group, name: str, how: str) -> dict[str, Any]:
 def _check_left(worlds: WorldMaker, how: str, kinds: tuple[str, ...], words: str) -> None:
     names = ["all_reduce", "recv", "a long all_reduce", "barrier", "a long send", "all_reduce_async"]
     names = names if worlds.has_threads and not worlds.quick else names[: 2 if worlds.has_threads else 1]
-    for name, outcomes in zip(names, worlds.attempts(_leaves, [{"name": name, "how": how} for name in names], 3), strict=True):
+    each = [{"name": name, "how": how} for name in names]
+    for name, outcomes in zip(names, worlds.attempts(_leaves, each, 3, timeout_s=patience.LONG_S), strict=True):
         for rank in (0, 2):
             what, outcome = f"rank 1 {words}, and rank {rank} is in {name}: it", outcomes[rank]
             assert not outcome.errors, f"{what} {outcome}"
@@ -142,7 +140,9 @@ def _check_left(worlds: WorldMaker, how: str, kinds: tuple[str, ...], words: str
                 f"{what} got {found['errors'][:1] or 'no error'}: {found['text']}"
             )
             assert found["peer"] == 1, f"{what} was told of rank {found['peer']}: {found['text']}"
-            assert worlds.lacks("clock") or found["took_s"] < _PROMPT_S, f"{what} was told after {found['took_s']:.1f} s"
+            assert worlds.lacks("clock") or found["took_s"] < patience.PROMPT_S, (
+                f"{what} was told after {found['took_s']:.1f} s"
+            )
 
 
 @check(chapter="close")
@@ -181,7 +181,7 @@ def _ends(group: Group) -> None:
 def check_processes_end(worlds: WorldMaker) -> None:
     """Processes whose group was closed end by themselves, with exit code 0."""
     with worlds.processes(_ends, 2) as job:
-        outcomes = job.outcomes(20.0)
+        outcomes = job.outcomes(patience.TIMEOUT_S)
         assert all(each is not None and not each.errors for each in outcomes), [str(each) for each in outcomes]
-        fault = job.end(20.0)
+        fault = job.end(patience.TIMEOUT_S)
         assert not fault, fault

@@ -1,75 +1,127 @@
-"""Leaks: many groups and worlds leave nothing behind: no socket, no file, no thread, no memory."""
+"""Leaks: many groups and worlds leave nothing behind: no socket, no file, no thread, no memory.
+
+Other programs make files and use memory at the same time, so that only this counts:
+
+- threads, descriptors and mapped segments of the process that is looked at: each one that was not there before, and not how many there are, since what ends
+  meanwhile would hide what is left;
+- files in a temporary folder that nobody else knows: ``tempfile`` and ``TMPDIR`` lead there while the check lasts;
+- files in the folder of shared memory that the process itself has opened or mapped, whoever else makes some there;
+- the memory of the process, as its allocator tells it; see `manyhands_conformance.memory`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import os
 import statistics
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from manyhands.api import Group
+from manyhands_conformance import patience
 from manyhands_conformance.memory import used_mib
 from manyhands_conformance.ranks import join
 from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
 
-_SETTLE_S = 5.0
-"""How long what ends in the background may take to end."""
-_PATIENCE_S = 90.0
-"""How long hundreds of calls may take on a machine that has much to do; one that hangs ends by its own timeout."""
 _MIB = 1 << 20
-_SHARED = Path("/dev/shm")  # noqa: S108 - where segments with names are
-_FOLDERS = {f"files in {folder}": folder for folder in (_SHARED, Path(tempfile.gettempdir()))}
+_SHARED = "/dev/shm"  # noqa: S108 - where segments with names are
 _MIB_EACH = 0.5
 """By how much each world, group or round of calls must grow a process to count as a leak."""
 _PARTS = 6
 _SLACK = 3
-"""By how many pieces a process may grow by itself, whatever the number of worlds."""
+"""How many pieces a process may keep for itself, whatever the number of worlds."""
+
+_own_names: set[str] = set()
+"""What this process has opened or mapped in the folder of shared memory, since `_listen`."""
 
 
-def _held() -> dict[str, float]:
-    """Return what this process holds; where the system does not tell, nothing."""
+@functools.cache
+def _listen() -> None:
+    """Note from now on which names of `_SHARED` this process opens, for as long as it lives: a hook cannot be taken away."""
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        name = ""
+        if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
+            name = os.fsdecode(args[0])
+        elif event == "mmap.__new__" and args[0] >= 0:  # of a segment that was opened by its name
+            with contextlib.suppress(OSError):
+                name = os.readlink(f"/proc/self/fd/{args[0]}")  # noqa: PTH115 - it is no Path
+        if name.startswith(_SHARED):
+            _own_names.add(name)
+
+    sys.addaudithook(hook)
+
+
+def _descriptors() -> Iterator[tuple[str, str]]:
+    """Yield the number of each descriptor of this process, and what it stands for; where the system does not tell, nothing."""
+    folder = "/proc/self/fd"
+    for number in os.listdir(folder) if os.path.isdir(folder) else ():  # noqa: PTH112, PTH208 - a Path for each takes its time
+        with contextlib.suppress(OSError):  # that of the listing is closed by now
+            yield number, os.readlink(f"{folder}/{number}")  # noqa: PTH115
+
+
+def _segments() -> Iterator[tuple[str, str]]:
+    """Yield the number and the name of the file behind each mapping of shared memory of this process."""
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text(encoding="utf-8", errors="replace").splitlines() if maps.exists() else ():
+        _, access, _, _, number, *name = line.split(maxsplit=5)
+        if access.endswith("s") and name and ("memfd:" in name[0] or _SHARED in name[0]):
+            yield number, name[0]
+
+
+def _note() -> None:
+    """Take note of the names of shared memory that this process holds now: code that is not Python's may have made them."""
+    _own_names.update(name for _, name in (*_segments(), *_descriptors()) if name.startswith(_SHARED))
+
+
+def _held() -> dict[str, set[Any]]:
+    """Return what this process and its temporary folder hold, each piece by what tells it from others."""
     gc.collect()
-    found: dict[str, float] = {"threads": threading.active_count()}
-    descriptors, maps = Path("/proc/self/fd"), Path("/proc/self/maps")
-    if descriptors.is_dir():
-        found["open files and sockets"] = sum(1 for _ in descriptors.iterdir())
-    if maps.exists():
-        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
-        found["shared memory segments"] = sum(
-            line.split()[1].endswith("s") and ("memfd:" in line or str(_SHARED) in line)
-            for line in lines
-            if len(line.split()) > 1
-        )
-    for what, folder in _FOLDERS.items():
-        if folder.is_dir():
-            found[what] = sum(each.owner_is_me for each in map(_Entry, folder.iterdir()))
-    return found
+    _note()
+    return {
+        "threads": {thread.native_id for thread in threading.enumerate()},
+        "open files and sockets": set(_descriptors()),
+        "shared memory segments": set(_segments()),
+        "temporary files": set(os.listdir(tempfile.gettempdir())),  # noqa: PTH208 - names alone
+        f"files in {_SHARED}": {name for name in _own_names if os.path.exists(name)},  # noqa: PTH110 - they are no Paths
+    }
 
 
-class _Entry:
-    """A file that may vanish while it is looked at."""
-
-    def __init__(self, path: Path) -> None:
+@contextlib.contextmanager
+def _own_folder() -> Iterator[None]:
+    """Let this process make its temporary files where no other program does. Ranks that are processes have such a folder from the start."""
+    before, told = tempfile.tempdir, os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="mh-check-", ignore_cleanup_errors=True) as folder:
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
         try:
-            self.owner_is_me = path.stat().st_uid == os.getuid()
-        except OSError:
-            self.owner_is_me = False
+            yield
+        finally:
+            tempfile.tempdir = before
+            if told is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = told
 
 
 def _repeat(action: Callable[[], None], warm: int, times: int, meet: Callable[[], None] = lambda: None) -> str:
     """Do something again and again; return in words what this process holds more of then, an empty text where it is nothing.
 
     Memory must have grown in most parts of the time, and altogether but for the parts in which it grew most and least: what was there before may be freed only
-    now, and what ends in the background may not have ended. ``meet`` keeps ranks together while they look.
+    now, and what ends in the background may not have ended. A burst in one part, or what the system moves from one kind to another, does not make a leak, and
+    what becomes free in one part hides none. ``meet`` keeps ranks together while they look.
     """
+    _listen()
     for _ in range(warm):
         action()
     meet()
@@ -91,14 +143,13 @@ def _repeat(action: Callable[[], None], warm: int, times: int, meet: Callable[[]
     return ", ".join(grown)
 
 
-def _grown(before: dict[str, float], times: int) -> list[str]:
-    """Return in words what has grown by more than some, and does not shrink within a moment."""
-    slack = dict.fromkeys(before, min(_SLACK, times / 2))
-    slack.update(dict.fromkeys(_FOLDERS, times - 1))  # other programs may make some meanwhile
-    limit = time.monotonic() + _SETTLE_S
+def _grown(before: dict[str, set[Any]], times: int) -> list[str]:
+    """Return in words of what there is more than some that was not there before, and does not go as long as a busy machine may take for that."""
+    slack = min(_SLACK, times / 2)
+    limit = time.monotonic() + patience.PROMPT_S  # less than the timeout of the others, who wait in `meet`
     while True:
         after = _held()
-        grown = [f"{after[what] - held:.0f} {what}" for what, held in before.items() if after[what] - held > slack[what]]
+        grown = [f"{len(after[what] - held)} {what}" for what, held in before.items() if len(after[what] - held) > slack]
         if not grown or time.monotonic() > limit:
             return grown
         time.sleep(0.05)
@@ -112,6 +163,7 @@ def _traffic(group: Group) -> None:
     group.all_reduce_async(np.ones(1000)).wait()
     group.all_gather_object({"rank": rank})
     group.empty(1000)[...] = 1.0
+    _note()
 
 
 def _joins(group: Group, warm: int, times: int) -> str:
@@ -133,25 +185,41 @@ def _once(group: Group) -> None:
             _traffic(half)
 
 
+def _check(worlds: WorldMaker, program: Callable[..., str], warm: int, times: int, what: str) -> None:
+    """Run a program that looks for leaks on two ranks, and again where it finds one: a leak goes on."""
+    for last in (False, True):
+        if worlds.has_threads:  # in a world that does not outlive the folder
+            with _own_folder():
+                outcomes = worlds.attempt(program, 2, warm=warm, times=times)
+        else:
+            outcomes = worlds.attempt(program, 2, warm=warm, times=times)
+        for rank, outcome in enumerate(outcomes):
+            assert not outcome.errors, f"rank {rank} {outcome}"
+            assert not (last and outcome.value), f"after {times} {what}, rank {rank} of 2 holds more: {outcome.value}"
+        if not any(outcome.value for outcome in outcomes):
+            return
+
+
+def _check_threads(action: Callable[[], None], times: int, what: str) -> None:
+    """Do likewise with what makes worlds whose ranks are threads of this process."""
+    with _own_folder():
+        grown = _repeat(action, 4, times) and _repeat(action, 4, times)
+    assert not grown, f"after {times} {what} this process, it holds more: {grown}"
+
+
 @check(chapter="leaks")
 def check_worlds(worlds: WorldMaker) -> None:
     """Worlds that were left hold no sockets, files, threads, segments or memory."""
     times = 6 if worlds.quick else 24
     if not worlds.has_threads:
-        found = worlds.attempt(_joins, 2, warm=3, times=times)
-        if any(each.value for each in found):  # a leak goes on
-            found = worlds.attempt(_joins, 2, warm=3, times=times)
-        for rank, outcome in enumerate(found):
-            assert not outcome.errors, f"rank {rank} {outcome}"
-            assert not outcome.value, f"after {times} groups of all ranks, rank {rank} holds more: {outcome.value}"
+        _check(worlds, _joins, 3, times, "groups of all ranks")
         return
 
     def action() -> None:
         for rank, outcome in enumerate(worlds.attempt(_once, 3)):
             assert not outcome.errors, f"rank {rank} {outcome}"
 
-    grown = _repeat(action, 4, times) and _repeat(action, 4, times)  # a leak goes on
-    assert not grown, f"after {times} worlds of 3 ranks that are threads of this process, it holds more: {grown}"
+    _check_threads(action, times, "worlds of 3 ranks that are threads of")
 
 
 def _splits(group: Group, warm: int, times: int) -> str:
@@ -167,12 +235,7 @@ def _splits(group: Group, warm: int, times: int) -> str:
 @check(chapter="leaks")
 def check_groups(worlds: WorldMaker) -> None:
     """Groups that were closed hold nothing, though the world goes on."""
-    times = 6 if worlds.quick else 30
-    found = worlds.run(_splits, 2, patience_s=_PATIENCE_S, warm=4, times=times)
-    if any(found):  # a leak goes on
-        found = worlds.run(_splits, 2, patience_s=_PATIENCE_S, warm=4, times=times)
-    for rank, grown in enumerate(found):
-        assert not grown, f"after {times} groups made by split and closed, rank {rank} of 2 holds more: {grown}"
+    _check(worlds, _splits, 4, 6 if worlds.quick else 30, "groups made by split and closed")
 
 
 def _calls(group: Group, warm: int, times: int) -> str:
@@ -182,12 +245,8 @@ def _calls(group: Group, warm: int, times: int) -> str:
 @check(chapter="leaks")
 def check_calls(worlds: WorldMaker) -> None:
     """A group that makes many calls does not grow."""
-    times = 12 if worlds.quick else 84
-    found = worlds.run(_calls, 2, patience_s=_PATIENCE_S, warm=10, times=times)
-    if any(found):
-        found = worlds.run(_calls, 2, patience_s=_PATIENCE_S, warm=10, times=times)
-    for rank, grown in enumerate(found):
-        assert not grown, f"after {times} rounds of calls in one group, rank {rank} of 2 holds more: {grown}"
+    warm, times = (4, 6) if worlds.quick else (10, 84)
+    _check(worlds, _calls, warm, times, "rounds of calls in one group")
 
 
 def _fails(group: Group) -> None:
@@ -205,6 +264,4 @@ def check_failures(worlds: WorldMaker) -> None:
         outcomes = worlds.attempt(_fails, 2)
         assert "CommError" in outcomes[0].errors, f"rank 0 {outcomes[0]}"
 
-    times = 6 if worlds.quick else 18
-    grown = _repeat(action, 4, times) and _repeat(action, 4, times)
-    assert not grown, f"after {times} worlds of 2 ranks that ended with an error, the process holds more: {grown}"
+    _check_threads(action, 6 if worlds.quick else 18, "worlds of 2 ranks that ended with an error, as threads of")

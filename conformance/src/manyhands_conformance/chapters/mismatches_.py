@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 
 from manyhands.api import Group
-from manyhands_conformance.ranks import ending, join
+from manyhands_conformance import patience
+from manyhands_conformance.ranks import Outcome, ending, join
 from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
-
-_PROMPT_S = 6.0
-"""Within what time every rank must know, where time is the computer's: less than the timeout."""
-_TIMEOUT_S = 8.0
 
 Words = tuple[str, dict[str, Any]]
 """A call: its name, and what is special about it: count, shape, dtype, and the method's own arguments."""
@@ -85,12 +82,12 @@ _KINDS: dict[str, tuple[Words, Words]] = {
 def _check_kinds(worlds: WorldMaker, names: list[str], who: int) -> None:
     kinds = [{"who": who, "odd": _KINDS[name][0], "others": _KINDS[name][1]} for name in names]
     if worlds.has_threads:
-        outcomes = worlds.attempts(_differ, [{"kinds": [kind]} for kind in kinds], 3, timeout_s=_TIMEOUT_S)
+        outcomes = worlds.attempts(_differ, [{"kinds": [kind]} for kind in kinds], 3, timeout_s=patience.LONG_S)
     else:  # a world takes long to start
-        whole = worlds.attempt(_differ, 3, kinds=kinds)
+        whole = worlds.attempt(_differ, 3, timeout_s=patience.LONG_S, kinds=kinds)
         for rank, each in enumerate(whole):
             assert not each.errors, f"rank {rank}, when all ranks had left a group and made another one: it {each}"
-        outcomes = [[_only(each.value[number]) for each in whole] for number in range(len(kinds))]
+        outcomes = [[Outcome([each.value[number]]) for each in whole] for number in range(len(kinds))]
     for name, per_rank in zip(names, outcomes, strict=True):
         for rank, outcome in enumerate(per_rank):
             what = f"a mismatch ({name}, on rank {who} of 3): rank {rank}"
@@ -100,13 +97,9 @@ def _check_kinds(worlds: WorldMaker, names: list[str], who: int) -> None:
             assert "CollectiveMismatchError" in first["errors"], (
                 f"{what} got {first['errors'][0]}, and not CollectiveMismatchError: {first['text']}"
             )
-            assert worlds.lacks("clock") or first["took_s"] < _PROMPT_S, f"{what} was told after {first['took_s']:.1f} s"
-
-
-def _only(value: Any) -> Any:
-    from manyhands_conformance.ranks import Outcome
-
-    return Outcome([value])
+            assert worlds.lacks("clock") or first["took_s"] < patience.PROMPT_S, (
+                f"{what} was told after {first['took_s']:.1f} s"
+            )
 
 
 @check(chapter="mismatches")
@@ -139,7 +132,7 @@ def check_messages(worlds: WorldMaker) -> None:
     """A message that does not fit the out= of its receiver is an error on every rank, and no byte of it is lost silently."""
     cases = [{"count": 9, "dtype": "float32"}, {"count": 11, "dtype": "float32"}, {"count": 10, "dtype": "int32"}]
     cases = cases if worlds.has_threads else cases[:1]
-    for case, outcomes in zip(cases, worlds.attempts(_message, cases, 3, timeout_s=_TIMEOUT_S), strict=True):
+    for case, outcomes in zip(cases, worlds.attempts(_message, cases, 3, timeout_s=patience.LONG_S), strict=True):
         what = f"float32[10] was sent, and received into {case['dtype']}[{case['count']}]"
         for rank, outcome in enumerate(outcomes):
             assert not outcome.errors, f"{what}: rank {rank} {outcome}"

@@ -15,6 +15,8 @@ from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
 
 _TURNS = 4
+_TRIES = 5
+"""How often a backend may be late: a machine that has much to do is, now and then, and a wait that keeps out another is always."""
 
 
 def _on_threads(bodies: Sequence[Callable[[], None]]) -> None:
@@ -119,7 +121,7 @@ def check_a_thread_for_each_peer(worlds: WorldMaker) -> None:
 
 
 def _one_waits(group: Group) -> list[float]:
-    rank, took = group.rank, [0.0, 0.0]
+    rank, took, is_waiting = group.rank, [0.0, 0.0], threading.Event()
 
     def talk(number: int) -> None:
         for _ in range(_TURNS):
@@ -138,9 +140,11 @@ def _one_waits(group: Group) -> list[float]:
     if rank == 0:
 
         def stay() -> None:
+            is_waiting.set()
             group.recv(1)
 
         def release() -> None:
+            is_waiting.wait()
             talk(1)
             group.send(np.ones(1), 1)
 
@@ -157,7 +161,7 @@ def _one_waits(group: Group) -> list[float]:
 def check_one_waits_while_another_talks(worlds: WorldMaker) -> None:
     """A thread that waits for a message does not hold up messages of another thread."""
     alone = beside = 0.0
-    for _ in range(3):  # on a busy machine
+    for _ in range(_TRIES):
         alone, beside = worlds.run(_one_waits, 3)[0]
         if beside < 4 * alone + 0.15 * _TURNS:
             return

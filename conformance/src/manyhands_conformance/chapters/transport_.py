@@ -7,31 +7,26 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 import manyhands as mh
 from manyhands.api import HEADER_BYTES, Backend, Deadline, Group, HeaderMismatch, LinkLost, Transfer, Transport
+from manyhands_conformance import patience
 from manyhands_conformance.arrays import bits
 from manyhands_conformance.ranks import ending, outcome_of
 from manyhands_conformance.registry import check
 from manyhands_conformance.worlds import WorldMaker
 
-_TIMEOUT_S: Final = 10.0
-_SHORT_S: Final = 0.1
-_LATER_S: Final = 4.0
-"""How much later than its deadline a wait may end: the machine may be busy."""
-_AT_ONCE_S: Final = 2.0
-"""Within what time a call returns that never blocks."""
 _LONG: Final = 1 << 23
 """More bytes than a message on its way may take from the sender at once."""
 _SLICE_S: Final = 0.002
-_SILENT_S: Final = (0.3, 4.0)
-"""For how long a rank makes no call, while its messages arrive."""
 _SIZES: Final = (0, 1, 0, 63, 4096, 4097, 3, 70_001, 1 << 20, 0, 5)
 _GUARD: Final = b"\xa5" * 16
 _channels = itertools.count((1 << 20) + 1, 2)
@@ -51,7 +46,7 @@ def _backend(group: Group) -> Backend:
 def _opened(group: Group, channel: int, peers: Sequence[int] = ()) -> Transport:
     """Open a channel, and connect to some ranks, by default to all."""
     transport = _backend(group).open_transport(channel)
-    transport.connect(peers or [rank for rank in range(group.world_size) if rank != group.rank], Deadline(_TIMEOUT_S))
+    transport.connect(peers or [rank for rank in range(group.world_size) if rank != group.rank], Deadline(patience.TIMEOUT_S))
     return transport
 
 
@@ -98,19 +93,27 @@ def _wait(transport: Transport, transfers: Sequence[Transfer], timeout_s: float)
 def _finish(transport: Transport, *transfers: Transfer, timeout_s: float | None = None) -> None:
     """Wait until all transfers are done."""
     while not all(each.done for each in transfers):
-        _wait(transport, transfers, timeout_s or _TIMEOUT_S)
+        _wait(transport, transfers, timeout_s or patience.TIMEOUT_S)
+
+
+def _becomes(condition: Callable[[], bool], patience_s: float) -> bool:
+    """Wait until something is so; return whether it is."""
+    limit = time.monotonic() + patience_s
+    while not condition() and time.monotonic() < limit:
+        mh.sleep(0.002)
+    return condition()
 
 
 def _fail(group: Group) -> None:
     """Let the job fail on all ranks, as it does where core is told what this rank was told."""
-    ending(lambda: group.barrier(timeout_s=_SHORT_S))  # to which no other rank comes
+    ending(lambda: group.barrier(timeout_s=patience.SHORT_S))  # to which no other rank comes
 
 
 def _to_all(group: Group, channel: int) -> None:
     rank = group.rank
     transport = _opened(group, channel)
     others = [other for other in range(group.world_size) if other != rank]
-    transport.connect(others, Deadline(_TIMEOUT_S))  # core may name a peer again
+    transport.connect(others, Deadline(patience.TIMEOUT_S))  # core may name a peer again
     for number, nbytes in enumerate(_SIZES):
         rooms = {peer: _Room(nbytes) for peer in others}
         receives = [transport.recv(peer, _header(number, peer), room.payload) for peer, room in rooms.items()]
@@ -131,33 +134,31 @@ def check_messages(worlds: WorldMaker) -> None:
     worlds.run(_to_all, 3, channel=_new_channel())
 
 
-def _silent(group: Group, channel: int, silent_s: float) -> float:
-    """Send, and make no call for a while; return when that ended, and on the other rank, when all had come."""
+def _silent(group: Group, channel: int, folder: str) -> bool:
+    """Send, and make no call until all has come, as the other rank says by a file; return whether it did so in time."""
     transport = _opened(group, channel)
-    ended, last = 0.0, 5
+    has_come, last, in_time = Path(folder, "all came"), 5, True
     for number in range(last + 1):
-        if number == last:
-            if group.rank == 1:
-                time.sleep(silent_s)
-            ended = time.monotonic()
         if group.rank == 1:
+            if number == last:
+                in_time = _becomes(has_come.exists, patience.PROMPT_S)
             _finish(transport, transport.send(0, _header(number, 1), _payload(number, 1, 900)))
         else:
+            if number == last:
+                has_come.touch()
             room = _Room(900)
             _finish(transport, transport.recv(1, _header(number, 1), room.payload))
             room.look(number, 1)
-    return ended
+    return in_time
 
 
 @check(chapter="transport", needs="cpu clock")
 def check_done_arrives(worlds: WorldMaker) -> None:
     """A send that is done arrives without any further call of its rank."""
-    for silent_s in _SILENT_S:  # again, for longer: rank 0 may have had no processor
-        came, ended = worlds.run(_silent, 2, channel=_new_channel(), silent_s=silent_s)
-        if came < ended:
-            return
-    raise AssertionError(
-        f"rank 1 sent short messages, and made no call for {silent_s:g} s: not all came before it made another one"
+    with tempfile.TemporaryDirectory(prefix="mh-check-") as folder:
+        _, in_time = worlds.run(_silent, 2, channel=_new_channel(), folder=folder)
+    assert in_time, (
+        f"rank 1 sent short messages, and made no call for {patience.PROMPT_S:g} s: not all came before it made another one"
     )
 
 
@@ -167,9 +168,10 @@ def _alone(group: Group, channel: int) -> None:
         group.recv(0)  # before it opens the channel
     transport = _opened(group, channel, [1, 2] if rank == 0 else [0])
     if rank == 0:
+        sends = [transport.send(peer, _header(peer, 0), _payload(peer, 0, 9)) for peer in (1, 2)]
         for peer in (1, 2):
             group.send(np.ones(1), peer)
-        _finish(transport, *(transport.send(peer, _header(peer, 0), _payload(peer, 0, 9)) for peer in (1, 2)))
+        _finish(transport, *sends)
     else:
         room = _Room(9)
         _finish(transport, transport.recv(0, _header(rank, 0), room.payload))
@@ -178,37 +180,35 @@ def _alone(group: Group, channel: int) -> None:
 
 @check(chapter="transport")
 def check_connects_alone(worlds: WorldMaker) -> None:
-    """A rank connects to others that have not opened the channel yet."""
+    """A rank connects, and sends, to others that have not opened the channel yet."""
     worlds.run(_alone, 3, channel=_new_channel())
 
 
-def _at_once(group: Group, channel: int) -> float:
+def _at_once(group: Group, channel: int) -> bool:
+    """Return on rank 1 whether rank 0 had begun to send and to receive before rank 1 began either."""
     transport = _opened(group, channel)
     room, payload = _Room(_LONG), _payload(0, group.rank, _LONG)
     if group.rank == 0:
-        began = time.monotonic()
         receive = transport.recv(1, _header(0, 1), room.payload)
         send = transport.send(1, _header(0, 0), payload)
-        took_s = time.monotonic() - began
         group.send(np.ones(1), 1)
         _finish(transport, receive, send)
         room.look(0, 1)
-        return took_s
-    word, limit = group.recv_async(0), time.monotonic() + 2 * _AT_ONCE_S
-    while not word.done() and time.monotonic() < limit:  # it begins when both calls of rank 0 have returned, or would be late
-        mh.sleep(0.002)
+        return True
+    word = group.recv_async(0)
+    in_time = _becomes(word.done, patience.PROMPT_S)
     send = transport.send(0, _header(0, 1), payload)
     _finish(transport, send, transport.recv(0, _header(0, 0), room.payload))
     word.wait()
     room.look(0, 0)
-    return 0.0
+    return in_time
 
 
 @check(chapter="transport")
 def check_begins_at_once(worlds: WorldMaker) -> None:
     """A send and a recv return at once, though the peer has begun neither."""
-    took_s = worlds.run(_at_once, 2, channel=_new_channel())[0]
-    assert worlds.lacks("clock") or took_s < _AT_ONCE_S, f"recv and send blocked rank 0 for {took_s:.1f} s"
+    in_time = worlds.run(_at_once, 2, channel=_new_channel())[1]
+    assert in_time, f"recv and send of rank 0 did not return within {patience.PROMPT_S:g} s, while rank 1 began neither"
 
 
 def _last_first(group: Group, channel: int) -> None:
@@ -218,7 +218,7 @@ def _last_first(group: Group, channel: int) -> None:
         receives = [transport.recv(peer, _header(0, peer), room.payload) for peer, room in enumerate(rooms, 1)]
         group.send(np.ones(1), 2)  # which sends when both receives have begun
         while not receives[1].done:
-            _wait(transport, receives, _TIMEOUT_S)
+            _wait(transport, receives, patience.TIMEOUT_S)
         _finish(transport, transport.send(1, _header(0, 0), _payload(0, 0, 9)))
         _finish(transport, *receives)
         for peer, room in enumerate(rooms, 1):
@@ -229,7 +229,7 @@ def _last_first(group: Group, channel: int) -> None:
     else:  # it sends when the message of rank 2 is there
         room = _Room(9)
         _finish(
-            transport, transport.recv(0, _header(0, 0), room.payload), timeout_s=2 * _TIMEOUT_S
+            transport, transport.recv(0, _header(0, 0), room.payload), timeout_s=2 * patience.TIMEOUT_S
         )  # rank 0 is to be told first
     _finish(transport, transport.send(0, _header(0, group.rank), _payload(0, group.rank, 9)))
 
@@ -242,10 +242,12 @@ def check_waits_for_all(worlds: WorldMaker) -> None:
 
 def _times_out(transport: Transport, transfer: Transfer, what: str) -> None:
     """Wait for what cannot be done yet."""
-    outcome, error = outcome_of(lambda: transport.wait([transfer], Deadline(_SHORT_S)))
-    assert isinstance(error, TimeoutError), f"a wait of {_SHORT_S} s for {what} {outcome}, and expected was TimeoutError"
-    assert _SHORT_S - 0.01 <= outcome.took_s < _SHORT_S + _LATER_S, (
-        f"a wait of {_SHORT_S} s for {what} ended after {outcome.took_s:.3f} s"
+    outcome, error = outcome_of(lambda: transport.wait([transfer], Deadline(patience.SHORT_S)))
+    assert isinstance(error, TimeoutError), (
+        f"a wait of {patience.SHORT_S} s for {what} {outcome}, and expected was TimeoutError"
+    )
+    assert 0.9 * patience.SHORT_S <= outcome.took_s < patience.SHORT_S + patience.PROMPT_S, (
+        f"a wait of {patience.SHORT_S} s for {what} ended after {outcome.took_s:.3f} s"
     )
 
 
@@ -269,7 +271,7 @@ def _again(group: Group, channel: int) -> None:
             _finish(transport, transport.send(0, _header(number, 1), _payload(number, 1, nbytes)))
             send = transport.send(0, _header(number + 10, 1), _payload(number + 10, 1, nbytes))
             if not send.done:
-                outcome, error = outcome_of(lambda: transport.wait([send], Deadline(_SHORT_S)))  # noqa: B023 - called at once
+                outcome, error = outcome_of(lambda: transport.wait([send], Deadline(patience.SHORT_S)))  # noqa: B023 - called at once
                 assert error is None or isinstance(error, TimeoutError), f"a wait for a send {outcome}"
             group.send(np.ones(1), 0)
             _finish(transport, send)
@@ -290,7 +292,7 @@ def _watched(group: Group, channel: int, slice_s: float) -> None:
             transport.send(peer, _header(number, rank), _payload(number, rank, nbytes)),
             transport.recv(peer, _header(number, peer), room.payload),
         ]
-        moved, deadline = [0, 0], Deadline(_TIMEOUT_S)
+        moved, deadline = [0, 0], Deadline(patience.TIMEOUT_S)
         while True:
             dones = [each.done for each in transfers]  # first: a done one has moved all
             now = [each.moved for each in transfers]
@@ -314,7 +316,7 @@ def _watched(group: Group, channel: int, slice_s: float) -> None:
 def check_moved(worlds: WorldMaker) -> None:
     """Transfer.moved counts bytes, never shrinks, and has come to the end when the transfer is done."""
     # A clock that is not the computer's would leap to a deadline.
-    worlds.run(_watched, 2, channel=_new_channel(), slice_s=_TIMEOUT_S if worlds.lacks("clock") else _SLICE_S)
+    worlds.run(_watched, 2, channel=_new_channel(), slice_s=patience.TIMEOUT_S if worlds.lacks("clock") else _SLICE_S)
 
 
 def _unexpected(group: Group, channel: int, sent: int, expected: int) -> Any:
@@ -369,7 +371,7 @@ def _lost(group: Group, channel: int, watcher: int) -> dict[str, Any] | None:
     def wait() -> None:
         peers = (2 - watcher, 1)  # the first one lives, and sends nothing
         transfers.extend(transport.recv(peer, _header(0, peer), _Room(9).payload) for peer in peers)
-        transport.wait(transfers, Deadline(_SHORT_S * 5))
+        transport.wait(transfers, Deadline(patience.LOST_S))
 
     found = ending(wait)
     found["value"] = any(each.done for each in transfers)
@@ -381,7 +383,7 @@ def _lost(group: Group, channel: int, watcher: int) -> dict[str, Any] | None:
 def check_lost_rank(worlds: WorldMaker) -> None:
     """Where the connection to a rank breaks, LinkLost names that rank, and none of its messages is done."""
     for watcher in (0, 2) if worlds.has_threads else (0,):
-        outcome = worlds.attempt(_lost, 3, channel=_new_channel(), watcher=watcher)[watcher]
+        outcome = worlds.attempt(_lost, 3, timeout_s=patience.LONG_S, channel=_new_channel(), watcher=watcher)[watcher]
         what = f"rank 1 of 3 left, and rank {watcher} waited for it and for rank {2 - watcher}: it"
         assert not outcome.errors, f"{what} {outcome}"
         found = outcome.value
@@ -404,15 +406,18 @@ def _wakes(group: Group, channel: int) -> list[dict[str, Any]]:
     receive = transport.recv(1, _header(0, 1), _Room(9).payload)
     transport.send(1, _header(0, 0), _payload(0, 0, _LONG))
     found: list[dict[str, Any]] = []
-    thread = threading.Thread(
-        target=contextvars.copy_context().run,
-        args=(lambda: found.append(ending(lambda: transport.wait([receive], Deadline(_TIMEOUT_S)))),),
-        daemon=True,
-    )
+    begins = threading.Event()
+
+    def wait() -> None:
+        begins.set()
+        transport.wait([receive], Deadline(patience.TIMEOUT_S))
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(lambda: found.append(ending(wait)),), daemon=True)
     thread.start()
-    time.sleep(_SHORT_S)  # for it to wait by then
+    begins.wait()
+    time.sleep(patience.SHORT_S)  # for it to be in the midst of it
     ends = [ending(_backend(group).abort)]
-    thread.join(_TIMEOUT_S + _LATER_S)
+    thread.join(patience.TIMEOUT_S + patience.PROMPT_S)
     assert not thread.is_alive(), "a wait in another thread ended neither by Backend.abort nor at its deadline"
     ends += [ending(_backend(group).close), ending(_backend(group).close)]
     _fail(group)
@@ -422,16 +427,16 @@ def _wakes(group: Group, channel: int) -> list[dict[str, Any]]:
 @check(chapter="transport", needs="cpu clock")
 def check_abort_wakes(worlds: WorldMaker) -> None:
     """Backend.abort wakes a thread that waits, and neither it nor close blocks though messages are on their way."""
-    outcome = worlds.attempt(_wakes, 2, channel=_new_channel())[0]
+    outcome = worlds.attempt(_wakes, 2, timeout_s=patience.LONG_S, channel=_new_channel())[0]
     assert not outcome.errors, str(outcome)
     waited, *ends = outcome.value
     assert "LinkLost" in waited["errors"], (
         f"a wait in another thread got {waited['errors'][:1] or 'no error'} from Backend.abort, and not LinkLost: {waited['text']}"
     )
-    assert waited["took_s"] < _LATER_S, f"a wait in another thread was woken {waited['took_s']:.1f} s after it began"
+    assert waited["took_s"] < patience.PROMPT_S, f"a wait in another thread was woken {waited['took_s']:.1f} s after it began"
     for name, end in zip(("abort", "close", "close a second time"), ends, strict=True):
         assert not end["errors"], f"Backend.{name} raised {end['errors'][0]}: {end['text']}"
-        assert end["took_s"] < _AT_ONCE_S, f"Backend.{name} blocked for {end['took_s']:.1f} s"
+        assert end["took_s"] < patience.AT_ONCE_S, f"Backend.{name} blocked for {end['took_s']:.1f} s"
 
 
 def _afterwards(group: Group, channels: Sequence[int]) -> dict[str, dict[str, Any]]:
@@ -445,12 +450,12 @@ def _afterwards(group: Group, channels: Sequence[int]) -> dict[str, dict[str, An
     def finish(transport: Transport, begin: Callable[[Transport], Transfer]) -> None:
         transfer = begin(transport)
         if not transfer.done:
-            transport.wait([transfer], Deadline(_SHORT_S))
+            transport.wait([transfer], Deadline(patience.PROMPT_S))
 
     for end, transport in zip((backend.abort, backend.close), transports, strict=True):
         end()
         after = f"after Backend.{end.__name__}"
-        found[f"connect {after}"] = ending(lambda: transport.connect([1], Deadline(_SHORT_S)))  # noqa: B023 - called at once
+        found[f"connect {after}"] = ending(lambda: transport.connect([1], Deadline(patience.PROMPT_S)))  # noqa: B023 - called at once
         found[f"send {after}"] = ending(
             lambda: finish(transport, lambda link: link.send(1, _header(0, 0), _payload(0, 0, 9)))  # noqa: B023
         )
@@ -464,7 +469,7 @@ def _afterwards(group: Group, channels: Sequence[int]) -> dict[str, dict[str, An
 @check(chapter="transport")
 def check_after_the_end(worlds: WorldMaker) -> None:
     """After Backend.abort and after close, what is still called ends at once, and raises nothing but LinkLost."""
-    outcome = worlds.attempt(_afterwards, 2, channels=[_new_channel(), _new_channel()])[0]
+    outcome = worlds.attempt(_afterwards, 2, timeout_s=patience.LONG_S, channels=[_new_channel(), _new_channel()])[0]
     assert not outcome.errors, str(outcome)
     for what, found in outcome.value.items():
         kind = found["errors"][:1] or "no error"
