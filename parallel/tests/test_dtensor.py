@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import manyhands as mh
@@ -47,7 +47,7 @@ def sent(shape, source, targets, x, **options):
     return [done.bytes_sent(r) - without.bytes_sent(r) for r in ranks], calls, runs[1].results[0]
 
 
-@pytest.mark.parametrize("p", [2, 3, 5, 8])
+@pytest.mark.parametrize("p", [2, 5])
 @pytest.mark.parametrize(
     ("source", "target", "collectives", "share"),
     [
@@ -135,6 +135,7 @@ def chains(draw):
     return mesh, shape, chain
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(chains())
 @example(((2,), (0, 2), [[S(1)], [P()]]))
 def test_any_chain_gives_the_original_and_sends_what_is_explained(case):

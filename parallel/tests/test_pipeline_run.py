@@ -132,7 +132,7 @@ def test_loss_and_gradients_are_those_of_one_process_bit_for_bit(plan, backend):
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_no_order_of_events_changes_anything(plan):
-    explore(lambda group: train(group, plan), plan.stages, seeds=range(6), alike=True).raise_failure()
+    explore(lambda group: train(group, plan), plan.stages, seeds=range(3), alike=True).raise_failure()
 
 
 @pytest.mark.parametrize("plan", [*PLANS.values(), mp.schedule("1f1b", 4, 2)], ids=[*PLANS, "short"])

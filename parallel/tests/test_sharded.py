@@ -195,20 +195,21 @@ SIZES = {"l0": {"w": (3, 5), "b": (5,)}, "l1": {"w": (5, 1), "b": (1,)}, "l2": {
 OPTIMIZERS = [mp.Adam(0.05), mp.SGD(0.1, momentum=0.9)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("world_size", [1, 5])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_every_strategy_gives_the_bits_of_one_process(world_size, optimizer):
     params, weights = make_params(SIZES), [rank + 1 for rank in range(world_size)]
     expected = one_process(params, optimizer, 3, weights)
-    for strategy in STRATEGIES:
 
-        def program(group, strategy=strategy):
-            return train(mp.Sharded(params, group, strategy), optimizer, 3, group.rank, weights[group.rank])
+    def program(group):
+        for strategy in STRATEGIES:
+            store = mp.Sharded(params, group, strategy)
+            assert same_bits(expected, train(store, optimizer, 3, group.rank, weights[group.rank])), strategy
 
-        assert all(same_bits(expected, found) for found in run(program, world_size).results), strategy
+    run(program, world_size)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(
     st.dictionaries(st.sampled_from("abcd"), st.dictionaries(st.sampled_from("wb"), st.integers(0, 9), min_size=1), min_size=1),
     st.integers(2, 4),
