@@ -90,7 +90,7 @@ FACTOR = 2.0
 @pytest.mark.parametrize(
     ("network", "world", "per_host"),
     [
-        ("torus", 48, 4),
+        ("torus", 36, 4),
         *(
             pytest.param(*each, marks=pytest.mark.long)
             for each in (("torus", 96, 4), ("fat-tree", 192, 1), ("fat-tree", 192, 8))

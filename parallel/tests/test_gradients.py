@@ -83,17 +83,6 @@ def test_neither_bucket_size_nor_order_nor_a_pause_changes_a_bit(world_size, fir
             assert is_same(each, expected(world_size, weights, step))
 
 
-def test_the_values_of_the_crate(world):
-    def program(group):
-        sync = mp.GradientSync(group, like=[np.zeros(3, "f4")])
-        (mine,) = sync([np.full(3, group.rank, "f4")])
-        values = np.array([10.0, 20.0, 30.0]) if group.rank == 0 else np.zeros(3)
-        assert mp.broadcast(values, group) is values
-        return mine.tolist(), values.tolist()
-
-    assert world(4).run(program).results == [([1.5] * 3, [10.0, 20.0, 30.0])] * 4
-
-
 def test_paused_steps_and_one_more_are_one_step_over_all(world):
     counts = [3, 1, 0, 2]  # of paused steps, each rank its own
 

@@ -79,31 +79,6 @@ def same_bits(one, other):
 # Values
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_a_shard_is_a_part_of_the_flat_unit(world_size):
-    def program(group):
-        store = mp.Sharded({"w": np.array([10.0, 20.0, 30.0, 40.0])}, group)
-        with store.step():
-            store.reduce("w", np.zeros(4))
-        return [p.tolist() for p, _ in store.shards()]
-
-    parts = np.split(np.array([10.0, 20.0, 30.0, 40.0]), world_size)
-    assert run(program, world_size).results == [[part.tolist()] for part in parts]
-
-
-def test_gradients_of_zero_2_are_shards_of_the_sum():
-    """The crate's values: its ranks have gradients in different places, and it sums."""
-
-    def program(group):
-        store = mp.Sharded({"w": np.zeros(4)}, group, "grad")
-        with store.step(weight=1):
-            store.reduce("w", np.array([[1.0, 0, 0, 4], [1.0, 4, 6, 4]][group.rank]))
-        ((_, g),) = store.shards()
-        return g.tolist()
-
-    assert run(program, 2).results == [[1, 2], [3, 4]]
-
-
 def test_hybrid_shards_within_an_axis_and_averages_over_the_other():
     def program(group):
         with mh.DeviceMesh(group, (2, 2), ("dp", "local")) as mesh:
