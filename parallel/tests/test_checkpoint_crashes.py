@@ -169,6 +169,7 @@ def kill_everywhere(path, disk, save, first=OLD, losses=LOSSES, **options):
     return total, news
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("first", "losses", "places"), [(OLD, LOSSES, 90), (None, [(), LOSSES[-1]], 30)], ids=["another", "none"]
 )

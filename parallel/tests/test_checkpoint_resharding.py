@@ -87,6 +87,7 @@ def nbytes(leaf):
     return sum(array.nbytes for _, array in leaf.pieces) if isinstance(leaf, mp.ShardedArray) else leaf.nbytes
 
 
+@pytest.mark.timeout(180)
 @settings(max_examples=settings().max_examples // 2)
 @given(st.data(), st.lists(st.tuples(SHAPES, DTYPES), max_size=3), st.integers(0, 9), st.booleans())
 def test_n_ranks_to_m_and_back_keeps_every_bit_and_reads_no_more_than_is_needed(data, arrays, seed, verify):
