@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def until_blocked(thread: threading.Thread) -> None:
     while True:
         frame = current_frames().get(thread.ident)
         while frame is not None:
-            if frame.f_code.co_filename.endswith("waiting.py"):
+            if frame.f_code.co_filename.endswith("engine/waiting.py"):
                 return
             frame = frame.f_back
         time.sleep(0.005)
@@ -95,14 +95,6 @@ def joining(self, message):
 Membership.join = joining
 """
 """Put in front of a program, it makes the rank that runs the store tell of each rank that comes."""
-
-
-def until(condition: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
-    """Wait until a state that can be looked at is there; what must come has long for it."""
-    limit = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < limit, "what must come does not come"
-        time.sleep(0.005)
 
 
 def _clean_environ() -> dict[str, str]:

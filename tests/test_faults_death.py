@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_tools import LONG_BEFORE_S, TELLING_JOINS, Nursery, Ranks, until
+from fault_tools import LONG_BEFORE_S, TELLING_JOINS, Nursery, Ranks
+from waiting import until
 from worlds import over_sockets
 
 import manyhands as mh

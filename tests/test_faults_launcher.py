@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fault_tools import until
 from preloaded import BEARING, Started
+from waiting import until
 
 PREAMBLE = """
 import os, signal, sys, time

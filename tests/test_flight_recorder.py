@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_tools import Nursery, until
+from fault_tools import Nursery
+from waiting import until
 from worlds import thread_world
 
 import manyhands as mh

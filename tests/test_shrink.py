@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from fault_tools import Nursery, until
+from fault_tools import Nursery
 from shrink_tools import GOING_ON, LOSING, SHRINKING, going_on, places, use
+from waiting import until
 from worlds import must, over_sockets
 
 import manyhands as mh

@@ -6,8 +6,9 @@ import signal
 import time
 
 import pytest
-from fault_tools import Nursery, Ranks, until
+from fault_tools import Nursery, Ranks
 from shrink_tools import GOING_ON, LOSING, SHRINKING, going_on
+from waiting import until
 
 DYING = """
 import manyhands.group.forming, manyhands.job, manyhands.group.shrinking

@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Callable
 
 import pytest
-from work_tools import PATIENCE_S, Gate, Group, until
+from waiting import PATIENCE_S, until
+from work_tools import Gate, Group
 
 import manyhands as mh
 from manyhands.calls.turns import Turns

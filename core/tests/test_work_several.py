@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from work_tools import PATIENCE_S, Gate, Group
+from waiting import PATIENCE_S
+from work_tools import Gate, Group
 
 import manyhands as mh
 from manyhands.errors import AbortedError, DeadlineError, UsageError

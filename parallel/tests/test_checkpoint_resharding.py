@@ -87,6 +87,8 @@ def nbytes(leaf):
     return sum(array.nbytes for _, array in leaf.pieces) if isinstance(leaf, mp.ShardedArray) else leaf.nbytes
 
 
+@pytest.mark.timeout(180)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.data(), st.lists(st.tuples(SHAPES, DTYPES), max_size=3), st.integers(0, 9), st.booleans())
 def test_n_ranks_to_m_and_back_keeps_every_bit_and_reads_no_more_than_is_needed(data, arrays, seed, verify):
     random = np.random.default_rng(seed)
@@ -151,7 +153,7 @@ def tilings(draw):
     return shape, boxes
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(tilings(), st.data())
 def test_whether_boxes_fill_an_array_once_is_told_exactly(tiling, data):
     shape, boxes = tiling

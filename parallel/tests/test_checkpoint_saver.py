@@ -99,7 +99,7 @@ class Gate:
 
     def write(self, descriptor, data):
         self.reached.set()
-        assert self.opened.wait(20)
+        assert self.opened.wait(30)
         if self.fails:
             raise OSError(28, "No space left on device")
         return os.write(descriptor, data)
@@ -117,7 +117,7 @@ def test_save_returns_before_the_disk_has_it(tmp_path, gate):
     def program(group):
         with mp.AsyncSaver(tmp_path, group) as saver:
             work = saver.save({"x": np.ones(3)}, step=1)
-            assert gate.reached.wait(20)
+            assert gate.reached.wait(30)
             assert not work.done()
             assert work.exception() is None
             assert saver.latest() is None

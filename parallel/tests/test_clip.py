@@ -23,7 +23,7 @@ def norm_of(arrays, norm_type=2):
 
 
 @pytest.mark.parametrize("norm_type", [2, math.inf])
-@pytest.mark.parametrize("ranks", range(1, 6))
+@pytest.mark.parametrize("ranks", [1, 3, 5])
 def test_the_norm_and_the_gradients_are_those_of_one_process(ranks, norm_type):
     whole = whole_gradients()
     norm = norm_of(whole.values(), norm_type)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import manyhands_parallel as mp
 from manyhands.errors import DTypeError, UsageError
-from manyhands_simulated import run as simulated
 
 LIKE = {"w": np.zeros((12, 8)), "k": np.zeros((6, 2, 5), "f4"), "b": np.zeros(5)}
 
@@ -65,7 +64,7 @@ def test_with_error_feedback_what_comes_out_of_powersgd_is_what_goes_in(world, r
 
     compress = mp.compress.PowerSGD(rank, min_compression_rate=0)
     sizes = []
-    for steps in (40, 80):
+    for steps in (20, 40):
         results = world(3).run(program, compress, steps).results
         for name in LIKE:
             # What all ranks still keep is what has not come out, and it does not grow.
@@ -81,31 +80,32 @@ def test_with_error_feedback_a_cast_loses_nothing_for_good(world):
     def program(group, error_feedback):
         sync = mp.GradientSync(group, np.zeros(50), compress=mp.compress.Cast("bfloat16", error_feedback))
         mine = np.random.default_rng(0).uniform(1, 2, 50) * group.rank  # so that sums are exact
-        return mine, sum(sync(mine) for _ in range(200)) / 200
+        return mine, sum(sync(mine) for _ in range(50)) / 50
 
     def error(error_feedback):
         (_, found), (mine, _) = world(2).run(program, error_feedback).results
         return np.abs(found - mine / 2).max()
 
-    assert error(True) < 5e-5
+    assert error(True) < 2e-4
     assert error(False) > 1e-3
 
 
-@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
-def test_powersgd_of_full_rank_is_the_mean(world_size, n, m, seed):
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_powersgd_of_full_rank_is_the_mean(world, world_size):
     def program(group):
-        sync = mp.GradientSync(
-            group, np.zeros((n, m)), compress=mp.compress.PowerSGD(min(n, m), min_compression_rate=0, seed=seed)
-        )
-        rng = np.random.default_rng((seed, group.rank))
-        mine = rng.standard_normal((n, m))
-        return mine, sync(mine), sync(mine)
+        found = []
+        for n, m in itertools.product((1, 2, 3, 6), repeat=2):
+            compress = mp.compress.PowerSGD(6, min_compression_rate=0, seed=n)  # the rank is bounded by the shape
+            sync = mp.GradientSync(group, np.zeros((n, m)), compress=compress)
+            mine = np.random.default_rng((n, m, group.rank)).standard_normal((n, m))
+            found.append((mine.copy(), sync(mine.copy()), sync(mine.copy())))
+        return found
 
-    results = simulated(program, world_size).results
-    wanted = np.mean([mine for mine, _, _ in results], axis=0)
-    for _, first, second in results:
-        np.testing.assert_allclose(first, wanted, atol=1e-10)
-        np.testing.assert_allclose(second, wanted, atol=1e-10)
+    for shape in zip(*world(world_size).run(program).results, strict=True):
+        wanted = np.mean([mine for mine, *_ in shape], axis=0)
+        for _, *means in shape:
+            for each in means:
+                np.testing.assert_allclose(each, wanted, atol=1e-10)
 
 
 def test_powersgd_finds_the_best_product_of_a_gradient_that_stays(world):

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import manyhands as mh
@@ -47,7 +47,7 @@ def sent(shape, source, targets, x, **options):
     return [done.bytes_sent(r) - without.bytes_sent(r) for r in ranks], calls, runs[1].results[0]
 
 
-@pytest.mark.parametrize("p", [2, 3, 5, 8])
+@pytest.mark.parametrize("p", [2, 5])
 @pytest.mark.parametrize(
     ("source", "target", "collectives", "share"),
     [
@@ -93,12 +93,12 @@ def test_the_cheapest_way_over_several_axes_is_found(mesh, source, target, share
     assert explained == sum(each) == round(share * x.nbytes * math.prod(mesh))
 
 
-def test_other_counts_of_an_axis_move_only_the_rows_that_change_places():
-    x = np.zeros((48, 48))
-    each, _, explained = sent((4,), [S(0)], [[S(0, [18, 12, 0, 18])]], x)
-    moved, sizes = np.array([0, 6, 12, 0]), 3 * 8
-    assert each == (moved * x[0].nbytes + sizes).tolist()
-    assert explained == 18 * x[0].nbytes
+@pytest.mark.parametrize(("counts", "moved"), [([18, 12, 0, 18], [0, 6, 12, 0]), ([0, 0, 0, 48], [12, 12, 12, 0])])
+def test_other_counts_of_an_axis_move_only_the_rows_that_change_places(counts, moved):
+    x, sizes = np.zeros((48, 48)), 3 * 8
+    each, _, explained = sent((4,), [S(0)], [[S(0, counts)]], x)
+    assert each == [rows * x[0].nbytes + sizes for rows in moved]
+    assert explained == sum(moved) * x[0].nbytes
 
 
 def test_the_way_is_told_in_words():
@@ -135,6 +135,8 @@ def chains(draw):
     return mesh, shape, chain
 
 
+@pytest.mark.timeout(180)
+@settings(max_examples=settings().max_examples // 2)
 @given(chains())
 @example(((2,), (0, 2), [[S(1)], [P()]]))
 def test_any_chain_gives_the_original_and_sends_what_is_explained(case):

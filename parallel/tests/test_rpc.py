@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,10 +20,11 @@ from worlds import must, thread_world
 import manyhands as mh
 import manyhands_parallel as mp
 from manyhands.api import Group
+from manyhands_parallel.rpc.exchange import Exchange
 from manyhands_simulated import Kill, Pause
 from manyhands_simulated.running import Simulation
 
-_SOON_S = 20.0
+_SOON_S = 30.0
 """More than anything here takes, so that only a hang ends by it."""
 
 
@@ -86,14 +88,16 @@ _leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floa
 
 
 def test_what_can_travel_comes_back_as_it_was() -> None:
-    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"same": lambda x: x}) as svc:
+    values: list[Any] = []
 
-        @settings(max_examples=50, deadline=None)
-        @given(st.recursive(_leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8))
-        def check(value: Any) -> None:
-            assert svc.call(0, "same", value).wait() == value
+    @settings(max_examples=50)
+    @given(st.recursive(_leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8))
+    def collect(value: Any) -> None:
+        values.append(value)
 
-        check()
+    collect()
+    with mh.init(rank=0, world_size=1) as group, mp.Service(group, {"same": lambda *x: x}) as svc:
+        assert svc.call(0, "same", *values).wait() == values
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", ">i4", "complex128", "bfloat16"])
@@ -302,8 +306,8 @@ def test_a_large_call_of_a_rank_that_is_stopped_is_late_and_no_more() -> None:
                 late.append(caught.value.peer)
                 raise KeyError
 
-    run = Simulation(2, faults=[Pause(rank=1, at_s=1)]).execute(lambda _: body(mh.init()))
-    assert isinstance(run.errors[0], KeyError)
+    done = Simulation(2, faults=[Pause(rank=1, at_s=1)]).execute(lambda _: body(mh.init()))
+    assert isinstance(done.errors[0], KeyError)
     assert late == [1]
 
 
@@ -357,20 +361,49 @@ def test_many_threads_call_at_once() -> None:
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_no_more_functions_run_than_there_are_threads(threads: int) -> None:
-    three = threading.Barrier(3, timeout=0.3 if threads < 3 else _SOON_S)
+    with mh.init(rank=0, world_size=1) as group:
+        running, may_end = threading.Semaphore(0), threading.Event()
 
-    def meet() -> bool:
-        try:
-            return three.wait() >= 0
-        except threading.BrokenBarrierError:
-            return False
+        def work() -> None:
+            running.release()
+            assert may_end.wait(_SOON_S)
 
-    def body(group: Group) -> None:
-        with mp.Service(group, {"meet": meet}, threads=threads) as svc:
-            if group.rank == 0:
-                assert [reply.wait() for reply in [svc.call(1, "meet") for _ in range(3)]] == [threads == 3] * 3
+        with mp.Service(group, {"work": work}, threads=threads) as svc:
+            replies = [svc.call(0, "work") for _ in range(4)]
+            for _ in range(threads):
+                assert running.acquire(timeout=_SOON_S)
+            exchange = svc._exchange  # the books of the service say what no waiting could show
+            with exchange.lock:
+                assert (len(exchange._workers), len(exchange._jobs)) == (threads, 4 - threads)
+            may_end.set()
+            for reply in replies:
+                reply.wait()
 
-    must(thread_world(body, 2, "shm"))
+
+def test_a_call_that_comes_as_the_only_worker_goes_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyhands_parallel.rpc.exchange._IDLE_S", 0.001)
+    group = SimpleNamespace(rank=0, world_size=1)
+    exchange = Exchange(group, 1, take=lambda *_: None, fail=lambda _: None)  # type: ignore[arg-type]
+    lock, releases, done = exchange.lock, [], threading.Event()
+
+    class Watched:
+        """Stands for the lock: a job comes as soon as the worker, which was idle for long enough, has let go of it."""
+
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+            releases.append(threading.current_thread())
+            if len(releases) == 4:  # of this thread, then of the worker: took the job, became idle, was so for long enough
+                with lock:
+                    exchange.submit(done.set)
+
+    exchange.lock = Watched()  # type: ignore[assignment]
+    with exchange.lock:
+        exchange.submit(lambda: None)
+    assert done.wait(_SOON_S)
+    exchange.close()
 
 
 def test_functions_call_back() -> None:
@@ -480,10 +513,10 @@ def test_a_dead_rank_is_named_on_every_call() -> None:
                         found[number] = str(error)
             svc.close()
 
-    run = Simulation(3, faults=[Kill(rank=1, at_s=5)]).execute(lambda _: body(mh.init()))
+    done = Simulation(3, faults=[Kill(rank=1, at_s=5)]).execute(lambda _: body(mh.init()))
     assert found.keys() == {0, 1}
     assert all("rank 1 was lost" in text for text in found.values())
-    assert isinstance(run.errors[2], mh.PeerLostError)
+    assert isinstance(done.errors[2], mh.PeerLostError)
 
 
 @pytest.mark.long
@@ -498,8 +531,8 @@ def test_a_call_of_a_rank_that_stands_still_ends_in_time() -> None:
                     late.wait()
                 np.testing.assert_array_equal(again.wait(), np.full(100_000, 11.0))
 
-    run = Simulation(2, faults=[Pause(rank=1, at_s=0.5, for_s=100)]).execute(lambda _: body(mh.init()))
-    assert run.errors == {}
+    done = Simulation(2, faults=[Pause(rank=1, at_s=0.5, for_s=100)]).execute(lambda _: body(mh.init()))
+    assert done.errors == {}
 
 
 def test_an_exception_in_the_block_ends_the_job() -> None:

@@ -79,31 +79,6 @@ def same_bits(one, other):
 # Values
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_a_shard_is_a_part_of_the_flat_unit(world_size):
-    def program(group):
-        store = mp.Sharded({"w": np.array([10.0, 20.0, 30.0, 40.0])}, group)
-        with store.step():
-            store.reduce("w", np.zeros(4))
-        return [p.tolist() for p, _ in store.shards()]
-
-    parts = np.split(np.array([10.0, 20.0, 30.0, 40.0]), world_size)
-    assert run(program, world_size).results == [[part.tolist()] for part in parts]
-
-
-def test_gradients_of_zero_2_are_shards_of_the_sum():
-    """The crate's values: its ranks have gradients in different places, and it sums."""
-
-    def program(group):
-        store = mp.Sharded({"w": np.zeros(4)}, group, "grad")
-        with store.step(weight=1):
-            store.reduce("w", np.array([[1.0, 0, 0, 4], [1.0, 4, 6, 4]][group.rank]))
-        ((_, g),) = store.shards()
-        return g.tolist()
-
-    assert run(program, 2).results == [[1, 2], [3, 4]]
-
-
 def test_hybrid_shards_within_an_axis_and_averages_over_the_other():
     def program(group):
         with mh.DeviceMesh(group, (2, 2), ("dp", "local")) as mesh:
@@ -195,20 +170,21 @@ SIZES = {"l0": {"w": (3, 5), "b": (5,)}, "l1": {"w": (5, 1), "b": (1,)}, "l2": {
 OPTIMIZERS = [mp.Adam(0.05), mp.SGD(0.1, momentum=0.9)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("world_size", [1, 5])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_every_strategy_gives_the_bits_of_one_process(world_size, optimizer):
     params, weights = make_params(SIZES), [rank + 1 for rank in range(world_size)]
     expected = one_process(params, optimizer, 3, weights)
-    for strategy in STRATEGIES:
 
-        def program(group, strategy=strategy):
-            return train(mp.Sharded(params, group, strategy), optimizer, 3, group.rank, weights[group.rank])
+    def program(group):
+        for strategy in STRATEGIES:
+            store = mp.Sharded(params, group, strategy)
+            assert same_bits(expected, train(store, optimizer, 3, group.rank, weights[group.rank])), strategy
 
-        assert all(same_bits(expected, found) for found in run(program, world_size).results), strategy
+    run(program, world_size)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(
     st.dictionaries(st.sampled_from("abcd"), st.dictionaries(st.sampled_from("wb"), st.integers(0, 9), min_size=1), min_size=1),
     st.integers(2, 4),

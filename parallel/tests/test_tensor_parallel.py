@@ -9,7 +9,7 @@ import manyhands_parallel as mp
 from manyhands.errors import CollectiveMismatchError, DTypeError, SizeMismatchError, UsageError
 from manyhands_simulated import run
 
-WORLDS = [1, 2, 3, 4, 5]
+WORLDS = [1, 3, 5]
 TOKENS, BATCH, K, HIDDEN, N = 6, 2, 3, 7, 4
 HIDDEN_COUNTS = {1: [7], 2: [2, 5], 3: [3, 0, 4], 4: [1, 2, 2, 2], 5: [0, 1, 3, 1, 2]}
 TOKEN_COUNTS = {1: [6], 2: [5, 1], 3: [2, 0, 4], 4: [1, 2, 2, 1], 5: [0, 1, 3, 1, 1]}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from transport_tools import held
-from work_tools import PATIENCE_S, until
+from waiting import PATIENCE_S, until
 from worlds import must, thread_world
 
 import manyhands as mh

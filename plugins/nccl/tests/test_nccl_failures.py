@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 from fake_gpu import fake_cuda, fake_cupy
-from work_tools import until
+from waiting import until
 from worlds import must, on_threads
 
 from manyhands.api import Collective, Deadline, DeviceCall, DeviceFailure, DeviceMeeting

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fault_tools import Nursery
 from transport_tools import held
-from work_tools import until
+from waiting import until
 from worlds import must, thread_world
 
 from manyhands.api import Group

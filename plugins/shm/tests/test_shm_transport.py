@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from transport_tools import PATIENCE_S, connected, finish, held
-from work_tools import until
+from waiting import until
 from worlds import must, on_threads
 
 from manyhands.api import HEADER_BYTES, Deadline, HeaderMismatch, LinkLost, Transfer

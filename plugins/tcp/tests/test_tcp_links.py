@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from work_tools import PATIENCE_S, until
+from waiting import PATIENCE_S, until
 from worlds import must
 from worlds import over_sockets as run
 

@@ -18,7 +18,7 @@ from bootstraps import ThreadBootstrap
 from hypothesis import given
 from hypothesis import strategies as st
 from transport_tools import PATIENCE_S, finish
-from work_tools import until
+from waiting import until
 from worlds import must, on_threads, over_sockets
 
 import manyhands as mh

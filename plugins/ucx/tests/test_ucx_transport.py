@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from transport_tools import PATIENCE_S, connected, finish, held
-from work_tools import until
+from waiting import until
 from worlds import must, on_threads
 
 from manyhands.api import BackendUnavailableError, ConfigError, Deadline, HeaderMismatch, LinkLost, Transfer, Transport

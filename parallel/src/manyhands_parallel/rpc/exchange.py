@@ -221,7 +221,9 @@ class Exchange:
                 with self.lock:
                     if wake in self._idle:
                         self._idle.remove(wake)
-                        break
+                        # Before the lock is free: a job that comes now must get a worker of its own.
+                        self._workers.discard(threading.current_thread())
+                        return
                 wake.acquire()
         with self.lock:
             self._workers.discard(threading.current_thread())
