@@ -22,7 +22,7 @@ from worlds import held_port
 
 from manyhands.control.bystanders import current_frames
 
-__all__ = ["LONG_BEFORE_S", "SECRET", "TELLING_JOINS", "LaunchedRanks", "Nursery", "Ranks", "until", "until_blocked"]
+__all__ = ["LONG_BEFORE_S", "SECRET", "TELLING_JOINS", "LaunchedRanks", "Nursery", "Ranks", "until_blocked"]
 
 SECRET = "the secret of the tests"
 LONG_BEFORE_S = 20.0

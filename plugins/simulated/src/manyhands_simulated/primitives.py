@@ -39,7 +39,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any, Protocol
 
-__all__ = ["Over", "World", "acquire", "in_earnest", "installed", "join", "members", "release", "start"]
+__all__ = ["Over", "World", "acquire", "in_earnest", "installed", "join", "members", "release", "start", "start_new"]
 
 
 class Over(BaseException):
@@ -78,6 +78,9 @@ class World(Protocol):
     def start(self, thread: threading.Thread) -> None:
         """Start a thread of the world."""
 
+    def start_new(self, action: Callable[[], None]) -> int:
+        """As `start`, for a thread that `threading` does not know; return its identifier."""
+
     def has_ended(self, thread: threading.Thread) -> bool | None:
         """Return whether a thread of the world has ended; None for any other thread."""
 
@@ -94,6 +97,7 @@ _Lock, _RLock = _thread.LockType, _thread.RLock
 acquire: Callable[..., bool] = _Lock.acquire
 release: Callable[..., None] = _Lock.release
 start: Callable[[threading.Thread], None] = threading.Thread.start
+start_new: Callable[..., int] = _thread.start_new_thread
 join: Callable[..., None] = threading.Thread.join
 """What Python has, for the world itself."""
 _acquire_again: Callable[..., bool] = _RLock.acquire
@@ -261,6 +265,17 @@ def _thread_start(self: threading.Thread) -> None:
         world.start(self)
 
 
+def _thread_start_new(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, /) -> int:
+    world = members.get(get_ident())
+    if world is None:
+        return start_new(function, args, kwargs or {})
+
+    def action() -> None:
+        function(*args, **(kwargs or {}))
+
+    return world.start_new(action)
+
+
 def _thread_join(self: threading.Thread, timeout: float | None = None) -> None:
     world = members.get(get_ident())
     ended = None if world is None else world.has_ended(self)
@@ -376,6 +391,7 @@ _ours: list[tuple[Any, str, Any]] = [
     (threading.Condition, "wait", _condition_wait),
     (threading.Event, "is_set", _event_is_set),
     (threading.Thread, "start", _thread_start),
+    (_thread, "start_new_thread", _thread_start_new),
     (threading.Thread, "join", _thread_join),
     (threading, "_time", _now),
     (queue, "time", _now),

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 
 from manyhands.api import AbortedError, Thread, UsageError, current_frames, inherit_rank
 from manyhands_simulated.outside import Outside
-from manyhands_simulated.primitives import Over, in_earnest, installed, join, members, start
+from manyhands_simulated.primitives import Over, in_earnest, installed, join, members, start, start_new
 from manyhands_simulated.task import BLOCKED, DEAD, ENDED, READY, RUNNING, Stopped, Task
 
 __all__ = ["Scheduler"]
@@ -405,12 +405,8 @@ class Scheduler:
 
     def start(self, thread: threading.Thread) -> None:
         """Start a thread of the program, for the rank whose thread starts it; it runs when its turn comes."""
-        parent = self.current()
-        task = Task(parent.rank, self._numbers[parent.rank], _nothing)
-        self._numbers[parent.rank] += 1
-        task.started = task.is_foreign = True
-        own, action = vars(thread).get("run"), inherit_rank(thread.run)
-        began = threading.Event()
+        own = vars(thread).get("run")
+        task, live = self._prepare(thread.run, thread)
 
         def restore() -> None:
             if own is None:
@@ -418,17 +414,47 @@ class Scheduler:
             else:
                 thread.run = own  # type: ignore[method-assign]
 
-        def live() -> None:
+        def run() -> None:
             restore()
+            live()
+
+        thread.run = run  # type: ignore[method-assign]
+        with in_earnest():
+            try:
+                start(thread)
+            except BaseException:
+                restore()
+                raise
+            self._enlist(task)
+        self._known[thread] = task
+
+    def start_new(self, action: Callable[[], None]) -> int:
+        """As `start`, for a thread that `threading` does not know; return its identifier."""
+        task, live = self._prepare(action, None)
+        with in_earnest():
+            ident = start_new(live, ())
+            self._enlist(task)
+        return ident
+
+    def _prepare(self, action: Callable[[], None], thread: threading.Thread | None) -> tuple[Task, Callable[[], None]]:
+        """Return the task of a thread that the program is about to start, and what the thread does."""
+        parent = self.current()
+        task = Task(parent.rank, self._numbers[parent.rank], inherit_rank(action))
+        self._numbers[parent.rank] += 1
+        task.is_foreign = True
+
+        def live() -> None:
             task.ident = threading.get_ident()
-            began.set()
+            task.started = True
+            task.over.set()  # tells the thread that starts it
             try:
                 self._take_baton(task)
             except AbortedError:  # the run has ended before the thread's turn came
-                action()
+                task.action()
                 return
+            task.over.clear()
             try:
-                action()
+                task.action()
             except SystemExit:
                 pass
             except BaseException:  # noqa: BLE001 - as Python does where it starts a thread, but before the turn goes to another one
@@ -436,15 +462,11 @@ class Scheduler:
             finally:
                 self._end(task, thread)
 
-        thread.run = live  # type: ignore[method-assign]
-        with in_earnest():
-            try:
-                start(thread)
-            except BaseException:
-                restore()
-                raise
-            began.wait()
-        self._known[thread] = task
+        return task, live
+
+    def _enlist(self, task: Task) -> None:
+        """Let a thread of the program that has begun queue up."""
+        task.over.wait()
         self._of_program.add(task)
         self._tasks[task] = None
         self._ready.append(task)
@@ -455,7 +477,7 @@ class Scheduler:
         task = self._known.get(thread)
         return None if task is None else task.state is ENDED
 
-    def _end(self, task: Task, thread: threading.Thread) -> None:
+    def _end(self, task: Task, thread: threading.Thread | None) -> None:
         """Let the thread of a task end, and others go on."""
         members.pop(task.ident, None)
         task.state = ENDED
@@ -463,7 +485,8 @@ class Scheduler:
         self._of_program.discard(task)
         task.over.set()
         if self.crash is None and not self._stopping:
-            self._ended.append(thread)
+            if thread is not None:
+                self._ended.append(thread)
             with suppress(Stopped, AbortedError):
                 self._pass_on(task)
 
