@@ -11,14 +11,15 @@ from manyhands.contract.deadline import Deadline
 
 __all__ = ["PATIENCE_S", "Gate", "Group", "until"]
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
+"""How long a test waits for what must come: far more than it takes, so that only a hang ends by it."""
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait until another thread has come so far."""
+    """Wait until another thread has come so far, as it can be seen from here."""
     deadline = Deadline(PATIENCE_S)
     while not condition():
-        assert not deadline.passed()
+        assert not deadline.passed(), "what must come does not come"
         threading.Event().wait(0.001)
 
 

@@ -7,7 +7,8 @@ import resource
 import socket
 import subprocess
 import sys
-import time
+
+from work_tools import until
 
 from manyhands.control.computer import has_ended, namespaces
 
@@ -16,10 +17,7 @@ def test_a_process_has_ended_from_its_death_on_also_where_nobody_has_asked_for_i
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert not has_ended(child.pid)
     child.kill()
-    deadline = time.monotonic() + 10
-    while not has_ended(child.pid) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert has_ended(child.pid)
+    until(lambda: has_ended(child.pid))
     child.communicate()
     assert has_ended(child.pid)
 

@@ -138,8 +138,9 @@ def chain(rounds: int) -> list[Step]:
     return steps
 
 
+@pytest.mark.long  # it measures memory, of which other threads take some as well
 @pytest.mark.parametrize("waits", [False, True])
-@pytest.mark.parametrize("in_place", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("in_place", [False, True])
 def test_a_run_on_memory_that_was_used_before_allocates_nothing_for_each_step_or_piece(waits: bool, in_place: bool) -> None:
     def peak(steps: list[Step], *, elements: int = 4, runs: int = 3, tries: int = 3) -> int:
         executable = made(Transfers(waits=waits), *steps, elements=elements, scratch=elements < 100, reduction=MAX)

@@ -60,7 +60,7 @@ ENDINGS = {
     "by a signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     "at once": "import os; print('told', end=''); os._exit(5)",
     "in a crash": "import faulthandler, os; faulthandler.enable(); print('crash'); os.abort()",
-    "after its threads": "import threading, time; threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start(); print('main')",
+    "after its threads": "import threading; threading.Thread(target=lambda: (threading.main_thread().join(), print('thread'))).start(); print('main')",
     "with its own class": "import pickle\nclass Own: pass\nprint(type(pickle.loads(pickle.dumps(Own()))) is Own, Own.__module__, Own)",
     "with processes": """
         import multiprocessing, sys
@@ -119,7 +119,7 @@ def forked(server: ForkServer, words: Sequence[str], environ: dict[str, str], ty
 def alone(words: Sequence[str], environ: dict[str, str], folder: Path, typed: bytes = b"") -> tuple[int, bytes, bytes]:
     command = [sys.executable, "-u", *words]
     done = subprocess.run(
-        command, env=environ, cwd=folder, input=typed, capture_output=True, start_new_session=True, check=False, timeout=30
+        command, env=environ, cwd=folder, input=typed, capture_output=True, start_new_session=True, check=False, timeout=50
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -285,7 +285,7 @@ def test_ranks_end_with_their_server_and_nothing_hangs(tmp_path: Path) -> None:
         assert lines[0][2] == "True"
         os.kill(int(lines[0][1]), signal.SIGKILL)
         try:
-            _, told = job.communicate(timeout=20)
+            _, told = job.communicate(timeout=50)
         finally:
             job.kill()
     assert job.returncode == 128 + signal.SIGKILL

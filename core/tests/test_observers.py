@@ -44,9 +44,9 @@ class Table(Backend):
 
     def all_arrays(self, mine: Any) -> list[Any]:
         """Lay down an array; return those of all ranks."""
-        self.together.wait(10)
+        self.together.wait(30)
         self.arrays[self.rank] = mine.copy()
-        self.together.wait(10)
+        self.together.wait(30)
         return [self.arrays[rank] for rank in sorted(self.arrays)]
 
     def open_transport(self, channel: int) -> Transport:
@@ -130,7 +130,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Plugin:
 
 def run(program: Callable[[Group], Any]) -> list[Any]:
     """Run ``program`` on two threads over the table; return what each rank returned or raised."""
-    return thread_world(program, 2, "table", timeout_s=10)
+    return thread_world(program, 2, "table", timeout_s=30)
 
 
 @pytest.fixture
