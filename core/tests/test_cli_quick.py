@@ -59,7 +59,7 @@ words = st.lists(
 @example(["-n", "2", "script.py", "--help"])
 @example(["-m", "--backend=tcp", "pkg.module", "-n", "3"])
 @example([])
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2 * settings().max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_understood_at_once_is_what_typer_understands(monkeypatch: pytest.MonkeyPatch, capsys, given: list[str]):
     options = understand(given)
     if options is None:
