@@ -25,46 +25,9 @@ UFUNCS = {"add": np.add, "multiply": np.multiply, "minimum": np.minimum, "maximu
 LARGEST = {"float16": 0x7BFF, "bfloat16": 0x7F7F}
 # Zeros, the ends of subnormal and normal numbers, one and its neighbours, infinities, NaN of both signs and kinds.
 SPECIAL = {
-    "float16": (
-        0,
-        1,
-        2,
-        0x1FF,
-        0x3FF,
-        0x400,
-        0x401,
-        0x3BFF,
-        0x3C00,
-        0x3C01,
-        0x7800,
-        0x77FF,
-        0x7BFE,
-        0x7BFF,
-        0x7C00,
-        0x7C01,
-        0x7E00,
-        0x7FFF,
-    ),
-    "bfloat16": (
-        0,
-        1,
-        2,
-        0x3F,
-        0x7F,
-        0x80,
-        0x81,
-        0x3F7F,
-        0x3F80,
-        0x3F81,
-        0x7F00,
-        0x7F7E,
-        0x7F7F,
-        0x7F80,
-        0x7F81,
-        0x7FC0,
-        0x7FFF,
-    ),
-}
+    "float16": (0, 1, 2, 0x1FF, 0x3FF, 0x400, 0x401, 0x3BFF, 0x3C00, 0x3C01, 0x7800, 0x77FF, 0x7BFE, 0x7BFF, 0x7C00, 0x7C01, 0x7E00, 0x7FFF),
+    "bfloat16": (0, 1, 2, 0x3F, 0x7F, 0x80, 0x81, 0x3F7F, 0x3F80, 0x3F81, 0x7F00, 0x7F7E, 0x7F7F, 0x7F80, 0x7F81, 0x7FC0, 0x7FFF),
+}  # fmt: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 

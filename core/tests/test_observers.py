@@ -255,23 +255,3 @@ def test_a_plugin_that_raises_when_it_is_asked_ends_the_call_in_words(plugin: Pl
     plugin.requests = Clumsy()
     with pytest.raises(mh.PluginError, match=r"ValueError.*no such table.*all_reduce on the backend 'table'"):
         alone.all_reduce(np.ones(1))
-
-
-def test_the_manager_of_the_process_is_the_one_that_groups_ask(run_python: Callable[..., Any]) -> None:
-    program = """
-import numpy as np
-import manyhands as mh
-from manyhands.api import hookimpl
-from manyhands.config.plugins import get_plugin_manager
-
-class Watch:
-    @hookimpl
-    def manyhands_collective_finished(self, event):
-        print(event.operation, event.nbytes)
-
-get_plugin_manager().register(Watch(), "watch")
-with mh.init() as group:
-    group.all_reduce(np.ones(3))
-"""
-    done = run_python("-c", program)
-    assert (done.stdout, done.stderr) == ("all_reduce 24\n", "")

@@ -107,6 +107,7 @@ def test_each_is_named_to_who_asks_and_auto_takes_the_right_one(plugins: PluginF
         with pytest.raises(PluginError, match=rf"^the plugin '\w+' of dist-{name} 1\.0 ({words})") as caught:
             manager.describe(name)
         assert isinstance(caught.value, ApiVersionError) == (name in ("newer", "older"))
+        assert isinstance(caught.value.__cause__, ImportError) == (name in ("import", "old"))
         assert manager.available(name) == str(caught.value)
     with pytest.raises(
         DuplicatePluginError, match=r"'twice' is provided more than once, by dist-one 1\.0 .* and dist-two 1\.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,10 @@ def caught(error: type[ScheduleError], schedules: Any, words: str, **claims: boo
     with pytest.raises(ScheduleError, match=words) as found:
         verify(schedules, **claims)
     assert type(found.value) is error
+    place = re.match(r"rank (\d+), (?:step (\d+)|output chunk \d+ .*?\(.*?step (\d+))", str(found.value))
+    if place and not claims:  # what is claimed is claimed of all ranks
+        rank, *steps = place.groups()
+        assert (found.value.rank, found.value.step) == (int(rank), int(next(filter(None, steps))))
 
 
 # A lost chunk
