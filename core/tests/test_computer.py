@@ -40,7 +40,7 @@ def test_a_kind_of_namespaces_that_the_kernel_does_not_have_is_one_for_all() -> 
 
 def test_a_process_that_gives_back_much_memory_has_ended_as_soon_as_its_connections_have() -> None:
     ours, theirs = socket.socketpair()
-    code = "import sys; memory = bytearray(b'x') * (1 << 29); print(flush=True); input()"
+    code = "import sys; memory = bytearray(b'x') * (1 << 27); print(flush=True); input()"
     with (
         ours,
         subprocess.Popen(

@@ -6,6 +6,7 @@ import pickle
 from dataclasses import replace
 
 import pytest
+from schedule_tools import IN, INPUT, OUT, OUTPUT, SCRATCH, TMP, world
 
 from manyhands.errors import ManyHandsError
 from manyhands.schedule.algorithms import doubling, ring, tree
@@ -21,24 +22,7 @@ from manyhands.schedule.proof.verify import (
     WrongResultError,
     verify,
 )
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
-
-INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
-IN, OUT, TMP = Ref(INPUT, 0), Ref(OUTPUT, 0), Ref(SCRATCH, 0)
-
-
-def world(
-    collective: Collective,
-    *steps: tuple[Step, ...],
-    chunks: tuple[int, int] = (1, 1),
-    scratch: tuple[Ref, ...] = (),
-    root: int = 0,
-) -> list[Schedule]:
-    """Return one schedule for each rank's steps."""
-    return [
-        Schedule(collective, "handmade", rank, len(steps), root, chunks[0], chunks[1], scratch, mine)
-        for rank, mine in enumerate(steps)
-    ]
+from manyhands.schedule.steps import Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 
 def exchange(*, after: tuple[int, ...] = (0, 1), swapped: bool = False) -> list[Schedule]:
