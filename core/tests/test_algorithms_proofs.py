@@ -46,7 +46,7 @@ def hosts_of(algorithm: Algorithm, size: int) -> list[int]:
 
 
 @each_algorithm
-@pytest.mark.parametrize("sizes", [range(1, 12), pytest.param(range(12, 34), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("sizes", [range(1, 10), pytest.param(range(10, 34), marks=pytest.mark.long)], ids=str)
 def test_an_algorithm_is_right_in_every_world(algorithm: Algorithm, sizes: range) -> None:
     for size in sizes:
         for ranks_per_host in hosts_of(algorithm, size):
@@ -59,11 +59,11 @@ def test_an_algorithm_is_right_in_every_world(algorithm: Algorithm, sizes: range
 
 
 @each_algorithm
-@pytest.mark.parametrize("sizes", [range(1, 10), pytest.param(range(10, 34), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("sizes", [range(1, 8), pytest.param(range(8, 34), marks=pytest.mark.long)], ids=str)
 def test_an_algorithm_is_right_with_segments(algorithm: Algorithm, sizes: range) -> None:
     for size in sizes if algorithm.name not in QUADRATIC and not algorithm.by_host else range(sizes.start, min(sizes.stop, 14)):
         for ranks_per_host in hosts_of(algorithm, size):
-            for root in {0, size // 2, size - 1} if has_root(algorithm) else {0}:
+            for root in {0, size - 1} if has_root(algorithm) else {0}:
                 alone = schedules(algorithm, size, root, 1, ranks_per_host)
                 for segments in (2, 3):
                     made = schedules(algorithm, size, root, segments, ranks_per_host)
@@ -145,14 +145,22 @@ LOGARITHMIC = [
 
 
 @pytest.mark.parametrize("algorithm", LOGARITHMIC, ids=names)
-def test_a_rank_of_65536_takes_a_few_steps_for_each_doubling_and_memory_for_no_more(algorithm: Algorithm) -> None:
+def test_a_rank_of_65536_takes_a_few_steps_for_each_doubling(algorithm: Algorithm) -> None:
+    size = 65536
+    for rank in (0, 1, size // 3, size - 1):
+        schedule = algorithm.schedule(rank, size, 0, 1, 8)
+        assert len(schedule.steps) <= 6 * 16
+        assert len(schedule.scratch) <= 4
+
+
+@pytest.mark.long  # it measures memory, of which other threads take some as well
+@pytest.mark.parametrize("algorithm", LOGARITHMIC, ids=names)
+def test_a_rank_of_65536_takes_memory_for_its_own_steps_alone(algorithm: Algorithm) -> None:
     size = 65536
     for rank in (0, 1, size // 3, size - 1):
         algorithm.schedule(rank, size, 0, 1, 8)
         tracemalloc.start()
-        schedule = algorithm.schedule(rank, size, 0, 1, 8)
+        algorithm.schedule(rank, size, 0, 1, 8)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert len(schedule.steps) <= 6 * 16
-        assert len(schedule.scratch) <= 4
         assert peak < 100_000

@@ -153,19 +153,6 @@ def test_doctor_goes_on_where_a_plugin_that_is_asked_for_is_broken(plugins: Plug
     assert "No module named 'no_such_module'" in show.stderr
 
 
-def test_doctor_goes_on_where_nothing_but_the_plugin_that_is_asked_for_is_broken(
-    plugins: PluginFactory, manyhands: Run
-) -> None:
-    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
-
-    result = manyhands("doctor", plugins="alpha,no_such_module")
-
-    assert result.returncode == 1
-    told = " ".join(result.stdout.split())
-    assert told.count("the plugin 'no_such_module' of this process cannot be imported") == 1
-    assert any(line.split()[:3] == ["alpha", "1.0", "yes"] for line in result.stdout.splitlines())
-
-
 def test_doctor_finds_an_algorithm_that_is_not_there(plugins: PluginFactory, manyhands: Run) -> None:
     plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
 
@@ -280,18 +267,6 @@ def test_config_show_prints_each_value_and_its_origin(plugins: PluginFactory, ma
     assert "RuntimeError: oh" in as_text.stderr
 
 
-def test_config_show_checks_the_tables_of_all_backends(plugins: PluginFactory, manyhands: Run, tmp_path: Path) -> None:
-    plugins.backend("alpha")
-    (tmp_path / "manyhands.toml").write_text("[backends.alpha]\nmode = 'sage'")
-
-    result = manyhands("config", "show")
-
-    assert result.returncode == 2
-    assert result.stderr == (
-        f"error: {tmp_path}/manyhands.toml: backends.alpha.mode = 'sage': it should be 'fast' or 'safe'; did you mean 'safe'?\n"
-    )
-
-
 NEEDY = """
 from manyhands.api import BackendConfig
 from manyhands.contract.backend import BackendSpec
@@ -372,14 +347,6 @@ def test_what_config_show_prints_is_a_file_with_the_same_values(plugins: PluginF
     one, other = ({each["key"]: each["value"] for each in json.loads(each.stdout)["values"]} for each in (before, again))
     assert one == other
     assert one["backends.alpha.interface"] == variables["MANYHANDS_BACKENDS__ALPHA__INTERFACE"]
-
-
-def test_config_schema_is_json(plugins: PluginFactory, manyhands: Run) -> None:
-    plugins.backend("alpha")
-
-    schema = json.loads(manyhands("config", "schema").stdout)
-
-    assert schema["properties"]["backends"]["properties"]["alpha"]["properties"]["mode"]["enum"] == ["fast", "safe"]
 
 
 def test_version_and_help(manyhands: Run) -> None:

@@ -14,7 +14,6 @@ from manyhands.config.plugins.installed import COMMAND_GROUP, InstalledPlugin, f
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from subprocess import CompletedProcess
 
     from plugin_tools import PluginFactory
 
@@ -211,22 +210,3 @@ def test_help_with_core_alone_lists_what_is_there_and_tells_of_what_is_not(
     brought = {"lab": "bench, show, simulate", "conformance": "check, plugin new", "parallel": "show pipeline"}
     commands = {install_command(f"pip install 'manyhands[{extra}]'"): names for extra, names in brought.items()}
     assert rest == " can be installed:\n\n" + "".join(f"    {command}    # {names}\n" for command, names in commands.items())
-
-
-def test_ranks_are_started_without_a_look_at_commands(
-    plugins: PluginFactory, run_python: Callable[..., CompletedProcess[str]]
-) -> None:
-    module = plugins("greet", GREET, group=COMMAND_GROUP, thing="greet")
-    program = (
-        "import sys\n"
-        "from manyhands.launch import processes\n"
-        "processes.run_job = lambda *_: 0\n"
-        "from manyhands.cli.main import main\n"
-        "open('script.py', 'w').close()\n"
-        "assert main(['run', '-n', '2', '--backend', 'tcp', 'script.py']) == 0\n"
-        f"print(*sorted(name for name in sys.modules if name.startswith(('manyhands_lab', {module!r}))))"
-    )
-
-    done = run_python("-c", program)
-
-    assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from manyhands.cli.app import make_app
 from manyhands.cli.main import main
 from manyhands.cli.quick import understand
+from manyhands.config.plugins.installed import COMMAND_GROUP
 from manyhands.launch import starting
 
 WORDS = (
@@ -59,7 +60,7 @@ words = st.lists(
 @example(["-n", "2", "script.py", "--help"])
 @example(["-m", "--backend=tcp", "pkg.module", "-n", "3"])
 @example([])
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2 * settings().max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_understood_at_once_is_what_typer_understands(monkeypatch: pytest.MonkeyPatch, capsys, given: list[str]):
     options = understand(given)
     if options is None:
@@ -120,10 +121,11 @@ def test_an_interrupt_before_the_ranks_are_there_says_what_was_going_on(capsys, 
     assert capsys.readouterr().err.strip() == said
 
 
-def test_a_launcher_loads_neither_typer_nor_numpy_before_the_ranks_start(
-    run_python: Callable[..., CompletedProcess[str]], tmp_path
+def test_a_launcher_loads_neither_typer_nor_numpy_nor_commands_before_the_ranks_start(
+    run_python: Callable[..., CompletedProcess[str]], plugins, tmp_path
 ):
     (tmp_path / "script.py").write_text("")
+    command = plugins("greet", "def greet() -> None: ...", group=COMMAND_GROUP, thing="greet")
     done = run_python(
         "-c",
         "import sys\n"
@@ -131,6 +133,6 @@ def test_a_launcher_loads_neither_typer_nor_numpy_before_the_ranks_start(
         "processes.run_job = lambda *_: 0\n"
         "from manyhands.cli.main import main\n"
         f"assert main(['run', '-n', '2', '--backend', 'tcp', {str(tmp_path / 'script.py')!r}]) == 0\n"
-        "print(*sorted({'typer', 'rich', 'numpy', 'asyncio', 'msgspec'} & set(sys.modules)))",
+        f"print(*sorted({{'typer', 'rich', 'numpy', 'asyncio', 'msgspec', 'manyhands_lab', {command!r}}} & set(sys.modules)))",
     )
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "")

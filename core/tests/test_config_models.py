@@ -131,7 +131,7 @@ with manyhands.init({backend!r}, timeout_s=30) as group:
 """
 
 
-@pytest.mark.parametrize("backend", ["auto", "tcp", "shm"])
+@pytest.mark.parametrize("backend", ["auto", "tcp"])
 def test_a_rank_loads_nothing_dear_to_make_its_first_call(
     backend: str, run_python: Callable[..., CompletedProcess[str]], tmp_path: Any
 ) -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 
 import pytest
+from waiting import PATIENCE_S
 
 from manyhands.control.loop import Loop
 
@@ -27,7 +28,7 @@ def test_a_callback_that_fails_is_told_to_this_process_and_to_the_other_sides(
     told: list[Exception] = []
     loop = Loop("test", told.append)
     here, there = socket.socketpair()
-    there.settimeout(5)
+    there.settimeout(PATIENCE_S)
     failure = MemoryError()
 
     def fail() -> None:
@@ -36,7 +37,7 @@ def test_a_callback_that_fails_is_told_to_this_process_and_to_the_other_sides(
     loop.call(lambda: loop.watch(here, selectors.EVENT_READ, lambda _: None))
     loop.call(fail)
     assert there.recv(1) == b""
-    loop._thread.join(5)
+    loop._thread.join(PATIENCE_S)
     assert told == [failure]
     loop.call(fail)  # nothing happens any more
     loop.stop()
@@ -48,7 +49,7 @@ def test_what_fails_outside_of_a_callback_is_told_as_well(monkeypatch: pytest.Mo
     told: list[Exception] = []
     loop = Loop("test", told.append)
     here, there = socket.socketpair()
-    there.settimeout(5)
+    there.settimeout(PATIENCE_S)
     watched = threading.Event()
 
     def watch() -> None:
@@ -57,9 +58,9 @@ def test_what_fails_outside_of_a_callback_is_told_as_well(monkeypatch: pytest.Mo
         watched.set()
 
     loop.call(watch)
-    assert watched.wait(5)
+    assert watched.wait(PATIENCE_S)
     assert there.recv(1) == b""
-    loop._thread.join(5)
+    loop._thread.join(PATIENCE_S)
     assert [type(error) for error in told] == [StopIteration]
     here.close()
     there.close()

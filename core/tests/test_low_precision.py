@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.arrays.dtypes import resolve_op
@@ -25,46 +25,9 @@ UFUNCS = {"add": np.add, "multiply": np.multiply, "minimum": np.minimum, "maximu
 LARGEST = {"float16": 0x7BFF, "bfloat16": 0x7F7F}
 # Zeros, the ends of subnormal and normal numbers, one and its neighbours, infinities, NaN of both signs and kinds.
 SPECIAL = {
-    "float16": (
-        0,
-        1,
-        2,
-        0x1FF,
-        0x3FF,
-        0x400,
-        0x401,
-        0x3BFF,
-        0x3C00,
-        0x3C01,
-        0x7800,
-        0x77FF,
-        0x7BFE,
-        0x7BFF,
-        0x7C00,
-        0x7C01,
-        0x7E00,
-        0x7FFF,
-    ),
-    "bfloat16": (
-        0,
-        1,
-        2,
-        0x3F,
-        0x7F,
-        0x80,
-        0x81,
-        0x3F7F,
-        0x3F80,
-        0x3F81,
-        0x7F00,
-        0x7F7E,
-        0x7F7F,
-        0x7F80,
-        0x7F81,
-        0x7FC0,
-        0x7FFF,
-    ),
-}
+    "float16": (0, 1, 2, 0x1FF, 0x3FF, 0x400, 0x401, 0x3BFF, 0x3C00, 0x3C01, 0x7800, 0x77FF, 0x7BFE, 0x7BFF, 0x7C00, 0x7C01, 0x7E00, 0x7FFF),
+    "bfloat16": (0, 1, 2, 0x3F, 0x7F, 0x80, 0x81, 0x3F7F, 0x3F80, 0x3F81, 0x7F00, 0x7F7E, 0x7F7F, 0x7F80, 0x7F81, 0x7FC0, 0x7FFF),
+}  # fmt: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 
@@ -96,12 +59,16 @@ def takes(ufunc: np.ufunc, left: np.ndarray, right: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("ufunc", UFUNCS.values(), ids=UFUNCS)
 @pytest.mark.parametrize("name", HALVES)
-@pytest.mark.parametrize("count", [5, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [1, pytest.param(30, marks=pytest.mark.long)])
 def test_every_number_with_special_and_with_random_numbers(name, ufunc, count):
     everything = np.arange(1 << 16, dtype=np.uint16)
     one_sign = np.array([*SPECIAL[name], *np.random.default_rng(1).integers(0, LARGEST[name], count)], np.uint16)
     finite = everything[(everything & 0x7FFF) <= LARGEST[name]]
-    for other, numbers in itertools.product((*one_sign, *(one_sign | 0x8000)), (everything, finite)):
+    if count == 1:  # one sign of the special numbers with both of all others that are finite, and one with all there are
+        pairs = [*itertools.product(one_sign, [finite]), (one_sign[-1], everything)]
+    else:
+        pairs = [*itertools.product((*one_sign, *(one_sign | 0x8000)), (everything, finite))]
+    for other, numbers in pairs:
         left, right = numbers.view(dtype_of(name)), np.full_like(numbers, other).view(dtype_of(name))
         check(ufunc, left, right)
         check(ufunc, right, left)
@@ -152,7 +119,6 @@ def test_ordinary_numbers_go_the_fast_way(name, ufunc):
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_any_size_shape_and_layout(data):
     """The memory may be read-only, start anywhere, overlap and be in any order; sizes are around those where the way changes."""
     name, ufunc = data.draw(st.sampled_from((*HALVES, "float8_e5m2"))), data.draw(st.sampled_from(list(UFUNCS.values())))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import pytest
 from manyhands.common.installing import install_command
 from manyhands.config.plugins import BACKEND_GROUP, InstalledPlugin, PluginManager, Switches, get_plugin_manager
 from manyhands.config.plugins.installed import unknown_backend_text
-from manyhands.contract.backend import API_VERSION, BackendSpec, NoConfig
+from manyhands.contract.backend import BackendSpec, NoConfig
 from manyhands.contract.hookspecs import hookimpl
 from manyhands.errors import (
     ApiVersionError,
@@ -23,9 +22,6 @@ from manyhands.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from subprocess import CompletedProcess
-
     from plugin_tools import PluginFactory
 
 TCP = install_command("pip install 'manyhands[tcp]'")
@@ -85,27 +81,6 @@ def test_a_config_may_be_named_and_is_imported_when_it_is_asked_for(plugins: Plu
             manager.config_kind(manager.describe(name))
 
 
-def test_a_plugin_that_raises_on_import_is_named_and_chained(plugins: PluginFactory, manager: PluginManager) -> None:
-    module = plugins("broken", "raise OSError('no such device')", distribution="dist-one")
-
-    with pytest.raises(PluginError, match=f"'{module}' of dist-one 1.0 cannot be imported: OSError: no such device") as caught:
-        manager.describe("broken")
-
-    assert isinstance(caught.value.__cause__, OSError)
-
-
-def test_one_broken_plugin_does_not_hide_the_others(plugins: PluginFactory, manager: PluginManager) -> None:
-    plugins("broken", "import sys; sys.exit(3)")
-    plugins.backend("alpha")
-
-    alpha, broken = manager.describe_all()
-
-    assert alpha.spec is not None
-    assert alpha.error is None
-    assert broken.spec is None
-    assert "SystemExit: 3" in str(broken.error)
-
-
 def test_two_distributions_of_one_name_are_both_named(plugins: PluginFactory, manager: PluginManager) -> None:
     plugins.backend("alpha", distribution="dist-one")
     plugins.backend("alpha", distribution="dist-two")
@@ -114,16 +89,6 @@ def test_two_distributions_of_one_name_are_both_named(plugins: PluginFactory, ma
         manager.describe("alpha")
     assert manager.names() == ["alpha"]
     assert [plugin.distribution for plugin in manager.entries()] == ["dist-one", "dist-two"]
-
-
-@pytest.mark.parametrize(("version", "upgrade"), [(API_VERSION + 1, "manyhands-core"), (API_VERSION - 1, "dist-alpha")])
-def test_another_api_version_is_refused_with_what_to_upgrade(
-    plugins: PluginFactory, manager: PluginManager, version: int, upgrade: str
-) -> None:
-    plugins.backend("alpha", f"factory='os:getcwd', api_version={version}")
-
-    with pytest.raises(ApiVersionError, match=f"version {version} of .* takes version {API_VERSION}; .*--upgrade {upgrade}$"):
-        manager.describe("alpha")
 
 
 def test_a_core_takes_plugins_of_its_version_and_of_the_one_before(
@@ -155,27 +120,6 @@ def test_the_spec_must_bear_the_name_of_the_entry_point(plugins: PluginFactory, 
         manager.describe("alpha")
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("", "does not implement manyhands_register_backends"),
-        ("@hookimpl\ndef manyhands_register_backends():\n    raise KeyError('x')", "raised KeyError: 'x' while it described"),
-        ("@hookimpl\ndef manyhands_register_backends():\n    return 7", "registers 7, which is not a BackendSpec"),
-        ("@hookimpl\ndef manyhands_register_backends(argument): pass", "implements a hook wrongly"),
-        ("@hookimpl\ndef manyhands_register_backend(): pass", "did it mean 'manyhands_register_backends'"),
-    ],
-)
-def test_a_plugin_that_registers_wrongly_is_told_how(
-    plugins: PluginFactory, manager: PluginManager, body: str, message: str
-) -> None:
-    plugins("alpha", "from manyhands.contract.hookspecs import hookimpl\n" + body)
-
-    with pytest.raises(PluginError, match=message):
-        manager.describe("alpha")
-    with pytest.raises(PluginError, match=message):  # nothing half registered is left behind
-        manager.describe("alpha")
-
-
 def test_an_unknown_name_lists_what_is_there_and_the_nearest(plugins: PluginFactory, manager: PluginManager) -> None:
     plugins.backend("alpha")
     plugins.backend("beta")
@@ -193,47 +137,6 @@ def test_a_backend_of_our_own_that_is_not_installed_comes_with_its_command() -> 
     assert unknown_backend_text("tpc", ["alpha"], Switches()) == (
         "there is no backend 'tpc' (installed: alpha); did you mean 'tcp'? It is installed with: " + TCP
     )
-
-
-def test_a_probe_gives_its_reason(plugins: PluginFactory, manager: PluginManager) -> None:
-    plugins.backend("alpha")
-    plugins.backend("beta", "factory='os:getcwd', probe=lambda: 'no GPU here'")
-    plugins.backend("gamma", "factory='os:getcwd', probe=lambda: 1 / 0")
-    plugins.backend("delta", "factory='os:getcwd', probe=lambda: False")
-    plugins("broken", "import a_module_that_is_not_there")
-
-    assert manager.available("alpha") is None
-    assert manager.available("beta") == "no GPU here"
-    assert manager.available("gamma") == "its probe raised ZeroDivisionError: division by zero"
-    assert manager.available("delta") == "its probe returned False instead of None or a reason"
-    assert "No module named 'a_module_that_is_not_there'" in (manager.available("broken") or "")
-
-
-def test_auto_takes_the_highest_that_can_run_and_says_why_not_the_others(
-    plugins: PluginFactory, manager: PluginManager
-) -> None:
-    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
-    plugins.backend("beta", "factory='os:getcwd', auto_priority=5")
-    plugins.backend("gamma", "factory='os:getcwd', auto_priority=9, probe=lambda: 'no GPU here'")
-    plugins.backend("delta")
-    plugins("broken", "raise RuntimeError('oh')")
-
-    chosen, passed_over = manager.auto()
-
-    assert chosen == "beta"
-    reasons = dict(passed_over)
-    assert list(reasons) == ["alpha", "broken", "delta", "gamma"]
-    assert reasons["alpha"] == "it can run, and beta comes before it"
-    assert "RuntimeError: oh" in reasons["broken"]
-    assert reasons["delta"] == "it is used only when it is asked for by name"
-    assert reasons["gamma"] == "no GPU here"
-
-
-def test_auto_without_a_backend_that_can_run_says_why_for_each(plugins: PluginFactory, manager: PluginManager) -> None:
-    plugins.backend("gamma", "factory='os:getcwd', auto_priority=9, probe=lambda: 'no GPU here'")
-
-    with pytest.raises(BackendUnavailableError, match=r"(?s)gamma: no GPU here.*" + re.escape(TCP)):
-        manager.auto()
 
 
 def test_creating_imports_the_factory_and_names_the_command_that_helps(plugins: PluginFactory, manager: PluginManager) -> None:
@@ -353,19 +256,3 @@ def test_trace_writes_hook_calls_to_stderr(capsys: pytest.CaptureFixture[str]) -
 
 def test_the_process_has_one_manager() -> None:
     assert get_plugin_manager() is get_plugin_manager()
-
-
-def test_listing_backends_imports_nothing_heavy(
-    plugins: PluginFactory, run_python: Callable[..., CompletedProcess[str]]
-) -> None:
-    plugins("heavy", "import cupy, mpi4py, torch")
-    program = (
-        "import sys, manyhands, manyhands.config.plugins, manyhands.config\n"
-        "assert 'heavy' in manyhands.config.plugins.get_plugin_manager().names()\n"
-        "heavy = {'cupy', 'mpi4py', 'torch', 'typer', 'rich', 'msgspec', 'click', 'pydantic_settings'}\n"
-        "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))\n"
-    )
-
-    result = run_python("-c", program)
-
-    assert (result.stdout, result.stderr) == ("[]\n", "")

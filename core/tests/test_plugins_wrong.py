@@ -107,6 +107,7 @@ def test_each_is_named_to_who_asks_and_auto_takes_the_right_one(plugins: PluginF
         with pytest.raises(PluginError, match=rf"^the plugin '\w+' of dist-{name} 1\.0 ({words})") as caught:
             manager.describe(name)
         assert isinstance(caught.value, ApiVersionError) == (name in ("newer", "older"))
+        assert isinstance(caught.value.__cause__, ImportError) == (name in ("import", "old"))
         assert manager.available(name) == str(caught.value)
     with pytest.raises(
         DuplicatePluginError, match=r"'twice' is provided more than once, by dist-one 1\.0 .* and dist-two 1\.0"
@@ -202,7 +203,8 @@ def fails(bootstrap):
     raise KeyError("pigeon")
 
 def hangs(bootstrap):
-    GO.wait(30)
+    bootstrap.deadline.at = 0.0
+    GO.wait(60)
     return Late()
 
 def __getattr__(name):
@@ -217,9 +219,8 @@ def manyhands_register_backends():
 @pytest.fixture
 def world(plugins: PluginFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Make ranks that are threads, and that meet as processes do, of which some backends are installed: tcp, and a wrong one."""
-    monkeypatch.setattr("manyhands.job.bootstrap._FACTORY_GRACE_S", 0.3)
 
-    def run(factory: str, backend: str, timeout_s: float = 20) -> tuple[list[Any], Any]:
+    def run(factory: str, backend: str) -> tuple[list[Any], Any]:
         module = plugins("wrong", WORLD.format(factory=factory))
         manager = PluginManager(Switches(load=("tcp", "wrong"), autoload=False))
         for user in ("manyhands.group.init", "manyhands.config.resolve"):
@@ -227,7 +228,7 @@ def world(plugins: PluginFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         config = {"backend": backend, "rendezvous": {"address": f"127.0.0.1:{free_port()}"}}
 
         def body(rank: int) -> Any:
-            with mh.init(config=config, rank=rank, world_size=2, timeout_s=timeout_s) as group:
+            with mh.init(config=config, rank=rank, world_size=2, timeout_s=30) as group:
                 return group.backend_name, group.all_reduce(1).item()
 
         return on_threads(body, 2), __import__(module)
@@ -261,19 +262,22 @@ def test_a_factory_that_raises_is_named_in_a_note(world: Callable[..., Any]) -> 
 
 @pytest.mark.parametrize("backend", ["wrong", "auto"])
 def test_a_factory_that_hangs_ends_at_the_deadline_and_what_it_makes_later_is_closed(
-    world: Callable[..., Any], backend: str
+    world: Callable[..., Any], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes, module = world("hangs", backend, timeout_s=0.7)
+    # The ranks have 30 s to meet, and the factory, which then uses them up, a moment.
+    monkeypatch.setattr("manyhands.job.bootstrap._FACTORY_GRACE_S", 0.2 - 30)
+    outcomes, module = world("hangs", backend)
 
     errors = [each for each in outcomes if isinstance(each, PluginError)]
     assert errors, outcomes
-    assert str(errors[0]) == (
-        f"the factory '{module.__name__}:hangs' of the backend 'wrong' of dist-wrong 1.0 did not return within 0.7 s, the time in which "
+    assert (
+        f"the factory '{module.__name__}:hangs' of the backend 'wrong' of dist-wrong 1.0 did not return within 30 s, the time in which "
         "the ranks must be ready; choose another backend, or leave this one out by plugins = ['no:wrong']"
-    )
+    ) in str(errors[0])
     assert all(isinstance(each, PluginError | mh.CommError) for each in outcomes)
     threads = [each for each in threading.enumerate() if each.name == "manyhands-wrong-factory"]
     module.GO.set()
     for thread in threads:
-        thread.join(10)
-    assert module.CLOSED == ["aborted", "closed"] * 2
+        thread.join(30)
+    assert threads
+    assert sorted(module.CLOSED) == sorted(["aborted", "closed"] * len(threads))

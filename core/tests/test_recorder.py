@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+from waiting import PATIENCE_S
+
 from manyhands.calls.books import PythonBooks
 from manyhands.control.bystanders import Sleeper
 from manyhands.control.dump import take
@@ -28,24 +30,28 @@ def test_a_rank_that_has_done_nothing_says_so() -> None:
 
 def test_a_rank_tells_its_call_at_a_place() -> None:
     recorder = FlightRecorder()
-    recorder.start(0, 0, BARRIER).finished = time.monotonic()
+    recorder.finish(recorder.start(0, 0, BARRIER))
     recorder.start(0, 1, "recv from rank 2")
     assert recorder.testify(0, 0) == (True, "barrier() #0")
     assert recorder.testify(0, 1) == (True, "recv from rank 2 #1")
 
 
 def test_a_rank_elsewhere_tells_what_it_waits_in() -> None:
-    recorder = FlightRecorder()
-    recorder.start(0, 0, BARRIER).started -= 2
-    recorder.start(1, 1, "a later call that has ended").finished = time.monotonic()
+    clock = [10.0]
+    recorder = FlightRecorder(now=lambda: clock[0])
+    recorder.start(0, 0, BARRIER)
+    clock[0] += 2
+    recorder.finish(recorder.start(1, 1, "a later call that has ended"))
     entered, text = recorder.testify(0, 5)
     assert not entered
     assert text == "in barrier() #0, for 2.0 s"
 
 
 def test_a_rank_in_no_call_tells_its_last() -> None:
-    recorder = FlightRecorder()
-    recorder.start(0, 3, BARRIER).finished = time.monotonic() - 4
+    clock = [10.0]
+    recorder = FlightRecorder(now=lambda: clock[0])
+    recorder.finish(recorder.start(0, 3, BARRIER))
+    clock[0] += 4
     assert recorder.testify(0, 4) == (False, "in no call; the last was barrier() #3, which ended 4.0 s ago")
 
 
@@ -62,7 +68,7 @@ def test_a_short_call_that_runs_is_told_with_the_line_that_made_it() -> None:
     control.counted.calls[0] = books = PythonBooks(0)
     books.begin(BARRIER)
     sleeper = Sleeper(for_good=False)
-    other = threading.Thread(target=lambda: sleeper.wait(20))  # in a call of manyhands, as another rank is
+    other = threading.Thread(target=lambda: sleeper.wait(PATIENCE_S))  # in a call of manyhands, as another rank is
     other.start()
     dump = take(control, "job", "signal", None, threading.get_ident())
     sleeper.wake()

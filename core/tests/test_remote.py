@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from membership_tools import Job
+from waiting import PATIENCE_S, until
 
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
@@ -68,9 +69,9 @@ class Stage:
         listening = socket.create_server(("127.0.0.1", 0))
         self.listener = Listener(self.loop, listening, SECRET, lambda sock, _: accepted.put(sock))
         join = make_join(2, 3, "tcp", "")
-        self.control = SocketControl(self.loop, join, listening.getsockname(), SECRET, Deadline(10), Liveness())
-        self.store = Other(self.loop, accepted.get(timeout=10))
-        assert isinstance(self.store.heard.get(timeout=10), Join)
+        self.control = SocketControl(self.loop, join, listening.getsockname(), SECRET, Deadline(PATIENCE_S), Liveness())
+        self.store = Other(self.loop, accepted.get(timeout=PATIENCE_S))
+        assert isinstance(self.store.heard.get(timeout=PATIENCE_S), Join)
 
     def meet_successor(self) -> Other:
         ours, its = socket.socketpair()
@@ -88,31 +89,25 @@ class Stage:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    for name in ("remote.COMING_S", "remote._ORPHAN_S", "recovery._STORE_S"):  # no time runs out but where a test says so
+        monkeypatch.setattr(f"manyhands.control.{name}", 60.0)
     made = Stage()
     yield made
     made.close()
 
 
-def until_lost(control: SocketControl) -> None:
-    """Wait until the job has failed."""
-    since = time.monotonic()
-    while not control.failed and time.monotonic() - since < 10:
-        time.sleep(0.001)
-
-
 def test_a_rank_that_is_on_its_way_to_the_successor_asks_it_as_soon_as_it_is_there(stage: Stage) -> None:
     stage.store.say(Successor(1, "host", 7))
     stage.store.connection.close()
-    while stage.control._orphaned is None:
-        time.sleep(0.001)
+    until(lambda: stage.control._orphaned is not None)
     successor = stage.meet_successor()
-    assert isinstance(successor.heard.get(timeout=10), Join)
-    assert isinstance(successor.heard.get(timeout=10), Orphaned)
+    assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
+    assert isinstance(successor.heard.get(timeout=PATIENCE_S), Orphaned)
     assert not stage.control.failed
     first = Verdict("lost", "rank 0 was lost", 0)
     successor.say(first)
-    until_lost(stage.control)
+    until(lambda: stage.control.failed)
     assert stage.control.verdict == first
     successor.connection.close()
 
@@ -123,7 +118,7 @@ def test_a_successor_that_is_not_reached_soon_is_given_up(stage: Stage, monkeypa
     if is_told:
         stage.store.say(Successor(1, "host", 7))
     stage.store.connection.close()
-    until_lost(stage.control)
+    until(lambda: stage.control.failed)
     assert stage.control.verdict is not None
     assert stage.control.verdict.peer == 0
     assert stage.control.cut
@@ -151,11 +146,11 @@ def test_an_answer_that_comes_late_does_not_end_the_next_attempt(stage: Stage, m
     job.store.fail(Verdict("aborted", "enough"))
     job.forget()
     first = Asking(stage.control, 0.05)
-    first.join(10)
+    first.join(PATIENCE_S)
     assert isinstance(first.told, DeadlineError)
     assert "does not answer" in str(first.told)
-    second = Asking(stage.control, 10.0)
-    heard = [stage.store.heard.get(timeout=10) for _ in range(3)]
+    second = Asking(stage.control, PATIENCE_S)
+    heard = [stage.store.heard.get(timeout=PATIENCE_S) for _ in range(3)]
     assert [type(message) for message in heard] == [Shrink, GiveUp, Shrink]
     for message in heard:
         assert message is not None
@@ -166,7 +161,7 @@ def test_an_answer_that_comes_late_does_not_end_the_next_attempt(stage: Stage, m
     assert [answer.ranks for answer in answers] == [[], [0, 1, 2]]
     for answer in answers:
         stage.store.say(answer)
-    second.join(10)
+    second.join(PATIENCE_S)
     assert second.told == answers[1]
 
 
@@ -181,14 +176,14 @@ def test_an_agreement_that_a_rank_has_given_up_ends_for_it_as_for_the_others(
         job.store.handle(rank, Agree("agree #0", 2, members))
     with pytest.raises(DeadlineError, match="does not answer"):
         stage.control.recovery.agree(0, "agree #0", 3, members, Deadline(0.05))
-    heard = [stage.store.heard.get(timeout=10) for _ in range(2)]
+    heard = [stage.store.heard.get(timeout=PATIENCE_S) for _ in range(2)]
     again: queue.Queue[int] = queue.Queue()
     thread = threading.Thread(
-        target=lambda: again.put(stage.control.recovery.agree(0, "agree #0", 7, members, Deadline(10))), daemon=True
+        target=lambda: again.put(stage.control.recovery.agree(0, "agree #0", 7, members, Deadline(PATIENCE_S))), daemon=True
     )
     if not have_come:  # the answer meets the second attempt
         thread.start()
-        heard.append(stage.store.heard.get(timeout=10))
+        heard.append(stage.store.heard.get(timeout=PATIENCE_S))
     for message in heard:
         assert message is not None
         job.store.handle(2, message)
@@ -196,24 +191,26 @@ def test_an_agreement_that_a_rank_has_given_up_ends_for_it_as_for_the_others(
         for rank in (0, 1):
             job.store.handle(rank, Agree("agree #0", 2, members))
     answers = [message for message in job.told[2] if isinstance(message, Agreement)]
-    for answer in answers:
+    for number, answer in enumerate(answers):
         stage.store.say(answer)
-        if not have_come:
-            thread.join(0.2)  # which ends by the last alone
+        if not have_come and not number:  # which is of the first attempt, and does not end the second
+            stage.store.say(Gone(1, "what comes next"))
+            until(lambda: 1 in stage.control.gone)
+            assert "agree #0" not in stage.control.recovery._agreed
     if have_come:
         stage.store.say(Verdict("aborted", "enough"))
-        until_lost(stage.control)
+        until(lambda: stage.control.failed)
         thread.start()
-    assert again.get(timeout=10) == 2
+    assert again.get(timeout=PATIENCE_S) == 2
     assert [answer.problem is None for answer in answers] == [True] if have_come else [False, True]
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
 
 def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage) -> None:
-    asking = Asking(stage.control, 10.0)
-    assert isinstance(stage.store.heard.get(timeout=10), Shrink)
+    asking = Asking(stage.control, PATIENCE_S)
+    assert isinstance(stage.store.heard.get(timeout=PATIENCE_S), Shrink)
     successor = stage.meet_successor()
-    assert isinstance(successor.heard.get(timeout=10), Join)
+    assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
     answer = stage.control.recovery.take
 
     def answered(message: Shrunk) -> None:  # and the store ends before the thread that waits runs again
@@ -223,13 +220,12 @@ def test_what_was_answered_is_not_asked_again_where_the_store_ends(stage: Stage)
 
     stage.control.recovery.take = answered  # type: ignore[method-assign, assignment]
     stage.store.say(Shrunk([1, 2], "host", 1, attempt=1))
-    asking.join(10)
+    asking.join(PATIENCE_S)
     assert isinstance(asking.told, Shrunk)
     successor.say(Gone(0, "it ended"))
-    while not stage.control.gone:
-        time.sleep(0.001)
+    until(lambda: bool(stage.control.gone))
     stage.control._post(Orphaned("what comes next"))
-    assert isinstance(successor.heard.get(timeout=10), Orphaned)
+    assert isinstance(successor.heard.get(timeout=PATIENCE_S), Orphaned)
     successor.connection.close()
 
 
@@ -241,18 +237,18 @@ def test_who_gives_up_says_so_to_the_next_store_too_where_the_store_ends_without
     job.store.fail(Verdict("aborted", "enough"))
     job.store.lost(0, "it ended")
     asking = Asking(stage.control, 0.05)
-    assert isinstance(stage.store.heard.get(timeout=10), Shrink)
+    assert isinstance(stage.store.heard.get(timeout=PATIENCE_S), Shrink)
     successor = stage.meet_successor()
-    assert isinstance(successor.heard.get(timeout=10), Join)
-    assert isinstance(stage.store.heard.get(timeout=10), GiveUp)
+    assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
+    assert isinstance(stage.store.heard.get(timeout=PATIENCE_S), GiveUp)
     stage.store.connection.close()
-    heard = [successor.heard.get(timeout=10) for _ in range(3)]
+    heard = [successor.heard.get(timeout=PATIENCE_S) for _ in range(3)]
     assert [type(message) for message in heard] == [Shrink, Orphaned, GiveUp]
     for message in (heard[0], heard[2]):
         assert message is not None
         job.store.handle(2, message)
     successor.say(next(message for message in job.told[2] if isinstance(message, Shrunk)))
-    asking.join(10)
+    asking.join(PATIENCE_S)
     assert isinstance(asking.told, DeadlineError)
     assert asking.told.peer == 1
     successor.connection.close()
@@ -264,9 +260,9 @@ def test_a_store_that_does_not_answer_is_named_also_where_it_is_not_the_first_on
     monkeypatch.setattr("manyhands.control.recovery._STORE_S", 0.05)
     successor = stage.meet_successor()
     successor.say(Verdict("lost", "rank 0 was lost", 0))
-    until_lost(stage.control)
+    until(lambda: stage.control.failed)
     asking = Asking(stage.control, 0.05)
-    asking.join(10)
+    asking.join(PATIENCE_S)
     assert isinstance(asking.told, DeadlineError)
     assert "the store with rank 1 does not answer" in str(asking.told)
     assert asking.told.peer == 1
@@ -278,35 +274,40 @@ def test_who_cannot_go_on_is_told_of_the_rank_whose_connection_ended_last_where_
 ) -> None:
     successor = stage.meet_successor()
     successor.say(Verdict("deadline", "rank 0 does not answer", 0))  # from then on it has the store
-    until_lost(stage.control)
+    until(lambda: stage.control.failed)
     successor.connection.close()
-    asking = Asking(stage.control, 10)
-    asking.join(20)
+    asking = Asking(stage.control, PATIENCE_S)
+    asking.join(PATIENCE_S)
     assert isinstance(asking.told, PeerLostError)
     assert asking.told.peer == 1
 
 
 def test_a_successor_that_is_reached_just_as_the_store_ends_is_asked(stage: Stage) -> None:
     stage.store.say(Successor(1, "host", 7))
-    while stage.control._expected is None:
-        time.sleep(0.001)
+    until(lambda: stage.control._expected is not None)
     looked: queue.Queue[None] = queue.Queue()
     stage.control.on_orphaned(lambda: looked.put(None))
     reached: queue.Queue[Other] = queue.Queue()
+    is_reaching = threading.Event()
     turn = stage.control._turn_to_successor
+
+    def reaching() -> None:
+        is_reaching.set()
+        reached.put(stage.meet_successor())
 
     def turning() -> bool:
         is_turned = turn()
         if not is_turned and stage.control._expected is not None:  # another thread reaches it now
-            threading.Thread(target=lambda: reached.put(stage.meet_successor()), daemon=True).start()
-            time.sleep(0.1)
+            threading.Thread(target=reaching, daemon=True).start()
+            assert is_reaching.wait(PATIENCE_S)
+            time.sleep(0.02)  # it may wait for this one, which nobody can see
         return is_turned
 
     stage.control._turn_to_successor = turning  # type: ignore[method-assign]
     stage.store.connection.close()
-    successor = reached.get(timeout=10)
-    assert isinstance(successor.heard.get(timeout=10), Join)
-    assert isinstance(successor.heard.get(timeout=10), Orphaned)
+    successor = reached.get(timeout=PATIENCE_S)
+    assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
+    assert isinstance(successor.heard.get(timeout=PATIENCE_S), Orphaned)
     assert looked.empty()
     assert stage.control.searching is None
     successor.connection.close()
@@ -318,13 +319,13 @@ def test_who_cannot_listen_where_others_would_find_it_gives_up_in_the_end(
     monkeypatch.setattr("manyhands.job.standby._LOOKING_S", 0.1)
     standby = Standby(stage.loop, stage.control, SECRET, True, Liveness(), None)
     stage.store.say(Welcome(b"key", [0] * 3, [None] * 3))
-    stage.control.welcome(Deadline(10))
+    stage.control.welcome(Deadline(PATIENCE_S))
     assert stage.control._place is not None
     stage.control._place.close()
     stage.control.gone[1] = "it ended"
-    asking = Asking(stage.control, 30)
+    asking = Asking(stage.control, PATIENCE_S)
     stage.store.connection.close()
-    asking.join(10)
+    asking.join(PATIENCE_S)
     assert isinstance(asking.told, PeerLostError)
     standby.end()
 
@@ -332,12 +333,12 @@ def test_who_cannot_listen_where_others_would_find_it_gives_up_in_the_end(
 def test_what_was_agreed_is_told_to_who_goes_on_where_the_store_ends_right_after(stage: Stage) -> None:
     agreed: queue.Queue[int] = queue.Queue()
     thread = threading.Thread(
-        target=lambda: agreed.put(stage.control.recovery.agree(0, "agree #0", 3, [0, 1, 2], Deadline(10))), daemon=True
+        target=lambda: agreed.put(stage.control.recovery.agree(0, "agree #0", 3, [0, 1, 2], Deadline(PATIENCE_S))), daemon=True
     )
     thread.start()
-    assert isinstance(stage.store.heard.get(timeout=10), Agree)
+    assert isinstance(stage.store.heard.get(timeout=PATIENCE_S), Agree)
     successor = stage.meet_successor()
-    assert isinstance(successor.heard.get(timeout=10), Join)
+    assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
     answer = stage.control.recovery.take
 
     def answered(message: Agreement) -> None:  # and the store ends before the thread that waits runs again
@@ -347,34 +348,33 @@ def test_what_was_agreed_is_told_to_who_goes_on_where_the_store_ends_right_after
 
     stage.control.recovery.take = answered  # type: ignore[method-assign, assignment]
     stage.store.say(Agreement("agree #0", 0))  # with the flag of rank 0, which none else knows
-    assert agreed.get(timeout=10) == 0
-    assert successor.heard.get(timeout=10) == Agree("agree #0", 0, [0, 1, 2], is_told=True)
-    thread.join(10)
+    assert agreed.get(timeout=PATIENCE_S) == 0
+    assert successor.heard.get(timeout=PATIENCE_S) == Agree("agree #0", 0, [0, 1, 2], is_told=True)
+    thread.join(PATIENCE_S)
     successor.connection.close()
 
 
 def test_who_goes_on_says_so_to_all_that_could_let_others_go_on(stage: Stage) -> None:
     successor = stage.meet_successor()
-    assert isinstance(successor.heard.get(timeout=10), Join)
+    assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
     stage.control.went_on()
-    assert stage.store.heard.get(timeout=10) == successor.heard.get(timeout=10) == WentOn([2])
+    assert stage.store.heard.get(timeout=PATIENCE_S) == successor.heard.get(timeout=PATIENCE_S) == WentOn([2])
     successor.connection.close()
 
 
 def test_who_is_told_that_others_have_gone_on_passes_it_on_where_the_store_ends(stage: Stage) -> None:
     successor = stage.meet_successor()
-    assert isinstance(successor.heard.get(timeout=10), Join)
+    assert isinstance(successor.heard.get(timeout=PATIENCE_S), Join)
     successor.say(WentOn([1]))  # which does not mean that it is the store now
-    while not stage.control.recovery.gone_on:
-        time.sleep(0.001)
-    assert Asking(stage.control, 10.0).is_alive()
-    assert isinstance(stage.store.heard.get(timeout=10), Shrink)
+    until(lambda: bool(stage.control.recovery.gone_on))
+    assert Asking(stage.control, PATIENCE_S).is_alive()
+    assert isinstance(stage.store.heard.get(timeout=PATIENCE_S), Shrink)
     stage.store.connection.close()
-    heard = [successor.heard.get(timeout=10) for _ in range(3)]
+    heard = [successor.heard.get(timeout=PATIENCE_S) for _ in range(3)]
     assert heard[0] == WentOn([1])
     assert [type(message) for message in heard[1:]] == [Shrink, Orphaned]
     successor.connection.close()
-    until_lost(stage.control)
+    until(lambda: stage.control.failed)
     assert stage.control.cut  # and it looks for nobody
 
 
@@ -383,12 +383,10 @@ def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage)
     stage.store.say(Gone(1, "it ended"))
     stage.store.say(Gone(3, "a new rank ended"))
     successor = stage.meet_successor()
-    while len(stage.control.gone) < 2:
-        time.sleep(0.001)
+    until(lambda: len(stage.control.gone) == 2)
     stage.store.connection.close()
     successor.say(Gone(0, "it ended"))
-    while 0 not in stage.control.gone:
-        time.sleep(0.001)
+    until(lambda: 0 in stage.control.gone)
     told: dict[int, str] = {}
     stage.control.on_gone(told.__setitem__)
     assert told == {0: "it ended", 1: "it ended"}  # the next store gives out the number 3 anew
@@ -400,8 +398,8 @@ def test_who_finds_no_others_gives_up(stage: Stage, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("manyhands.job.standby._LOOKING_S", 0.1)
     standby = Standby(stage.loop, stage.control, SECRET, True, Liveness(), None)
     stage.store.say(Welcome(b"key", [0, 0, 0], places))
-    stage.control.welcome(Deadline(10))
+    stage.control.welcome(Deadline(PATIENCE_S))
     stage.store.connection.close()
     with stage.control._changed:
-        assert stage.control._changed.wait_for(lambda: stage.control.cut, 10)
+        assert stage.control._changed.wait_for(lambda: stage.control.cut, PATIENCE_S)
     standby.end()

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import pytest
+from schedule_tools import IN, OUT, caught, world
 
 from manyhands.schedule.algorithms import prefix
 from manyhands.schedule.proof.terms import Terms
-from manyhands.schedule.proof.verify import MalformedScheduleError, OrderError, ScheduleError, WrongResultError, verify
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Ref, Schedule, Send, Step
+from manyhands.schedule.proof.verify import MalformedScheduleError, OrderError, WrongResultError, verify
+from manyhands.schedule.steps import Collective, Copy, Recv, RecvReduce, Send
 
-IN, OUT = Ref(Buffer.INPUT, 0), Ref(Buffer.OUTPUT, 0)
 SCAN, EXSCAN = Collective.SCAN, Collective.EXSCAN
-
-
-def world(collective: Collective, *steps: Sequence[Step]) -> list[Schedule]:
-    size = len(steps)
-    return [Schedule(collective, "handmade", rank, size, 0, 1, 1, (), tuple(mine)) for rank, mine in enumerate(steps)]
-
-
-def caught(error: type[ScheduleError], schedules: list[Schedule], words: str, **claims: bool) -> None:
-    with pytest.raises(ScheduleError, match=words) as found:
-        verify(schedules, **claims)
-    assert type(found.value) is error
 
 
 def test_a_scan_combines_the_ranks_up_to_each_one_in_their_order_and_no_others() -> None:

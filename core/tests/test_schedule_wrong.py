@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from schedule_tools import IN, INPUT, OUT, OUTPUT, SCRATCH, TMP, caught, world
 
 from manyhands.schedule.algorithms import doubling, ring, tree
 from manyhands.schedule.proof.terms import Terms
@@ -15,16 +15,13 @@ from manyhands.schedule.proof.verify import (
     OrderError,
     OverlapError,
     ScheduleDeadlockError,
-    ScheduleError,
     UndefinedReadError,
     UnmatchedMessageError,
     WrongResultError,
     verify,
 )
-from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from manyhands.schedule.steps import Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
-INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
-IN, OUT, TMP = Ref(INPUT, 0), Ref(OUTPUT, 0), Ref(SCRATCH, 0)
 ALL_REDUCE, REDUCE, BROADCAST, BARRIER = Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST, Collective.BARRIER
 ALL_GATHER, GATHER, SCATTER = Collective.ALL_GATHER, Collective.GATHER, Collective.SCATTER
 REDUCE_SCATTER, ALL_TO_ALL = Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL
@@ -40,29 +37,6 @@ def outs(chunk: int, count: int = 1) -> Ref:
 
 def tmps(chunk: int, count: int = 1) -> Ref:
     return Ref(SCRATCH, chunk, count)
-
-
-def world(
-    collective: Collective,
-    *steps: Sequence[Step],
-    chunks: tuple[int, int] = (1, 1),
-    scratch: tuple[Ref, ...] = (),
-    root: int = 0,
-    even: bool = False,
-) -> list[Schedule]:
-    """Return one schedule for each rank's steps."""
-    size = len(steps)
-    return [
-        Schedule(collective, "handmade", rank, size, root, *chunks, scratch, tuple(mine), even)
-        for rank, mine in enumerate(steps)
-    ]
-
-
-def caught(error: type[ScheduleError], schedules: Any, words: str, **claims: bool) -> None:
-    """Check that the schedules are refused, with exactly that error, a counterexample in words and its place."""
-    with pytest.raises(ScheduleError, match=words) as found:
-        verify(schedules, **claims)
-    assert type(found.value) is error
 
 
 # A lost chunk

@@ -81,7 +81,7 @@ def test_paths_are_the_routes_of_the_wiring(world: tuple[Network, int, list[tupl
 
 
 def test_ways_are_found_for_many_hosts_at_once_and_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    size, network = 256, NETWORKS["torus"].with_ranks_per_host(1)
+    size, network = 64, NETWORKS["torus"].with_ranks_per_host(1)
     calls = 0
     routes = Wiring.routes
 
@@ -92,14 +92,14 @@ def test_ways_are_found_for_many_hosts_at_once_and_not_kept_without_end(monkeypa
 
     monkeypatch.setattr(Wiring, "routes", counted)
     paths = Paths(network, size)
-    doubling_pairs = [(rank, rank ^ (1 << step)) for step in range(8) for rank in range(size)]
+    doubling_pairs = [(rank, rank ^ (1 << step)) for step in range(6) for rank in range(size)]
     found = [paths.between(*pair) for pair in doubling_pairs]
     assert calls == size
     calls = 0
     for rank in reversed(range(1, size)):
         paths.between(0, rank)
     assert calls <= size // 32
-    monkeypatch.setattr("manyhands.schedule.simulation.paths._KEPT", 100)
+    monkeypatch.setattr("manyhands.schedule.simulation.paths._KEPT", 25)
     few, calls = Paths(network, size), 0
     assert [few.between(*pair) for pair in doubling_pairs] == found
     assert calls > size  # what was dropped is found again

@@ -206,6 +206,7 @@ class _Run:
                     raise OrderError(
                         f"{self._place(rank, chunk)} is {term}, and a {self.contract.collective.value} combines in the order of ranks",
                         rank=rank,
+                        step=self.writers[rank].get(self.cells[rank][Buffer.OUTPUT][chunk]),
                     )
                 if disorder is None and not term.in_order:
                     disorder = f"{self._place(rank, chunk)} is {term}"
