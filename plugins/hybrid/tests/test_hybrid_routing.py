@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -246,7 +247,9 @@ def test_polling_lets_virtual_time_catch_up_with_the_computers(monkeypatch: pyte
         clock["virtual"] += seconds
 
     place = SimpleNamespace(wake=None, wait=lambda _: None)
-    world: Any = SimpleNamespace(now=lambda: clock["virtual"], place=lambda for_good: place, call_later=pass_time)
+    world: Any = SimpleNamespace(
+        outside=nullcontext, now=lambda: clock["virtual"], place=lambda for_good: place, call_later=pass_time
+    )
     monkeypatch.setattr(wrapping, "time", SimpleNamespace(monotonic=lambda: clock["computer"]))
     transport = PollingTransport(Scripted(*[others_run] * 4, ends), world)
     transport.wait([Moving(0)], Deadline(20))

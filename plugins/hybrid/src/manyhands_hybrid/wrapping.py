@@ -1,8 +1,8 @@
 """Transports around another one: one that serves two ends of core, and one of this computer in a simulated world.
 
 Of the ranks of a simulated world one runs at a time, until it waits for something of that world. What it waits for on a socket is none of
-that, and comes from a rank that may have to run first. So it waits for a moment at a time, and lets the other ranks run in between; while
-it waits, virtual time passes as the computer's does, so that deadlines hold.
+that, and comes from a rank that may have to run first, or that waits for virtual time. So it waits outside of the world, for a moment at a time;
+in between virtual time passes as the computer's did, so that deadlines hold.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _GLANCE_S, _GLANCES = 20e-6, 100
 """How often a rank that waits only looks, and for how long it lets others run in between; nearly always that is all that it takes."""
 _NO_TIME_S = 1e-9
 _SLICE_S = 1e-3
-"""For how long it waits then: whatever is still missing may take the computer's time. Nobody else runs meanwhile."""
-_FIRST_CONNECT_S, _LONGEST_CONNECT_S = 0.05, 0.5
-"""To connect takes several messages, and begins anew with each try."""
+"""For how long it waits then: whatever is still missing may take the computer's time."""
+_FIRST_CONNECT_S, _LONGEST_CONNECT_S = 2.0, 10.0
+"""To connect takes several messages, and begins anew with each try; a peer that was about to answer takes a try that is given up for a lost rank."""
 
 
 class _Wrapped(Transport):
