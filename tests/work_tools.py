@@ -5,21 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from waiting import PATIENCE_S, until
+
 from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
 
 __all__ = ["PATIENCE_S", "Gate", "Group", "until"]
-
-PATIENCE_S = 10.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until another thread has come so far."""
-    deadline = Deadline(PATIENCE_S)
-    while not condition():
-        assert not deadline.passed()
-        threading.Event().wait(0.001)
 
 
 class Group:
