@@ -22,6 +22,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LOG = "pip.log"
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -67,7 +68,10 @@ def install(environment: Path, root: Path, requirements: str) -> None:
     own = [python, "-m", "pip"]
     has_pip = subprocess.run([*own, "--version"], check=False, capture_output=True).returncode == 0
     pip = own if has_pip else [sys.executable, "-m", "pip", "--python", python]
-    subprocess.run([*pip, "install", "--quiet", "--disable-pip-version-check", "-r", requirements], cwd=root, check=True)
+    # Errors are shown. Warnings, which tell of the machine's indexes rather than of this repository, go to the log with the rest.
+    (environment / LOG).unlink(missing_ok=True)
+    options = ["-q", "-q", "--disable-pip-version-check", "--log", str(environment / LOG)]
+    subprocess.run([*pip, "install", *options, "-r", requirements], cwd=root, check=True)
 
 
 def make(root: Path, requirements: str, name: str = ".venv") -> None:
@@ -84,7 +88,7 @@ def make(root: Path, requirements: str, name: str = ".venv") -> None:
     kept = usable(environment) and not unfinished.exists()
     if kept and all(stamp.exists() and stamp.read_text(encoding="utf-8") == wanted for stamp, wanted in stamps.items()):
         return
-    print(f"installing {requirements} into {environment.name}; the first time this takes a minute", flush=True)
+    print(f"installing {requirements} into {environment.name}; the first time this takes one to three minutes", flush=True)
     if not kept:
         create(environment)
     unfinished.touch()
@@ -98,4 +102,8 @@ if __name__ == "__main__":
     try:
         make(ROOT, *sys.argv[1:3])
     except subprocess.CalledProcessError as error:
-        sys.exit(f"pip could not install {sys.argv[1]} (exit code {error.returncode}); its message stands above")
+        log = Path((*sys.argv[2:3], ".venv")[0]) / LOG
+        sys.exit(
+            f"pip could not install {sys.argv[1]} (exit code {error.returncode}). Its error stands above, all that it did in {log}.\n"
+            "If it found no version of something, look whether this computer reaches its package index. The same command tries again."
+        )
