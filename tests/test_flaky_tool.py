@@ -95,6 +95,7 @@ def test_the_table_counts_by_test_load_and_line():
 
 def test_the_table_says_that_all_passed():
     assert flaky.table([run(0, 1), run(4, 2)], []).endswith("Every test passed in each of 2 runs.")
+    assert flaky.table([], []) == "No run has ended."
 
 
 def test_the_options_are_those_of_make_test():

@@ -189,6 +189,8 @@ def table(runs: Sequence[Run], tests: Sequence[str]) -> str:
     lines += [
         f"| {run.load} | {run.seed} | {run.passed} | {len(run.failures)} | {run.wall_s:.0f} | {run.cpu_s:.0f} |" for run in runs
     ]
+    if not runs:
+        return "No run has ended."
     found: dict[str, list[tuple[Run, str]]] = {}
     for run in runs:
         for failure in run.failures:
