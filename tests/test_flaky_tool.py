@@ -124,6 +124,7 @@ def test_a_busy_process_ends_if_its_parent_is_gone():
     until(lambda: os.waitpid(pid, os.WNOHANG)[0], "a busy process that ends")
 
 
+@pytest.mark.timeout(300)  # it starts pytest, which a busy machine may take long for
 def test_a_run_leaves_its_results(tmp_path, monkeypatch, capsys):
     code = "import os\ndef test_seed(): assert not os.environ['PYTHONHASHSEED']\ndef test_fine(): pass\n"
     (tmp_path / "test_one.py").write_text(code)

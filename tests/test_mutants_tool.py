@@ -146,6 +146,7 @@ def test_the_report_shows_what_is_no_longer_found_first(mutants):
     ]
 
 
+@pytest.mark.timeout(300)  # it starts pytest, which a busy machine may take long for
 def test_a_mutant_is_found_or_survives_and_the_source_is_restored(mutants, tmp_path):
     """Two mutants of one length, within a second: what Python has compiled of the first must not be taken for the second."""
     source = tmp_path / "lib" / "src" / "some_lib.py"

@@ -233,6 +233,7 @@ def test_a_test_that_is_stuck_where_no_signal_helps_ends(repository, run_python,
         assert "crashed while running 'test_stuck.py::test_it'" in answer.stdout
 
 
+@pytest.mark.timeout(300)  # it starts pytest, which a busy machine may take long for
 def test_the_last_lines_of_a_run_say_what_to_do(repository, run_python, tmp_path):
     shutil.copy(repository / "conftest.py", tmp_path)
     test = """
@@ -249,7 +250,7 @@ def test_peer(): pass
 """
     (tmp_path / "test_some.py").write_text(test)
     options = ["-p", "no:cacheprovider", "-c", repository / "pyproject.toml", "--rootdir", tmp_path, "--confcutdir", tmp_path]
-    answer = run_python("-m", "pytest", *options, "-n", "1", "test_some.py")
+    answer = run_python("-m", "pytest", *options, "-n", "1", "test_some.py", timeout_s=200)
     lines = answer.stdout.splitlines()
     python = sys.executable
     assert [line for line in lines if line.startswith(("Skipped", "Left out", "Failed", "Do they", "the output"))] == [
