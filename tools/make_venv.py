@@ -17,12 +17,12 @@ if sys.version_info < (3, 11):
     )
 
 import hashlib
+import shlex
 import subprocess
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LOG = "pip.log"
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -68,10 +68,8 @@ def install(environment: Path, root: Path, requirements: str) -> None:
     own = [python, "-m", "pip"]
     has_pip = subprocess.run([*own, "--version"], check=False, capture_output=True).returncode == 0
     pip = own if has_pip else [sys.executable, "-m", "pip", "--python", python]
-    # Errors are shown. Warnings, which tell of the machine's indexes rather than of this repository, go to the log with the rest.
-    (environment / LOG).unlink(missing_ok=True)
-    options = ["-q", "-q", "--disable-pip-version-check", "--log", str(environment / LOG)]
-    subprocess.run([*pip, "install", *options, "-r", requirements], cwd=root, check=True)
+    # Errors are shown. Warnings tell of this machine's indexes rather than of this repository, and whoever meets an error may ask for them.
+    subprocess.run([*pip, "install", "-qq", "--disable-pip-version-check", "-r", requirements], cwd=root, check=True)
 
 
 def make(root: Path, requirements: str, name: str = ".venv") -> None:
@@ -102,8 +100,8 @@ if __name__ == "__main__":
     try:
         make(ROOT, *sys.argv[1:3])
     except subprocess.CalledProcessError as error:
-        log = Path((*sys.argv[2:3], ".venv")[0]) / LOG
         sys.exit(
-            f"pip could not install {sys.argv[1]} (exit code {error.returncode}). Its error stands above, all that it did in {log}.\n"
-            "If it found no version of something, look whether this computer reaches its package index. The same command tries again."
+            f"pip could not install {sys.argv[1]} (exit code {error.returncode}). Its errors stand above.\n"
+            "If it found no version of something, look whether this computer reaches its package index. The same command tries again.\n"
+            f"With pip's warnings: {shlex.join(word for word in error.cmd if word != '-qq')}"
         )
