@@ -1,23 +1,34 @@
-# make demo | test | test-all | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-all | test-flaky | mutants | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
 # where packages are, so that .venv comes first there.
 PYRIGHT := PATH="$(CURDIR)/$(BIN):$$PATH" PYRIGHT_PYTHON_GLOBAL_NODE=0 PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright
+# How often `make test-flaky` runs the tests, beside how many busy processes in turn.
+RUNS ?= 20
+LOADS ?= 0 4 8
 # CUDA=13 for a driver of CUDA 13: the wheels of the two have files of the same names, so that each has its environment.
 CUDA ?= 12
 GPU_SUFFIX := $(if $(filter 13,$(CUDA)),-cuda13)
 GPU_VENV := .venv-gpu$(GPU_SUFFIX)
 
+define SAY_DEMO_FAILED
+	echo; \
+	echo "The demo failed. The first error above names the rank and the cause; 'make demo' runs it again."; \
+	echo "What this computer can run tells '$(BIN)/manyhands doctor'. Please attach its page and all lines above to a report."
+endef
+
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
+.PHONY: help demo test test-all test-flaky mutants test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
-	@echo "make test           run the tests, but those that take long by nature: five to nine minutes on two cores"
+	@echo "make test           run the tests, but those that take long by nature: five to ten minutes on two cores"
 	@echo "make test-all       run all tests"
+	@echo "make test-flaky     run the tests of make test 60 times beside none, 4 and 8 busy processes (hours), and list those that did not always pass; FLAKY_ARGS='--runs 5 --loads 0,4 --tests plugins/simulated'"
+	@echo "make mutants        change 200 lines of the source, one at a time, and see which of the changes no test finds (hours); MUTANTS_ARGS='--count 20 --only core/src/manyhands/control'"
 	@echo "make test-faults    run a campaign of 1,000 faults on real processes (twenty minutes), and of 100 of the network (ten); FAULTS_ARGS='--cases 50'"
 	@echo "make test-elastic   train while a rank is killed every few steps, 2,000 times (ten minutes); ELASTIC_ARGS='--kills 100'"
 	@echo "make test-fuzz      give every reader of bytes what nobody wrote, in an environment of its own with atheris (ten minutes); FUZZ_ARGS='--runs 10000000 --minutes 200'"
@@ -36,13 +47,24 @@ help:
 	@echo "make clean          remove the environments and what the tools leave behind"
 
 demo: venv
-	$(BIN)/manyhands run -n 4 --config examples/manyhands.toml examples/train_digits.py
+	@echo "Four processes train a network on handwritten digits, for a few seconds. The last lines should say that it is right"
+	@echo "for at least 95 % of the images it has not seen, and that all four hold the same bits."
+	@$(BIN)/manyhands run -n 4 --config examples/manyhands.toml examples/train_digits.py || { code=$$?; [ $$code = 130 ] || { $(SAY_DEMO_FAILED); }; exit $$code; }
 
+# What failed, and how to repeat it, conftest.py says.
 test: venv-dev
-	$(BIN)/python -m pytest -n 3 -m "not peers and not gpu and not long" --hypothesis-profile=short $(PYTEST_ARGS)
+	@echo "The tests run on three processes, for five to ten minutes on two cores. Some are skipped, as the last lines explain."
+	@$(BIN)/python -m pytest -n 3 -m "not peers and not gpu and not long" --hypothesis-profile=short $(PYTEST_ARGS)
 
 test-all: venv-dev
-	$(BIN)/python -m pytest -n 3 $(PYTEST_ARGS)
+	@echo "All tests run on three processes, those that take long by nature as well, and Hypothesis with more examples."
+	@$(BIN)/python -m pytest -n 3 $(PYTEST_ARGS)
+
+test-flaky: venv-dev
+	@$(BIN)/python tools/test_flaky.py --runs $(RUNS) --loads "$(LOADS)" $(FLAKY_ARGS)
+
+mutants: venv-dev
+	@$(BIN)/python tools/mutants.py $(MUTANTS_ARGS)
 
 test-faults: venv-dev
 	$(BIN)/python tests/campaign_faults.py $(FAULTS_ARGS)

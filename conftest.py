@@ -1,9 +1,11 @@
-"""No test may hang the suite.
+"""No test may hang the suite, and its last lines say what to do.
 
 The timeout of pytest-timeout is a signal, for which Python has a handler: it ends the test alone, but not one that is stuck where no line of
 Python runs. So a watchdog that needs no Python ends the whole process a little later, shows where all threads are, and pytest-xdist, where
 tests run in its workers, goes on with another worker. It looks at the threads while they run, which can end in a segmentation fault: one
 behind a line "Timeout (...)!" says nothing about the code.
+
+The last lines of a run say in short what was left out, and what to do about failures.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ import contextlib
 import faulthandler
 import gc
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,6 +43,15 @@ _PATIENCE = 1.25
 """How many times the test's own timeout each of its phases may last."""
 _LIMIT = pytest.StashKey[float]()
 _STDERR = pytest.StashKey[int]()
+_LEFT_OUT = pytest.StashKey[Counter[str]]()
+_ELSEWHERE = {
+    "gpu": "that need a GPU (make test-gpu)",
+    "peers": "that need torch, MPI, UCX or UCC (make test-peers)",
+    "long": "that take long (make test-all)",
+}
+"""What is left out by its marker, and how it is run; a test with two markers counts for the first."""
+_FEW = 5
+"""So many names of failed tests fit a command."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -95,3 +109,49 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Bound what comes after a test, also where the test has failed."""
     with _bounded(item):
         return (yield)
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count what is left out, by its marker; a worker of pytest-xdist passes that on at its end."""
+    for item in items:
+        marker = next((name for name in _ELSEWHERE if item.get_closest_marker(name)), None)
+        if marker:
+            item.config.stash.setdefault(_LEFT_OUT, Counter())[marker] += 1
+    if items and hasattr(items[0].config, "workeroutput"):
+        items[0].config.workeroutput["left out"] = dict(items[0].config.stash.get(_LEFT_OUT, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what a worker left out, which is the same in all."""
+    node.config.stash[_LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left out")) or node.config.stash.get(
+        _LEFT_OUT, Counter()
+    )
+
+
+def _what_to_do(failed: Sequence[str], root: Path) -> Iterator[str]:
+    python = os.path.relpath(sys.executable, root) if Path(sys.executable).is_relative_to(root) else sys.executable
+    yield f"Failed tests alone:     {python} -m pytest {shlex.join(failed) if len(failed) <= _FEW else '--lf'}"
+    files = sorted({name.partition("::")[0] for name in failed})
+    which = f" --tests {shlex.join(files)}" if len(files) <= _FEW else ""
+    yield f"Do they fail each time? {python} tools/test_flaky.py --runs 5{which}"
+    yield "To report them, where you have the clone from (git remote -v), attach the lines from FAILURES or ERRORS on, and"
+    yield f"the output of:          {Path(python).with_name('manyhands')} doctor"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
+    """Say last, and in a line, what was skipped and left out, and what to do about failures."""
+    yield
+    left_out = config.stash.get(_LEFT_OUT, Counter[str]())
+    if terminalreporter.stats.get("skipped") and "s" not in terminalreporter.reportchars.lower():
+        count = len(terminalreporter.stats["skipped"])
+        terminalreporter.write_line(f"Skipped, for what this computer or a backend does not have: {count} (-rs tells why)")
+    if left_out:
+        parts = [f"{left_out[name]} {how}" for name, how in _ELSEWHERE.items() if left_out[name]]
+        terminalreporter.write_line(f"Left out: {', '.join(parts)}")
+    reports = [*terminalreporter.stats.get("failed", ()), *terminalreporter.stats.get("error", ())]
+    if failed := list(dict.fromkeys(report.nodeid for report in reports)):
+        terminalreporter.section("what to do", sep="-")
+        for line in _what_to_do(failed, config.rootpath):
+            terminalreporter.write_line(line)

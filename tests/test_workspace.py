@@ -159,7 +159,7 @@ def test_no_source_file_is_over_600_lines(repository):
 
 
 def make_venv(run_python, root: Path) -> subprocess.CompletedProcess[str]:
-    return run_python(root / "tools" / "make_venv.py", "requirements-dev.txt")
+    return run_python(root / "tools" / "make_venv.py", "requirements-dev.txt", timeout_s=200)
 
 
 @pytest.fixture
@@ -174,11 +174,14 @@ def installed(repository: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # pip unpacks itself twice
 def test_make_builds_its_environment_once_and_again_when_it_is_stale_or_was_interrupted(run_python, installed):
     (installed / "requirements.txt").write_text("./missing\n", encoding="utf-8")
     failed = make_venv(run_python, installed)
     assert failed.returncode != 0
-    assert "pip could not install requirements-dev.txt" in failed.stderr
+    assert "pip could not install requirements-dev.txt (exit code 1). Its errors stand above." in failed.stderr
+    assert "ERROR: " in failed.stderr
+    assert f"{installed}/.venv/bin/python -m pip install --disable-pip-version-check -r requirements-dev.txt" in failed.stderr
     remains = installed / ".venv" / "remains"
     remains.touch()
 
@@ -228,6 +231,36 @@ def test_a_test_that_is_stuck_where_no_signal_helps_ends(repository, run_python,
     assert 'test_stuck.py", line 9 in stuck' in answer.stderr
     if workers:
         assert "crashed while running 'test_stuck.py::test_it'" in answer.stdout
+
+
+@pytest.mark.timeout(300)  # it starts pytest, which a busy machine may take long for
+def test_the_last_lines_of_a_run_say_what_to_do(repository, run_python, tmp_path):
+    shutil.copy(repository / "conftest.py", tmp_path)
+    test = """
+import pytest
+@pytest.mark.parametrize("x", [pytest.param(1, id="a b"), 2])
+def test_it(x): assert x == 2
+@pytest.mark.skip(reason="what is lacking")
+def test_skipped(): pass
+@pytest.mark.gpu
+def test_gpu(): pass
+@pytest.mark.peers
+@pytest.mark.long
+def test_peer(): pass
+"""
+    (tmp_path / "test_some.py").write_text(test)
+    options = ["-p", "no:cacheprovider", "-c", repository / "pyproject.toml", "--rootdir", tmp_path, "--confcutdir", tmp_path]
+    answer = run_python("-m", "pytest", *options, "-n", "1", "test_some.py", timeout_s=200)
+    lines = answer.stdout.splitlines()
+    python = sys.executable
+    assert [line for line in lines if line.startswith(("Skipped", "Left out", "Failed", "Do they", "the output"))] == [
+        "Skipped, for what this computer or a backend does not have: 1 (-rs tells why)",
+        "Left out: 1 that need a GPU (make test-gpu), 1 that need torch, MPI, UCX or UCC (make test-peers)",
+        f"Failed tests alone:     {python} -m pytest 'test_some.py::test_it[a b]'",
+        f"Do they fail each time? {python} tools/test_flaky.py --runs 5 --tests test_some.py",
+        f"the output of:          {Path(python).with_name('manyhands')} doctor",
+    ], answer.stdout + answer.stderr
+    assert "what is lacking" not in answer.stdout
 
 
 def test_tests_that_run_in_the_background_start_programs_that_can_be_interrupted(repository):

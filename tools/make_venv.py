@@ -17,6 +17,7 @@ if sys.version_info < (3, 11):
     )
 
 import hashlib
+import shlex
 import subprocess
 import venv
 from pathlib import Path
@@ -67,7 +68,8 @@ def install(environment: Path, root: Path, requirements: str) -> None:
     own = [python, "-m", "pip"]
     has_pip = subprocess.run([*own, "--version"], check=False, capture_output=True).returncode == 0
     pip = own if has_pip else [sys.executable, "-m", "pip", "--python", python]
-    subprocess.run([*pip, "install", "--quiet", "--disable-pip-version-check", "-r", requirements], cwd=root, check=True)
+    # Errors are shown. Warnings tell of this machine's indexes rather than of this repository, and whoever meets an error may ask for them.
+    subprocess.run([*pip, "install", "-qq", "--disable-pip-version-check", "-r", requirements], cwd=root, check=True)
 
 
 def make(root: Path, requirements: str, name: str = ".venv") -> None:
@@ -84,7 +86,7 @@ def make(root: Path, requirements: str, name: str = ".venv") -> None:
     kept = usable(environment) and not unfinished.exists()
     if kept and all(stamp.exists() and stamp.read_text(encoding="utf-8") == wanted for stamp, wanted in stamps.items()):
         return
-    print(f"installing {requirements} into {environment.name}; the first time this takes a minute", flush=True)
+    print(f"installing {requirements} into {environment.name}; the first time this takes one to three minutes", flush=True)
     if not kept:
         create(environment)
     unfinished.touch()
@@ -98,4 +100,8 @@ if __name__ == "__main__":
     try:
         make(ROOT, *sys.argv[1:3])
     except subprocess.CalledProcessError as error:
-        sys.exit(f"pip could not install {sys.argv[1]} (exit code {error.returncode}); its message stands above")
+        sys.exit(
+            f"pip could not install {sys.argv[1]} (exit code {error.returncode}). Its errors stand above.\n"
+            "If it found no version of something, look whether this computer reaches its package index. The same command tries again.\n"
+            f"With pip's warnings: {shlex.join(word for word in error.cmd if word != '-qq')}"
+        )
