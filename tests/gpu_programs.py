@@ -51,7 +51,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32",
 OTHERS = ("bool", "complex64", "int16")
 _OPS = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or}
 _KINDS = {"b": ("and", "or", "min", "max"), "c": ("sum", "mean"), "f": ("sum", "product", "min", "max", "mean")}
-_PATIENCE_S = 20.0
+_PATIENCE_S = 30.0
 
 
 def host(array: Any) -> np.ndarray[Any, Any]:
