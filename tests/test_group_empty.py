@@ -31,7 +31,7 @@ def test_each_is_an_array_of_its_own(backend: str) -> None:
         with pytest.raises(mh.DTypeError):
             group.empty(3, object)
 
-    must(thread_world(program, 2, backend, timeout_s=10))
+    must(thread_world(program, 2, backend))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -60,7 +60,7 @@ def test_collectives_on_them_give_what_they_give_on_others(backend: str, world_s
                 )
                 np.testing.assert_array_equal(group.all_reduce(given, out=given), total)
 
-    must(thread_world(program, world_size, backend, timeout_s=20))
+    must(thread_world(program, world_size, backend))
 
 
 def test_memory_is_given_back_with_the_last_array_on_it() -> None:
@@ -82,4 +82,4 @@ def test_memory_is_given_back_with_the_last_array_on_it() -> None:
         assert (kept == 5).all()
         group.barrier()
 
-    must(thread_world(program, 2, "shm", timeout_s=10, config=config))
+    must(thread_world(program, 2, "shm", config=config))

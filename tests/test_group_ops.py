@@ -210,7 +210,7 @@ def test_a_function_that_fails_in_the_midst_of_a_call_ends_it_everywhere(backend
     def program(group: Group) -> None:
         getattr(group, collective)(np.full(count, group.rank, np.int64), fails_on_two)
 
-    outcomes = thread_world(program, 3, backend, timeout_s=10)
+    outcomes = thread_world(program, 3, backend)
     assert seen
     own = [outcome for outcome in outcomes if isinstance(outcome, mh.UsageError)]
     assert own

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from work_tools import PATIENCE_S, until
 from worlds import must, thread_world
 
 import manyhands as mh
-from manyhands.api import Deadline, Group
+from manyhands.api import Group
 
 
 def in_threads(*functions: Callable[[], object]) -> list[object]:
@@ -97,7 +98,7 @@ def test_a_call_that_waits_for_another_thread_in_vain_says_so_and_sends_nothing(
         assert group.sendrecv(1, 1, 1).item() == 2
 
     def interfere(group: Group) -> None:
-        assert busy.wait(20)
+        assert busy.wait(PATIENCE_S)
         for call in (lambda: group.send(3, 1, timeout_s=0.02), lambda: group.recv(1, timeout_s=0.02)):
             with pytest.raises(mh.DeadlineError, match=r"another call of rank 0 .* rank 1; nothing was sent") as caught:
                 call()
@@ -111,7 +112,7 @@ def test_a_call_that_waits_for_another_thread_in_vain_says_so_and_sends_nothing(
             # What has come shows that the other rank's first thread is in its call, and has both directions.
             assert group.recv(0).item() == 1
             busy.set()
-            assert refused.wait(20)
+            assert refused.wait(PATIENCE_S)
             group.send(2, 0)
         assert group.all_reduce(1).item() == 2
 
@@ -126,9 +127,11 @@ def test_a_world_of_threads_keeps_no_group_that_was_closed():
             with mh.init(config={}, timeout_s=20) as later:
                 made += [weakref.ref(later), weakref.ref(later.backend())]
         del later
-        limit = Deadline(10)
-        while any(each() is not None for each in made) and not limit.passed():  # another thread may collect, or end
-            gc.collect()
-        return [each() for each in made]
 
-    assert must(thread_world(again, 2, "tcp")) == [[None] * 6] * 2
+        def is_gone() -> bool:  # another thread may collect, or end
+            gc.collect()
+            return all(each() is None for each in made)
+
+        until(is_gone)
+
+    must(thread_world(again, 2, "tcp"))
