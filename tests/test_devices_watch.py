@@ -103,10 +103,12 @@ def test_a_work_of_a_group_that_was_closed_meanwhile_still_gives_its_result(gpus
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "messages"])
-def test_streams_that_are_used_once_are_not_kept_for_ever(gpus: FakeNccl, call: str) -> None:
+def test_streams_that_are_used_once_are_not_kept_for_ever(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    monkeypatch.setattr("manyhands.calls.devices.calls._CHECKED", 8)
+
     def program(group: Group) -> int:
         x = mine(group)
-        for _ in range(200):
+        for _ in range(25):
             with cupy.cuda.Stream(non_blocking=True) as stream:
                 if call == "all_reduce":
                     group.all_reduce(x)
@@ -118,7 +120,7 @@ def test_streams_that_are_used_once_are_not_kept_for_ever(gpus: FakeNccl, call: 
             group.synchronize()
         return len(group._paths.devices.latest)
 
-    assert max(must(gpu_world(program, 2))) < 150
+    assert max(must(gpu_world(program, 2))) < 18
 
 
 def test_the_default_stream_of_a_thread_cannot_be_captured(gpus: FakeNccl) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gpu_programs
@@ -10,10 +12,12 @@ import pytest
 from device_worlds import HYBRID, gpu_world, gpus
 from fake_gpu import fake_cupy as cupy
 from fake_gpu.fake_nccl import FakeNccl
+from gpu_ranks import _run as run_here
 from gpu_ranks import run_ranks
 from worlds import must
 
 import manyhands as mh
+from manyhands.api import Group
 from manyhands_nccl._nccl import wait_for_ends
 
 __all__ = ["gpus"]
@@ -84,29 +88,30 @@ def test_memory(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
 # What starts ranks as processes, where no GPU is needed.
 
 
-def test_a_program_runs_on_ranks_that_are_processes(tmp_path: Path) -> None:
-    outcomes = run_ranks("layouts", 2, tmp_path, config=TCP, arrays="numpy")
-    assert [(outcome.code, outcome.error, outcome.output) for outcome in outcomes] == [(0, None, "")] * 2
-
-
-def test_what_a_program_returns_comes_back(tmp_path: Path) -> None:
-    outcomes = run_ranks("collectives", 2, tmp_path, config=TCP, arrays="numpy", words=["float64", "complex64"])
-    assert [(outcome.code, outcome.error, outcome.result) for outcome in outcomes] == [(0, None, [])] * 2, outcomes
-
-
-def test_what_a_program_raises_comes_back(tmp_path: Path) -> None:
-    outcomes = run_ranks("mismatch", 2, tmp_path, config=TCP, arrays="numpy")
-    assert [(outcome.code, outcome.error) for outcome in outcomes] == [(0, "CollectiveMismatchError")] * 2, outcomes
-
-
-def test_a_rank_that_is_killed_is_named_in_time(tmp_path: Path) -> None:
-    outcomes = run_ranks("killed", 2, tmp_path, config=TCP, arrays="numpy", timeout_s=40.0)
-    assert [outcome.code for outcome in outcomes] == [0, -9]
-    assert (outcomes[0].error, outcomes[0].peer) == ("PeerLostError", 1), outcomes[0]
-    assert outcomes[0].ended - float((tmp_path / "killed").read_text()) < 20, "it took the whole timeout"
-
-
-def test_those_that_are_left_go_on(tmp_path: Path) -> None:
-    *left, victim = run_ranks("going_on", 3, tmp_path, config=TCP, arrays="numpy")
+def test_ranks_that_are_processes_tell_what_came_of_them(tmp_path: Path) -> None:
+    """One of them kills itself, and the others go on."""
+    *left, victim = run_ranks("going_on", 3, tmp_path, config=TCP, arrays="numpy", timeout_s=40.0)
     assert victim.code == -9
-    assert [(outcome.code, outcome.error, outcome.result) for outcome in left] == [(0, None, [0, 2]), (0, None, [1, 2])], left
+    told = [(outcome.code, outcome.error, outcome.result, outcome.output) for outcome in left]
+    assert told == [(0, None, [0, 2], ""), (0, None, [1, 2], "")]
+    killed = float((tmp_path / "killed").read_text())
+    assert all(0 < outcome.ended - killed < 20 for outcome in left), "it took the whole timeout"
+
+
+def test_what_a_program_raises_comes_back(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    request = {
+        "program": "lost",
+        "module": "test_gpu_programs",
+        "words": ["2"],
+        "arrays": "numpy",
+        "config": {},
+        "timeout_s": 20,
+    }
+    monkeypatch.setitem(sys.modules, "test_gpu_programs", sys.modules[__name__])
+    outcome = run_here(request)
+    assert (outcome.error, outcome.text, outcome.peer) == ("PeerLostError", "rank 2 is gone", 2)
+    assert "PeerLostError: rank 2 is gone" in capsys.readouterr().err
+
+
+def lost(group: Group, xp: ModuleType, peer: str) -> None:
+    raise mh.PeerLostError(f"rank {peer} is gone", peer=int(peer))
