@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 import manyhands_simulated
 from manyhands.api import Group
 
-WORLDS = (1, 2, 3, 4, 5, 8)
+WORLDS = (1, 2, 3, 8)
 SHAPES = ((), (0,), (1,), (3, 0), (2, 3, 5), (1001,))
 INTEGER_OPS = {
     "sum": np.add,
@@ -63,8 +65,8 @@ def test_all_reduce_combines_element_by_element(world, size):
             for dtype, ops in ((np.int64, INTEGER_OPS), (np.float64, FLOAT_OPS)):
                 arrays = of_all(size, shape, dtype)
                 mine = arrays[group.rank].copy()
-                # Each with each over one backend; over the others, which move bytes, each op and each shape has its turns.
-                for op, ufunc in ops.items() if world.backend == "simulated" else list(ops.items())[turn % 3 :: 3]:
+                # Each with each in one world; in the others, each op and each shape has its turns.
+                for op, ufunc in ops.items() if (world.backend, size) == ("simulated", 3) else list(ops.items())[turn % 3 :: 3]:
                     expected = np.asarray(functools.reduce(ufunc, arrays))
                     check(group.all_reduce(mine, op), expected, (shape, op))
                 np.testing.assert_array_equal(mine, arrays[group.rank], err_msg="the input is as it was")
@@ -91,10 +93,10 @@ def test_mean_is_the_sum_divided_by_the_number_of_ranks(world, size):
 
 
 @pytest.mark.parametrize("size", WORLDS)
-def test_rooted_collectives_for_every_root(world, size):
+def test_rooted_collectives(world, size):
     def program(group: Group) -> None:
         rank = group.rank
-        for root in range(size):
+        for root in sorted({0, size // 2, size - 1}):
             for index, shape in enumerate(counts_for(size)):
                 arrays = of_all(size, shape)
                 # Each op has its turn, with some root and some shape.
@@ -199,25 +201,25 @@ def test_all_to_all_with_counts_that_differ_from_rank_to_rank(world, size):
     world(program, size)
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array], ids=lambda kind: kind.__name__)
-def test_counts_may_be_any_sequence_of_integers_on_each_rank(world, kind):
+def test_counts_may_be_any_sequence_of_integers_on_each_rank(world):
     """What matters is the numbers: a list on one rank and a NumPy array on another are the same counts."""
     counts = [1, 0, 3]
 
     def program(group: Group) -> None:
         rank = group.rank
-        own = kind(counts) if rank == 1 else counts
         whole = np.arange(4)
         mine = slice([0, 1, 1][rank], [1, 1, 4][rank])
-        check(group.all_gather(whole[mine], counts=own), whole)
-        check(group.reduce_scatter(whole, counts=own), 3 * whole[mine])
-        for root in range(3):
-            gathered = group.gather(whole[mine], root, counts=own)
-            assert gathered is None or gathered.tolist() == whole.tolist()
-            check(group.scatter(whole if rank == root else None, root, counts=own), whole[mine])
-        sent = [kind([4, 0, 0]), kind([0, 2, 2]), kind([1, 1, 2])][rank]
-        received = [kind([4, 0, 1]), kind([0, 2, 1]), kind([0, 2, 2])][rank]
-        assert len(group.all_to_all(whole, send_counts=sent, receive_counts=received)) == sum(received)
+        for kind in (list, tuple, np.array):
+            own = kind(counts) if rank == 1 else counts
+            check(group.all_gather(whole[mine], counts=own), whole)
+            check(group.reduce_scatter(whole, counts=own), 3 * whole[mine])
+            for root in range(3):
+                gathered = group.gather(whole[mine], root, counts=own)
+                assert gathered is None or gathered.tolist() == whole.tolist()
+                check(group.scatter(whole if rank == root else None, root, counts=own), whole[mine])
+            sent = [kind([4, 0, 0]), kind([0, 2, 2]), kind([1, 1, 2])][rank]
+            received = [kind([4, 0, 1]), kind([0, 2, 1]), kind([0, 2, 2])][rank]
+            assert len(group.all_to_all(whole, send_counts=sent, receive_counts=received)) == sum(received)
 
     world(program, 3)
 
@@ -275,34 +277,37 @@ def test_a_barrier_holds_every_rank_until_the_last_has_come(world, size):
     world(program, size)
 
 
-@pytest.mark.parametrize("name", ["all_gather", "gather", "all_reduce", "broadcast", "reduce"])
-def test_a_number_is_an_array_without_dimensions(world, name):
-    def program(group: Group) -> object:
-        return getattr(group, name)(np.float32(group.rank + 1))
+def test_a_number_is_an_array_without_dimensions(world):
+    def program(group: Group) -> None:
+        number = np.float32(group.rank + 1)
+        check(group.all_gather(number), np.array([1, 2, 3], np.float32))
+        check(group.all_reduce(number), np.array(6, np.float32))
+        check(group.broadcast(number), np.array(1, np.float32))
+        for found, expected in ((group.gather(number), [1, 2, 3]), (group.reduce(number), 6)):
+            assert (found is None) == (group.rank != 0)
+            if found is not None:
+                check(found, np.array(expected, np.float32))
 
-    results = world(program, 3)
-    if name in ("all_gather", "gather"):
-        check(results[0], np.array([1, 2, 3], np.float32))
-    else:
-        check(results[0], np.array(1 if name == "broadcast" else 6, np.float32))
+    world(program, 3)
 
 
 OPS_THAT_ROUND = ["sum", "product", "min", "max", "mean", np.hypot, np.logaddexp, np.fmax]
 
 
-@pytest.mark.parametrize("op", OPS_THAT_ROUND, ids=str)
-def test_every_rank_gets_the_same_bits(world, op):
+def test_every_rank_gets_the_same_bits(world):
     """Rough numbers, zeros of both signs, infinities and NaNs; some ranks work in place and some do not."""
-    dtypes = [np.float16, np.float32, np.float64]
-    if op in ("sum", "product", "mean"):
-        dtypes += [np.complex64, np.complex128]
 
     def program(group: Group) -> list[bytes]:
-        bits = []
         rng = np.random.default_rng(group.rank)
+        return [bits for op in OPS_THAT_ROUND for bits in rounded(group, op, rng)]
+
+    def rounded(group: Group, op: Any, rng: np.random.Generator) -> Iterator[bytes]:
+        dtypes = [np.float16, np.float32, np.float64]
+        if op in ("sum", "product", "mean"):
+            dtypes += [np.complex64, np.complex128]
         # Each with each over one backend; over the others, which move bytes, each has its turn.
         for dtype in dtypes if world.backend == "simulated" else [dtypes[OPS_THAT_ROUND.index(op) % len(dtypes)]]:
-            for count in (1, 2, 3, 17, 40_001 if group.world_size == 3 else 300):
+            for count in (1, 3, 17, 40_001 if group.world_size == 3 else 300):
                 for in_place in (False, group.rank % 2 == 1):
                     array = rng.standard_normal(count) * 10.0 ** rng.integers(-4, 5, count)
                     if np.dtype(dtype).kind == "c":
@@ -311,10 +316,9 @@ def test_every_rank_gets_the_same_bits(world, op):
                         array[rng.random(count) < 0.05] = value
                     with np.errstate(all="ignore"):
                         array = array.astype(dtype)
-                        bits.append(group.all_reduce(array, op, out=array if in_place else None).tobytes())
-        return bits
+                        yield group.all_reduce(array, op, out=array if in_place else None).tobytes()
 
-    for size in (3, 8) if world.backend == "simulated" else (2, 5):
+    for size in (3, 8) if world.backend == "simulated" else (2, 3):
         results = world(program, size)
         assert all(result == results[0] for result in results), size
 
@@ -330,7 +334,7 @@ def test_the_same_bits_where_numpy_rounds_by_memory_layout(world):
             for i, z in enumerate(numbers)
         ]
 
-    for size in (2, 3, 4, 6):
+    for size in (2, 3):
         results = world(program, size)
         assert all(result == results[0] for result in results), size
 
@@ -350,90 +354,10 @@ def test_the_same_bits_for_any_floats(arrays, op):
     assert len(set(manyhands_simulated.run(program, len(arrays)).results)) == 1
 
 
-@pytest.mark.parametrize("op", [np.hypot, np.logaddexp], ids=str)
-def test_ufuncs_that_round(world, op):
+def test_ufuncs_that_round(world):
     def program(group: Group) -> None:
         arrays = [np.random.default_rng(rank).random(100) for rank in range(group.world_size)]
-        np.testing.assert_allclose(group.all_reduce(arrays[group.rank], op), functools.reduce(op, arrays), rtol=1e-12)
+        for op in (np.hypot, np.logaddexp):
+            np.testing.assert_allclose(group.all_reduce(arrays[group.rank], op), functools.reduce(op, arrays), rtol=1e-12)
 
-    for size in (2, 3, 5):
-        world(program, size)
-
-
-@settings(max_examples=settings().max_examples // 4)
-@given(seed=st.integers(0, 2**32), size=st.sampled_from([2, 3, 4, 5, 8]))
-def test_any_program_of_collectives_and_messages(seed, size):
-    """Long random programs on one group: each call must find the state that the one before it should have left."""
-    manyhands_simulated.run(lambda group: random_program(group, seed, 60), size, timeout_s=20)
-
-
-@pytest.mark.parametrize("size", [3, 5])
-def test_a_long_random_program(world, size):
-    world(lambda group: random_program(group, 7, 300), size)
-
-
-def random_program(group: Group, seed: int, calls: int) -> None:
-    """Make random calls, which are the same on all ranks, and compare each result with NumPy."""
-    shared = np.random.default_rng(seed)
-    rank, size = group.rank, group.world_size
-    for call in range(calls):
-        name = shared.choice(
-            [
-                "all_reduce",
-                "reduce",
-                "broadcast",
-                "all_gather",
-                "gather",
-                "scatter",
-                "reduce_scatter",
-                "all_to_all",
-                "pair",
-                "ring",
-            ]
-        )
-        rows, width, root = int(shared.integers(0, 6)), int(shared.integers(1, 4)), int(shared.integers(size))
-        ints = bool(shared.integers(2))
-        dtype: type = np.int32 if ints else np.float64
-        op = str(shared.choice(["sum", "min", "max", "product"]))
-        ufunc = INTEGER_OPS[op]
-        counts = shared.integers(0, 4, size).tolist()
-        rooted = {"reduce", "broadcast", "gather", "scatter"}
-        what = (seed, call, name)
-        if name in ("pair", "ring"):
-            arrays = [given_by(r, (rows, width), dtype, call) for r in range(size)]
-            if name == "ring":
-                check(group.sendrecv(arrays[rank], (rank + 1) % size, (rank - 1) % size), arrays[rank - 1], what)
-            else:
-                other = (root + 1) % size
-                if rank == root:
-                    group.send(arrays[rank], other)
-                elif rank == other:
-                    check(group.recv(root), arrays[root], what)
-            continue
-        if name in ("all_gather", "gather"):
-            arrays = [given_by(r, (counts[r], width), dtype, call) for r in range(size)]
-            expected = np.concatenate(arrays)
-        elif name in ("scatter", "reduce_scatter"):
-            arrays = [given_by(r, (sum(counts), width), dtype, call) for r in range(size)]
-            full = arrays[root] if name == "scatter" else functools.reduce(ufunc, arrays)
-            expected = np.split(full, np.cumsum(counts)[:-1])[rank]
-        elif name == "all_to_all":
-            arrays = [given_by(r, (rows * size, width), dtype, call) for r in range(size)]
-            expected = np.concatenate([array[rank * rows : (rank + 1) * rows] for array in arrays])
-        else:
-            arrays = [given_by(r, (rows, width), dtype, call) for r in range(size)]
-            expected = arrays[root] if name == "broadcast" else functools.reduce(ufunc, arrays)
-        options: dict[str, object] = {}
-        if name in rooted:
-            options["root"] = root
-        if "reduce" in name:
-            options["op"] = op
-        if name in ("all_gather", "gather", "scatter", "reduce_scatter"):
-            options |= {"uneven": True} if "gather" in name and shared.integers(2) else {"counts": counts}
-        if shared.integers(3) == 0:
-            options["out"] = np.empty_like(expected)
-        result = getattr(group, name)(arrays[rank], **options)
-        if name in ("reduce", "gather") and rank != root:
-            assert result is None
-        else:
-            check(result, expected, what)
+    world(program, 3)

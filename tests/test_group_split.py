@@ -51,11 +51,11 @@ def test_colors_and_keys_may_be_any_integers_of_64_bits(world):
     assert world(program, 4) == [(1, 0), (1, 0), (3, 2), (3, 2)]
 
 
-@pytest.mark.parametrize(("color", "key"), [(1.5, 0), ("a", 0), (True, 0), (2**63, 0), (0, "b"), (0, 0.0)])
-def test_a_color_that_is_none_is_refused_and_leaves_the_group_usable(world, color, key):
+def test_a_color_that_is_none_is_refused_and_leaves_the_group_usable(world):
     def program(group: Group) -> None:
-        with pytest.raises(mh.UsageError, match="must be an integer of 64 bits or None"):
-            group.split(color, key)
+        for color, key in ((1.5, 0), ("a", 0), (True, 0), (2**63, 0), (0, "b"), (0, 0.0)):
+            with pytest.raises(mh.UsageError, match="must be an integer of 64 bits or None"):
+                group.split(color, key)
         group.barrier()
 
     world(program, 2)
@@ -75,14 +75,16 @@ def test_a_subgroup_has_its_members_in_the_order_given(world):
     assert world(program, 3) == [(1, 2), None, (0, 2)]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "error"),
-    [([], mh.UsageError), ([0, 0], mh.UsageError), ([0, 3], mh.InvalidRankError), ([-1], mh.InvalidRankError)],
-)
-def test_ranks_that_cannot_be_are_refused(world, ranks, error):
+def test_ranks_that_cannot_be_are_refused(world):
     def program(group: Group) -> None:
-        with pytest.raises(error):
-            group.subgroup(ranks)
+        for ranks, error in (
+            ([], mh.UsageError),
+            ([0, 0], mh.UsageError),
+            ([0, 3], mh.InvalidRankError),
+            ([-1], mh.InvalidRankError),
+        ):
+            with pytest.raises(error):
+                group.subgroup(ranks)
         group.barrier()
 
     world(program, 2)
@@ -102,7 +104,7 @@ def test_groups_of_groups(world):
 
 def test_overlapping_groups_are_used_at_once_from_several_threads(world):
     """Each pair of ranks has two groups, and every rank talks in all its groups at the same time."""
-    size, rounds = 3, 30
+    size, rounds = 3, 10
 
     def program(group: Group) -> None:
         pairs = [(a, b) for a in range(size) for b in range(size) if a < b] * 2
