@@ -21,11 +21,11 @@ __all__ = ["gpus"]
 
 
 @BACKENDS
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3])
 def test_collectives_give_arrays_of_cupy(gpus: FakeNccl, config: Any, size: int) -> None:
     def program(group: Group) -> None:
         total = size * (size + 1) / 2
-        for again in range(3):  # the first time, and when the kind is known
+        for _ in range(3):  # the first time, and when the kind is known
             x = mine(group)
             y = group.all_reduce(x)
             assert type(y) is cupy.ndarray
@@ -55,7 +55,6 @@ def test_collectives_give_arrays_of_cupy(gpus: FakeNccl, config: Any, size: int)
             got = group.all_to_all(sent, send_counts=counts)
             assert got.get().tolist() == [rank for rank in range(size) for _ in range(group.rank + 1)]
             group.barrier()
-            assert again >= 0
 
     ranks(program, size, config=config)
 

@@ -30,34 +30,34 @@ def ranks(program: Any, size: int, *words: str, config: Any = NCCL) -> list[Any]
     return gpu_world(lambda group: program(group, cupy, *words), size, config=config)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "bool", "complex64", "int16"])
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("float32", 1), ("float32", 4), ("bfloat16", 2), ("uint8", 2), ("bool", 2), ("complex64", 2), ("int16", 2)],
+)
 def test_collectives(gpus: FakeNccl, dtype: str, size: int) -> None:
     assert must(ranks(gpu_programs.collectives, size, dtype)) == [[]] * size
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("name", ["layouts", "refusals", "messages", "splits", "batches", "stream_order", "works", "capture"])
-def test_programs(gpus: FakeNccl, name: str, size: int) -> None:
+def test_programs(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch, name: str, size: int) -> None:
+    monkeypatch.setattr(gpu_programs, "MANY", 1 << 10)  # here streams are late whatever they do
     must(ranks(getattr(gpu_programs, name), size))
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_routes(gpus: FakeNccl, size: int) -> None:
-    must(ranks(gpu_programs.routes, size, config=HYBRID))
+def test_routes(gpus: FakeNccl) -> None:
+    must(ranks(gpu_programs.routes, 2, config=HYBRID))
 
 
 @pytest.mark.parametrize("config", [NCCL, HYBRID], ids=["nccl", "hybrid"])
 def test_training_ends_with_the_same_bits_on_all_ranks(gpus: FakeNccl, config: Any) -> None:
-    for size in (1, 2, 4):
-        bits = must(ranks(gpu_programs.training, size, config=config))
-        assert bits == [bits[0]] * size
+    bits = must(ranks(gpu_programs.training, 4, config=config))
+    assert bits == [bits[0]] * 4
 
 
 @pytest.mark.filterwarnings("ignore::manyhands.errors.GpuFallbackWarning")
-@pytest.mark.parametrize("size", [1, 2])
-def test_arrays_go_through_the_host(gpus: FakeNccl, size: int) -> None:
-    must(ranks(gpu_programs.through_the_host, size, config={**TCP, "gpu_fallback": "host"}))
+def test_arrays_go_through_the_host(gpus: FakeNccl) -> None:
+    must(ranks(gpu_programs.through_the_host, 2, config={**TCP, "gpu_fallback": "host"}))
 
 
 @pytest.mark.parametrize(
