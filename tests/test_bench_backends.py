@@ -47,7 +47,11 @@ import dataclasses, os, signal, time
 import numpy as np
 from manyhands_tcp import plugin
 from manyhands.api import hookimpl
+from manyhands_lab.bench import probes
 from manyhands_lab.bench.cases import Case
+
+probes._FLAG_BATCHES = probes._PING_BATCHES = 2  # ranks that share a processor take a time slice for each
+probes._BATCH_BYTES = probes._STREAM_BYTES = 1 << 16
 
 SPEC = plugin.manyhands_register_backends()
 calls = 0
@@ -166,11 +170,25 @@ def test_the_last_column_compares_with_the_first_backend_and_each_row_is_printed
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_limits_are_measured_in_the_same_run(bench: Bench, tmp_path: Path, ranks: int) -> None:
     pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
-    words = ("--backends", "tcp,shm", "-n", str(ranks), "--sizes", "8", "--iterations", "2", "--limits", "--json", "f")
+    words = (
+        "--backends",
+        "tcp,shm",
+        "-n",
+        str(ranks),
+        "--sizes",
+        "8",
+        "--iterations",
+        "2",
+        "--limits",
+        "--timeout",
+        "45",
+        "--json",
+        "f",
+    )
     answer = bench("all_gather,barrier", *words)
     assert answer.returncode == 0, answer.stderr
     assert "# executor of tcp and shm: compiled (manyhands-native)\n" in answer.stdout
-    assert answer.stdout.count("# the machine: ") == (3 if ranks > 1 else 2)  # a barrier of one takes no machine
+    assert answer.stdout.count("# the machine: ") == (2 if ranks > 1 else 1)  # a barrier of one takes no machine
     two_at_least = {"copy_2_us", "both_ways_us", "one_way_us", "flag_us", "ping_us"}
     for row in json.loads((tmp_path / "f").read_text()):
         measured = {name for name, value in row["limits"].items() if value is not None}
@@ -202,10 +220,10 @@ def test_a_wrong_result_is_no_measurement_even_after_many_calls(bench: Bench, tm
     words = ("-n", "2", "--sizes", "8", "--iterations", "20", "--json", "f")
     answer = bench("all_reduce", "--backends", "tiring,wrong,tcp", *words)
     assert answer.returncode == 1
-    line, *_ = cells(answer.stdout, "wrong")
-    assert line[3:7] == ["WRONG:", "rank", "0:", "element"]
+    for kind in ("wrong", "tiring"):
+        line = next(line for line in cells(answer.stdout, kind) if "WRONG:" in line)
+        assert line[3:7] == ["WRONG:", "rank", "0:", "element"]
     assert "2 of 2 elements are wrong" in " ".join(answer.stdout.split())
-    assert cells(answer.stdout, "tiring")[0][3] == "WRONG:"
     # What the first one took for that is no measure for others.
     assert cells(answer.stdout, "tcp")[0][-1] == "-"
     assert [row["backend"] for row in json.loads((tmp_path / "f").read_text())] == ["tcp"]
