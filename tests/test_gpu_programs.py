@@ -35,7 +35,8 @@ def ranks(program: Any, size: int, *words: str, config: Any = NCCL) -> list[Any]
     [("float32", 1), ("float32", 4), ("bfloat16", 2), ("uint8", 2), ("bool", 2), ("complex64", 2), ("int16", 2)],
 )
 def test_collectives(gpus: FakeNccl, dtype: str, size: int) -> None:
-    assert must(ranks(gpu_programs.collectives, size, dtype)) == [[]] * size
+    config = HYBRID if dtype == "uint8" else NCCL
+    assert must(ranks(gpu_programs.collectives, size, dtype, config=config)) == [[]] * size
 
 
 @pytest.mark.parametrize("size", [1, 4])

@@ -56,29 +56,6 @@ def same(actual: np.ndarray, expected: np.ndarray) -> bool:
     return actual.dtype == expected.dtype and actual.shape == expected.shape and bool((actual == expected).all())
 
 
-def test_every_dtype_travels_unchanged(world):
-    def program(group: Group) -> None:
-        for name in ALL:
-            travel(group, name)
-
-    def travel(group: Group, name: str) -> None:
-        rank = group.rank
-        everybody = [values_of(name, r) for r in range(SIZE)]
-        mine, joined = everybody[rank], np.concatenate(everybody)
-        part = slice(2 * rank, 2 * rank + 2)
-        assert same(group.broadcast(mine, 1), everybody[1])
-        assert same(group.all_gather(mine), joined)
-        gathered = group.gather(mine, 2)
-        assert gathered is None if rank != 2 else same(gathered, joined)
-        assert same(group.scatter(mine if rank == 0 else None, 0), everybody[0][part])
-        assert same(group.all_to_all(mine), np.concatenate([values[part] for values in everybody]))
-        assert same(group.sendrecv(mine, (rank + 1) % SIZE, (rank - 1) % SIZE), everybody[rank - 1])
-        assert same(group.broadcast(mine[0], 1), everybody[1][0, ...])
-        assert same(group.all_gather(mine[:0]), joined[:0])
-
-    world(program, SIZE)
-
-
 def test_the_table_of_dtypes_and_reductions(world):
     """Each pair gives what NumPy gives, or is refused in words that name both and say what to do."""
 

@@ -17,7 +17,7 @@ from manyhands.api import Group
 
 Array = np.ndarray[Any, Any]
 
-BACKENDS = ["simulated", "shm", "tcp", "hybrid"]
+BACKENDS = ["simulated", "tcp"]
 MATRIX = np.dtype([("m", "i8", (2, 2))])
 PAIR = np.dtype([("value", "f8"), ("index", "i8")])
 RGB = np.dtype([("red", "u1"), ("green", "u1"), ("blue", "u1")])
@@ -303,21 +303,6 @@ def test_minloc_and_maxloc(op: str, value: str, place: str, size: int, data: st.
         assert group.rank == 0 or same(before, best(parts[: group.rank], op))
 
     must(thread_world(program, size, "simulated"))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_who_has_the_least(backend: str) -> None:
-    def program(group: Group) -> list[Any]:
-        distances = np.random.default_rng(group.rank).permutation(100_000).astype(np.float32)
-        found = group.all_reduce(mh.with_index(distances, group.rank), "minloc")
-        assert found.dtype == np.dtype([("value", "f4"), ("index", "i8")])
-        nearest = group.exscan(mh.with_index(np.float64(3), 1), "minloc")
-        assert (nearest["value"], nearest["index"]) == ((3, 1) if group.rank else (np.inf, 2**63 - 1))
-        return [found["value"].tolist(), found["index"].tolist()]
-
-    everything = np.array([np.random.default_rng(rank).permutation(100_000) for rank in range(4)])
-    expected = [everything.min(axis=0).tolist(), everything.argmin(axis=0).tolist()]
-    assert must(thread_world(program, 4, backend)) == [expected] * 4
 
 
 @pytest.mark.parametrize(

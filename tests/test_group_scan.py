@@ -18,7 +18,6 @@ from manyhands.schedule.algorithms.registry import BUILTIN
 
 Array = np.ndarray[Any, Any]
 
-BACKENDS = ["simulated", "shm", "tcp", "hybrid", "hybrid-simulated"]
 SCANS = [(each.collective.value, each.name) for each in BUILTIN if each.collective in (Collective.SCAN, Collective.EXSCAN)]
 
 
@@ -29,39 +28,6 @@ def same(found: Array, expected: Array) -> bool:
 def cancelling(rank: int, count: int) -> Array:
     draw = np.random.default_rng([rank, 5])
     return (draw.normal(size=count) * 10.0 ** draw.integers(-3, 4, count)).astype(np.float32)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("size", [1, 3, 4])
-def test_prefixes(backend: str, size: int) -> None:
-    if size == 1 and backend.startswith("hybrid"):
-        pytest.skip("there are no two hosts")
-    parts = [np.random.default_rng(rank).integers(-9, 10, 200_000) for rank in range(size)]
-
-    def program(group: Group) -> None:
-        for count in (0, 1, 5000, 200_000):
-            mine = parts[group.rank][:count]
-            sums = list(accumulate([part[:count] for part in parts], initial=np.zeros(count, np.int64)))
-            lowest = [np.minimum.reduce([part[:count] for part in parts[: rank + 1]]) for rank in range(size)]
-            for _ in range(2):  # the second one is a shortcut, where there is one
-                assert same(group.scan(mine), sums[group.rank + 1])
-                assert same(group.exscan(mine), sums[group.rank])
-            assert same(group.scan(mine, "min"), lowest[group.rank])
-            before = group.exscan(mine, np.minimum)
-            assert same(before, lowest[group.rank - 1] if group.rank else np.full(count, np.iinfo(np.int64).max))
-            works = [group.scan_async(mine), group.exscan_async(mine)]
-            assert [same(work.wait(), sums[group.rank + 1 - i]) for i, work in enumerate(works)] == [True, True]
-            for call, expected in ((group.scan, sums[group.rank + 1]), (group.exscan, sums[group.rank])):
-                for _ in range(2):
-                    both = mine.copy()
-                    assert call(both, out=both) is both
-                    assert same(both, expected)
-                    apart = np.full(2 * count, -1)
-                    call(mine, out=apart[::2])
-                    assert same(apart[::2].copy(), expected)
-                    assert (apart[1::2] == -1).all()
-
-    must(thread_world(program, size, backend))
 
 
 @pytest.mark.parametrize(("collective", "name"), SCANS)

@@ -90,44 +90,6 @@ def test_ranks_that_cannot_be_are_refused(world):
     world(program, 2)
 
 
-def test_groups_of_groups(world):
-    def program(group: Group) -> int:
-        half = group.split(group.rank // 4)
-        assert half is not None
-        quarter = half.split(half.rank // 2)
-        assert quarter is not None
-        assert quarter.ranks == (group.rank // 2 * 2, group.rank // 2 * 2 + 1)
-        return int(quarter.all_reduce(np.array([group.rank]))[0])
-
-    assert world(program, 8) == [1, 1, 5, 5, 9, 9, 13, 13]
-
-
-def test_overlapping_groups_are_used_at_once_from_several_threads(world):
-    """Each pair of ranks has two groups, and every rank talks in all its groups at the same time."""
-    size, rounds = 3, 10
-
-    def program(group: Group) -> None:
-        pairs = [(a, b) for a in range(size) for b in range(size) if a < b] * 2
-        mine = [sub for sub in [group.subgroup(pair) for pair in pairs] if sub is not None]
-        assert len(mine) == 4
-
-        def talk(sub: Group) -> None:
-            for number in range(rounds):
-                x = np.full(1 + 3000 * (number % 2), group.rank + number)
-                assert (sub.all_reduce(x) == sum(sub.ranks) + 2 * number).all()
-                other = sub.ranks[1 - sub.rank]
-                assert (sub.sendrecv(x, 1 - sub.rank, 1 - sub.rank) == other + number).all()
-
-        with ThreadPoolExecutor(5) as pool:
-            running = [pool.submit(talk, sub) for sub in mine]
-            for number in range(rounds):
-                assert group.all_reduce(np.array([number]))[0] == 3 * number
-            for future in running:
-                future.result(30)
-
-    world(program, size)
-
-
 def test_threads_that_make_groups_at_once_get_different_ones(world):
     def program(group: Group) -> list[float]:
         trio = [group.subgroup(range(3)) for _ in range(4)]

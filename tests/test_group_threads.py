@@ -23,27 +23,6 @@ def in_threads(*functions: Callable[[], object]) -> list[object]:
         return [future.result(30) for future in [pool.submit(function) for function in functions]]
 
 
-@pytest.mark.parametrize("count", [3, 20_000])
-def test_threads_talk_with_different_peers_at_once(world, count):
-    size, rounds = 3, 20
-
-    def program(group: Group) -> None:
-        def send_to(dest: int) -> None:
-            for number in range(rounds):
-                group.send(np.full(count, 100 * group.rank + number), dest)
-
-        def receive_from(source: int) -> None:
-            for number in range(rounds):
-                assert (group.recv(source) == 100 * source + number).all()
-
-        others = [rank for rank in range(size) if rank != group.rank]
-        in_threads(
-            *[lambda peer=peer: send_to(peer) for peer in others], *[lambda peer=peer: receive_from(peer) for peer in others]
-        )
-
-    world(program, size)
-
-
 def test_threads_that_send_to_one_peer_take_turns(world):
     """Whole arrays arrive, each once; those of one thread in their order."""
 
@@ -60,25 +39,6 @@ def test_threads_that_send_to_one_peer_take_turns(world):
                 assert mine == sorted(mine)
 
     world(program, 2)
-
-
-def test_collectives_and_messages_at_once(world):
-    size = 3
-
-    def program(group: Group) -> None:
-        right, left = (group.rank + 1) % size, (group.rank - 1) % size
-
-        def collectives() -> None:
-            for number in range(30):
-                assert group.all_reduce(np.full(500, number)).tolist() == [size * number] * 500
-
-        def messages() -> None:
-            for number in range(30):
-                assert group.sendrecv(np.full(500, 1000 * group.rank + number), right, left)[0] == 1000 * left + number
-
-        in_threads(collectives, messages)
-
-    world(program, size)
 
 
 def test_same_collectives_from_several_threads_take_turns(world):
