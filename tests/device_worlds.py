@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,13 +11,14 @@ import numpy as np
 import pytest
 from fake_gpu import fake_cupy
 from fake_gpu.fake_nccl import FakeNccl
+from work_tools import until
 from worlds import must, thread_world
 
 from manyhands.api import Group
 from manyhands_nccl import plugin
 from manyhands_nccl._nccl import wait_for_ends
 
-__all__ = ["BACKENDS", "HYBRID", "NCCL", "gpu_world", "gpus", "mine", "ranks"]
+__all__ = ["BACKENDS", "HYBRID", "NCCL", "Clock", "Watched", "clock", "gpu_world", "gpus", "mine", "ranks", "watched"]
 
 NCCL = {"backend": "nccl"}
 HYBRID = {"backend": "hybrid", "ranks_per_host": 4, "backends": {"hybrid": {"routes": {"cpu": "tcp", "cuda": "nccl"}}}}
@@ -37,6 +40,67 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
     assert fake.open_communicators() == 0
     fake_cupy.shut_down()
     assert fake.crimes == []
+
+
+class Clock:
+    """What deadlines on GPUs take for the time: it stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self._now = time.monotonic()
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which calls on GPUs begin and come to their deadlines."""
+    made = Clock()
+    monkeypatch.setattr("manyhands.calls.devices.calls._now", made.monotonic)
+    monkeypatch.setattr("manyhands.calls.devices.watch.time", made)
+    return made
+
+
+class Watched:
+    """What the threads that watch over GPUs have done so far."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._recorded: set[tuple[str, int]] = set()
+        self._looks: dict[str, int] = {}
+        runtime = fake_cupy.cuda.runtime
+        record, query = runtime.eventRecord, runtime.eventQuery
+
+        def recording(event: int, stream: int) -> Any:
+            found = record(event, stream)
+            self._recorded.add((threading.current_thread().name, stream))
+            return found
+
+        def asking(event: int) -> Any:
+            name = threading.current_thread().name
+            self._looks[name] = self._looks.get(name, 0) + 1
+            return query(event)
+
+        monkeypatch.setattr(runtime, "eventRecord", recording)
+        monkeypatch.setattr(runtime, "eventQuery", asking)
+
+    def until_marked(self, rank: int, stream: int) -> None:
+        """Wait until the watch of a rank has a point on a stream to look at."""
+        until(lambda: (f"manyhands-gpus-{rank}", stream) in self._recorded)
+
+    def until_it_looked(self, rank: int) -> None:
+        """Wait until the watch of a rank, which has something to look at, has begun to look, and has looked, after now."""
+        name = f"manyhands-gpus-{rank}"
+        before = self._looks.get(name, 0)
+        until(lambda: self._looks.get(name, 0) >= before + 2)
+
+
+@pytest.fixture
+def watched(gpus: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Tells how far the threads that watch over GPUs are."""
+    return Watched(monkeypatch)
 
 
 def gpu_world(program: Callable[[Group], Any], world_size: int, **options: Any) -> list[Any]:

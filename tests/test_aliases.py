@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 import manyhands as mh
-from manyhands.api import Group
 
 NAMES = {
     "allreduce": "all_reduce",
@@ -42,30 +42,30 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("theirs", NAMES)
-def test_a_group_tells_its_own_name_for_what_others_call_otherwise(world, theirs):
-    def program(group: Group) -> None:
+@pytest.fixture
+def group() -> Iterator[mh.Group]:
+    with mh.init(config={}) as made:
+        yield made
+
+
+def test_a_group_tells_its_own_name_for_what_others_call_otherwise(group):
+    for theirs, ours in NAMES.items():
         for thing in (group, mh.Group):
             with pytest.raises(AttributeError) as caught:
                 getattr(thing, theirs)
-            assert str(caught.value).endswith(f"has no attribute '{theirs}' (did you mean {NAMES[theirs]}?)")
+            assert str(caught.value).endswith(f"has no attribute '{theirs}' (did you mean {ours}?)")
             assert (caught.value.name, caught.value.obj) == (theirs, thing)
         assert not hasattr(group, theirs)
 
-    world(program, 1)
 
-
-def test_what_a_group_tells_of_it_has_and_what_it_has_not_it_does_not_list(world):
-    def program(group: Group) -> None:
-        listed = dir(group)
-        foreign = [name for name in dir(mh.Group) if name not in listed]
-        assert set(NAMES) <= set(foreign)
-        for name in foreign:
-            with pytest.raises(AttributeError) as caught:
-                getattr(group, name)
-            assert str(caught.value).partition("did you mean ")[2].removesuffix("?)") in listed
-
-    world(program, 1)
+def test_what_a_group_tells_of_it_has_and_what_it_has_not_it_does_not_list(group):
+    listed = dir(group)
+    foreign = [name for name in dir(mh.Group) if name not in listed]
+    assert set(NAMES) <= set(foreign)
+    for name in foreign:
+        with pytest.raises(AttributeError) as caught:
+            getattr(group, name)
+        assert str(caught.value).partition("did you mean ")[2].removesuffix("?)") in listed
 
 
 @pytest.mark.parametrize(

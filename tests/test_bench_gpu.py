@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from device_worlds import gpu_world, gpus
 from fake_gpu import fake_cupy as cupy
 from fake_gpu.fake_nccl import FakeNccl
+from scripts import module_of
 from worlds import must
 
 __all__ = ["gpus"]
@@ -19,12 +19,7 @@ __all__ = ["gpus"]
 @pytest.fixture
 def bench(repository: Path) -> Any:
     """The benchmark, as a module."""
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", repository / "benchmarks" / "gpu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(repository / "benchmarks" / "gpu.py")
 
 
 def test_it_measures_prints_and_writes(

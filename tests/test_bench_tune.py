@@ -109,7 +109,7 @@ def test_a_table_is_measured_over_tcp_and_used_by_the_next_job(shell: Run, tmp_p
     # Neither the config nor a variable may decide what is to be measured.
     (tmp_path / "watch.py").write_text(WATCH)
     variables = {"MANYHANDS_ALGORITHMS__ALL_REDUCE": "ring", "MANYHANDS_PLUGINS": "watch"}
-    answer = shell("bench", "all_reduce", "-n", "3", "--tune", "--sizes", "8,1KiB", "--budget", "2", **variables)
+    answer = shell("bench", "all_reduce", "-n", "3", "--tune", "--sizes", "8,1KiB", "--budget", "30", **variables)
     assert answer.returncode == 0, answer.stderr
     used = set((tmp_path / "used.txt").read_text().splitlines())
     assert {"all_reduce ring", "all_reduce recursive_doubling", "all_reduce rabenseifner"} <= used

@@ -12,51 +12,12 @@ import pytest
 from device_worlds import BACKENDS, HYBRID, NCCL, gpus, mine, ranks
 from fake_gpu import fake_cupy as cupy
 from fake_gpu.fake_nccl import FakeNccl
+from work_tools import PATIENCE_S
 
 import manyhands as mh
 from manyhands.api import Group
 
 __all__ = ["gpus"]
-
-
-@BACKENDS
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_collectives_give_arrays_of_cupy(gpus: FakeNccl, config: Any, size: int) -> None:
-    def program(group: Group) -> None:
-        total = size * (size + 1) / 2
-        for again in range(3):  # the first time, and when the kind is known
-            x = mine(group)
-            y = group.all_reduce(x)
-            assert type(y) is cupy.ndarray
-            assert y is not x
-            assert y.get().tolist() == [total] * 5
-            assert x.get().tolist() == [group.rank + 1.0] * 5
-            assert group.all_reduce(x, "mean").get().tolist() == [total / size] * 5
-            reduced = group.reduce(mine(group, (2, 2)), "max", root=size - 1)
-            assert (None if reduced is None else reduced.get().tolist()) == (
-                [[size] * 2] * 2 if group.rank == size - 1 else None
-            )
-            assert group.broadcast(mine(group), root=size - 1).get().tolist() == [size] * 5
-            assert group.all_gather(mine(group, 2)).get().tolist() == [rank + 1 for rank in range(size) for _ in range(2)]
-            gathered = group.gather(mine(group, 1, np.int64), root=0)
-            assert (None if gathered is None else gathered.get().tolist()) == (
-                list(range(1, size + 1)) if group.rank == 0 else None
-            )
-            parts = cupy.arange(2 * size, dtype=np.float32) if group.rank == 0 else None
-            assert group.scatter(parts, root=0).get().tolist() == [2 * group.rank, 2 * group.rank + 1]
-            assert group.reduce_scatter(mine(group, 2 * size)).get().tolist() == [total] * 2
-            swapped = group.all_to_all(cupy.asarray(np.arange(size, dtype=np.int32) + 10 * group.rank))
-            assert swapped.get().tolist() == [10 * rank + group.rank for rank in range(size)]
-            counts = list(range(1, size + 1))
-            uneven = group.all_gather(mine(group, group.rank + 1), counts=counts)
-            assert uneven.get().tolist() == [rank + 1 for rank in range(size) for _ in range(rank + 1)]
-            sent = cupy.asarray(np.full(sum(counts), group.rank, np.float64))
-            got = group.all_to_all(sent, send_counts=counts)
-            assert got.get().tolist() == [rank for rank in range(size) for _ in range(group.rank + 1)]
-            group.barrier()
-            assert again >= 0
-
-    ranks(program, size, config=config)
 
 
 @BACKENDS
@@ -85,22 +46,6 @@ def test_results_go_into_out_in_any_layout(gpus: FakeNccl, config: Any) -> None:
     ranks(program, 2, config=config)
 
 
-def test_a_call_waits_for_what_the_callers_stream_has_queued_and_the_stream_for_it(gpus: FakeNccl) -> None:
-    def program(group: Group) -> list[float]:
-        with cupy.cuda.Stream(non_blocking=True):
-            x = cupy.zeros(4, np.float32)
-            for _ in range(20):
-                x = x + group.rank + 1
-                group.all_reduce(x, out=x)
-                x = x / 2
-            return x.get().tolist()
-
-    expected = 0.0
-    for _ in range(20):
-        expected = (2 * expected + 3) / 2
-    assert ranks(program, 2) == [[np.float32(expected)] * 4] * 2
-
-
 def test_calls_launch_no_event_and_do_not_wait_on_the_host(gpus: FakeNccl) -> None:
     reached = threading.Event()
 
@@ -114,10 +59,9 @@ def test_calls_launch_no_event_and_do_not_wait_on_the_host(gpus: FakeNccl) -> No
             if group.rank == 1:
                 with cupy.held(stream.ptr):
                     group.all_reduce(x, out=x)
-                    reached.wait(20)
+                    assert reached.wait(PATIENCE_S)
             else:
-                for _ in range(1):
-                    group.all_reduce(x, out=x)  # returns although rank 1's device does nothing
+                group.all_reduce(x, out=x)  # returns although rank 1's device does nothing
                 reached.set()
             return x.get().tolist()
 
@@ -138,7 +82,7 @@ def test_work_beside_the_stream(gpus: FakeNccl) -> None:
             work = group.all_reduce_async(x)
             work.add_done_callback(lambda each: (called.append(each.wait().get().tolist()), done.set()))
             assert work.synchronize().get().tolist() == [3.0] * 100
-            assert done.wait(20)
+            assert done.wait(PATIENCE_S)
             assert called == [[3.0] * 100]
 
             async def main() -> Any:
@@ -148,13 +92,13 @@ def test_work_beside_the_stream(gpus: FakeNccl) -> None:
 
             async def wait() -> None:
                 works = [group.all_reduce_async(x), group.all_reduce_async(x, "max")]
-                assert await asyncio.wait(works, timeout=20) == ({*works}, set())
+                assert await asyncio.wait(works, timeout=PATIENCE_S) == ({*works}, set())
 
             asyncio.run(wait())
             works = [group.all_reduce_async(x, "min"), group.all_reduce_async(x)]
             assert [result.get().tolist() for result in mh.wait_all(works)] == [[1.0] * 100, [3.0] * 100]
             works = [group.all_reduce_async(x, "min"), group.all_reduce_async(x)]
-            assert [works.index(work) for work in mh.as_completed(works, timeout_s=20)] == [0, 1]
+            assert {works.index(work) for work in mh.as_completed(works, timeout_s=PATIENCE_S)} == {0, 1}
             assert mh.wait_any(works) == 0
             out = cupy.zeros((100, 2), np.float32)[:, 0]
             with pytest.raises(mh.LayoutError, match="C-contiguous"):
@@ -230,16 +174,6 @@ def test_a_world_of_one_copies_to_an_out_that_is_the_input_in_another_order(gpus
         program(group)
 
 
-@BACKENDS
-def test_groups_of_some_of_the_ranks(gpus: FakeNccl, config: Any) -> None:
-    def program(group: Group) -> None:
-        with group.split(group.rank % 2) as half:
-            assert half.all_reduce(mine(group)).get().tolist() == [4.0 if group.rank % 2 == 0 else 6.0] * 5
-        assert group.all_reduce(mine(group)).get().tolist() == [10.0] * 5
-
-    ranks(program, 4, config=config)
-
-
 def test_calls_beside_the_stream_whose_ranks_first_tell_each_other_something(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
         stream = cupy.cuda.Stream(non_blocking=True)
@@ -312,24 +246,6 @@ def test_host_arrays_and_objects_need_another_route(gpus: FakeNccl) -> None:
         assert group.all_reduce(mine(group)).get().tolist() == [3.0] * 5
 
     ranks(program, 2, config=NCCL)
-
-
-def test_capture_of_a_graph(gpus: FakeNccl) -> None:
-    def program(group: Group) -> list[float]:
-        x = mine(group)
-        group.all_reduce(x, out=x)
-        stream = cupy.cuda.Stream(non_blocking=True)
-        x = mine(group)
-        x.get()
-        with stream:
-            cupy.begin_capture(stream)
-            group.all_reduce(x, out=x)
-            graph = cupy.end_capture(stream)
-            for _ in range(3):
-                graph.launch(stream)
-            return x.get().tolist()
-
-    assert ranks(program, 2) == [[12.0] * 5] * 2
 
 
 # Through the host.

@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_worlds import HYBRID, gpu_world, gpus
+from device_worlds import HYBRID, Clock, clock, gpu_world, gpus
 from fake_gpu import fake_cuda
 from fake_gpu import fake_cupy as cupy
 from fake_gpu.fake_nccl import FakeNccl
+from gpu_programs import failure_seen
+from work_tools import PATIENCE_S, until
 from worlds import free_port, must, on_threads
 
 import manyhands as mh
 from manyhands.api import Group
 
-__all__ = ["gpus"]
+__all__ = ["clock", "gpus"]
 
 NCCL = {"backend": "nccl"}
 
@@ -86,11 +88,8 @@ def test_a_work_that_was_aborted_is_no_success(gpus: FakeNccl) -> None:
         if group.rank == 1:
             raise KeyError("mine")
         work = group.all_reduce_async(x)
-        while not repr(group).endswith("failed>"):
-            time.sleep(0.01)
-        for _ in range(100):  # until the abort has ended the kernel
-            work.done()
-            time.sleep(0.002)
+        failure_seen(group)
+        until(work.done)  # the abort has ended the kernel
         work.synchronize()
 
     outcomes = gpu_world(program, 2)
@@ -213,17 +212,20 @@ def test_ranks_that_compare_differently_do_not_meet(gpus: FakeNccl) -> None:
     assert all(isinstance(outcome, mh.RendezvousError) for outcome in outcomes), outcomes
 
 
-def test_the_rank_that_is_furthest_behind_is_named(gpus: FakeNccl) -> None:
+def test_the_rank_that_is_furthest_behind_is_named(gpus: FakeNccl, clock: Clock) -> None:
+    launched = threading.Barrier(2)
+
     def program(group: Group) -> None:
         x = mine(group)
         group.all_reduce(x)
         group.barrier()
         if group.rank == 2:
-            while not repr(group).endswith("failed>"):
-                time.sleep(0.01)
+            failure_seen(group)
             return
         for _ in range(2 - group.rank):
-            group.all_reduce(x, timeout_s=1.0)
+            group.all_reduce(x, timeout_s=5.0)
+        launched.wait(PATIENCE_S)
+        clock.advance(10.0)
         group.synchronize()
 
     outcomes = gpu_world(program, 3)
@@ -388,8 +390,7 @@ def test_a_hang_on_a_stream_ends_at_the_deadline_whatever_other_streams_did_sinc
             with stream:
                 group.all_reduce(x, timeout_s=0.5)
             group.all_reduce(empty)
-            while not repr(group).endswith("failed>"):
-                time.sleep(0.01)
+            failure_seen(group)
         group.barrier()
 
     outcomes = gpu_world(program, 2)
@@ -520,7 +521,7 @@ def test_no_other_gpu_is_woken(gpus: FakeNccl) -> None:
 
     thread = threading.Thread(target=body)
     thread.start()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert found == [{2}]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import module_of
 
 import manyhands
 from manyhands.contract import hookspecs
@@ -20,14 +20,8 @@ TOOL = ROOT / "tools" / "make_reference.py"
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_reference", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "make_reference", module)
-    spec.loader.exec_module(module)
-    return module
+def tool() -> ModuleType:
+    return module_of(TOOL)
 
 
 @pytest.mark.parametrize("which", ["CORE", "PARALLEL", "API"])
@@ -72,10 +66,11 @@ def exported(module: str) -> list[str]:
 def test_an_argument_without_a_word_is_told(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "sample"
     package.mkdir()
+    (tmp_path / "manyhands.py").write_text('"""Nothing."""\n__all__ = []\n')
     words = "Do it.\n\n    Parameters\n    ----------\n    told\n        A word.\n    "
     (package / "__init__.py").write_text(
         f'"""A sample."""\n__all__ = ["f"]\n\n\ndef f(told: int, *, silent: int = 0) -> None:\n    """{words}"""\n'
     )
-    monkeypatch.setattr(tool, "SOURCES", (tmp_path, *tool.SOURCES))
+    monkeypatch.setattr(tool, "SOURCES", (tmp_path,))
     with pytest.raises(tool.IncompleteError, match=r"^f says nothing of its argument silent$"):
         tool.page_of(tool.Reference("sample", tmp_path / "sample.md", "", ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,30 +28,27 @@ def refused(
     return caught.value
 
 
-@pytest.mark.parametrize("root", [SIZE, -1, 1.0, "0", None, True, np.float64(1), 2**80, [0]])
-@pytest.mark.parametrize("name", ["reduce", "broadcast", "gather", "scatter"])
-def test_a_root_that_is_no_rank(world, name, root):
+def test_a_root_that_is_no_rank(world):
     def program(group: Group) -> None:
-        error = refused(
-            group,
-            mh.InvalidRankError,
-            r"root=.*is not in the group: its ranks are 0 to 2",
-            getattr(group, name),
-            [1, 2, 3],
-            root=root,
-        )
-        assert f"root={root!r}" in str(error)
-        assert error.rank == group.rank
-        assert error.peer == (root if type(root) is int else None)
+        words = r"root=.*is not in the group: its ranks are 0 to 2"
+        for method in (group.reduce, group.broadcast, group.gather, group.scatter):
+            for root in (SIZE, -1, 1.0, "0", None, True, np.float64(1), 2**80, [0]):
+                error = refused(group, mh.InvalidRankError, words, method, [1, 2, 3], root=root)
+                assert f"root={root!r}" in str(error)
+                assert error.rank == group.rank
+                assert error.peer == (root if type(root) is int else None)
 
     world(program, SIZE)
 
 
-@pytest.mark.parametrize("root", [np.int8(1), np.uint64(1), np.array(1)], ids=lambda root: type(root).__name__)
-def test_a_root_may_be_any_integer(world, root):
+def test_a_root_may_be_any_integer(world):
     """Also where it is one on one rank and a Python integer on the others."""
-    results = world(lambda group: group.broadcast(group.rank, root=root if group.rank == 2 else 1).item(), SIZE)
-    assert results == [1, 1, 1]
+
+    def program(group: Group) -> None:
+        for root in (np.int8(1), np.uint64(1), np.array(1)):
+            assert group.broadcast(group.rank, root=root if group.rank == 2 else 1).item() == 1
+
+    world(program, SIZE)
 
 
 COUNTS = {
@@ -69,20 +67,23 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
-def test_counts_that_are_no_counts(world, counts):
+def test_counts_that_are_no_counts(world):
     def program(group: Group) -> None:
         words = "must be 3 integers of at least 0, one for each rank"
         array = np.arange(3.0)
         calls = [
-            (group.all_gather, {"counts": counts}),
-            (group.gather, {"counts": counts}),
-            (group.scatter, {"counts": counts}),
-            (group.reduce_scatter, {"counts": counts}),
-            (group.all_to_all, {"send_counts": counts}),
-            (group.all_to_all, {"send_counts": [1, 1, 1], "receive_counts": counts}),
+            (method, options, counts)
+            for counts in COUNTS.values()
+            for method, options in [
+                (group.all_gather, {"counts": counts}),
+                (group.gather, {"counts": counts}),
+                (group.scatter, {"counts": counts}),
+                (group.reduce_scatter, {"counts": counts}),
+                (group.all_to_all, {"send_counts": counts}),
+                (group.all_to_all, {"send_counts": [1, 1, 1], "receive_counts": counts}),
+            ]
         ]
-        for method, options in calls:
+        for method, options, counts in calls:
             error = refused(group, mh.SizeMismatchError, f"^{[*options][-1]} {words}", method, array, **options)
             assert repr(counts) in str(error)
 
@@ -168,11 +169,12 @@ OUTS = {
 }
 
 
-@pytest.mark.parametrize("what", OUTS)
-def test_an_out_that_cannot_take_the_result(world, what):
-    error, out, words = OUTS[what]
-
+def test_an_out_that_cannot_take_the_result(world):
     def program(group: Group) -> None:
+        for what, (error, out, words) in OUTS.items():
+            check(group, what, error, out, words)
+
+    def check(group: Group, what: str, error: type[Exception], out: object, words: str) -> None:
         array, me = np.arange(6.0), group.rank
         fitting = 1 if what in ("read-only", "a broadcast view") else 0
         calls = [
@@ -195,17 +197,17 @@ def test_an_out_that_cannot_take_the_result(world, what):
     world(program, SIZE)
 
 
-@pytest.mark.parametrize("peer", [SIZE, -1, 1.0, "1", True])
-def test_a_peer_that_is_no_rank(world, peer):
+def test_a_peer_that_is_no_rank(world):
     def program(group: Group) -> None:
         me, other = group.rank, (group.rank + 1) % SIZE
-        error = refused(group, mh.InvalidRankError, "ranks are 0 to 2, or None for nobody", group.send, 1, peer)
-        assert f"dest={peer!r}" in str(error)
-        assert error.rank == me
-        error = refused(group, mh.InvalidRankError, "ranks are 0 to 2", group.recv, peer)
-        assert f"source={peer!r}" in str(error)
-        refused(group, mh.InvalidRankError, "dest=", group.sendrecv, 1, peer, other)
-        refused(group, mh.InvalidRankError, "source=", group.sendrecv, 1, other, peer)
+        for peer in (SIZE, -1, 1.0, "1", True):
+            error = refused(group, mh.InvalidRankError, "ranks are 0 to 2, or None for nobody", group.send, 1, peer)
+            assert f"dest={peer!r}" in str(error)
+            assert error.rank == me
+            error = refused(group, mh.InvalidRankError, "ranks are 0 to 2", group.recv, peer)
+            assert f"source={peer!r}" in str(error)
+            refused(group, mh.InvalidRankError, "dest=", group.sendrecv, 1, peer, other)
+            refused(group, mh.InvalidRankError, "source=", group.sendrecv, 1, other, peer)
 
     world(program, SIZE)
 
@@ -250,25 +252,17 @@ def test_more_than_32_dimensions_cannot_be_sent(world):
     world(program, SIZE)
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan"), "5"])
-def test_a_timeout_that_is_no_time(world, timeout_s):
+def test_a_timeout_that_is_no_time(world):
     def program(group: Group) -> None:
         other, whole = (group.rank + 1) % SIZE, np.zeros(3)
-        for call in (
-            lambda: group.all_reduce(1, timeout_s=timeout_s),
-            lambda: group.reduce(1, timeout_s=timeout_s),
-            lambda: group.broadcast(1, timeout_s=timeout_s),
-            lambda: group.all_gather(1, timeout_s=timeout_s),
-            lambda: group.gather(1, timeout_s=timeout_s),
-            lambda: group.scatter(whole, timeout_s=timeout_s),
-            lambda: group.reduce_scatter(whole, timeout_s=timeout_s),
-            lambda: group.all_to_all(whole, timeout_s=timeout_s),
-            lambda: group.barrier(timeout_s=timeout_s),
-            lambda: group.send(1, other, timeout_s=timeout_s),
-            lambda: group.recv(other, timeout_s=timeout_s),
-            lambda: group.close(timeout_s=timeout_s),
-        ):
-            refused(group, mh.UsageError, "timeout_s must be a positive, finite number", call)
+        calls = [
+            *(partial(call, 1) for call in (group.all_reduce, group.reduce, group.broadcast, group.all_gather, group.gather)),
+            *(partial(call, whole) for call in (group.scatter, group.reduce_scatter, group.all_to_all)),
+            *(group.barrier, group.close, partial(group.send, 1, other), partial(group.recv, other)),
+        ]
+        for call in calls:
+            for timeout_s in (0, -1, float("inf"), float("nan"), "5"):
+                refused(group, mh.UsageError, "timeout_s must be a positive, finite number", call, timeout_s=timeout_s)
 
     world(program, SIZE)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from work_tools import PATIENCE_S
 from worlds import over_sockets, thread_world
 
 import manyhands as mh
@@ -135,13 +136,13 @@ def test_without_wait_the_works_tell(world):
         for array in arrays:
             array[...] = -1  # the block has read them
         later = group.all_reduce_async(np.ones(10), "max")
-        assert [work.wait(timeout_s=10).tolist() for work in works] == [[3] * (n + 1) for n in range(10)]
+        assert [work.wait(timeout_s=PATIENCE_S).tolist() for work in works] == [[3] * (n + 1) for n in range(10)]
         assert later.wait().tolist() == [1] * 10
         assert earlier.wait()[0] == 3
         group.barrier()
         done = threading.Event()
         works[-1].add_done_callback(lambda _: done.set())
-        assert done.wait(10)
+        assert done.wait(PATIENCE_S)
         assert order == list(range(10))
 
         async def main() -> Any:
@@ -194,7 +195,7 @@ def test_a_block_left_by_an_exception_sends_nothing_and_the_group_goes_on(world)
         assert isinstance(work.exception().__cause__, ZeroDivisionError)
         with pytest.raises(mh.UsageError, match=r"was not sent: the block of coalesce.. was left by ZeroDivisionError"):
             work.wait()
-        assert called.wait(10)
+        assert called.wait(PATIENCE_S)
         assert array.tolist() == [1] * 3
         assert group.all_reduce(1) == 2
 
@@ -312,7 +313,7 @@ def test_a_rank_that_does_not_come_is_a_deadline_for_all_works(wait):
                 work = batch.all_reduce(1)
             work.wait()
         else:
-            finished.wait(20)
+            assert finished.wait(PATIENCE_S)
 
     finished = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Send, recv and sendrecv: what arrives is what was sent, in the order in which it was sent."""
+"""Send, recv and sendrecv beside what the conformance kit asks of every backend: to oneself, to nobody, into what does not fit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 import pytest
+from worlds import must, thread_world
 
 import manyhands as mh
 from manyhands.api import Group
@@ -32,83 +33,6 @@ ARRAYS = {
 
 def same(actual: np.ndarray, expected: np.ndarray) -> bool:
     return actual.dtype == expected.dtype and actual.shape == expected.shape and bool((actual == expected).all())
-
-
-@pytest.mark.parametrize("what", ARRAYS)
-def test_shape_and_dtype_travel_with_the_values(world, what):
-    array = ARRAYS[what]
-
-    def program(group: Group) -> None:
-        if group.rank == 0:
-            group.send(array, 1)
-            group.send(array, 1)
-            group.send(array, 1)
-        else:
-            received = group.recv(0)
-            assert same(received, array)
-            assert received.flags.c_contiguous
-            assert received.flags.writeable
-            out = np.zeros_like(array)
-            assert group.recv(0, out=out) is out
-            assert same(out, array)
-            strided = np.zeros((*array.shape, 2), array.dtype)[..., 0]
-            assert group.recv(0, out=strided) is strided
-            assert same(strided, array)
-
-    world(program, 2)
-
-
-def test_messages_arrive_in_order(world):
-    def program(group: Group) -> None:
-        if group.rank == 0:
-            for number in range(1000):
-                group.send(np.full(number % 7, number), 1 + number % 2)
-        else:
-            for number in range(group.rank - 1, 1000, 2):
-                assert group.recv(0).tolist() == [number] * (number % 7)
-
-    world(program, 3)
-
-
-def test_what_was_sent_may_be_overwritten(world):
-    def program(group: Group) -> None:
-        buffer = np.empty(100)
-        for number in range(200):
-            if group.rank == 0:
-                buffer[:] = number
-                group.send(buffer, 1)
-            else:
-                assert (group.recv(0, out=buffer) == number).all()
-
-    world(program, 2)
-
-
-@pytest.mark.parametrize("count", [1, 100, 300_000])
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_a_ring_of_sendrecvs_does_not_deadlock(world, size, count):
-    def program(group: Group) -> None:
-        array = np.full(count, float(group.rank))
-        for _ in range(size):
-            array = group.sendrecv(array, (group.rank + 1) % size, (group.rank - 1) % size)
-        assert (array == group.rank).all()
-
-    world(program, size)
-
-
-@pytest.mark.parametrize("count", [0, 1, 300_000])
-def test_pairs_exchange(world, count):
-    """Dest and source may be the same; the two arrays may differ in size and dtype, and ``out`` may be what is sent."""
-
-    def program(group: Group) -> None:
-        other = group.rank ^ 1
-        mine = np.arange(count * (group.rank + 1), dtype=[np.int32, np.float64, np.int8, np.float32][group.rank])
-        received = group.sendrecv(mine, other, other)
-        assert same(received, np.arange(count * (other + 1), dtype=[np.int32, np.float64, np.int8, np.float32][other]))
-        buffer = np.full(count, group.rank)
-        assert group.sendrecv(buffer, other, other, out=buffer) is buffer
-        assert (buffer == other).all()
-
-    world(program, 4)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -164,7 +88,7 @@ def test_more_kinds_than_a_direction_remembers_arrive_as_they_were_sent(world):
     world(program, 2)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 3])
 def test_none_is_nobody_so_that_a_line_needs_no_branch_at_its_ends(world, size):
     def program(group: Group) -> None:
         me, x = group.rank, np.array([group.rank])
@@ -202,21 +126,6 @@ def test_to_nobody_and_from_nobody_in_the_background(world):
     world(program, 3)
 
 
-def test_sends_and_collectives_do_not_mix(world):
-    """A message that nobody has received yet is not in the way of a collective, nor the other way round."""
-
-    def program(group: Group) -> None:
-        if group.rank == 0:
-            for number in range(10):
-                group.send(number, 1)
-        assert group.all_reduce(np.ones(3)).tolist() == [2, 2, 2]
-        group.barrier()
-        if group.rank == 1:
-            assert [group.recv(0).item() for _ in range(10)] == list(range(10))
-
-    world(program, 2)
-
-
 @pytest.mark.parametrize(
     ("out", "words"),
     [
@@ -227,7 +136,7 @@ def test_sends_and_collectives_do_not_mix(world):
     ],
     ids=["count", "shape", "dtype", "0-d"],
 )
-def test_an_array_that_does_not_fit_out(world, out, words):
+def test_an_array_that_does_not_fit_out(out, words):
     """The receiver is told what came, ``out`` is untouched, and the sender's next call tells it."""
 
     def program(group: Group) -> None:
@@ -241,7 +150,7 @@ def test_an_array_that_does_not_fit_out(world, out, words):
             assert caught.value.peer == 0
             assert not out.any()
 
-    world(program, 2)
+    must(thread_world(program, 2, "tcp"))
 
 
 def test_a_large_array_that_does_not_fit_out_does_not_block_its_sender(world):
@@ -253,43 +162,18 @@ def test_a_large_array_that_does_not_fit_out_does_not_block_its_sender(world):
     world(program, 2)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 8])
-def test_random_messages(world, size):
-    """1,000 messages between random ranks, of random size and dtype; each rank does its part in the common order."""
-    rng = np.random.default_rng(size)
-    dtypes = [np.int8, np.float32, np.complex128, np.bool_, np.uint16]
-    messages = []
-    for number in range(1000):
-        source, dest = rng.choice(size, 2, replace=False).tolist()
-        shape = tuple(rng.integers(0, 5, rng.integers(0, 4)).tolist())
-        messages.append((source, dest, (np.ones(shape) * number).astype(dtypes[rng.integers(5)])))
-
-    def program(group: Group) -> int:
-        received = 0
-        for number, (source, dest, array) in enumerate(messages):
-            if group.rank == source:
-                group.send(array, dest)
-            elif group.rank == dest:
-                out = np.zeros_like(array) if number % 3 == 0 else None
-                assert same(group.recv(source, out=out), array), number
-                received += 1
-        return received
-
-    assert sum(world(program, size)) == 1000
-
-
-@pytest.mark.parametrize("count", [3, 100_000, 1_000_000])
-def test_a_sendrecv_begins_to_send_before_anything_has_come(world, count):
+def test_a_sendrecv_begins_to_send_before_anything_has_come(world):
     """Around a ring in which the others receive first, and only then send: what comes depends on what goes."""
 
     def program(group: Group) -> None:
         following, before = (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size
-        token = np.full(count, group.rank)
-        if group.rank == 0:
-            token = group.sendrecv(token, following, before)
-        else:
-            token = group.recv(before)
-            group.send(token + 1, following)
-        assert (token == (group.rank - 1) % group.world_size).all()
+        for count in (3, 100_000, 1_000_000):
+            token = np.full(count, group.rank)
+            if group.rank == 0:
+                token = group.sendrecv(token, following, before)
+            else:
+                token = group.recv(before)
+                group.send(token + 1, following)
+            assert (token == (group.rank - 1) % group.world_size).all()
 
     world(program, 3)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
+from work_tools import PATIENCE_S, until
 from worlds import must, over_sockets
 
 import manyhands as mh
@@ -51,11 +51,11 @@ def test_colors_and_keys_may_be_any_integers_of_64_bits(world):
     assert world(program, 4) == [(1, 0), (1, 0), (3, 2), (3, 2)]
 
 
-@pytest.mark.parametrize(("color", "key"), [(1.5, 0), ("a", 0), (True, 0), (2**63, 0), (0, "b"), (0, 0.0)])
-def test_a_color_that_is_none_is_refused_and_leaves_the_group_usable(world, color, key):
+def test_a_color_that_is_none_is_refused_and_leaves_the_group_usable(world):
     def program(group: Group) -> None:
-        with pytest.raises(mh.UsageError, match="must be an integer of 64 bits or None"):
-            group.split(color, key)
+        for color, key in ((1.5, 0), ("a", 0), (True, 0), (2**63, 0), (0, "b"), (0, 0.0)):
+            with pytest.raises(mh.UsageError, match="must be an integer of 64 bits or None"):
+                group.split(color, key)
         group.barrier()
 
     world(program, 2)
@@ -75,55 +75,19 @@ def test_a_subgroup_has_its_members_in_the_order_given(world):
     assert world(program, 3) == [(1, 2), None, (0, 2)]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "error"),
-    [([], mh.UsageError), ([0, 0], mh.UsageError), ([0, 3], mh.InvalidRankError), ([-1], mh.InvalidRankError)],
-)
-def test_ranks_that_cannot_be_are_refused(world, ranks, error):
+def test_ranks_that_cannot_be_are_refused(world):
     def program(group: Group) -> None:
-        with pytest.raises(error):
-            group.subgroup(ranks)
+        for ranks, error in (
+            ([], mh.UsageError),
+            ([0, 0], mh.UsageError),
+            ([0, 3], mh.InvalidRankError),
+            ([-1], mh.InvalidRankError),
+        ):
+            with pytest.raises(error):
+                group.subgroup(ranks)
         group.barrier()
 
     world(program, 2)
-
-
-def test_groups_of_groups(world):
-    def program(group: Group) -> int:
-        half = group.split(group.rank // 4)
-        assert half is not None
-        quarter = half.split(half.rank // 2)
-        assert quarter is not None
-        assert quarter.ranks == (group.rank // 2 * 2, group.rank // 2 * 2 + 1)
-        return int(quarter.all_reduce(np.array([group.rank]))[0])
-
-    assert world(program, 8) == [1, 1, 5, 5, 9, 9, 13, 13]
-
-
-def test_overlapping_groups_are_used_at_once_from_several_threads(world):
-    """Each pair of ranks has two groups, and every rank talks in all its groups at the same time."""
-    size, rounds = 3, 30
-
-    def program(group: Group) -> None:
-        pairs = [(a, b) for a in range(size) for b in range(size) if a < b] * 2
-        mine = [sub for sub in [group.subgroup(pair) for pair in pairs] if sub is not None]
-        assert len(mine) == 4
-
-        def talk(sub: Group) -> None:
-            for number in range(rounds):
-                x = np.full(1 + 3000 * (number % 2), group.rank + number)
-                assert (sub.all_reduce(x) == sum(sub.ranks) + 2 * number).all()
-                other = sub.ranks[1 - sub.rank]
-                assert (sub.sendrecv(x, 1 - sub.rank, 1 - sub.rank) == other + number).all()
-
-        with ThreadPoolExecutor(5) as pool:
-            running = [pool.submit(talk, sub) for sub in mine]
-            for number in range(rounds):
-                assert group.all_reduce(np.array([number]))[0] == 3 * number
-            for future in running:
-                future.result(30)
-
-    world(program, size)
 
 
 def test_threads_that_make_groups_at_once_get_different_ones(world):
@@ -177,22 +141,16 @@ def test_closing_the_world_closes_its_groups(world):
 
 
 def test_the_connections_of_a_group_are_given_back():
-    def sockets() -> int:
-        links = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-        return sum(link.startswith("socket:") for link in links)
-
     def program(group: Group) -> None:
-        counts = []
-        for _ in range(6):
-            for _ in range(5):
-                with group.split(0) as sub:  # type: ignore[union-attr]
-                    sub.all_reduce(np.ones(1))
-                    sub.sendrecv(np.ones(1), 1 - sub.rank, 1 - sub.rank)
-            # All have left their last group when they come here, and the news of it comes before the next group.
-            group.split(0).close()  # type: ignore[union-attr]
-            group.barrier()
-            counts.append(sockets())
-        assert counts[-1] <= counts[0] + 4, counts
+        backend = group.backend()
+        before = set(backend._links)
+        with group.split(0) as sub:  # type: ignore[union-attr]
+            sub.all_reduce(np.ones(1))
+            sub.sendrecv(np.ones(1), 1 - sub.rank, 1 - sub.rank)
+            opened = [sock for key, link in list(backend._links.items()) if key not in before for sock in link]
+        assert len(opened) >= 2
+        until(lambda: all(sock.fileno() == -1 for sock in opened))  # when all have left it
+        assert set(backend._links) == before
 
     must(over_sockets(program, 2))
 
@@ -241,7 +199,7 @@ def test_a_rank_that_does_not_come_in_time_ends_the_job(world):
 
     def program(group: Group) -> None:
         if group.rank == 0:
-            gate.wait(20)
+            assert gate.wait(PATIENCE_S)
             group.barrier()
         else:
             try:

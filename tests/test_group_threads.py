@@ -10,37 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from work_tools import PATIENCE_S, until
 from worlds import must, thread_world
 
 import manyhands as mh
-from manyhands.api import Deadline, Group
+from manyhands.api import Group
 
 
 def in_threads(*functions: Callable[[], object]) -> list[object]:
     """Call all functions at once, each in a thread, and return what they return."""
     with ThreadPoolExecutor(len(functions)) as pool:
         return [future.result(30) for future in [pool.submit(function) for function in functions]]
-
-
-@pytest.mark.parametrize("count", [3, 20_000])
-def test_threads_talk_with_different_peers_at_once(world, count):
-    size, rounds = 4, 50
-
-    def program(group: Group) -> None:
-        def send_to(dest: int) -> None:
-            for number in range(rounds):
-                group.send(np.full(count, 100 * group.rank + number), dest)
-
-        def receive_from(source: int) -> None:
-            for number in range(rounds):
-                assert (group.recv(source) == 100 * source + number).all()
-
-        others = [rank for rank in range(size) if rank != group.rank]
-        in_threads(
-            *[lambda peer=peer: send_to(peer) for peer in others], *[lambda peer=peer: receive_from(peer) for peer in others]
-        )
-
-    world(program, size)
 
 
 def test_threads_that_send_to_one_peer_take_turns(world):
@@ -61,30 +41,11 @@ def test_threads_that_send_to_one_peer_take_turns(world):
     world(program, 2)
 
 
-def test_collectives_and_messages_at_once(world):
-    size = 3
-
-    def program(group: Group) -> None:
-        right, left = (group.rank + 1) % size, (group.rank - 1) % size
-
-        def collectives() -> None:
-            for number in range(100):
-                assert group.all_reduce(np.full(500, number)).tolist() == [size * number] * 500
-
-        def messages() -> None:
-            for number in range(100):
-                assert group.sendrecv(np.full(500, 1000 * group.rank + number), right, left)[0] == 1000 * left + number
-
-        in_threads(collectives, messages)
-
-    world(program, size)
-
-
 def test_same_collectives_from_several_threads_take_turns(world):
     """Which thread's call meets which does not matter where all make the same: each gets one whole result."""
 
     def program(group: Group) -> None:
-        results = in_threads(*[lambda: [group.all_reduce(np.ones(2000)) for _ in range(25)] for _ in range(4)])
+        results = in_threads(*[lambda: [group.all_reduce(np.ones(2000)) for _ in range(10)] for _ in range(4)])
         assert all((result == 3).all() for part in results for result in part)
 
     world(program, 3)
@@ -97,7 +58,7 @@ def test_a_call_that_waits_for_another_thread_in_vain_says_so_and_sends_nothing(
         assert group.sendrecv(1, 1, 1).item() == 2
 
     def interfere(group: Group) -> None:
-        assert busy.wait(20)
+        assert busy.wait(PATIENCE_S)
         for call in (lambda: group.send(3, 1, timeout_s=0.02), lambda: group.recv(1, timeout_s=0.02)):
             with pytest.raises(mh.DeadlineError, match=r"another call of rank 0 .* rank 1; nothing was sent") as caught:
                 call()
@@ -111,7 +72,7 @@ def test_a_call_that_waits_for_another_thread_in_vain_says_so_and_sends_nothing(
             # What has come shows that the other rank's first thread is in its call, and has both directions.
             assert group.recv(0).item() == 1
             busy.set()
-            assert refused.wait(20)
+            assert refused.wait(PATIENCE_S)
             group.send(2, 0)
         assert group.all_reduce(1).item() == 2
 
@@ -126,9 +87,11 @@ def test_a_world_of_threads_keeps_no_group_that_was_closed():
             with mh.init(config={}, timeout_s=20) as later:
                 made += [weakref.ref(later), weakref.ref(later.backend())]
         del later
-        limit = Deadline(10)
-        while any(each() is not None for each in made) and not limit.passed():  # another thread may collect, or end
-            gc.collect()
-        return [each() for each in made]
 
-    assert must(thread_world(again, 2, "tcp")) == [[None] * 6] * 2
+        def is_gone() -> bool:  # another thread may collect, or end
+            gc.collect()
+            return all(each() is None for each in made)
+
+        until(is_gone)
+
+    must(thread_world(again, 2, "tcp"))

@@ -10,6 +10,7 @@ name, an argument or an attribute without a word is an error.
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import sys
 import textwrap
@@ -392,6 +393,15 @@ def write_section(page: Page, section: Section) -> None:
         write_errors(page, errors)
 
 
+@functools.cache
+def read(sources: tuple[Path, ...], packages: tuple[str, ...]) -> list[Any]:
+    """Return packages as Griffe reads them; which takes seconds, and so is done once."""
+    loader = griffe.GriffeLoader(search_paths=sources, docstring_parser="numpy", allow_inspection=False)
+    found = [loader.load(package) for package in packages]
+    loader.resolve_aliases()
+    return found
+
+
 def page_of(reference: Reference) -> str:
     """Return a whole page.
 
@@ -400,10 +410,9 @@ def page_of(reference: Reference) -> str:
     IncompleteError
         Something public has no words.
     """
-    loader = griffe.GriffeLoader(search_paths=SOURCES, docstring_parser="numpy", allow_inspection=False)
-    core = loader.load(CORE.package)
-    package = core["api"] if reference is API else loader.load(reference.package)
-    loader.resolve_aliases()
+    more = PARALLEL.package if reference in REFERENCES else reference.package
+    core, beside = read(SOURCES, (CORE.package, more))
+    package = {CORE.package: core, API.package: core["api"] if reference is API else None, more: beside}[reference.package]
     sections = api_sections(core) if reference is API else sections_of_page(package, reference.usage)
     own = names_of(sections)
     full = {f"{package.name}.{name}": place for name, place in own.items()}
