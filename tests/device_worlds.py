@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fake_gpu import fake_cupy
 from fake_gpu.fake_nccl import FakeNccl
-from work_tools import until
+from waiting import until
 from worlds import must, thread_world
 
 from manyhands.api import Group

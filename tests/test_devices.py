@@ -12,7 +12,7 @@ import pytest
 from device_worlds import BACKENDS, HYBRID, NCCL, gpus, mine, ranks
 from fake_gpu import fake_cupy as cupy
 from fake_gpu.fake_nccl import FakeNccl
-from work_tools import PATIENCE_S
+from waiting import PATIENCE_S
 
 import manyhands as mh
 from manyhands.api import Group

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from device_worlds import BACKENDS, HYBRID, gpu_world, gpus, mine
 from fake_gpu.fake_nccl import FakeNccl
-from work_tools import PATIENCE_S
+from waiting import PATIENCE_S
 
 import manyhands as mh
 from manyhands.api import Deadline, Group

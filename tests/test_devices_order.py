@@ -18,7 +18,7 @@ from fake_gpu import fake_cuda
 from fake_gpu import fake_cupy as cupy
 from fake_gpu.fake_nccl import FakeNccl
 from gpu_programs import failure_seen
-from work_tools import PATIENCE_S, until
+from waiting import PATIENCE_S, until
 from worlds import free_port, must, on_threads
 
 import manyhands as mh

@@ -14,7 +14,7 @@ from device_worlds import Clock, Watched, clock, gpu_world, gpus, watched
 from fake_gpu import fake_cupy as cupy
 from fake_gpu.fake_nccl import FakeNccl
 from gpu_programs import failure_seen
-from work_tools import PATIENCE_S
+from waiting import PATIENCE_S
 from worlds import must
 
 import manyhands as mh

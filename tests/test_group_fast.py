@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from work_tools import PATIENCE_S
+from waiting import PATIENCE_S
 from worlds import must, thread_world
 
 import manyhands as mh

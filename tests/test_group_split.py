@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from work_tools import PATIENCE_S, until
+from waiting import PATIENCE_S, until
 from worlds import must, over_sockets
 
 import manyhands as mh

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from work_tools import PATIENCE_S, until
+from waiting import PATIENCE_S, until
 from worlds import must, thread_world
 
 import manyhands as mh

@@ -12,7 +12,7 @@ import pytest
 import manyhands as mh
 import manyhands_simulated
 from manyhands.api import Group
-from manyhands_simulated import scheduler
+from manyhands_simulated import baton
 
 
 def test_wait_for_a_lock_nobody_frees_is_a_deadlock_at_once() -> None:
@@ -52,10 +52,10 @@ def test_wait_that_no_thread_sees_is_reported_and_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A read of a pipe, in C: the rank keeps its turn."""
-    monkeypatch.setattr(scheduler, "_REPORT_S", 0.1)
-    monkeypatch.setattr(scheduler, "_FORSAKEN_S", 1.0)
-    monkeypatch.setattr(scheduler, "_COMPUTES", 2.0)  # other tests of this process may compute
-    monkeypatch.setattr(scheduler, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(baton, "_REPORT_S", 0.1)
+    monkeypatch.setattr(baton, "_FORSAKEN_S", 1.0)
+    monkeypatch.setattr(baton, "_COMPUTES", 2.0)  # other tests of this process may compute
+    monkeypatch.setattr(baton, "_PATIENCE_S", 0.1)
     reader, writer = os.pipe()
 
     def program(group: Group) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import queue
 import subprocess
 import sys
@@ -354,4 +355,83 @@ def test_a_wait_that_has_ended_sets_no_alarm_for_those_that_ask():
 
     run = simulated.run(program, 2)
     assert run.results == [[2.0], []]
+    assert run.duration_s == 0.0
+
+
+def test_a_deadlock_is_found_beside_a_thread_that_naps_for_ever():
+    def beat(over: threading.Event) -> None:
+        while not over.is_set():
+            time.sleep(1.0)
+
+    over = threading.Event()
+
+    def program(group: Group) -> None:
+        threading.Thread(target=beat, args=(over,), daemon=True).start()
+        if group.rank == 0:
+            queue.Queue().get()
+
+    with pytest.raises(mh.DeadlockError, match=r"rank 0 is waiting for an event, a queue or a condition"):
+        simulated.run(program, 2)
+    over.set()
+
+
+@pytest.mark.parametrize("kind", [queue.Queue, queue.SimpleQueue])
+def test_a_queue_may_be_asked_again_and_again(kind):
+    def program(group: Group) -> int:
+        items: queue.Queue[int] = kind()
+        threading.Thread(target=items.put, args=(5,)).start()
+        while True:
+            try:
+                return items.get(block=False)
+            except queue.Empty:
+                pass
+
+    assert simulated.run(program, 1).results == [5]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_of_a_rank_is_no_part_of_the_world():
+    def program(group: Group) -> int:
+        group.barrier()
+        found = 0
+        if group.rank == 0:
+            reader, writer = os.pipe()
+            if os.fork() == 0:
+                lock = threading.Lock()
+                with lock:
+                    time.sleep(0.01)
+                os.write(writer, b"6")
+                os._exit(0)
+            found = int(os.read(reader, 1))
+            os.wait()
+            os.close(reader)
+            os.close(writer)
+        return group.all_reduce(found, timeout_s=1.0).item()
+
+    run = simulated.run(program, 2)
+    assert run.results == [6, 6]
+    assert run.duration_s == 0.0
+
+
+def test_an_event_loop_may_talk_with_another_program():
+    child = "import sys; print('ready', flush=True); print(int(sys.stdin.readline()) * 2, flush=True); sys.stdin.read()"
+
+    async def talk() -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", child, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"ready\n"
+        process.stdin.write(b"3\n")
+        found = int(await process.stdout.readline())
+        process.stdin.close()
+        await process.wait()
+        return found
+
+    def program(group: Group) -> int:
+        return group.all_reduce(asyncio.run(talk()) if group.rank == 0 else 0, timeout_s=1.0).item()
+
+    run = simulated.run(program, 2)
+    assert run.results == [6, 6]
     assert run.duration_s == 0.0

@@ -104,7 +104,11 @@ _acquire_again: Callable[..., bool] = _RLock.acquire
 _release_again: Callable[..., None] = _RLock.release
 _get: Callable[..., Any] = _queue.SimpleQueue.get
 _wait: Callable[..., bool] = threading.Condition.wait
-_is_set: Callable[[threading.Event], bool] = threading.Event.is_set
+_get_checked: Callable[..., Any] = queue.Queue.get
+_put_checked: Callable[..., None] = queue.Queue.put
+_is_alive: Callable[[threading.Thread], bool] = threading.Thread.is_alive
+_is_done: Callable[[Any], bool] = concurrent.futures.Future.done
+_waitpid: Callable[[int, int], tuple[int, int]] = os.waitpid
 _sleep: Callable[[float], None] = time.sleep
 _loop_time: Callable[[Any], float] = asyncio.base_events.BaseEventLoop.time
 _monotonic: Callable[[], float] = time.monotonic
@@ -230,17 +234,60 @@ def _owned(lock: Any) -> bool:
 
 def _event_is_set(self: Any) -> bool:
     if not self._flag:
-        world = members.get(get_ident())
-        if world is not None:
-            world.ask()
+        _asked()
     return bool(self._flag)
 
 
-# Queues, threads, time and event loops
+def _future_done(self: Any) -> bool:
+    if not _is_done(self):
+        _asked()
+    return _is_done(self)
+
+
+def _thread_is_alive(self: threading.Thread) -> bool:
+    if _is_alive(self):
+        _asked()
+    return _is_alive(self)
+
+
+def _queue_get_checked(self: Any, block: bool = True, timeout: float | None = None) -> Any:
+    try:
+        return _get_checked(self, block, timeout)
+    except queue.Empty:
+        _asked()
+        raise
+
+
+def _queue_put_checked(self: Any, item: Any, block: bool = True, timeout: float | None = None) -> None:
+    try:
+        _put_checked(self, item, block, timeout)
+    except queue.Full:
+        _asked()
+        raise
+
+
+def _wait_for_program(pid: int, options: int, /) -> tuple[int, int]:
+    world = members.get(get_ident())
+    if world is None or options:
+        return _waitpid(pid, options)
+    with world.outside("for another program"):
+        return _waitpid(pid, options)
+
+
+# Queues, threads, time, event loops and other programs
+
+
+def _asked() -> None:
+    """Note that the calling thread asked for something that is not so yet."""
+    world = members.get(get_ident())
+    if world is not None:
+        world.ask()
 
 
 def _queue_get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
     world = members.get(get_ident())
+    if world is not None and not block and self.empty():
+        world.ask()
     if world is None or not block or (timeout is not None and timeout < 0):
         return _get(self, block, timeout)
     until = None if timeout is None else world.now + timeout
@@ -390,6 +437,11 @@ _ours: list[tuple[Any, str, Any]] = [
     (_queue.SimpleQueue, "get", _queue_get),
     (threading.Condition, "wait", _condition_wait),
     (threading.Event, "is_set", _event_is_set),
+    (concurrent.futures.Future, "done", _future_done),
+    (queue.Queue, "get", _queue_get_checked),
+    (queue.Queue, "put", _queue_put_checked),
+    (threading.Thread, "is_alive", _thread_is_alive),
+    (os, "waitpid", _wait_for_program),
     (threading.Thread, "start", _thread_start),
     (_thread, "start_new_thread", _thread_start_new),
     (threading.Thread, "join", _thread_join),
@@ -426,6 +478,20 @@ def installed() -> Iterator[None]:
             if _worlds == 0:
                 _replace(_before)
                 _holders.clear()
+
+
+def _in_child() -> None:
+    """Give a forked child, which is no part of any world, what Python has."""
+    global _worlds  # noqa: PLW0603 - there is one interpreter
+    members.clear()
+    _holders.clear()
+    if _worlds:
+        _worlds = 0
+        _replace(_before)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def _sleepers() -> list[tuple[Any, str, Any]]:
