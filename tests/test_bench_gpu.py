@@ -35,7 +35,7 @@ def test_it_measures_prints_and_writes(
         )
 
     file = tmp_path / "gpu.json"
-    bench.main(["--sizes", "8", "1KiB", "--rounds", "3", "--ranks", "1", "2", "--json", str(file)], on_fakes)
+    bench.main(["--sizes", "1KiB", "--rounds", "2", "--ranks", "1", "2", "--json", str(file)], on_fakes)
 
     report = json.loads(file.read_text())
     assert {"date", "gpu", "driver", "cuda", "nccl", "cupy", "manyhands"} <= set(report["circumstances"])
@@ -43,7 +43,7 @@ def test_it_measures_prints_and_writes(
     for world in report["worlds"]:
         assert set(world["left_out"]) == {"cupyx", "torch"}, world
         rows = {(row["nbytes"], row["case"]): row for row in world["rows"]}
-        assert set(rows) == {(nbytes, case) for nbytes in (8, 1024) for case in ("in place", "out", "8 as one", "beside")}
+        assert set(rows) == {(1024, case) for case in ("in place", "out", "8 as one", "beside")}
         for (_, case), row in rows.items():
             assert set(row["host_us"]) == ({"manyhands"} if case == "beside" else {"manyhands", "raw", "raw blocking"})
             assert all(value > 0 for value in row["host_us"].values())

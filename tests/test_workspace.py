@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shlex
 import shutil
 import subprocess
@@ -202,6 +203,21 @@ def test_make_builds_its_environment_once_and_again_when_it_is_stale_or_was_inte
     assert "installing" in make_venv(run_python, installed).stdout
     assert remains.exists(), "an environment that is merely stale must be kept"
     assert make_venv(run_python, installed).stdout == ""
+
+
+def test_make_waits_for_another_make_of_the_same_clone(installed):
+    """Two at once would clear each other's environment."""
+    tool = installed / "tools" / "make_venv.py"
+    code = "import make_venv, pathlib, sys\nwith make_venv.alone(pathlib.Path(sys.argv[1])): print('alone', flush=True)"
+    with tool.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        command = [sys.executable, "-c", code, installed]
+        with subprocess.Popen(command, cwd=tool.parent, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "waiting for another make that installs into this clone\n"
+            fcntl.flock(held, fcntl.LOCK_UN)
+            assert other.stdout.readline() == "alone\n"
+    assert other.returncode == 0
 
 
 STUCK = """

@@ -16,10 +16,13 @@ if sys.version_info < (3, 11):
         % (sys.executable, sys.version_info[0], sys.version_info[1])
     )
 
+import contextlib
+import fcntl
 import hashlib
 import shlex
 import subprocess
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,6 +75,18 @@ def install(environment: Path, root: Path, requirements: str) -> None:
     subprocess.run([*pip, "install", "-qq", "--disable-pip-version-check", "-r", requirements], cwd=root, check=True)
 
 
+@contextlib.contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Let no other process make environments of ``root`` meanwhile: it would take ours for one that was interrupted, and clear it."""
+    with (root / "tools" / "make_venv.py").open("rb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another make that installs into this clone", flush=True)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
 def make(root: Path, requirements: str, name: str = ".venv") -> None:
     """Bring the environment ``name`` of ``root`` up to date with ``requirements``; do nothing where it is already.
 
@@ -86,7 +101,10 @@ def make(root: Path, requirements: str, name: str = ".venv") -> None:
     kept = usable(environment) and not unfinished.exists()
     if kept and all(stamp.exists() and stamp.read_text(encoding="utf-8") == wanted for stamp, wanted in stamps.items()):
         return
-    print(f"installing {requirements} into {environment.name}; the first time this takes one to three minutes", flush=True)
+    print(
+        f"installing {requirements} into {environment.name}; the first time this takes one to three minutes, and longer if the computer is busy",
+        flush=True,
+    )
     if not kept:
         create(environment)
     unfinished.touch()
@@ -98,7 +116,8 @@ def make(root: Path, requirements: str, name: str = ".venv") -> None:
 
 if __name__ == "__main__":
     try:
-        make(ROOT, *sys.argv[1:3])
+        with alone(ROOT):
+            make(ROOT, *sys.argv[1:3])
     except subprocess.CalledProcessError as error:
         sys.exit(
             f"pip could not install {sys.argv[1]} (exit code {error.returncode}). Its errors stand above.\n"
