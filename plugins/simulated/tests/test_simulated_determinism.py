@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -356,3 +359,64 @@ def test_the_trace_of_a_program_is_the_same_on_all_computers_and_in_all_versions
         hashlib.sha256(run.trace_json().encode()).hexdigest()
         == "9a5dfdb3a9dc3b937fe339884d68d142dc76b265a18a22e0da60b8ebd18a2edd"
     )
+
+
+def with_threads(group: Group) -> list[float]:
+    """Use all that a program waits with: a pool, a queue, a lock that ranks share, naps, a timer and an event loop."""
+    wanted: queue.Queue[int] = queue.Queue(maxsize=1)
+    found: list[float] = []
+
+    def serve() -> None:
+        for number in iter(wanted.get, 0):
+            with SHARED:
+                time.sleep(0.001 * number)
+                found.append(number + group.rank)
+
+    async def talk() -> None:
+        await asyncio.gather(group.all_reduce_async(1.0), asyncio.sleep(0.5))
+
+    server = threading.Thread(target=serve)
+    server.start()
+    with ThreadPoolExecutor(2) as pool:
+        sums = [pool.submit(group.compute, 0.01 * each) for each in range(4)]
+        for number in (3, 1, 2, 0):
+            wanted.put(number)
+            with SHARED:
+                mh.sleep(0.01)
+        for each in sums:
+            each.result()
+    server.join()
+    timer = threading.Timer(0.25, group.mark, ("late",))
+    timer.start()
+    asyncio.run(talk())
+    timer.join()
+    return [*found, group.all_reduce(sum(found)).item()]
+
+
+SHARED = threading.Lock()
+
+
+def test_a_program_with_threads_has_the_same_trace_again_beside_busy_threads():
+    def told(seed: int) -> tuple[str, object]:
+        run = simulated.run(with_threads, 3, seed, "fat-tree")
+        return run.trace_json(), run.results
+
+    first = [told(seed) for seed in range(4)]
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    busy = [threading.Thread(target=compute) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in busy:
+            thread.start()
+        assert [told(seed) for seed in range(4)] == first
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+    for thread in busy:
+        thread.join()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import _queue
 import _thread
 import asyncio.base_events
-import concurrent.futures
+import concurrent.futures.thread
 import ctypes
 import gc
 import os
@@ -108,6 +108,7 @@ _get_checked: Callable[..., Any] = queue.Queue.get
 _put_checked: Callable[..., None] = queue.Queue.put
 _is_alive: Callable[[threading.Thread], bool] = threading.Thread.is_alive
 _is_done: Callable[[Any], bool] = concurrent.futures.Future.done
+_shutdown: Callable[..., None] = concurrent.futures.ThreadPoolExecutor.shutdown
 _waitpid: Callable[[int, int], tuple[int, int]] = os.waitpid
 _sleep: Callable[[float], None] = time.sleep
 _loop_time: Callable[[Any], float] = asyncio.base_events.BaseEventLoop.time
@@ -242,6 +243,16 @@ def _future_done(self: Any) -> bool:
     if not _is_done(self):
         _asked()
     return _is_done(self)
+
+
+def _pool_shutdown(self: Any, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    """As that of a pool, which keeps its threads in a set and waits for them in the order of their addresses."""
+    if get_ident() not in members:
+        _shutdown(self, wait, cancel_futures=cancel_futures)
+        return
+    _shutdown(self, False, cancel_futures=cancel_futures)
+    for thread in sorted(self._threads, key=lambda thread: (len(thread.name), thread.name)) if wait else []:
+        thread.join()
 
 
 def _thread_is_alive(self: threading.Thread) -> bool:
@@ -438,6 +449,7 @@ _ours: list[tuple[Any, str, Any]] = [
     (threading.Condition, "wait", _condition_wait),
     (threading.Event, "is_set", _event_is_set),
     (concurrent.futures.Future, "done", _future_done),
+    (concurrent.futures.ThreadPoolExecutor, "shutdown", _pool_shutdown),
     (queue.Queue, "get", _queue_get_checked),
     (queue.Queue, "put", _queue_put_checked),
     (threading.Thread, "is_alive", _thread_is_alive),
