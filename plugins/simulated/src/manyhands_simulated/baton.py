@@ -57,7 +57,7 @@ class Baton(ABC):
     whereabouts
         Returns in words where a task is.
     on_forsaken
-        Called with the tasks that have kept the world waiting for minutes; returns what the run is to raise.
+        Called with the task that has kept the world waiting for minutes; returns what the run is to raise.
     on_switch
         Called with the rank that runs next, whenever that is another one.
     crash
@@ -67,7 +67,7 @@ class Baton(ABC):
     def __init__(self, world_size: int) -> None:
         self.on_switch: Callable[[int], None] = _ignore
         self.whereabouts: Callable[[Task], str] = str
-        self.on_forsaken: Callable[[list[Task]], BaseException] = lambda _: Stopped()
+        self.on_forsaken: Callable[[Task], BaseException] = lambda _: Stopped()
         # The threads of large worlds have small stacks.
         size = max(_SMALLEST_STACK, min(_LARGEST_STACK, _STACKS_BYTES // world_size))
         self._stack_bytes = size // 4096 * 4096
@@ -306,9 +306,11 @@ class Baton(ABC):
             elif now - reported >= _REPORT_S and not self._is_over:
                 reported = now
                 self._report(now - since)
-            if now - since >= _FORSAKEN_S and time.process_time() - used < _COMPUTES * (now - since) and not self._is_over:
-                waiting = self._outside.tasks() or ([] if self._running is None else [self._running])
-                self.crash, self._is_over = self.on_forsaken(waiting), True
+            # Those outside said that they wait for another program, which may take as long as it likes.
+            running = None if self._outside else self._running
+            is_idle = time.process_time() - used < _COMPUTES * (now - since)
+            if now - since >= _FORSAKEN_S and is_idle and running is not None and not self._is_over:
+                self.crash, self._is_over = self.on_forsaken(running), True
 
     def _look(self) -> None:
         """Give the baton to a thread that has come when nobody had it, or when a thread has ended that the world did not start."""

@@ -169,15 +169,12 @@ class SimulatedRuntime(State, Runtime):
         self.faults.on_call(task.rank, operation)
         return _Noted(self, event)
 
-    def _forsaken(self, tasks: list[Task]) -> BaseException:
-        words = "; ".join(self.scheduler.whereabouts(task) for task in tasks)
+    def _forsaken(self, task: Task) -> BaseException:
         headline = (
-            f"{words}, and nothing has happened for minutes: it waits for something that is not of the simulated world. If another program "
-            "or a file is to bring it, put that into `with manyhands.outside():`"
+            f"{self.scheduler.whereabouts(task)}, and nothing has happened for minutes: it waits for something that is not of the simulated world. "
+            "If another program or a file is to bring it, put that into `with manyhands.outside():`"
         )
-        return manyhands.api.DeadlockError(
-            "\n".join([headline, *positions(self)]), rank=min((task.rank for task in tasks), default=None)
-        )
+        return manyhands.api.DeadlockError("\n".join([headline, *positions(self)]), rank=task.rank if task.rank >= 0 else None)
 
     def _stuck(self) -> None:
         if not self._told:
