@@ -120,6 +120,24 @@ def test_who_proves_the_secret_comes_in(door: Door) -> None:
             assert ours.recv(16) == b"welcome"
 
 
+def test_accept_that_finds_the_other_end_gone_closes_the_connection(loop: Loop) -> None:
+    given: queue.Queue[socket.socket] = queue.Queue()
+
+    def accept(sock: socket.socket, _: bytes) -> None:
+        given.put(sock)
+        raise ConnectionResetError("the other end has gone")
+
+    sock = bind("127.0.0.1", 0)
+    address = sock.getsockname()[:2]
+    listener = Listener(loop, sock, CREDENTIALS, accept)
+    with dial(address, Credentials(SECRET), b"hello", Deadline(PATIENCE_S)) as ours:
+        ours.setblocking(True)
+        ours.settimeout(PATIENCE_S)
+        assert ours.recv(1) == b""
+        assert given.get(timeout=PATIENCE_S).fileno() == -1
+    listener.close()
+
+
 def test_who_does_not_is_refused_and_told(door: Door) -> None:
     with pytest.raises(AuthenticationError, match="holds another secret than this rank"):
         call(door, b"another")

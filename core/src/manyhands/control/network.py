@@ -495,7 +495,7 @@ class Listener:
         proven = ProvenSocket.over(stranger.sock, handshake.seals)
         encrypting = _encrypting(self._credentials, proven, True, handshake.said)
         if encrypting is None:
-            self._accept(proven, hello)
+            self._hand_over(proven, hello)
             return
         stranger.sock = encrypting.sock
         self._keep(stranger, self._callers, _MAX_CALLERS)
@@ -515,7 +515,16 @@ class Listener:
                 return
             del self._callers[stranger.sock]
             self._loop.forget(stranger.sock)
-            self._accept(encrypting.sock, hello)
+            with contextlib.suppress(OSError):  # it has gone
+                self._hand_over(encrypting.sock, hello)
+
+    def _hand_over(self, sock: ProvenSocket, hello: bytes) -> None:
+        """Let a connection be taken; close it if that fails, such as when its other end has gone meanwhile."""
+        try:
+            self._accept(sock, hello)
+        except BaseException:
+            sock.close()
+            raise
 
     def _turn_away(self, stranger: _Stranger) -> None:
         """Tell a stranger that its secret is another one, and whoever wants to know that it came."""
