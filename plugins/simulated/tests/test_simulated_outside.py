@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import multiprocessing.pool
 import os
 import queue
 import subprocess
@@ -434,4 +435,52 @@ def test_an_event_loop_may_talk_with_another_program():
 
     run = simulated.run(program, 2)
     assert run.results == [6, 6]
+    assert run.duration_s == 0.0
+
+
+def test_a_pool_of_multiprocessing_with_threads_is_of_the_world():
+    """One of its threads waits for a pipe, with `selectors.PollSelector`."""
+
+    def program(group: Group) -> int:
+        with multiprocessing.pool.ThreadPool(2) as pool:
+            return group.all_reduce(sum(pool.map(lambda number: number**2, range(4))), timeout_s=1000.0).item()
+
+    assert simulated.run(program, 2).results == [28, 28]
+
+
+def test_a_lock_that_another_world_holds_is_waited_for():
+    lock, is_held, waits = threading.Lock(), threading.Event(), threading.Event()
+
+    def holds(group: Group) -> None:
+        if group.rank == 0:
+            with lock, mh.outside():
+                is_held.set()
+                assert waits.wait(30)
+                time.sleep(0.2)  # the other world finds the lock taken
+
+    other = threading.Thread(target=simulated.run, args=(holds, 2))
+    other.start()
+    assert is_held.wait(30)
+
+    def wants(group: Group) -> float:
+        waits.set()
+        with lock:
+            return group.all_reduce(1.0).item() if group.world_size == 1 else 0.0
+
+    assert simulated.run(wants, 1).results == [1.0]
+    other.join(30)
+    assert not other.is_alive()
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_a_program_with_a_timeout_is_waited_for_on_the_computers_clock(captures):
+    def program(group: Group) -> int:
+        if group.rank == 0:
+            subprocess.run(
+                [sys.executable, "-c", "import time; time.sleep(0.3)"], timeout=60, check=True, capture_output=captures
+            )
+        return group.all_reduce(1, timeout_s=0.1).item()
+
+    run = simulated.run(program, 2)
+    assert run.results == [2, 2]
     assert run.duration_s == 0.0

@@ -27,8 +27,6 @@ _log = logging.getLogger("manyhands.calls")
 
 _TOLD = 4
 """How many calls are named one by one in messages to people."""
-_ROUNDS = 8
-"""How often an event loop in a simulated world does what it has to do, which may bring more, before it asks for the next thing to happen."""
 
 
 class Work(Generic[T]):

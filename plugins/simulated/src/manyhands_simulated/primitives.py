@@ -28,6 +28,7 @@ import os
 import queue
 import selectors
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -139,7 +140,9 @@ def _take(world: World, lock: Any, take: Callable[..., bool], blocking: bool, ti
     until = None if timeout == -1 else world.now + timeout
     while not take(lock, False):
         left = -1 if until is None else until - world.now
-        if id(lock) not in _holders or (until is not None and timeout < 0):  # or it is not for this world to say what is wrong
+        if _holders.get(id(lock)) is not world or (
+            until is not None and timeout < 0
+        ):  # or it is not for this world to say what is wrong
             if not take(lock, True, left):
                 return False
             break
@@ -427,13 +430,26 @@ def _is_another_end(fd: int, end: int, pipe: os.stat_result) -> bool:
         return False
 
 
+def _waiting_outside(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method of `subprocess.Popen` wait outside: it counts on the computer's clock, and naps meanwhile."""
+
+    def wait_outside(self: Any, *args: Any, **kwargs: Any) -> Any:
+        world = members.get(get_ident())
+        if world is None:
+            return method(self, *args, **kwargs)
+        with world.outside("for another program"):
+            return method(self, *args, **kwargs)
+
+    return wait_outside
+
+
 # Putting them in place
 
-_SELECTORS = [
-    getattr(selectors, name)
+_SELECTORS = {  # the classes that define it: some inherit it
+    next(owner for owner in getattr(selectors, name).__mro__ if "select" in vars(owner))
     for name in ("EpollSelector", "PollSelector", "SelectSelector", "DevpollSelector", "KqueueSelector")
     if hasattr(selectors, name)
-]
+}
 _ours: list[tuple[Any, str, Any]] = [
     (_Lock, "acquire", _lock_acquire),
     (_Lock, "acquire_lock", _lock_acquire),
@@ -454,6 +470,8 @@ _ours: list[tuple[Any, str, Any]] = [
     (queue.Queue, "put", _queue_put_checked),
     (threading.Thread, "is_alive", _thread_is_alive),
     (os, "waitpid", _wait_for_program),
+    (subprocess.Popen, "wait", _waiting_outside(subprocess.Popen.wait)),
+    (subprocess.Popen, "communicate", _waiting_outside(subprocess.Popen.communicate)),
     (threading.Thread, "start", _thread_start),
     (_thread, "start_new_thread", _thread_start_new),
     (threading.Thread, "join", _thread_join),
@@ -462,7 +480,7 @@ _ours: list[tuple[Any, str, Any]] = [
     (concurrent.futures._base, "time", _Clock),
     (time, "sleep", _time_sleep),
     (asyncio.base_events.BaseEventLoop, "time", _event_loop_time),
-    *((kind, "select", _selecting(kind.select)) for kind in _SELECTORS if "select" in vars(kind)),
+    *((kind, "select", _selecting(kind.select)) for kind in _SELECTORS),
 ]
 _installing = threading.Lock()
 _worlds = 0
