@@ -261,6 +261,11 @@ def inherit_rank(action: Callable[[], None]) -> Callable[[], None]:
     ----------
     action
         What to do.
+
+    Returns
+    -------
+    callable
+        Without arguments.
     """
     member = _current.get()
 
@@ -303,7 +308,8 @@ def outside() -> AbstractContextManager[None]:
     """Declare that the calling thread waits for something that no rank brings, such as a file or another program.
 
     In a simulated world the clock stands until the context ends. Other ranks that can run do so meanwhile, so what they do first is up to the
-    computer. Groups cannot be used inside. With all other backends the context does nothing.
+    computer. With all other backends the context does nothing. Inside, a call on a group of a simulated world raises `UsageError`; do not
+    ``await`` there.
 
     Returns
     -------

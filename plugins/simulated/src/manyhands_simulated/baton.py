@@ -1,7 +1,7 @@
 """Threads that pass a baton: one thread of a world runs at a time.
 
 Every rank is a thread, and so is what a rank does in the background and what the program starts itself, but only the one that holds the baton
-runs. Who is next decides the `Scheduler`.
+runs. The `Scheduler` decides which thread is next.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Baton(ABC):
 
     @abstractmethod
     def _choose(self) -> Task | None:
-        """Return who runs next; None where nobody does now, or ever."""
+        """Return who runs next; None if nobody does now, or ever."""
 
     # Having a turn
 
@@ -186,7 +186,7 @@ class Baton(ABC):
     def start(self, thread: threading.Thread) -> None:
         """Start a thread of the program, for the rank whose thread starts it; it runs when its turn comes."""
         own = vars(thread).get("run")
-        task, live = self._prepare(thread.run, thread)
+        task, live, began = self._prepare(thread.run, thread)
 
         def restore() -> None:
             if own is None:
@@ -205,34 +205,38 @@ class Baton(ABC):
             except BaseException:
                 restore()
                 raise
-            self._enlist(task)
+            began.wait()
+        self._enlist(task)
         self._known[thread] = task
 
     def start_new(self, action: Callable[[], None]) -> int:
         """As `start`, for a thread that `threading` does not know; return its identifier."""
-        task, live = self._prepare(action, None)
+        task, live, began = self._prepare(action, None)
         with in_earnest():
             ident = start_new(live, ())
-            self._enlist(task)
+            began.wait()
+        self._enlist(task)
         return ident
 
-    def _prepare(self, action: Callable[[], None], thread: threading.Thread | None) -> tuple[Task, Callable[[], None]]:
-        """Return the task of a thread that the program is about to start, and what the thread does."""
+    def _prepare(
+        self, action: Callable[[], None], thread: threading.Thread | None
+    ) -> tuple[Task, Callable[[], None], threading.Event]:
+        """Return the task of a thread that the program is about to start, what the thread does, and what is set when it has begun."""
         parent = self.current()
         task = Task(parent.rank, self._numbers[parent.rank], inherit_rank(action))
         self._numbers[parent.rank] += 1
         task.is_foreign = True
+        began = threading.Event()
 
         def live() -> None:
             task.ident = threading.get_ident()
             task.started = True
-            task.over.set()  # tells the thread that starts it
+            began.set()
             try:
                 self._take_baton(task)
             except AbortedError:  # the run has ended before the thread's turn came
                 task.action()
                 return
-            task.over.clear()
             try:
                 task.action()
             except SystemExit:
@@ -242,11 +246,10 @@ class Baton(ABC):
             finally:
                 self._end(task, thread)
 
-        return task, live
+        return task, live, began
 
     def _enlist(self, task: Task) -> None:
         """Let a thread of the program that has begun queue up."""
-        task.over.wait()
         self._of_program.add(task)
         self._tasks[task] = None
         self._ready.append(task)
