@@ -20,15 +20,15 @@ from typing import cast
 from manyhands.api import AbortedError, Thread, UsageError, current_frames, inherit_rank
 from manyhands_simulated.outside import Outside
 from manyhands_simulated.primitives import World, in_earnest, installed, join, members, start, start_new
-from manyhands_simulated.task import ENDED, RUNNING, Stopped, Task
+from manyhands_simulated.task import DEAD, ENDED, RUNNING, Stopped, Task
 
 __all__ = ["Baton"]
 
 _PATIENCE_S = 2.0
 """How long, on the computer's clock, a thread may take to end once the run is over."""
 _LOOK_S = 0.25
-"""How often, on the computer's clock, to look whether a thread has ended that the world did not start, and so does not see end. Ctrl-C that comes
-just as the thread falls asleep that waits for the run is heard then, too."""
+"""How often, on the computer's clock, to look whether a thread has ended that the world did not start, and so does not see end; and whether the run
+is over. Ctrl-C that comes just as the thread falls asleep that waits for the run is heard then, too."""
 _REPORT_S, _FORSAKEN_S = 30.0, 300.0
 """After how long on the computer's clock, with no thread giving up its turn, that is reported; and after how long it ends the run, if the process
 computes nothing either."""
@@ -86,6 +86,7 @@ class Baton(ABC):
         self._ended: list[threading.Thread] = []
         self._outside = Outside()
         self._bell = threading.Event()
+        self._looks_on = 0
         self._is_over = False
         self._stopping = False
         self.crash: BaseException | None = None
@@ -93,6 +94,14 @@ class Baton(ABC):
     @abstractmethod
     def _choose(self) -> Task | None:
         """Return who runs next; None if nobody does now, or ever."""
+
+    @abstractmethod
+    def _take_in(self) -> None:
+        """Let those threads of the program take part that earlier runs have left."""
+
+    @abstractmethod
+    def _leave(self, task: Task) -> None:
+        """Let a thread of the program go on alone at the end of the run, or wait for what it waits for."""
 
     # Having a turn
 
@@ -111,6 +120,7 @@ class Baton(ABC):
                 )
             task = Task(-1, 0, _nothing)
             task.started = task.is_foreign = True
+            task.world = self
             task.ident = threading.get_ident()
             self._strangers.add(task)
             self._arrive(task)
@@ -118,13 +128,25 @@ class Baton(ABC):
 
     def _arrive(self, task: Task) -> None:
         """Wait for the calling thread's turn, which is not in the world."""
-        self._outside.come(task)
-        self._bell.set()
-        self._take_baton(task)
+        if self._outside.come(task):
+            self._bell.set()
+            self._take_baton(task)
+        else:
+            self._check_stopping()
 
     def _take_baton(self, task: Task) -> None:
         """Wait for the baton; do not return when the run is over."""
-        task.take_baton()
+        while not (has_baton := task.take_baton(_LOOK_S if task.is_foreign else -1)):
+            if self._stopping:
+                break
+        if has_baton and task.world is not None and task.world is not self:
+            task.give_baton()  # it is from a later run, which has taken the thread in
+        self._go_on(task)
+
+    def _go_on(self, task: Task) -> None:
+        """Let a task that has the baton be part of the world again; do not return when the run is over."""
+        if self._stopping and task.state is DEAD:
+            raise Stopped
         self._check_stopping()
         self._bury()
         self._be_member(task)
@@ -143,8 +165,21 @@ class Baton(ABC):
     def _check_stopping(self) -> None:
         """Do not return when the run is over."""
         if self._stopping:
-            is_ours = getattr(_home, "scheduler", None) is self
-            raise Stopped if is_ours else AbortedError("the run of this simulated world is over")
+            raise AbortedError("the run of this simulated world is over") if self.is_outlived else Stopped
+
+    @property
+    def is_outlived(self) -> bool:
+        """Whether the run is over, but not the calling thread, which the program has started itself."""
+        return self._stopping and getattr(_home, "scheduler", None) is not self
+
+    @contextmanager
+    def _or_outlived(self) -> Iterator[None]:
+        """End the context early when the run is over, and the calling thread goes on."""
+        try:
+            yield
+        except AbortedError:
+            if not self.is_outlived:
+                raise
 
     @contextmanager
     def outside(self, what: str = "") -> Iterator[None]:
@@ -161,7 +196,8 @@ class Baton(ABC):
             yield
         finally:
             task.waits_for = ""
-            self._arrive(task)
+            with self._or_outlived():
+                self._arrive(task)
 
     def spawn(self, rank: int, action: Callable[[], None]) -> Task:
         """Add a thread to a rank; it runs when its turn comes."""
@@ -226,6 +262,8 @@ class Baton(ABC):
         task = Task(parent.rank, self._numbers[parent.rank], inherit_rank(action))
         self._numbers[parent.rank] += 1
         task.is_foreign = True
+        task.world = self
+        task.thread = None if thread is None else weakref.ref(thread)
         began = threading.Event()
 
         def live() -> None:
@@ -233,18 +271,16 @@ class Baton(ABC):
             task.started = True
             began.set()
             try:
-                self._take_baton(task)
-            except AbortedError:  # the run has ended before the thread's turn came
+                with self._or_outlived():  # before its turn came
+                    self._take_baton(task)
                 task.action()
-                return
-            try:
-                task.action()
-            except SystemExit:
+            except (SystemExit, Stopped):
                 pass
             except BaseException:  # noqa: BLE001 - as Python does where it starts a thread, but before the turn goes to another one
-                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
+                if task.state is not DEAD:  # or it is the thread's way to the end, such as a lock that it does not hold
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
             finally:
-                self._end(task, thread)
+                (task.world or self)._end(task, thread)
 
         return task, live, began
 
@@ -256,13 +292,24 @@ class Baton(ABC):
         self._news += 1
 
     def has_ended(self, thread: threading.Thread) -> bool | None:
-        """Tell whether a thread of this world has ended; None for one of which it knows nothing."""
+        """Return whether a thread of this world has ended; None for one of which it knows nothing."""
         task = self._known.get(thread)
         return None if task is None else task.state is ENDED
 
     def is_of_program(self, thread: threading.Thread | None) -> bool:
-        """Tell whether a thread that the program has started itself uses this world."""
+        """Return whether a thread that the program has started itself uses this world."""
         return thread is not None and any(task.is_foreign and task.ident == thread.ident for task in list(self._tasks))
+
+    def bystanders(self) -> list[str]:
+        """Return the names of the threads that the program may have started, and that no world sees."""
+        known = {task.ident for task in self._tasks} | {threading.main_thread().ident, self._looks_on, *members}
+        return sorted(
+            thread.name
+            for thread in threading.enumerate()
+            if thread.ident not in known
+            and not isinstance(thread, threading._DummyThread)
+            and not thread.name.startswith("manyhands-")
+        )
 
     def _end(self, task: Task, thread: threading.Thread | None) -> None:
         """Let the thread of a task end, and others go on."""
@@ -288,7 +335,9 @@ class Baton(ABC):
             An event failed, which is a bug; or the calling thread was interrupted.
         """
         with installed(), in_earnest():
+            self._looks_on = threading.get_ident()
             try:
+                self._take_in()
                 self._pass_on(None)
                 self._look_on()
             finally:
@@ -411,16 +460,16 @@ class Baton(ABC):
         """End all threads that are left, one after the other; those that the program has started itself live on."""
         self._stopping = True
         self._running = None
-        until = time.monotonic() + _PATIENCE_S
+        patience = _PATIENCE_S
         for task in list(self._tasks):
             if task.started and not task.is_foreign:
                 task.give_baton()
-                # Those outside may be there for good, and are waited for together.
-                task.over.wait(max(0.0, until - time.monotonic()) if self._outside.holds(task.ident) else _PATIENCE_S)
-        for task in [*self._tasks, *self._outside.arrivals()]:
+                if not task.over.wait(patience):  # and so may be others: all of them together are waited for no longer
+                    patience = _LOOK_S
+        for task in [*self._tasks, *self._outside.close()]:
             if task.is_foreign:
                 members.pop(task.ident, None)
-                task.give_baton()
+                self._leave(task)
         stuck = {task.ident for task in self._tasks}
         for thread in self._threads:
             if thread.ident is not None and thread.ident not in stuck:

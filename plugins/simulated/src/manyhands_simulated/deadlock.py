@@ -16,8 +16,8 @@ _DETAILED, _SHOWN = 12, 40
 """How many different lines are told at most with what each rank waits for, and without."""
 _RUNS = 40
 """How many runs of ranks a line names, at most."""
-_SENDS = 3
-"""How many sends in vain are told of a rank, at most."""
+_SENDS, _THREADS = 3, 4
+"""How many sends in vain are told of a rank, at most, and how many threads that are no part of the world."""
 _SAME = "Every rank must make the same calls in the same order, with the same shape, dtype, op and root"
 
 Tasks = dict[int, list[Task]]
@@ -43,6 +43,13 @@ def explain(state: State) -> tuple[str, str, int | None]:
         headline += f": {_told(way, state, tasks)}"
     elif own := [task for mine in tasks.values() for task in mine if task.waits_for]:
         headline += f": rank {own[0].rank} is {doing(state, own[0])}, and nothing of this world ends that"
+    others = state.scheduler.bystanders() if any(task.waits_for for mine in tasks.values() for task in mine) else []
+    if others:
+        names = ", ".join(others[:_THREADS]) + (f" and {len(others) - _THREADS} more" if len(others) > _THREADS else "")
+        lines.append(
+            f"  Threads that ran before this world did, and are no part of it: {names}. If a rank waits for one of them, make that thread in "
+            "the function that the ranks run, or put the wait into `with manyhands.outside():`"
+        )
     if _hopes_for_buffers(way, tasks):
         lines.append(
             "  These sends wait for their receives. A backend may carry arrays this small all the same, but none promises to: use sendrecv, "

@@ -20,6 +20,7 @@ class Outside:
         self._lock = threading.Lock()
         self._gone: dict[int, Task] = {}
         self._arrived: list[Task] = []
+        self._is_closed = False
 
     def __bool__(self) -> bool:
         """Return whether a task is outside."""
@@ -38,10 +39,18 @@ class Outside:
         task.state = OUTSIDE
         self._gone[task.ident] = task
 
-    def come(self, task: Task) -> None:
-        """Let a task queue up, from any thread."""
+    def come(self, task: Task) -> bool:
+        """Let a task queue up, from any thread; return whether there is still somebody who may let it in."""
         with self._lock:
-            self._arrived.append(task)
+            if not self._is_closed:
+                self._arrived.append(task)
+            return not self._is_closed
+
+    def close(self) -> list[Task]:
+        """Let no task in any more; return those that have queued up."""
+        with self._lock:
+            self._is_closed = True
+        return self.arrivals()
 
     def forget(self, task: Task) -> None:
         """Wait no longer for a task."""

@@ -9,7 +9,7 @@ a wait lets the others run; in any other thread it does what it always does. Tha
 - ``queue.SimpleQueue``, the start and the end of a `threading.Thread`, `time.sleep`, and event loops of asyncio.
 
 Timeouts and naps pass virtual time. A lock that a thread outside of the world holds is waited for in earnest, and so is a file descriptor that
-nothing in this process can make ready. All other waits in C, such as ``os.read``, are not seen: the thread keeps its turn, and the world stands
+nothing in this process can make ready. A thread that the program has started may outlive the run; then these waits are real. All other waits in C, such as ``os.read``, are not seen: the thread keeps its turn, and the world stands
 still until it comes back.
 
 The types of locks and of ``SimpleQueue`` are written in C and refuse new methods. `_replace` goes through the dictionary of such a type, which
@@ -40,11 +40,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any, Protocol
 
-__all__ = ["Over", "World", "acquire", "in_earnest", "installed", "join", "members", "release", "start", "start_new"]
-
-
-class Over(BaseException):
-    """The run is over, and a thread of the program waits from now on as in any other program."""
+__all__ = ["World", "acquire", "in_earnest", "installed", "join", "members", "release", "start", "start_new"]
 
 
 class World(Protocol):
@@ -55,16 +51,17 @@ class World(Protocol):
         """Seconds of the virtual clock."""
 
     @property
+    def is_outlived(self) -> bool:
+        """Whether the run is over, but not the calling thread."""
+
+    @property
     def timeouts(self) -> int:
         """How many waits of the calling thread have ended by their timeout."""
 
     def wait_until(self, test: Callable[[], bool], timeout_s: float | None, what: str) -> bool:
         """Let other threads run until ``test()`` holds, for at most some virtual seconds; return whether it did.
 
-        Raises
-        ------
-        Over
-            The run has ended, and the calling thread lives on.
+        When it returns, the calling thread may belong to no world any more, or to another one.
         """
 
     def nap(self, seconds: float) -> None:
@@ -88,11 +85,14 @@ class World(Protocol):
 
 _EXCESS_S = 1e-9
 """By how much a timeout is exceeded."""
+_WITH_TURN_S = 5.0
+"""How long, on the computer's clock, a thread waits for a lock of others without giving its turn away. The order in which the threads of the world
+run does not depend on locks that others hold for a moment, such as that of a log."""
 
 members: dict[int, World] = {}
 """The world of each thread that belongs to one, by the thread's identifier."""
-_holders: dict[int, World] = {}
-"""The world whose thread holds a lock, by the identifier of the lock."""
+_holders: weakref.WeakKeyDictionary[Any, World] = weakref.WeakKeyDictionary()
+"""The world whose thread holds a lock."""
 
 _Lock, _RLock = _thread.LockType, _thread.RLock
 acquire: Callable[..., bool] = _Lock.acquire
@@ -124,7 +124,7 @@ def in_earnest() -> Iterator[None]:
     try:
         yield
     finally:
-        if world is not None:
+        if world is not None and not world.is_outlived:
             members[ident] = world
 
 
@@ -132,76 +132,76 @@ def in_earnest() -> Iterator[None]:
 
 
 def _take(world: World, lock: Any, take: Callable[..., bool], blocking: bool, timeout: float, what: str = "for a lock") -> bool:
-    if not blocking:
+    if not blocking or (timeout < 0 and timeout != -1):  # it is not for this world to say that such a timeout is wrong
         taken = take(lock, blocking, timeout)
         if taken:
-            _holders[id(lock)] = world
+            _holders[lock] = world
         return taken
     until = None if timeout == -1 else world.now + timeout
     while not take(lock, False):
-        left = -1 if until is None else until - world.now
-        if _holders.get(id(lock)) is not world or (
-            until is not None and timeout < 0
-        ):  # or it is not for this world to say what is wrong
-            if not take(lock, True, left):
-                return False
-            break
-        try:
-            if not world.wait_until(lambda: _is_free(lock), None if until is None else left, what):
-                return False
-        except Over:
-            return take(lock, True, left)
-    _holders[id(lock)] = world
+        left = None if until is None else max(0.0, until - world.now)
+        if _holders.get(lock) is not world:
+            return _take_from_others(world, lock, take, left, what)
+        if not world.wait_until(lambda: _is_free(lock), left, what):
+            return False
+        if members.get(get_ident()) is not world:
+            return bool(lock.acquire(True, -1 if until is None else max(0.0, until - world.now)))
+    _holders[lock] = world
     return True
+
+
+def _take_from_others(world: World, lock: Any, take: Callable[..., bool], left: float | None, what: str) -> bool:
+    """As `_take`, of threads that do not belong to this world, for at most some seconds."""
+    with_turn = _WITH_TURN_S if left is None else min(left, _WITH_TURN_S)
+    taken = take(lock, True, with_turn)
+    if taken:
+        _holders[lock] = world
+    elif left is None or left > with_turn:
+        with world.outside(what):
+            taken = take(lock, True, -1 if left is None else left - with_turn)
+            if taken:
+                _holders[lock] = world
+    return taken
 
 
 def _is_free(lock: Any) -> bool:
-    """Return whether a lock can be had by another thread than the one that asks."""
-    if isinstance(lock, _Lock):
-        return not lock.locked()
-    if lock._is_owned() or not _acquire_again(lock, False):
-        return False
-    _release_again(lock)
-    return True
+    """Return whether a lock can be had by another thread than the one that asks, without taking it."""
+    return not (lock.locked() if isinstance(lock, _Lock) else repr(lock).startswith("<locked"))
 
 
-def _lock_acquire(self: Any, blocking: bool = True, timeout: float = -1) -> bool:
-    world = members.get(get_ident())
-    return acquire(self, blocking, timeout) if world is None else _take(world, self, acquire, blocking, timeout)
+def _taking(take: Callable[..., bool]) -> Callable[..., bool]:
+    """Return what takes a lock, instead of the method that does."""
+
+    def take_in_world(self: Any, blocking: bool = True, timeout: float = -1) -> bool:
+        world = members.get(get_ident())
+        return take(self, blocking, timeout) if world is None else _take(world, self, take, blocking, timeout)
+
+    return take_in_world
 
 
-def _lock_enter(self: Any) -> bool:
-    world = members.get(get_ident())
-    return acquire(self) if world is None else _take(world, self, acquire, True, -1)
-
-
-def _lock_release(self: Any) -> None:
-    _holders.pop(id(self), None)
+def _lock_release(self: Any, *_: object) -> None:
+    _holders.pop(self, None)
     release(self)
 
 
-def _lock_exit(self: Any, *_: object) -> None:
-    _holders.pop(id(self), None)
-    release(self)
-
-
-def _rlock_acquire(self: Any, blocking: bool = True, timeout: float = -1) -> bool:
-    world = members.get(get_ident())
-    return _acquire_again(self, blocking, timeout) if world is None else _take(world, self, _acquire_again, blocking, timeout)
-
-
-def _rlock_enter(self: Any) -> bool:
-    return _rlock_acquire(self)
-
-
-def _rlock_release(self: Any) -> None:
+def _rlock_release(self: Any, *_: object) -> None:
+    world = _holders.pop(self, None) if self._is_owned() else None  # first: whoever takes it next notes that it does
     _release_again(self)
-    if not self._is_owned():
-        _holders.pop(id(self), None)
+    if world is not None and self._is_owned():
+        _holders[self] = world
 
 
-def _rlock_exit(self: Any, *_: object) -> None:
-    _rlock_release(self)
+class _Through:
+    """A method of a condition's lock, which a condition that was made before the world has kept as it was then."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, condition: Any, _: type) -> Any:
+        return self if condition is None else getattr(condition._lock, self._name)
+
+    def __set__(self, condition: Any, value: Any) -> None:
+        vars(condition)[self._name] = value
 
 
 def _condition_wait(self: Any, timeout: float | None = None) -> bool:
@@ -215,25 +215,26 @@ def _condition_wait(self: Any, timeout: float | None = None) -> bool:
     waiter.acquire()
     self._waiters.append(waiter)
     saved = self._release_save()
-    if not _owned(self._lock):
-        _holders.pop(id(self._lock), None)
+    _holders.pop(self._lock, None)
     told = False
     try:
-        blocks, at_most = timeout is None or timeout > 0, -1 if timeout is None or timeout <= 0 else timeout
-        told = _take(world, waiter, acquire, blocks, at_most, "for an event, a queue or a condition")
+        if timeout is None or timeout > 0:
+            at_most = -1 if timeout is None else timeout
+            told = _take(world, waiter, acquire, True, at_most, "for an event, a queue or a condition")
+        else:
+            told = acquire(waiter, False)
+            if not told:
+                world.ask()
         return told
     finally:
-        self._lock.acquire()
-        self._lock.release()  # nobody of this world can take it before the next line
+        if isinstance(self._lock, _RLock):
+            self._lock.acquire()
+            self._lock.release()  # nobody of this world can take it before the next line
         self._acquire_restore(saved)
-        if members.get(get_ident()) is world:
-            _holders[id(self._lock)] = world
+        if isinstance(self._lock, _RLock) and members.get(get_ident()) is world:
+            _holders[self._lock] = world
         if not told and waiter in self._waiters:
             self._waiters.remove(waiter)
-
-
-def _owned(lock: Any) -> bool:
-    return bool(lock._is_owned()) if hasattr(lock, "_is_owned") else bool(lock.locked())
 
 
 def _event_is_set(self: Any) -> bool:
@@ -309,12 +310,11 @@ def _queue_get(self: Any, block: bool = True, timeout: float | None = None) -> A
         try:
             return _get(self, False)
         except queue.Empty:
-            left = None if until is None else until - world.now
-            try:
-                if not world.wait_until(lambda: not self.empty(), left, "for an item of a queue"):
-                    raise
-            except Over:
-                return _get(self, True, left)
+            left = None if until is None else max(0.0, until - world.now)
+            if not world.wait_until(lambda: not self.empty(), left, "for an item of a queue"):
+                raise
+            if members.get(get_ident()) is not world:
+                return self.get(True, left)
 
 
 def _thread_start(self: threading.Thread) -> None:
@@ -341,11 +341,8 @@ def _thread_join(self: threading.Thread, timeout: float | None = None) -> None:
     world = members.get(get_ident())
     ended = None if world is None else world.has_ended(self)
     if world is not None and ended is not None and self is not threading.current_thread():
-        try:
-            if not world.wait_until(lambda: world.has_ended(self) is not False, timeout, f"for the thread {self.name} to end"):
-                return
-        except Over:
-            pass
+        if not world.wait_until(lambda: world.has_ended(self) is not False, timeout, f"for the thread {self.name} to end"):
+            return
         timeout = None if world.has_ended(self) is not False else timeout
     with in_earnest():
         join(self, timeout)
@@ -355,12 +352,8 @@ def _time_sleep(seconds: float, /) -> None:
     world = members.get(get_ident())
     if world is None or not seconds >= 0:
         _sleep(seconds)
-        return
-    until = world.now + seconds
-    try:
+    else:
         world.nap(seconds)
-    except Over:
-        _sleep(max(0.0, until - world.now))
 
 
 def _now() -> float:
@@ -394,16 +387,14 @@ def _selecting(select: Callable[..., Any]) -> Callable[..., Any]:
         if timeout is not None and timeout <= 0:
             world.ask()
             return select(self, 0)
-        until = None if timeout is None else world.now + timeout
-        try:
-            if not all(map(_is_of_this_process, list(self.get_map().values()))):
-                with world.outside("for a file descriptor"):
-                    ready = select(self, timeout)
-                if ready or until is None:
-                    return ready
-            world.wait_until(lambda: bool(select(self, 0)), None if until is None else until - world.now, "in its event loop")
-        except Over:
-            return select(self, None if until is None else max(0.0, until - world.now))
+        if not all(map(_is_of_this_process, list(self.get_map().values()))):
+            until = None if timeout is None else world.now + timeout
+            with world.outside("for a file descriptor"):
+                ready = select(self, timeout)
+            if ready or until is None or members.get(get_ident()) is not world:
+                return ready
+            timeout = max(0.0, until - world.now)
+        world.wait_until(lambda: bool(select(self, 0)), timeout, "in its event loop")
         return select(self, 0)
 
     return select_in_world
@@ -450,17 +441,13 @@ _SELECTORS = {  # the classes that define it: some inherit it
     for name in ("EpollSelector", "PollSelector", "SelectSelector", "DevpollSelector", "KqueueSelector")
     if hasattr(selectors, name)
 }
+_take_lock, _take_rlock = _taking(acquire), _taking(_acquire_again)
 _ours: list[tuple[Any, str, Any]] = [
-    (_Lock, "acquire", _lock_acquire),
-    (_Lock, "acquire_lock", _lock_acquire),
-    (_Lock, "release", _lock_release),
-    (_Lock, "release_lock", _lock_release),
-    (_Lock, "__enter__", _lock_enter),
-    (_Lock, "__exit__", _lock_exit),
-    (_RLock, "acquire", _rlock_acquire),
-    (_RLock, "release", _rlock_release),
-    (_RLock, "__enter__", _rlock_enter),
-    (_RLock, "__exit__", _rlock_exit),
+    *((_Lock, name, _take_lock) for name in ("acquire", "acquire_lock", "__enter__")),
+    *((_Lock, name, _lock_release) for name in ("release", "release_lock", "__exit__")),
+    *((_RLock, name, _take_rlock) for name in ("acquire", "__enter__")),
+    *((_RLock, name, _rlock_release) for name in ("release", "__exit__")),
+    *((threading.Condition, name, _Through(name)) for name in ("acquire", "release")),
     (_queue.SimpleQueue, "get", _queue_get),
     (threading.Condition, "wait", _condition_wait),
     (threading.Event, "is_set", _event_is_set),
@@ -482,8 +469,10 @@ _ours: list[tuple[Any, str, Any]] = [
     (asyncio.base_events.BaseEventLoop, "time", _event_loop_time),
     *((kind, "select", _selecting(kind.select)) for kind in _SELECTORS),
 ]
+_ABSENT = object()
+_pythons = [vars(owner).get(name, _ABSENT) for owner, name, _ in _ours]
 _installing = threading.Lock()
-_worlds = 0
+_worlds: set[object] = set()
 _before: list[tuple[Any, str, Any]] = []
 _seen: dict[str, int] = {name: id(sys.modules[name]) for name in ("time", __name__)}
 _names: list[tuple[weakref.ref[ModuleType], str]] = []
@@ -493,30 +482,35 @@ _names: list[tuple[weakref.ref[ModuleType], str]] = []
 @contextmanager
 def installed() -> Iterator[None]:
     """Let threads that belong to a world wait in it, until the context ends; worlds may run at once."""
-    global _worlds  # noqa: PLW0603 - there is one interpreter
-    with in_earnest(), _installing:
-        _worlds += 1
-        if _worlds == 1:
-            ours = [*_ours, *_sleepers()]
-            _before[:] = [(owner, name, vars(owner)[name]) for owner, name, _ in ours]
-            _replace(ours)
+    me = object()
     try:
+        with in_earnest(), _installing:
+            if not _worlds:
+                _install()
+            _worlds.add(me)
         yield
     finally:
         with in_earnest(), _installing:
-            _worlds -= 1
-            if _worlds == 0:
+            _worlds.discard(me)
+            if not _worlds:
                 _replace(_before)
                 _holders.clear()
 
 
+def _install() -> None:
+    """Put our own members in the place of Python's; what a test has put there, say instead of `time.sleep`, stays."""
+    pythons = [each for each, python in zip(_ours, _pythons, strict=True) if vars(each[0]).get(each[1], _ABSENT) is python]
+    ours = [*pythons, *_sleepers()]
+    _before[:] = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in ours]
+    _replace(ours)
+
+
 def _in_child() -> None:
     """Give a forked child, which is no part of any world, what Python has."""
-    global _worlds  # noqa: PLW0603 - there is one interpreter
     members.clear()
     _holders.clear()
     if _worlds:
-        _worlds = 0
+        _worlds.clear()
         _replace(_before)
 
 
@@ -535,12 +529,14 @@ def _sleepers() -> list[tuple[Any, str, Any]]:
     return [(module, name, _time_sleep) for module, name in found if module is not None and vars(module).get(name) is _sleep]
 
 
-def _replace(members: list[tuple[Any, str, Any]]) -> None:
+def _replace(replacements: list[tuple[Any, str, Any]]) -> None:
     """Give classes and modules other members, also those types that are written in C."""
-    for owner, name, value in members:
+    for owner, name, value in replacements:
         if owner in (_Lock, _RLock, _queue.SimpleQueue):
             gc.get_referents(vars(owner))[0][name] = value
-        else:
+        elif value is not _ABSENT:
             setattr(owner, name, value)
+        elif name in vars(owner):
+            delattr(owner, name)
     for kind in (_Lock, _RLock, _queue.SimpleQueue):
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))

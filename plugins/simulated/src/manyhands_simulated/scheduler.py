@@ -15,14 +15,17 @@ import heapq
 import itertools
 import math
 import random
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from manyhands.api import AbortedError, UsageError
 from manyhands_simulated.baton import Baton
-from manyhands_simulated.primitives import Over
+from manyhands_simulated.outliving import claim, keep, outlive
 from manyhands_simulated.task import BLOCKED, DEAD, READY, Stopped, Task
 
-__all__ = ["Scheduler"]
+__all__ = ["Scheduler", "never"]
 
 _ASKS = 1000
 """How often in a row a thread may ask an event in vain, with nothing else happening, before that lets the clock go on."""
@@ -52,7 +55,7 @@ class Scheduler(Baton):
     on_stuck
         Called when nothing can happen any more while tasks wait; to wake them with an error.
     may_wait
-        Tells whether there is a reason why nothing happens, so that the clock may go on to the next deadline.
+        Returns whether there is a reason why nothing happens, so that the clock may go on to the next deadline.
     """
 
     def __init__(self, seed: int, world_size: int) -> None:
@@ -91,7 +94,7 @@ class Scheduler(Baton):
             )
 
     def block(self, deadline: float = math.inf, *, timer: float = math.inf, ends_job: bool = True) -> bool:
-        """Let others run until the calling task is woken; tell whether it was.
+        """Let others run until the calling task is woken; return whether it was.
 
         Parameters
         ----------
@@ -106,62 +109,70 @@ class Scheduler(Baton):
         self._news += 1
         self._earliest = min(self._earliest, deadline)
         task.alarms += 1
+        task.until = timer
         if timer < math.inf:
             number = task.alarms
             self.at(timer, _Alarm(self, task, number))
         return self._wait(task, deadline, ends_job=ends_job)
 
     def wait_until(self, test: Callable[[], bool], timeout_s: float | None, what: str) -> bool:
-        """Let others run until something that is not of a group has happened; tell whether it has.
+        """Let others run until something that is not of a group has happened; return whether it has.
 
         Parameters
         ----------
         test
-            Tells whether it has. Any thread may ask, again and again.
+            Returns whether it has. Any thread may ask, again and again.
         timeout_s
             The virtual seconds after which to give up.
         what
             The same in words, after "waiting for".
         """
-        task = self.current()
-        if task.state is DEAD:
-            self._pass_on(task)
-        if timeout_s is not None and timeout_s <= 0:
-            self.ask()
-            return test()
-        task.test, task.waits_for = test, what
-        self._watching[task] = None
+        timeout_s = math.inf if timeout_s is None else timeout_s
+        task = None
         try:
-            has_happened = self.block(timer=math.inf if timeout_s is None else self.now + timeout_s)
+            task = self.current()
+            if task.state is DEAD:
+                self._pass_on(task)
+            if timeout_s <= 0:
+                self.ask()
+                return test()
+            task.test, task.waits_for, task.gives_up_at = test, what, math.inf
+            if test is not never:
+                self._watching[task] = None
+            has_happened = self.block(timer=self.now + timeout_s)
         except AbortedError:
-            if self._stopping:
-                raise Over from None
-            raise
+            if not self.is_outlived:
+                raise
+            has_happened = _outlive(task or _alone(timeout_s), test)
         finally:
-            task.test, task.waits_for = None, ""
-            self._watching.pop(task, None)
-        task.timeouts += not has_happened
+            if task is not None:
+                task.test, task.waits_for = None, ""
+                (task.world or self)._watching.pop(task, None)
+        if task is not None:
+            task.timeouts += not has_happened
         return has_happened
 
     @property
     def timeouts(self) -> int:
         """How many waits of the calling task for something that is not of a group have ended by their timeout."""
-        return self.current().timeouts
+        task = self._running
+        return task.timeouts if task is not None and task.ident == threading.get_ident() else 0
 
     def nap(self, seconds: float) -> None:
         """Let others run for a time."""
-        task = self.current()
-        task.naps += 1
-        self.wait_until(_never, seconds, "in time.sleep")
+        with self._or_outlived():
+            self.current().naps += 1
+        self.wait_until(never, seconds, "in time.sleep")
 
     def ask(self) -> None:
         """Count how often the calling task asks for something in vain; let others run, and the clock go on, if that was too often."""
-        task = self.current()
-        if task.heard != self._news:
-            task.heard, task.asked, task.asked_in_vain = self._news, 0, 0
-        task.asked += 1
-        if task.asked > _ASKS:
-            self.poll()
+        with self._or_outlived():
+            task = self.current()
+            if task.heard != self._news:
+                task.heard, task.asked, task.asked_in_vain = self._news, 0, 0
+            task.asked += 1
+            if task.asked > _ASKS:
+                self.poll()
 
     def _wait(self, task: Task, deadline: float, *, ends_job: bool) -> bool:
         task.state = BLOCKED
@@ -219,12 +230,40 @@ class Scheduler(Baton):
             self._queue_up(task)
         else:
             task.alarms += 1  # so that none that it set before wakes it
+            task.until = math.inf
             self._asking.append(task)
             self._wait(task, math.inf, ends_job=True)
 
     def at(self, moment: float, action: Callable[[], None]) -> None:
         """Run an action, which must not block, when the clock says so; those of one moment in the order in which they were given."""
         heapq.heappush(self._events, (max(moment, self.now), next(self._count), action))
+
+    # Threads of the program that outlive a run
+
+    def _take_in(self) -> None:
+        for number, task in enumerate(claim(self)):
+            task.rank, task.number, task.until = -1, number, task.left_s
+            self._tasks[task] = self._watching[task] = None
+            thread = None if task.thread is None else task.thread()
+            if thread is not None:
+                self._known[thread] = task
+            if task.until < math.inf:
+                self.at(task.until, _Alarm(self, task, task.alarms))
+
+    def _leave(self, task: Task) -> None:
+        if task.state is BLOCKED and task.test is not None:
+            task.left_s = max(0.0, task.until - self.now)
+            task.gives_up_at = time.monotonic() + task.left_s
+            if task.test is not never and task not in self._strangers:
+                keep(task)
+                return
+        task.world = None
+        task.give_baton()
+
+    def come_back(self, task: Task) -> None:
+        """Let a thread go on in this world that an earlier run has left; do not return when this run is over, too."""
+        self._go_on(task)
+        self._of_program.add(task)
 
     # What faults do
 
@@ -246,7 +285,7 @@ class Scheduler(Baton):
                     queue.remove(task)
 
     def stands(self, rank: int | None) -> bool:
-        """Tell whether a rank stands still; None for any."""
+        """Return whether a rank stands still; None for any."""
         return bool(self._standing) if rank is None else rank in self._standing
 
     def end_if_killed(self) -> None:
@@ -291,7 +330,7 @@ class Scheduler(Baton):
                 self._ready, self._held = self._ready + self._held, []
             elif self._asking and self._may_ask():
                 pass
-            elif self._outside:
+            elif self._outside and self._is_anybody_left():
                 return None
             elif self._is_anything_coming() and self._is_anybody_left() and not self._is_only_napping():
                 self._happen()
@@ -313,11 +352,13 @@ class Scheduler(Baton):
                     self.wake(task)
 
     def _is_waited_for(self, task: Task) -> bool:
-        """Tell whether the run is not over because of a task: it waits, and not as threads of the program do that have nothing to do."""
-        return task.state is BLOCKED and task.rank not in self._standing and not (task.is_foreign and task.test is not None)
+        """Return whether the run is not over because of a task: it waits, and not as threads of the program do that may go on by themselves."""
+        if task.state is not BLOCKED or task.rank in self._standing:
+            return False
+        return not (task.is_foreign and (task.test is not None or task.until < math.inf or task in self._asking))
 
     def _may_ask(self) -> bool:
-        """Let those that ask again and again whether something has ended ask once more, if anything has happened; tell whether they do."""
+        """Let those that ask again and again whether something has ended ask once more, if anything has happened; return whether they do."""
         if self._heard != self._news:
             self._heard = self._news
             asking = self._asking
@@ -333,11 +374,11 @@ class Scheduler(Baton):
         return bool(asking)
 
     def _is_anybody_left(self) -> bool:
-        """Tell whether what happens still concerns somebody."""
+        """Return whether what happens still concerns somebody."""
         return any(task.state is not DEAD and not task.is_foreign for task in self._tasks)
 
     def _is_somebody_impatient(self) -> bool:
-        """Tell whether the first to give up goes on all the same, so that it may yet help the others."""
+        """Return whether the first to give up goes on all the same, so that it may yet help the others."""
         waiting = [(task.deadline, task.ends_job) for task in self._tasks if task.state is BLOCKED]
         earliest = min(deadline for deadline, _ in waiting)
         return not any(ends_job for deadline, ends_job in waiting if deadline == earliest)
@@ -359,13 +400,13 @@ class Scheduler(Baton):
         return ready.pop()
 
     def _is_anything_coming(self) -> bool:
-        """Tell whether something is to happen at some time; alarms are forgotten that are for nobody any more."""
+        """Return whether something is to happen at some time; alarms are forgotten that are for nobody any more."""
         while self._events and isinstance(alarm := self._events[0][2], _Alarm) and alarm.is_stale:
             heapq.heappop(self._events)
         return bool(self._events)
 
     def _is_only_napping(self) -> bool:
-        """Tell whether all that ever happens is that threads of the program wake from naps, such as one that sends signs of life."""
+        """Return whether all that ever happens is that threads of the program wake from naps, such as one that sends signs of life."""
         if self._idle_naps < _IDLE_NAPS:
             return False
         self._idle_naps = 0
@@ -390,7 +431,7 @@ class Scheduler(Baton):
         return [task for task in waiting if task.deadline == self._earliest]
 
     def _expire(self, until: float) -> bool:
-        """Let the tasks with the earliest deadline, up to a time, give up; tell whether there were any."""
+        """Let the tasks with the earliest deadline, up to a time, give up; return whether there were any."""
         due = self._due(until)
         if not due:
             return False
@@ -432,8 +473,29 @@ class _Alarm:
         return self._task.alarms != self._number or self._task.state is not BLOCKED
 
 
-def _never() -> bool:
+def never() -> bool:
+    """Return that what somebody waits for has not happened: it waits for nothing but the time."""
     return False
+
+
+def _alone(timeout_s: float) -> Task:
+    """Return the task of a thread of the program that waits when the run is over."""
+    task = Task(-1, 0, _nothing)
+    task.gives_up_at = time.monotonic() + timeout_s
+    return task
+
+
+def _outlive(task: Task, test: Callable[[], bool]) -> bool:
+    """Wait in a thread whose run is over; return whether what it waits for has happened."""
+    while True:
+        is_able = outlive(task, test)
+        if is_able is not None:
+            return is_able
+        world = task.world
+        if world is not None:  # or it was woken by the end of a run
+            with suppress(AbortedError):
+                world.come_back(task)
+                return task.woken
 
 
 def _nothing() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextvars
 import math
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from manyhands.api import Record
 from manyhands_simulated.primitives import acquire, release
@@ -47,6 +49,14 @@ class Task:
         What it waits for, if that is not of a group: a lock, say. It can run once this returns True.
     waits_for
         The same in words.
+    until
+        When a wait ends by itself, as a part of the program.
+    left_s, gives_up_at
+        How long that would still have taken at the end of the run, and when that is over on the computer's clock.
+    world
+        The world that it belongs to now; None if the run of that is over. For threads of the program only.
+    thread
+        What `threading` calls such a thread.
     timeouts
         How many such waits have ended by a timeout.
     naps
@@ -75,9 +85,11 @@ class Task:
         "doing",
         "ends_job",
         "error",
+        "gives_up_at",
         "heard",
         "ident",
         "is_foreign",
+        "left_s",
         "naps",
         "number",
         "over",
@@ -85,10 +97,13 @@ class Task:
         "started",
         "state",
         "test",
+        "thread",
         "timeouts",
+        "until",
         "waits_for",
         "where",
         "woken",
+        "world",
     )
 
     def __init__(self, rank: int, number: int, action: Callable[[], None]) -> None:
@@ -109,6 +124,11 @@ class Task:
         self.asked_in_vain: int = 0
         self.test: Callable[[], bool] | None = None
         self.waits_for: str = ""
+        self.until: float = math.inf
+        self.left_s: float = math.inf
+        self.gives_up_at: float = math.inf
+        self.world: Any = None
+        self.thread: weakref.ref[threading.Thread] | None = None
         self.timeouts: int = 0
         self.naps: int = 0
         self.ident: int = 0
@@ -124,9 +144,9 @@ class Task:
         """Whether it sleeps for the first time."""
         return self.naps == 1 and self.waits_for == "in time.sleep"
 
-    def take_baton(self) -> None:
-        """Wait for the baton."""
-        acquire(self._baton)
+    def take_baton(self, timeout_s: float = -1) -> bool:
+        """Wait for the baton, on the computer's clock; return whether it came."""
+        return acquire(self._baton, True, timeout_s)
 
     def give_baton(self) -> None:
         """Let the thread run; twice is fine, as happens when a run is broken off while it passes the baton on."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
 from types import TracebackType
 
 import manyhands.api
@@ -13,7 +15,8 @@ from manyhands.api import Condition, FlightRecorder, Network, Place, Record, Run
 from manyhands_simulated.deadlock import doing, explain, positions, story
 from manyhands_simulated.faults import FaultPlan
 from manyhands_simulated.injecting import Injector
-from manyhands_simulated.scheduler import Scheduler
+from manyhands_simulated.primitives import members
+from manyhands_simulated.scheduler import Scheduler, never
 from manyhands_simulated.state import State
 from manyhands_simulated.task import BLOCKED, DEAD, Task
 from manyhands_simulated.trace import CallEvent
@@ -50,7 +53,7 @@ class SimulatedRuntime(State, Runtime):
         world.shared[SHARED] = self
         self.faults: Injector = Injector(faults, seed, self)
         self._ranks_per_host = 1 if network is None else network.neighbours(world_size)
-        self._told = False
+        self._explained: list[str] = []
         self.scheduler.on_stuck = self._stuck
         self.scheduler.on_forsaken = self._forsaken
         self.scheduler.whereabouts = lambda task: f"rank {task.rank} is {doing(self, task)}"
@@ -79,8 +82,11 @@ class SimulatedRuntime(State, Runtime):
         return self.scheduler.now
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass."""
-        self._pass_time("sleep", seconds, seconds)
+        """Let virtual time pass; in a thread that outlives the run, real time."""
+        if self.scheduler.is_outlived:
+            time.sleep(seconds)
+        else:
+            self._pass_time("sleep", seconds, seconds)
 
     def compute(self, seconds: float) -> None:
         """Let virtual time pass, more of it on a rank that is slow."""
@@ -109,6 +115,9 @@ class SimulatedRuntime(State, Runtime):
 
     def outside(self) -> AbstractContextManager[None]:
         """Let other ranks run, but not the clock, until the context ends."""
+        if self.scheduler.is_outlived:  # and the calling thread may belong to a later run
+            world = members.get(get_ident())
+            return nullcontext() if world is None else world.outside("")
         return self.scheduler.outside()
 
     def glance(self) -> None:
@@ -157,7 +166,9 @@ class SimulatedRuntime(State, Runtime):
         task = self.scheduler.current()
         with self._noted(task, operation, f"{operation}({seconds:g} s)"):
             self.scheduler.end_if_killed()
-            if lasting > 0:
+            if lasting > 0 and task.is_foreign and operation == "sleep":
+                self.scheduler.wait_until(never, lasting, "in sleep")
+            elif lasting > 0:
                 self.scheduler.block(timer=self.scheduler.now + lasting)
             elif operation == "compute":
                 self.scheduler.give_way()
@@ -177,19 +188,18 @@ class SimulatedRuntime(State, Runtime):
         return manyhands.api.DeadlockError("\n".join([headline, *positions(self)]), rank=task.rank if task.rank >= 0 else None)
 
     def _stuck(self) -> None:
-        if not self._told:
-            self._told = True
-            self.abort(*explain(self))
+        if not self._explained:
+            kind, text, rank = explain(self)
+            self._explained = text.split("\n")
+            self.abort(kind, text, rank)
             if self.scheduler.can_go_on:
                 return
         for task in self.scheduler.waiting():
             if task.state is BLOCKED:
-                words = (
-                    f"rank {task.rank} is {doing(self, task)}, and that wait can never end"
-                    if task.waits_for
-                    else "this wait can never end"
-                )
-                self.scheduler.throw(task, manyhands.api.DeadlockError(words, rank=task.rank))
+                words = [f"rank {task.rank} is {doing(self, task)}, and that wait can never end", *self._explained[1:]]
+                if not task.waits_for:
+                    words = ["this wait can never end"]
+                self.scheduler.throw(task, manyhands.api.DeadlockError("\n".join(words), rank=task.rank))
 
 
 class _Noted:
