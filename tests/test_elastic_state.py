@@ -95,7 +95,7 @@ class Vector(np.ndarray):  # type: ignore[type-arg]
         (np.zeros(2).view(Vector), "Vector: a state may hold"),
         ("\ud800", "half a surrogate"),
     ],
-    ids=repr,
+    ids=["dataclass", "enum", "namedtuple", "counter", "date", "function", "generator", "objects", "subclass", "surrogate"],
 )
 def test_what_could_not_travel_as_it_is_is_refused_when_it_is_committed(value: object, words: str) -> None:
     state = mh.ElasticState()

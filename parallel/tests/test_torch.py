@@ -415,3 +415,93 @@ def test_a_parameter_that_is_unfrozen_later_is_refused(world):
             module(ones(3, 2)).sum().backward()
 
     world(2).run(program)
+
+
+def test_a_parameter_of_two_modules_has_one_owner(world):
+    import torch
+
+    def program(group):
+        shared = torch.nn.Linear(3, 2, bias=False)
+        one, two = torch.nn.Sequential(shared), torch.nn.ModuleList([shared])
+        sync = mp.torch.data_parallel(one, group)
+        with pytest.raises(
+            UsageError, match=r"0\.weight is averaged by the data_parallel of another module already, a Sequential"
+        ):
+            mp.torch.data_parallel(two, group)
+        sync.remove()
+        mp.torch.data_parallel(two, group)
+        mp.torch.data_parallel(two, group)  # takes the place of the one before
+        (shared(torch.ones(1, 3)).sum() * (group.rank + 1)).backward()
+        return shared.weight.grad.tolist()
+
+    assert world(2).run(program).results == [[[1.5] * 3] * 2] * 2
+
+
+def test_no_gradient_is_seen_before_it_is_a_mean(world):
+    import torch
+
+    def program(group):
+        seen = []
+        net = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
+        mp.torch.data_parallel(net, group, bucket_bytes=1, first_bucket_bytes=1)
+        for parameter in net.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: seen.extend(each.grad for each in net.parameters()))
+        for _ in range(2):
+            net(torch.ones(1, 3)).sum().backward()
+            for parameter in net.parameters():
+                assert torch.isfinite(parameter.grad).all()
+            net.zero_grad()
+        return [each for each in seen if each is not None]
+
+    assert world(2).run(program).results == [[], []]
+
+
+@pytest.mark.parametrize("way", ["assign", "head", "adapter", "weight_norm", "removed"])
+def test_parameters_that_come_later_are_found(world, way):
+    import torch
+    from torch import nn
+
+    def program(group):
+        net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        mp.torch.data_parallel(net, group)
+        match way:
+            case "assign":
+                net.load_state_dict({name: each.clone() for name, each in net.state_dict().items()}, assign=True)
+            case "head":
+                net[2] = nn.Linear(8, 2)
+            case "adapter":
+                net.append(nn.Linear(2, 2))
+            case "weight_norm":
+                nn.utils.parametrizations.weight_norm(net[0])
+            case "removed":
+                del net[2]
+        with pytest.raises(UsageError, match=r"after data_parallel was called.*Begin anew: sync = mp\.torch\.data_parallel"):
+            net(torch.ones(1, 4))
+        mp.torch.data_parallel(net, group)
+        (net(torch.ones(1, 4)).sum() * (group.rank + 1)).backward()
+        flat = torch.cat([each.grad.reshape(-1) for each in net.parameters()])
+        return torch.equal(group.broadcast(flat), flat)
+
+    assert world(2).run(program).results == [True, True]
+
+
+def test_a_copy_of_a_module_is_on_its_own(world):
+    import copy
+    import io
+
+    import torch
+
+    def program(group):
+        net = torch.nn.Linear(2, 1, bias=False)
+        mp.torch.data_parallel(net, group)
+        file = io.BytesIO()
+        torch.save(net, file)
+        file.seek(0)
+        grads = []
+        for each in (net, copy.deepcopy(net), torch.load(file, weights_only=False)):
+            (each(torch.ones(1, 2)).sum() * (group.rank + 1)).backward()
+            grads.append(each.weight.grad.tolist())
+        return grads
+
+    for rank, grads in enumerate(world(2).run(program).results):
+        assert grads == [[[1.5] * 2], [[rank + 1.0] * 2], [[rank + 1.0] * 2]]

@@ -18,12 +18,17 @@ result alone: autograd calls their ``vjp``. So every rank runs the same backward
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import UnsupportedError, UsageError
+from manyhands_parallel.agreement import same_on_all
 from manyhands_parallel.compress import Compression
 from manyhands_parallel.gradients.buckets import Bucket
 from manyhands_parallel.gradients.replicas import broadcast, give
@@ -99,7 +104,8 @@ def data_parallel(
     ----------
     module
         A ``torch.nn.Module``, the same on all ranks; it is used as before. Parameters that are frozen now (``requires_grad`` is false) are not
-        averaged. Move it to its device first; its optimizer may be made before or after.
+        averaged. Move it to its device first; its optimizer may be made before or after. Of a module that was given before, with this group
+        or with one that has failed, the new `ModuleSync` takes the place of the old one. Copies of the module are on their own.
     group
         The ranks that average.
     bucket_bytes, first_bucket_bytes, reproducible, reduce_dtype, compress, timeout_s
@@ -115,7 +121,8 @@ def data_parallel(
     Raises
     ------
     UsageError
-        The modules or options of the ranks differ; every rank raises it and says what differs. No parameter has changed.
+        The modules or options of the ranks differ; every rank raises it and says what differs. Or a parameter is averaged by the `data_parallel` of
+        another module already. No parameter has changed.
     """
     return ModuleSync(
         module,
@@ -130,6 +137,41 @@ def data_parallel(
     )
 
 
+_syncs: weakref.WeakKeyDictionary[Any, weakref.ref[ModuleSync]] = weakref.WeakKeyDictionary()
+_owners: dict[int, tuple[weakref.ref[Any], weakref.ref[ModuleSync]]] = {}
+"""The `ModuleSync` of each module; and of each parameter, by its identity."""
+
+
+def _owner_of(parameter: Any) -> ModuleSync | None:
+    found = _owners.get(id(parameter))
+    return found[1]() if found is not None and found[0]() is parameter else None
+
+
+def _forget(identity: int, _: object) -> None:
+    _owners.pop(identity, None)
+
+
+class _OnForward:
+    """The hook of a module. A copy of the module, also one in a file, is on its own: its hook does nothing."""
+
+    def __init__(self, sync: ModuleSync) -> None:
+        self._sync = sync
+
+    def __call__(self, module: Any, inputs: Any) -> None:
+        self._sync._on_forward()
+
+    def __reduce__(self) -> Any:
+        return _no_hook, ()
+
+
+def _no_hook() -> Any:
+    return _nothing
+
+
+def _nothing(module: Any, inputs: Any) -> None:
+    pass
+
+
 class ModuleSync(GradientSync):
     """Averages the gradients of a module in its backward passes; `data_parallel` makes it.
 
@@ -141,11 +183,13 @@ class ModuleSync(GradientSync):
     - ``with sync.paused():`` around either adds up. The gradients of a paused pass are in the buckets and no longer in ``.grad``; weights add
       up as well, so that the loss of a batch is not divided by the number of batches.
 
-    After a step, ``.grad`` of a parameter is the mean, a view of a bucket: the next step writes there. A parameter that no
+    From the moment when its gradient is complete until the end of the step, ``.grad`` of a parameter is None. After a step it is the mean, a view of a
+    bucket: the next step writes there. A parameter that no
     rank has used keeps the ``.grad`` that it had, None for instance. ``zero_grad`` may be called as usual, but discards nothing that paused
     passes have added up.
 
-    If a step fails, ``.grad`` of what was on its way becomes None.
+    If a step fails, ``.grad`` of what was on its way becomes None. If parameters are added or replaced, as ``load_state_dict(assign=True)`` does, the
+    next forward or backward pass raises `UsageError`: call `data_parallel` again then.
 
     Attributes
     ----------
@@ -161,8 +205,18 @@ class ModuleSync(GradientSync):
         self.module: Any = module
         self._parameters = OrderedDict((name, each) for name, each in module.named_parameters() if each.requires_grad)
         self._frozen = OrderedDict((name, each) for name, each in module.named_parameters() if not each.requires_grad)
+        self._all = list(module.parameters())
         self._own: Step | None = None  # the step of a backward pass outside of a block
         self._weighted: list[tuple[Any, float]] = []  # batch normalisations, and their weights outside of the step
+        shared = self._shared()
+        told = {name: f"averaged by the data_parallel of another module, a {kind}" for name, kind in shared.items()}
+        same_on_all(group, "data_parallel", told, timeout_s=options.get("timeout_s"))
+        if shared:
+            name, kind = next(iter(shared.items()))
+            raise UsageError(
+                f"{name} is averaged by the data_parallel of another module already, a {kind}: give one module that holds both, such as "
+                "torch.nn.ModuleList([one, two]), or remove() the other ModuleSync first"
+            )
         super().__init__(group, self._parameters, **options)
         everything = OrderedDict([*module.named_parameters(), *module.named_buffers()])
         broadcast(everything, group, timeout_s=self._timeout_s)
@@ -171,12 +225,40 @@ class ModuleSync(GradientSync):
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
             for name, parameter in self._parameters.items()
         ]
-        self._handles.append(module.register_forward_pre_hook(self._on_forward))
+        self._handles.append(module.register_forward_pre_hook(_OnForward(self)))
+        _syncs[module] = weakref.ref(self)
+        for each in self._parameters.values():
+            forget = partial(_forget, id(each))
+            _owners[id(each)] = weakref.ref(each, forget), weakref.ref(self)
+
+    def _shared(self) -> dict[str, str]:
+        """Return which parameters belong to another module's `ModuleSync`, with the class of that module; take the place of this module's."""
+        before = _syncs.get(self.module, lambda: None)()
+        if before is not None:
+            before.remove()
+        owners = {name: _owner_of(parameter) for name, parameter in self._parameters.items()}
+        return {name: type(owner.module).__name__ for name, owner in owners.items() if owner is not None}
 
     def remove(self) -> None:
         """Take the hooks out of the module, whose gradients then stay on their rank. Calling it twice is fine."""
         for handle in self._handles:
             handle.remove()
+        for parameter in self._parameters.values():
+            if _owner_of(parameter) is self:
+                del _owners[id(parameter)]
+
+    def _check_parameters(self) -> None:
+        """Refuse to go on with parameters that were not there when the hooks were set: their gradients would stay on each rank."""
+        now = list(self.module.parameters())
+        if len(now) == len(self._all) and all(map(is_, now, self._all)):
+            return
+        known = {id(each) for each in self._all}
+        new = [name for name, each in self.module.named_parameters() if id(each) not in known]
+        what = f"{', '.join(new[:5])} came into the module" if new else "parameters were taken out of the module"
+        raise UsageError(
+            f"{what} after data_parallel was called, by load_state_dict(assign=True), a new layer or a parametrization: their gradients would "
+            "stay on each rank. Begin anew: sync = mp.torch.data_parallel(module, group)"
+        )
 
     def _on_gradient(self, name: str, parameter: Any) -> None:
         """Take the gradient of a parameter; torch calls it when that is complete."""
@@ -189,11 +271,12 @@ class ModuleSync(GradientSync):
             raise
 
     def _begin(self, step: Step, weight: float) -> None:
+        self._check_parameters()
         thawed = [name for name, each in self._frozen.items() if each.requires_grad]
         if thawed:
             raise UsageError(
                 f"{', '.join(thawed[:5])} had no gradients when data_parallel was called, and have now: they would stay on each rank. "
-                "Take this one out and begin anew: sync.remove(); sync = mp.torch.data_parallel(module, group)"
+                "Begin anew: sync = mp.torch.data_parallel(module, group)"
             )
         super()._begin(step, weight)
         layers: Any = sys.modules.get(_BATCH_NORM)
@@ -224,9 +307,8 @@ class ModuleSync(GradientSync):
             if gradient.is_sparse:
                 raise UnsupportedError(f"the gradient of {name!r} is sparse; give the layer sparse=False")
             gradient = gradient.detach()
-        stays = not step.is_paused and step.weight > 0 and gradient.dtype == view.dtype
+        parameter.grad = None  # a call in the background may write to the bucket from now on
         self._arrive(name, gradient)
-        parameter.grad = view if stays else None
 
     def _on_end(self) -> None:
         """End the step of a backward pass outside of a block."""
@@ -234,7 +316,8 @@ class ModuleSync(GradientSync):
         assert step is not None
         step.__exit__(None, None, None)
 
-    def _on_forward(self, module: Any, inputs: Any) -> None:
+    def _on_forward(self) -> None:
+        self._check_parameters()
         if self._own is not None:
             from torch import _C
 
@@ -270,7 +353,23 @@ class ModuleSync(GradientSync):
         self._restore()
         super()._end(step)
         if self._gives_buffers and not step.is_paused:
-            give(dict(self.module.named_buffers()), self.group, 0, timeout_s=self._timeout_s)
+            with self._unread_statistics():
+                give(dict(self.module.named_buffers()), self.group, 0, timeout_s=self._timeout_s)
+
+    @contextmanager
+    def _unread_statistics(self) -> Iterator[None]:
+        """Let autograd not see that the running statistics change: it keeps them for a backward pass to come, which does not read them.
+
+        So two forward passes may come before two backward passes. Statistics of layers in eval mode are read, and their changes are seen.
+        """
+        import torch
+        from torch.nn.modules.batchnorm import _NormBase
+
+        norms = [each for each in self.module.modules() if isinstance(each, _NormBase) and each.training]
+        with ExitStack() as stack:
+            for buffer in (buffer for norm in norms for buffer in norm.buffers(recurse=False)):
+                stack.enter_context(torch.autograd._unsafe_preserve_version_counter(buffer))
+            yield
 
     def _abandon(self, error: BaseException) -> None:
         super()._abandon(error)

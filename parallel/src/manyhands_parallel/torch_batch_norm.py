@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm as batch_norm_of_one
 
 from manyhands import Group
 from manyhands.errors import UsageError
 from manyhands_parallel.normalization import RunningStats, batch_norm, batch_norm_backward
+from manyhands_parallel.torch_second import differentiable_once
 
 if TYPE_CHECKING:
 
@@ -68,7 +68,7 @@ class SyncBatchNorm(_BatchNorm):
         dtype: Any = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
-        self.group: Group = group
+        self.group: Group | None = group
         self.loss_weight: float = 1.0
 
     def forward(self, x: Any) -> Any:
@@ -83,6 +83,10 @@ class SyncBatchNorm(_BatchNorm):
             raise UsageError(
                 f"SyncBatchNorm takes tensors of shape (n, channels, ...), and this one has shape {tuple(x.shape)}"
             )
+        if self.training and self.group is None:
+            raise UsageError(
+                "this SyncBatchNorm was loaded from a file, where no group can be kept: give it one, with mp.torch.convert_sync_batchnorm(module, group)"
+            )
         if self.training:
             return _Normalised.apply(x, self.weight, self.bias, self)
         alone = self.running_mean is None
@@ -95,6 +99,9 @@ class SyncBatchNorm(_BatchNorm):
         stats = RunningStats(self.num_features, like=self.running_mean)
         stats.mean, stats.var, stats.count = self.running_mean, self.running_var, self.num_batches_tracked
         return stats
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"group": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
         memo[id(self.group)] = self.group
@@ -114,7 +121,7 @@ class _Normalised(torch.autograd.Function):  # type: ignore[misc]
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @differentiable_once
     def backward(ctx: Any, dy: Any) -> Any:
         x, weight, bias = ctx.saved_tensors
         cache = replace(ctx.cache, x=x, gamma=weight, beta=bias)

@@ -159,7 +159,8 @@ def _apply(call: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
 def _function() -> Any:
     """Return the autograd function of a call and its `Vjp`; torch is imported when it is first used."""
     import torch
-    from torch.autograd.function import once_differentiable
+
+    from manyhands_parallel.torch_second import differentiable_once
 
     class WithVjp(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -171,7 +172,7 @@ def _function() -> Any:
             return y
 
         @staticmethod
-        @once_differentiable  # type: ignore[untyped-decorator]
+        @differentiable_once
         def backward(ctx: Any, dy: Any) -> Any:
             # Under it a result and a weight may have different dtypes, which it brings together here too.
             with torch.autocast(*ctx.autocast):

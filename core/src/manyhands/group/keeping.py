@@ -114,7 +114,7 @@ class _Packer:
             if value.requires_grad and not value.is_leaf:
                 raise self._refusal(path, type(value), "it is the result of a computation with gradients: give x.detach()")
         try:
-            memory = library.read(value)
+            memory = library.read(value.detach() if library.name == "torch" else value)
             is_on_device = isinstance(memory, DeviceArray)
             array = library.to_host(memory) if isinstance(memory, DeviceArray) else memory
         except ManyHandsError as error:
