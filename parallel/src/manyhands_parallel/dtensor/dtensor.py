@@ -99,7 +99,8 @@ class DTensor:
     def __eq__(self, other: object) -> NoReturn:
         raise _refusal("== or !=")
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return id(self)
 
     def __bool__(self) -> NoReturn:
         raise _refusal("to ask whether it is true")
