@@ -106,6 +106,21 @@ def test_what_could_not_travel_as_it_is_is_refused_when_it_is_committed(value: o
         state.commit()
 
 
+def test_a_state_that_is_nested_too_deep_to_be_read_again_is_refused() -> None:
+    nested: list[Any] = []
+    state = mh.ElasticState()
+    for _ in range(90):
+        nested = [nested]
+    state["x"] = nested
+    state.commit()
+    assert travelled(dict(state)) == [{"x": nested}] * 2
+    for _ in range(20):
+        nested = [nested]
+    state["x"] = nested
+    with pytest.raises(mh.UsageError, match="more than 100 levels deep"):
+        state.commit()
+
+
 def test_the_first_state_is_checked_too() -> None:
     @mh.elastic(state={"cfg": Settings()})
     def train(group: mh.Group, generation: int, state: mh.ElasticState) -> None: ...

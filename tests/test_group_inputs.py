@@ -162,6 +162,51 @@ def test_a_result_that_is_read_too_early_holds_no_number_in_a_simulated_world(dt
         assert later == out == [1, 0, 1]
 
 
+INTO: dict[str, Callable[[Group, Any, Any], Any]] = {
+    "all_reduce": lambda group, x, out: group.all_reduce_async(x, out=out),
+    "reduce": lambda group, x, out: group.reduce_async(x, "max", 1, out=out),
+    "broadcast": lambda group, x, out: group.broadcast_async(x, 0, out=out),
+    "all_gather": lambda group, x, out: group.all_gather_async(x[:1], out=out),
+    "gather": lambda group, x, out: group.gather_async(x[:1], 1, out=out),
+    "scatter": lambda group, x, out: group.scatter_async(np.ones((4, 2)) if group.rank == 0 else None, 0, out=out),
+    "reduce_scatter": lambda group, x, out: group.reduce_scatter_async(np.ones((4, 2)), out=out),
+    "all_to_all": lambda group, x, out: group.all_to_all_async(x, out=out),
+    "scan": lambda group, x, out: group.scan_async(x, out=out),
+    "exscan": lambda group, x, out: group.exscan_async(x, out=out),
+    "recv": lambda group, x, out: group.recv_async(0, out=out) if group.rank == 1 else group.send_async(x, 1),
+}
+
+
+def test_every_call_that_writes_to_an_array_in_the_background_is_tried_below() -> None:
+    calls = {name for name, call in inspect.getmembers(Group, callable) if name.endswith("_async") and name[0] != "_"}
+    assert {f"{name}_async" for name in INTO} == {
+        name for name in calls if "out" in inspect.signature(getattr(Group, name)).parameters
+    }
+
+
+@pytest.mark.parametrize("name", INTO)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_result_of_each_call_holds_no_number_until_it_has_ended(name: str, order: Any) -> None:
+    """It is looked at before the turn of the call, and when that is on its way: rank 0 comes a second later."""
+
+    def program(group: Group) -> None:
+        x, out = np.ones((2, 2)), np.full((2, 2), 7.0, order=order)
+        plain = INTO[name](group, x, out.copy(order="C")).wait()
+        if group.rank == 0:
+            group.compute(1.0)
+            INTO[name](group, x, out).wait()
+            return
+        work = INTO[name](group, x, out)
+        assert np.isnan(out).all()
+        mh.sleep(0.5)
+        assert np.isnan(out).all() or name == "scatter"  # rank 0 first tells the others how much comes
+        result = work.wait()
+        assert result is out
+        np.testing.assert_array_equal(out, plain)
+
+    simulated.run(program, 2)
+
+
 @pytest.mark.parametrize("when", [0, 1], ids=["before the turn of the call", "after it"])
 def test_a_program_that_writes_to_a_result_too_early_is_named_on_every_rank(when: int) -> None:
     def program(group: Group) -> None:

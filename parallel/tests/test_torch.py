@@ -437,6 +437,20 @@ def test_a_parameter_of_two_modules_has_one_owner(world):
     assert world(2).run(program).results == [[[1.5] * 3] * 2] * 2
 
 
+def test_a_module_keeps_its_sync_when_another_one_is_refused(world):
+    import torch
+
+    def program(group):
+        net = torch.nn.Linear(3, 2, bias=False)
+        mp.torch.data_parallel(net, group)
+        with pytest.raises(UsageError, match="bucket_bytes"):
+            mp.torch.data_parallel(net, group, bucket_bytes=0)
+        (net(torch.ones(1, 3)).sum() * (group.rank + 1)).backward()
+        return net.weight.grad.tolist()
+
+    assert world(2).run(program).results == [[[1.5] * 3] * 2] * 2
+
+
 def test_no_gradient_is_seen_before_it_is_a_mean(world):
     import torch
 

@@ -220,6 +220,9 @@ class ModuleSync(GradientSync):
         super().__init__(group, self._parameters, **options)
         everything = OrderedDict([*module.named_parameters(), *module.named_buffers()])
         broadcast(everything, group, timeout_s=self._timeout_s)
+        before = _syncs.get(module, lambda: None)()
+        if before is not None:  # not before this one is sure to be made
+            before.remove()
         self._gives_buffers = broadcast_buffers and any(True for _ in module.buffers())
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
@@ -232,12 +235,13 @@ class ModuleSync(GradientSync):
             _owners[id(each)] = weakref.ref(each, forget), weakref.ref(self)
 
     def _shared(self) -> dict[str, str]:
-        """Return which parameters belong to another module's `ModuleSync`, with the class of that module; take the place of this module's."""
-        before = _syncs.get(self.module, lambda: None)()
-        if before is not None:
-            before.remove()
+        """Return which parameters belong to another module's `ModuleSync`, with the class of that module."""
         owners = {name: _owner_of(parameter) for name, parameter in self._parameters.items()}
-        return {name: type(owner.module).__name__ for name, owner in owners.items() if owner is not None}
+        return {
+            name: type(owner.module).__name__
+            for name, owner in owners.items()
+            if owner is not None and owner.module is not self.module
+        }
 
     def remove(self) -> None:
         """Take the hooks out of the module, whose gradients then stay on their rank. Calling it twice is fine."""

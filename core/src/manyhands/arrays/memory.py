@@ -27,6 +27,7 @@ __all__ = [
     "contiguous",
     "copy_of",
     "divide",
+    "given",
     "handed_over",
     "new_array",
     "placed",
@@ -182,6 +183,12 @@ def handed_over(result: Array, out: Array | None) -> Array:
     if not np.may_share_memory(result, out):
         out[...] = result
     return out
+
+
+def given(out: Array | None, give: Callable[[Array], Any] | None, result: Array) -> Any:
+    """Return what the caller of a call gets: the result in ``out``, as ``give`` turns it into an array of the caller's library."""
+    result = handed_over(result, out)
+    return result if give is None else give(result)
 
 
 def divide(total: Array, count: int) -> None:

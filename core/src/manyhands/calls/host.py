@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from manyhands.arrays.libraries import DeviceArray
-from manyhands.arrays.memory import Array, contiguous, divide, handed_over, placed
+from manyhands.arrays.memory import Array, contiguous, divide, given, placed
 from manyhands.calls.engine.waiting import Waiter
 from manyhands.calls.failures import again, exchange_cards, guarded
 from manyhands.calls.fast import FastCall
@@ -245,6 +247,16 @@ class HostAction:
         self.target: Array = target
         self.turns: tuple[Turns, ...] = (path.ledger,)
 
+    def apart(self, targets: Sequence[Array]) -> Callable[[Any], Any] | None:
+        """Let it work on memory of its own instead of ``targets``; return what makes of its result what the caller gets. None if it does not write there."""
+        step, out = self.step, self.step.out
+        assert not isinstance(out, DeviceArray)
+        if step.shape is None or out is None or not any(np.may_share_memory(out, target) for target in targets):
+            return None
+        self.step = structs.replace(step, out=None, give=None)
+        self.source, self.target = self.source.copy(), self.target.copy()
+        return partial(given, out, step.give)
+
     def run(self, deadline: Deadline) -> Any:
         """Carry it out, and return what the caller gets."""
         step, target = self.step, self.target
@@ -255,8 +267,7 @@ class HostAction:
             target[...] = step.identity
         out = step.out
         assert not isinstance(out, DeviceArray)
-        result = target if out is None else handed_over(target, out)
-        return result if step.give is None else step.give(result)
+        return given(out, step.give, target)
 
 
 class TellAction:
@@ -299,5 +310,4 @@ class CopyAction:
         self._target[...] = self._source
         out, give = self._local.out, self._local.give
         assert not isinstance(out, DeviceArray)
-        result = handed_over(self._target, out)
-        return result if give is None else give(result)
+        return given(out, give, self._target)

@@ -1,7 +1,8 @@
 """Finding that a program and a call in the background use an array at the same time: the same program would give any result.
 
 A program that writes to the input of a call is found by digests. In a simulated world the result of a call holds no number until the call has ended, so
-that a program that reads it too early computes with NaN. What it writes there is found.
+that a program that reads it too early computes with NaN. What it writes there is found. (For a batch, and if ranks first tell each other how much
+comes, that holds until the turn of the call.)
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from msgspec import structs
 
-from manyhands.arrays.memory import Array, bytes_of, handed_over, to_array
-from manyhands.calls.host import HostAction
+from manyhands.arrays.memory import Array, bytes_of, to_array
 from manyhands.calls.turns import Turns
 from manyhands.common.lines import program_frame
 from manyhands.contract.deadline import Deadline
@@ -59,7 +58,7 @@ class Inputs:
         turns: Turns,
         array: Any,
         outs: Sequence[Any],
-        host: HostAction | None = None,
+        apart: Callable[[Sequence[Array]], Callable[[Any], Any] | None],
     ) -> Callable[[Deadline], T]:
         """Return the action of a call, which then ends the job if the call's input changes from now until it has been read.
 
@@ -74,8 +73,9 @@ class Inputs:
             Where it waits for its turn.
         array, outs
             As the caller gave them; None where the call reads nothing, and where it writes to memory of its own.
-        host
-            The only step of the call, if that is one on memory of the host. Of all others the results are hidden until their turn.
+        apart
+            Lets the call work on memory of its own instead of its results, and returns what makes of that what the caller gets. If it cannot, the results
+            are hidden until its turn.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class Inputs:
         if source is not None and not _overlap(source, hidden):
             action = self._checked(what, action, source, targets, None if follows else _digest(source))
         if hidden:
-            action = self._hidden(what, action, hidden, host if host is not None and host.step.give is None else None)
+            action = self._hidden(what, action, hidden, apart(hidden))
         if not targets and not (self._hides and source is not None):
             return action
         # One step each, since a call may end while another begins.
@@ -113,13 +113,14 @@ class Inputs:
         return run
 
     def _hidden(
-        self, what: str, action: Callable[[Deadline], T], targets: list[Array], host: HostAction | None
+        self,
+        what: str,
+        action: Callable[[Deadline], T],
+        targets: list[Array],
+        hand_over: Callable[[Any], Any] | None,
     ) -> Callable[[Deadline], T]:
         """Return the action of a call whose results are hidden from now on."""
-        begun_at, out = _line(), None
-        if host is not None:  # it works on memory of its own
-            out, host.step = host.step.out, structs.replace(host.step, out=None)
-            host.source, host.target = host.source.copy(), host.target.copy()
+        begun_at = _line()
         covers = [_Cover(target) for target in targets]
 
         def show() -> None:
@@ -132,14 +133,14 @@ class Inputs:
                 raise self._job.fail(Report("changed", text, self._job.rank, what, members=list(self._members.ranks)))
 
         def run(deadline: Deadline) -> T:
-            if out is None:
+            if hand_over is None:
                 show()
                 return action(deadline)
             try:
                 result: Any = action(deadline)
             finally:
                 show()
-            return cast("T", handed_over(result, cast("Array", out)))
+            return cast("T", hand_over(result))
 
         return run
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from manyhands.arrays.libraries import DeviceArray
-from manyhands.arrays.memory import NOTHING, Array, contiguous, copy_of, handed_over, new_array
+from manyhands.arrays.memory import NOTHING, Array, contiguous, copy_of, given, new_array
 from manyhands.calls.engine.adapter import mailbox_of
 from manyhands.calls.engine.waiting import StallCallback
 from manyhands.calls.failures import guarded
@@ -233,6 +235,19 @@ class MessageAction:
         """Whether it is an array of the user's, and what comes is what the caller gets: not where a sendrecv receives from nobody."""
         return self._message.signature is ARRAY and (self.receiving is not None or self._message.target is None)
 
+    def apart(self, targets: Sequence[Array]) -> Callable[[Any], Any] | None:
+        """As `HostAction.apart`, for what is received."""
+        message, out = self._message, self._message.target
+        assert not isinstance(out, DeviceArray)
+        is_there = (
+            self.receiving is not None and out is not None and any(np.may_share_memory(out, target) for target in targets)
+        )
+        if not is_there or self._target is None:
+            return None
+        self._message = structs.replace(message, target=None, give=None)
+        self._target = np.empty_like(self._target)
+        return partial(given, out, message.give)
+
     def run(self, deadline: Deadline) -> Any:
         """Move it; return what was received, None where nothing was.
 
@@ -253,8 +268,7 @@ class MessageAction:
             return None
         out, give = self._message.target, self._message.give
         assert not isinstance(out, DeviceArray)
-        result = handed_over(NOTHING if incoming.array is None else incoming.array, out)
-        return result if give is None else give(result)
+        return given(out, give, NOTHING if incoming.array is None else incoming.array)
 
 
 class Words:

@@ -21,7 +21,7 @@ from manyhands.errors import (
 )
 from manyhands.group.group import Group
 from manyhands.group.init import init
-from manyhands.group.keeping import packed, unpacked
+from manyhands.group.keeping import check, packed, unpacked
 
 __all__ = ["ElasticState", "elastic"]
 
@@ -59,7 +59,7 @@ class ElasticState(dict[str, Any]):
         UsageError
             The content holds something that could not travel to a rank that comes later; what was committed before is still kept.
         """
-        packed(self, "commit()")
+        check(self, "commit()")
         self._kept = deepcopy(dict(self))
         self._commits += 1
 

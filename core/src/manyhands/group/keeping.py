@@ -19,7 +19,7 @@ from manyhands.arrays.libraries import DeviceArray, Library, library_of
 from manyhands.control.signatures import can_describe
 from manyhands.errors import DTypeError, ManyHandsError, UsageError
 
-__all__ = ["packed", "unpacked"]
+__all__ = ["check", "packed", "unpacked"]
 
 Node = list[Any]
 _LEAVES = (type(None), bool, float, str, bytes)
@@ -28,6 +28,13 @@ _MAPPINGS = {"dict": dict, "OrderedDict": OrderedDict}
 _LIBRARIES = {"torch": "torch", "JAX": "jax", "CuPy": "cupy"}
 """The libraries whose arrays travel, and their modules."""
 _INT64 = range(-(1 << 63), 1 << 63)
+_DEEPEST = 100
+"""How deep a state may be nested: less than what Python's stack has room for, here and where it is unpacked."""
+
+
+def check(state: Mapping[str, Any], what: str) -> None:
+    """Refuse a state that could not travel; nothing is copied. Raises as `packed`."""
+    _Packer(what, copies=False).add(dict(state), "state")
 
 
 def packed(state: Mapping[str, Any], what: str) -> list[Node]:
@@ -45,20 +52,19 @@ def packed(state: Mapping[str, Any], what: str) -> list[Node]:
     UsageError
         Something in it cannot travel, or not as it is; the message says what, where it is, and what to do.
     """
-    packer = _Packer(what)
-    try:
-        packer.add(dict(state), "state")
-    except RecursionError:
-        raise UsageError(f"{what} cannot keep a state that is nested so deep, or a tuple that contains itself") from None
+    packer = _Packer(what, copies=True)
+    packer.add(dict(state), "state")
     return packer.nodes
 
 
 class _Packer:
-    """Numbers the parts of a state."""
+    """Numbers the parts of a state. Where it does not copy, arrays on devices are left out."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *, copies: bool) -> None:
         self.nodes: list[Node] = []
         self._what = what
+        self._copies = copies
+        self._depth = 0
         self._numbers: dict[int, int] = {}
         self._alive: list[object] = []
 
@@ -71,7 +77,11 @@ class _Packer:
         self.nodes.append([])
         self._numbers[id(value)] = number
         self._alive.append(value)  # so that no other object gets its identity
+        if self._depth > _DEEPEST:
+            raise self._refusal(path, type(value), f"it is nested more than {_DEEPEST} levels deep: give a flatter structure")
+        self._depth += 1
         self.nodes[number] = self._node(value, path)
+        self._depth -= 1
         return number
 
     def _node(self, value: Any, path: str) -> Node:
@@ -116,7 +126,10 @@ class _Packer:
         try:
             memory = library.read(value.detach() if library.name == "torch" else value)
             is_on_device = isinstance(memory, DeviceArray)
-            array = library.to_host(memory) if isinstance(memory, DeviceArray) else memory
+            if isinstance(memory, DeviceArray):
+                array = library.to_host(memory) if self._copies else np.empty(0, memory.dtype)
+            else:
+                array = memory
         except ManyHandsError as error:
             raise self._refusal(path, type(value), str(error)) from None
         needs_gradient = library.name == "torch" and value.requires_grad

@@ -11,12 +11,11 @@ import os
 import time
 from collections.abc import Callable
 
-from manyhands_simulated.primitives import acquire, release
 from manyhands_simulated.task import Task
 
 __all__ = ["claim", "keep", "outlive"]
 
-_LOOK_S, _LOOK_AT_LEAST_S = 0.001, 0.05
+_LOOK_S, _LOOK_AT_MOST_S = 0.001, 0.05
 """How long, on the computer's clock, a thread waits before it looks first, and at most before it looks again."""
 
 _lock = _thread.allocate_lock()
@@ -26,20 +25,18 @@ _left: dict[Task, None] = {}
 
 def keep(task: Task) -> None:
     """Let the next world take in the thread of a task, which waits."""
-    acquire(_lock)
-    task.world = None
-    _left[task] = None
-    release(_lock)
+    with _lock:
+        task.world = None
+        _left[task] = None
 
 
 def claim(world: object) -> list[Task]:
     """Let a world take in the threads that are left of earlier runs; return them in an order that does not depend on the machine."""
-    acquire(_lock)
-    claimed = sorted(_left, key=lambda task: (task.rank, task.number))
-    _left.clear()
-    for task in claimed:
-        task.world = world
-    release(_lock)
+    with _lock:
+        claimed = sorted(_left, key=lambda task: (task.rank, task.number))
+        _left.clear()
+        for task in claimed:
+            task.world = world
     return claimed
 
 
@@ -60,13 +57,12 @@ def outlive(task: Task, test: Callable[[], bool]) -> bool | None:
     """
     pause = _LOOK_S
     while not task.take_baton(max(0.0, min(pause, task.gives_up_at - time.monotonic()))):
-        pause = min(2 * pause, _LOOK_AT_LEAST_S)
+        pause = min(2 * pause, _LOOK_AT_MOST_S)
         is_able = _holds(test)
         if is_able or time.monotonic() >= task.gives_up_at:
-            acquire(_lock)
-            is_free = task.world is None
-            _left.pop(task, None)
-            release(_lock)
+            with _lock:
+                is_free = task.world is None
+                _left.pop(task, None)
             if is_free:
                 return is_able
     return None

@@ -235,7 +235,8 @@ class Executable:
 
     def _reducer(self, operand: Array, target: Array, *, incoming_first: bool) -> Sink:
         """Return what reduces a message part by part, where each lies."""
-        combine, dtype, itemsize = quiet(self._combine), target.dtype, target.itemsize
+        dtype, itemsize = target.dtype, target.itemsize
+        combine = self._combine if dtype.kind in "biu" else quiet(self._combine)
         operand, target = operand.reshape(-1), target.reshape(-1)
 
         def sink(data: memoryview, offset: int) -> None:
