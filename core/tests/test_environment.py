@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from itertools import islice
 
 import pytest
@@ -270,6 +273,70 @@ def test_what_runs_inside_an_allocation_hides_the_scheduler() -> None:
         assert found is not None
         assert found.launcher == name
         assert found.world_size == int(next(value for key, value in inner.items() if key.endswith("SIZE")))
+
+
+LEFT_OVER = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "23456"}
+SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "8", "SLURM_TASK_PID": "77"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        pytest.param(OPEN_MPI_5 | LEFT_OVER, ["RANK and WORLD_SIZE say rank 0 of 1", "mpirun", "rank 3 of 4"], id="mpirun"),
+        pytest.param(HYDRA | LEFT_OVER, ["rank 0 of 1", "mpiexec", "rank 2 of 4"], id="mpich"),
+        pytest.param(MVAPICH | LEFT_OVER, ["rank 0 of 1", "MVAPICH", "rank 1 of 2"], id="mvapich"),
+        pytest.param(LSF | LEFT_OVER, ["rank 0 of 1", "jsrun", "rank 6 of 12"], id="lsf"),
+        pytest.param(FLUX | LEFT_OVER, ["rank 0 of 1", "Flux", "rank 1 of 2"], id="flux"),
+        pytest.param(SLURM_TASK | LEFT_OVER, ["rank 0 of 1", "srun", "rank 5 of 8"], id="slurm"),
+        pytest.param(SLURM | LEFT_OVER | {"WORLD_SIZE": "8"}, ["rank 0 of 8", "rank 5 of 8"], id="another rank"),
+        pytest.param(SLURM_TASK | LEFT_OVER | {"WORLD_SIZE": "9"}, ["rank 0 of 9", "srun"], id="srun is the nearest"),
+        pytest.param(
+            SLURM_TASK | OPEN_MPI_5 | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+            ["OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE say rank 0 of 1", "srun", "rank 5 of 8"],
+            id="mpirun within srun left over",
+        ),
+        pytest.param(
+            OPEN_MPI_5 | TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"},
+            ["rank 0 of 1", "rank 3 of 4"],
+            id="torchrun alone in each",
+        ),
+        pytest.param(
+            OPEN_MPI_5 | LEFT_OVER | {"MANYHANDS_LAUNCHED": "127.0.0.1:1", "TORCHELASTIC_RUN_ID": "a"},
+            ["rank 0 of 1", "rank 3 of 4"],
+            id="manyhands run in each",
+        ),
+    ],
+)
+def test_contradicting_launchers_are_refused_in_words(environ: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="two launchers contradict each other") as caught:
+        discover(environ, parent=PARENT, process=77)
+    assert all(word in str(caught.value) for word in [*words, "unset", "MANYHANDS_RANK"])
+
+
+@pytest.mark.parametrize(
+    ("environ", "identity"),
+    [
+        pytest.param(OPEN_MPI_5 | LEFT_OVER | {"RANK": "3", "WORLD_SIZE": "4"}, (3, 4), id="a wrapper says the same"),
+        pytest.param(SLURM | LEFT_OVER | {"RANK": "41", "WORLD_SIZE": "64"}, (41, 64), id="an agent for each task"),
+        pytest.param(SLURM | TORCHRUN | {"RANK": "1", "WORLD_SIZE": "8"}, (1, 8), id="torchrun counts anew"),
+        pytest.param(SLURM | OPEN_MPI_5, (3, 4), id="mpirun's daemons are Slurm's tasks"),
+        pytest.param(OPEN_MPI_5 | LEFT_OVER | {"MANYHANDS_RANK": "0", "MANYHANDS_WORLD_SIZE": "1"}, (0, 1), id="by hand"),
+        pytest.param({"PMI_RANK": "0", "PMI_SIZE": "1"} | LEFT_OVER | {"WORLD_SIZE": "4"}, (0, 4), id="one task"),
+        pytest.param(OPEN_MPI_5 | LEFT_OVER | {"OMPI_COMM_WORLD_SIZE": ""}, (0, 1), id="half of mpirun's"),
+    ],
+)
+def test_launchers_within_each_other_are_understood(environ: dict[str, str], identity: tuple[int, int]) -> None:
+    found = discover(environ, parent=PARENT, process=77)
+    assert found is not None
+    assert (found.rank, found.world_size) == identity
+
+
+def test_ranks_behind_wrapper_scripts_meet_at_one_port() -> None:
+    program = "import os; from manyhands.control.environment import discover; print(discover(os.environ).port)"
+    environ = {name: value for name, value in os.environ.items() if not re.match("RANK|WORLD_SIZE|OMPI|SLURM", name)}
+    wrapped = ["sh", "-c", 'sh -c \'"$@"; exit $?\' - "$@"; exit $?', "-", sys.executable, "-c", program]
+    printed = subprocess.run(wrapped, env=environ | HYDRA, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert int(printed) == derived_port(str(os.getpid()))
 
 
 def test_torchrun_s_own_store_keeps_its_port() -> None:

@@ -6,9 +6,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from manyhands.control.environment.launchers import LAUNCHERS, NOT_UNDERSTOOD, LaunchEnvironment, is_shell_of_slurm
+from manyhands.control.environment.launchers import (
+    LAUNCHERS,
+    NOT_UNDERSTOOD,
+    STARTERS,
+    LaunchEnvironment,
+    Reader,
+    is_shell_of_slurm,
+)
 from manyhands.control.environment.variables import Variables, parse_address
-from manyhands.errors import RendezvousError
+from manyhands.errors import ConfigError, RendezvousError
 
 __all__ = ["DEFAULT_PORT", "LaunchEnvironment", "discover", "parse_address", "why_not_alone"]
 
@@ -28,8 +35,8 @@ def discover(environ: Mapping[str, str], *, parent: int | None = None, process: 
     environ
         The variables, usually ``os.environ``.
     parent, process
-        The parent process's id and this one's, by default what they are: launchers that give a job no name are told apart by the first, and
-        a task of Slurm from a shell's child by the second.
+        The id of the process that started the ranks of this host, and this one's, by default what they are: launchers that give a job no
+        name are told apart by the first, and a task of Slurm from a shell's child by the second.
 
     Returns
     -------
@@ -40,16 +47,50 @@ def discover(environ: Mapping[str, str], *, parent: int | None = None, process: 
     Raises
     ------
     ConfigError
-        A variable holds what it cannot hold, or half of a set is missing; the message names it and what to do.
+        A variable holds what it cannot hold, half of a set is missing, or the variables of two launchers contradict each other; the message
+        names them and what to do.
     RendezvousError
         Nothing tells where the ranks meet; the message names the variable to set.
     """
-    variables = Variables(environ, os.getppid() if parent is None else parent, os.getpid() if process is None else process)
+    variables = Variables(environ, parent, os.getpid() if process is None else process)
     for read in LAUNCHERS:
         found = read(variables)
         if found is not None:
+            _refuse_contradiction(variables, read, found)
             return _with_address(variables, found)
     return None
+
+
+def _refuse_contradiction(variables: Variables, speaker: Reader, found: LaunchEnvironment) -> None:
+    """Raise if another launcher has started this process as a rank of another world.
+
+    Launchers may stand in each other: an agent per task of Slurm, such as torchrun or DeepSpeed's launcher, starts at least as many ranks as
+    there are agents. Fewer ranks, or a rank that a task which Slurm itself started does not have, come from variables that are left over.
+    """
+    if variables.text("MANYHANDS_RANK", "MANYHANDS_WORLD_SIZE") is not None:
+        return  # the user's own word wins over all launchers
+    is_leaf = variables.text("SLURM_TASK_PID") == str(variables.process)
+    fewest = 2 if variables.text("TORCHELASTIC_RUN_ID") is not None else None
+    own_rank, own_size = next(((each.rank, each.size) for each in STARTERS if each.read is speaker), ("RANK", "WORLD_SIZE"))
+    for each in STARTERS:
+        try:
+            other = None if each.read is speaker else each.read(variables)
+        except ConfigError:  # half of what that launcher sets says nothing
+            continue
+        if other is None or (other.rank, other.world_size) == (found.rank, found.world_size):
+            continue
+        # mpirun starts its daemons by srun, one for each host, however many ranks there are.
+        is_nested = own_rank != "RANK" or other.world_size == 1 or found.world_size >= (fewest or other.world_size + 1)
+        if is_nested and not (is_leaf and other.launcher == "slurm"):
+            continue
+        raise ConfigError(
+            f"two launchers contradict each other: {own_rank} and {own_size} say rank {found.rank} of {found.world_size}, and {each.name} "
+            f"({each.rank}, {each.size}) says rank {other.rank} of {other.world_size}. If {each.name} starts the ranks, unset {own_rank} and "
+            f"{own_size}, which are left over; if it does not, unset {each.rank}; or say who each process is by MANYHANDS_RANK and "
+            "MANYHANDS_WORLD_SIZE, or by init(rank=..., world_size=...)",
+            file=own_rank,
+            value=str(found.rank),
+        )
 
 
 def why_not_alone(environ: Mapping[str, str]) -> str | None:
@@ -57,7 +98,7 @@ def why_not_alone(environ: Mapping[str, str]) -> str | None:
 
     A process that runs alone although it was meant to be one of several gives results that look right.
     """
-    variables = Variables(environ, os.getppid(), os.getpid())
+    variables = Variables(environ, None, os.getpid())
     meant = "If that is meant, say so by init(rank=0, world_size=1) or MANYHANDS_RANK=0 and MANYHANDS_WORLD_SIZE=1."
     tasks = variables.text("SLURM_STEP_NUM_TASKS" if is_shell_of_slurm(variables) else "SLURM_NTASKS") or ""
     if tasks.isdigit() and int(tasks) > 1:

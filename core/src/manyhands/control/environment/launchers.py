@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from manyhands.control.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
 from manyhands.control.environment.variables import Variables, derived_port
 from manyhands.errors import ConfigError
 
-__all__ = ["LAUNCHERS", "NOT_UNDERSTOOD", "LaunchEnvironment", "Reader", "is_shell_of_slurm"]
+__all__ = ["LAUNCHERS", "NOT_UNDERSTOOD", "STARTERS", "LaunchEnvironment", "Reader", "Starter", "is_shell_of_slurm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def _lsf(found: Variables) -> LaunchEnvironment | None:
         local_rank=found.integer("JSM_NAMESPACE_LOCAL_RANK") or 0,
         local_world_size=local_size,
         host=hosts[0] if hosts and local_size != size else None,
-        port=derived_port(job or str(found.parent)),
+        port=derived_port(job or found.starter()),
         job=job or "",
     )
 
@@ -103,7 +104,7 @@ def _open_mpi(found: Variables) -> LaunchEnvironment | None:
         local_rank=found.integer("OMPI_COMM_WORLD_LOCAL_RANK") or 0,
         local_world_size=local_size,
         host=_host_of_mpirun(head, server, job) if local_size != size else None,
-        port=derived_port(f"job {job}" if job else str(found.parent)),
+        port=derived_port(f"job {job}" if job else found.starter()),
         job=job,
     )
 
@@ -138,7 +139,7 @@ def _mvapich(found: Variables) -> LaunchEnvironment | None:
         local_rank=found.integer("MV2_COMM_WORLD_LOCAL_RANK") or 0,
         local_world_size=found.integer("MV2_COMM_WORLD_LOCAL_SIZE"),
         host=None,
-        port=derived_port(str(found.parent)),
+        port=derived_port(found.starter()),
         job="",
     )
 
@@ -156,7 +157,7 @@ def _cray_pals(found: Variables) -> LaunchEnvironment | None:
         local_rank=found.integer("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK") or 0,
         local_world_size=found.integer("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
         host=None,
-        port=derived_port(job or str(found.parent)),
+        port=derived_port(job or found.starter()),
         job=job or "",
     )
 
@@ -181,7 +182,7 @@ def _flux(found: Variables) -> LaunchEnvironment | None:
         local_rank=found.integer("FLUX_TASK_LOCAL_ID") or 0,
         local_world_size=size if found.integer("FLUX_JOB_NNODES") == 1 else None,
         host=None,
-        port=derived_port(job or str(found.parent)),
+        port=derived_port(job or found.starter()),
         job=job or "",
     )
 
@@ -218,7 +219,7 @@ def _slurm(found: Variables) -> LaunchEnvironment | None:
         local_rank=found.integer("SLURM_LOCALID") or 0,
         local_world_size=local_size,
         host=next(expand_hostlist(hosts)) if hosts else None,
-        port=derived_port(job or str(found.parent)),
+        port=derived_port(job or found.starter()),
         job=job or "",
     )
 
@@ -236,7 +237,7 @@ def _pmi(found: Variables) -> LaunchEnvironment | None:
         local_rank=found.integer("MPI_LOCALRANKID", "PMI_LOCAL_RANK") or 0,
         local_world_size=found.integer("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
         host=None,
-        port=derived_port(str(found.parent)),
+        port=derived_port(found.starter()),
         job="",
     )
 
@@ -262,7 +263,7 @@ def _pmix(found: Variables) -> LaunchEnvironment | None:
         local_rank=0,
         local_world_size=None,
         host=_host_of_mpirun("", _server_of_pmix(found), job),
-        port=derived_port(f"job {job}" if job else str(found.parent)),
+        port=derived_port(f"job {job}" if job else found.starter()),
         job=job,
     )
 
@@ -324,6 +325,31 @@ LAUNCHERS: tuple[Reader, ...] = (
     _by_hand,
 )
 """Who is asked, in this order; the first that recognises its variables wins."""
+
+
+class Starter(NamedTuple):
+    """A launcher that starts each rank itself, by which the variables of another one can be found to be left over."""
+
+    name: str
+    """What people call it."""
+    read: Reader
+    rank: str
+    """The variable that tells the rank."""
+    size: str
+    """The one that tells the number of ranks."""
+
+
+STARTERS: tuple[Starter, ...] = (
+    Starter("jsrun", _lsf, "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    Starter("Open MPI's mpirun", _open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    Starter("MVAPICH's mpirun", _mvapich, "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    Starter("PALS", _cray_pals, "PALS_RANKID", "PMI_SIZE"),
+    Starter("MPICH's mpiexec", _hydra, "PMI_RANK", "PMI_SIZE"),
+    Starter("Flux", _flux, "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    Starter("srun", _slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    Starter("PMI", _pmi, "PMI_RANK", "PMI_SIZE"),
+)
+"""The launchers whose variables no agent within them sets for its own ranks."""
 
 NOT_UNDERSTOOD: tuple[str, ...] = (
     # Where a reader above has nothing to say, these are left over from one of its launchers, or come from one that has no reader.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from manyhands.errors import ConfigError
 
@@ -16,6 +18,9 @@ _FIRST_DERIVED_PORT = 61440
 _DERIVED_PORTS = 4096
 _LARGEST_PORT = 65535
 _MOST_DIGITS = 18
+
+_OF_RANKS = re.compile(r"(?:PMI|PMIX|MPI|OMPI_COMM|MV2_COMM|PALS|JSM|FLUX|SLURM)_\w*(?:RANK|SIZE|FD|PORT|ID|NAMESPACE)\Z")
+_PROXIES = (b"hydra", b"mpiexec", b"mpirun", b"orted", b"prte", b"pmi_proxy", b"slurmstepd")
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -62,15 +67,32 @@ class Variables:
     environ
         The variables; one that is set to nothing counts as not set.
     parent
-        The id of the parent process, alike for all ranks that one launcher process started.
+        The id of the launcher's process, alike for all ranks that it started on this host; None to find it.
     process
         The id of this process.
     """
 
-    def __init__(self, environ: Mapping[str, str], parent: int, process: int) -> None:
+    def __init__(self, environ: Mapping[str, str], parent: int | None, process: int) -> None:
         self._environ = environ
-        self.parent: int = parent
+        self._parent = parent
         self.process: int = process
+
+    def starter(self) -> str:
+        """Return the id of the process that started the ranks of this host, by which a job without a name is known.
+
+        That is the parent, or with a wrapper script around each rank one above it: the last process that has this rank's variables is the one
+        that the launcher started.
+        """
+        if self._parent is None:
+            own = _words_of_ranks((name, value) for name, value in self._environ.items())
+            above = os.getppid()
+            while above > 1 and own:
+                words, grandparent = _ancestor(above)
+                if words != own:
+                    break
+                above = grandparent
+            self._parent = above
+        return str(self._parent)
 
     def text(self, *names: str) -> str | None:
         """Return the value of the first of ``names`` that is set, None when none is."""
@@ -150,6 +172,24 @@ class Variables:
             file=missing,
             value=None,
         )
+
+
+def _words_of_ranks(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the variables by which launchers tell a process that it is one of several."""
+    return {name: value for name, value in variables if _OF_RANKS.match(name)}
+
+
+def _ancestor(process: int) -> tuple[dict[str, str], int]:
+    """Return what a process began with of such variables, and its parent; nothing if the system does not say, or if it is a launcher's proxy."""
+    try:
+        pairs = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        name, _, rest = Path(f"/proc/{process}/stat").read_bytes().partition(b"(")[2].rpartition(b")")
+    except OSError:
+        return {}, 0
+    if name.startswith(_PROXIES):
+        return {}, 0
+    split = (os.fsdecode(pair).partition("=") for pair in pairs)
+    return _words_of_ranks((each, value) for each, _, value in split), int(rest.split()[1])
 
 
 def _is_number(text: str) -> bool:
