@@ -167,6 +167,38 @@ def test_nobody_reading_is_noticed() -> None:
     assert screen.broken
 
 
+def test_a_full_disk_is_told_on_the_other_output_and_ends_nothing(terminal: Terminal) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    out, err = screens(full, terminal.fd)
+    stream, other = Stream(out, full, b"[0] ", 1.0), Stream(err, terminal.fd, b"[1] ", 1.0)
+    other.feed(b"half")
+    other.show()
+    stream.feed(b"one\n")
+    stream.feed(b"two\n")
+    told = b"manyhands run: standard output cannot be written (No space left on device): the job goes on, and what it prints there is lost\n"
+    assert terminal.shown() == b"[1] half\n" + told
+    assert not out.broken
+    reader, writer = os.pipe()
+    os.dup2(writer, full)  # somebody has made room
+    stream.feed(b"three\n")
+    assert os.read(reader, 100) == b"\n[0] three\n"
+    out.tell_of_lost()
+    assert terminal.shown() == b"manyhands run: 16 bytes of standard output were lost: No space left on device\n"
+    for each in (full, reader, writer):
+        os.close(each)
+
+
+def test_a_full_disk_under_both_outputs_ends_nothing() -> None:
+    full, copy = os.open("/dev/full", os.O_WRONLY), os.open("/dev/full", os.O_WRONLY)
+    one, two = screens(full, copy)
+    Stream(one, full, b"", 1.0).feed(b"x\n")
+    Stream(two, copy, b"", 1.0).feed(b"y\n")
+    one.tell_of_lost()
+    assert (one.broken, two.broken, one.lost) == (False, False, 4)
+    os.close(full)
+    os.close(copy)
+
+
 def test_two_outputs_share_a_screen_when_they_are_one_file(terminal: Terminal) -> None:
     copy = os.dup(terminal.fd)
     one, two = screens(terminal.fd, copy)

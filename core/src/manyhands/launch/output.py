@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import stat
 import time
 from collections.abc import Callable
 
@@ -13,20 +15,41 @@ _LONGEST_HELD_LINE = 1 << 16
 _TAIL_BYTES = 1 << 16
 
 
-class Screen:
-    """A file to which streams write in turn: a line that one began is ended before another one writes."""
+_NO_READER = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN})
 
-    def __init__(self) -> None:
+
+class Screen:
+    """A file to which streams write in turn: a line that one began is ended before another one writes.
+
+    What cannot be written although somebody reads the file, as on a full disk, is lost, and the other output says so: no program ends because
+    of what it prints.
+
+    Parameters
+    ----------
+    name
+        What people call the file.
+    other
+        Where to say that output is lost: another screen and its file descriptor.
+    """
+
+    def __init__(self, name: str = "the output", other: tuple[Screen, int] | None = None) -> None:
+        self.name: str = name
+        self.other: tuple[Screen, int] | None = other
         self.broken: bool = False
         """Whether nobody reads the file any more; what is written from then on is dropped."""
+        self.lost: int = 0
+        """How many bytes could not be written."""
         self.open_line: Stream | None = None
         """The stream whose line is not ended yet, or that went back to its start by a carriage return."""
         self.wait: Callable[[int], bool] = _wait_for_reader
         """Waits a while until a file can be written, and tells whether to go on trying."""
+        self._reason = ""
+        self._is_cut = False
+        """Whether a part of what was written last is missing."""
 
     def write(self, fd: int, data: bytes) -> None:
         """Write all of ``data``, waiting for a slow reader as long as `wait` goes on."""
-        view = memoryview(data)
+        view = memoryview(b"\n" + data if self._is_cut else data)
         while view and not self.broken:
             # Never more than a ready pipe takes at once: a write that blocked would be deaf to signals.
             if not select.select([], [fd], [], 0)[1]:
@@ -35,10 +58,34 @@ class Screen:
                 continue
             try:
                 view = view[os.write(fd, view[: select.PIPE_BUF]) :]
+                self._is_cut = False
             except BlockingIOError:
                 continue
-            except OSError:
-                self.broken = True
+            except OSError as error:
+                # A terminal that has gone gives EIO, as a broken disk does.
+                if error.errno in _NO_READER or (error.errno == errno.EIO and stat.S_ISCHR(os.fstat(fd).st_mode)):
+                    self.broken = True
+                    return
+                self._lose(min(len(view), len(data)), error)
+                return
+
+    def tell_of_lost(self) -> None:
+        """Say on the other screen how much could not be written, if anything."""
+        if self.lost and self.other is not None:
+            self._say(f"{self.lost} bytes of {self.name} were lost: {self._reason}")
+
+    def _lose(self, length: int, error: OSError) -> None:
+        is_first, self.lost, self._is_cut = not self.lost, self.lost + length, True
+        self._reason = error.strerror or str(error)
+        if is_first and self.other is not None:
+            self._say(f"{self.name} cannot be written ({self._reason}): the job goes on, and what it prints there is lost")
+
+    def _say(self, words: str) -> None:
+        assert self.other is not None
+        screen, fd = self.other
+        before = "\n" if screen.open_line is not None else ""
+        screen.open_line = None
+        screen.write(fd, f"{before}manyhands run: {words}\n".encode(errors="backslashreplace"))
 
 
 def _wait_for_reader(fd: int) -> bool:
@@ -137,5 +184,9 @@ def screens(stdout: int, stderr: int) -> tuple[Screen, Screen]:
         Their file descriptors.
     """
     first, second = os.fstat(stdout), os.fstat(stderr)
-    screen = Screen()
-    return screen, screen if (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino) else Screen()
+    if (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino):
+        screen = Screen("the output")
+        return screen, screen
+    out, err = Screen("standard output"), Screen("standard error")
+    out.other, err.other = (err, stderr), (out, stdout)
+    return out, err

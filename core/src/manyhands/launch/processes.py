@@ -232,6 +232,8 @@ class _Launcher:
         for stream in list(self._streams):
             stream.close()
         code = self._conclude()
+        for screen in self._screens:
+            screen.tell_of_lost()
         records = self._job.environ.get(_RECORDS, os.environ.get(_RECORDS))
         if code and records:
             self._say(f"manyhands run: what the ranks recorded: manyhands explain {shlex.quote(records)}\n")

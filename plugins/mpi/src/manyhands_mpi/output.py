@@ -34,6 +34,8 @@ class Output:
             key.data.close()
             os.close(key.fd)
         self._selector.close()
+        for screen in self._screens.values():
+            screen.tell_of_lost()
 
     def add_fifo(self, path: Path, screen: int, prefix: bytes) -> None:
         """Make a named pipe, and show on file descriptor ``screen``, 1 or 2, what is written there, each line after ``prefix``."""
