@@ -134,7 +134,7 @@ def test_each_rank_gets_torchruns_variables(tmp_path: Path) -> None:
         import json, os, sys
         names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MY_OWN"]
         others = ["MASTER_PORT", "MANYHANDS_LAUNCHED", "MANYHANDS_SECRET", "TORCHELASTIC_RUN_ID"]
-        print(json.dumps([{n: os.environ[n] for n in names}, [os.environ[n] for n in others],
+        print(json.dumps([{n: os.environ[n] for n in names}, [os.environ[n] for n in others] + [hash("text")],
                           "MANYHANDS_RENDEZVOUS_FD" in os.environ, "MANYHANDS_RANK" in os.environ]))
     """
     done = launch(tmp_path, script, ranks=3, environ={"MANYHANDS_RANK": "7", "MY_OWN": "x"}, prefix=False)
@@ -155,7 +155,7 @@ def test_each_rank_gets_torchruns_variables(tmp_path: Path) -> None:
         assert not misled
     shared = {tuple(others) for _, others, _, _ in seen}
     assert len(shared) == 1
-    port, place, secret, _ = shared.pop()
+    port, place, secret, _, _ = shared.pop()
     host, _, met = place.rpartition(":")
     assert host == "127.0.0.1"
     assert 0 < int(met) < 65536
@@ -208,15 +208,26 @@ def test_two_hosts_make_one_world(tmp_path: Path) -> None:
     script = (
         MEET
         + """
-    print(os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], os.environ["TORCHELASTIC_RUN_ID"])
+    print(os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], os.environ["TORCHELASTIC_RUN_ID"], hash("text"))
     """
     )
     hosts = [start(directory, script, node_rank=number, **shared) for number, directory in enumerate(directories)]
     outputs = [host.communicate(timeout=50) for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], outputs
-    job = f"manyhands-{shared['rendezvous']}"
+    job = f"manyhands-{shared['rendezvous']} {outputs[0][0].split()[-1]}"  # one order of sets on all hosts
     assert sorted(outputs[0][0].splitlines()) == [f"[0] 0 0 {job}", "[0] heard [1, 2, 3]", f"[1] 1 0 {job}"]
     assert sorted(outputs[1][0].splitlines()) == [f"[2] 0 1 {job}", f"[3] 1 1 {job}"]
+
+
+@pytest.mark.parametrize(("given", "seed"), [("17", 17), ("", 327496389)])
+def test_a_seed_of_hashes_comes_from_the_user_or_the_secret(tmp_path: Path, given: str, seed: int) -> None:
+    script = "import os; print(os.environ['PYTHONHASHSEED'], hash('text'))"
+    environ = {"PYTHONHASHSEED": given, "MANYHANDS_SECRET": "s"}
+    seen = set(launch(tmp_path, script, ranks=2, prefix=False, environ=environ).stdout.splitlines())
+    expected = subprocess.run(
+        [sys.executable, "-c", script], env=environment(PYTHONHASHSEED=str(seed)), capture_output=True, text=True, check=True
+    )
+    assert seen == {expected.stdout.strip()}
 
 
 def test_arguments_and_a_secret_reach_the_script_untouched_and_its_last_line_is_ended(tmp_path: Path) -> None:

@@ -125,8 +125,9 @@ def test_a_backend_may_start_its_ranks_itself(
         (tmp_path / "manyhands.toml").write_text('backend = "threads"\n')
     else:
         monkeypatch.setenv("MANYHANDS_BACKEND", "threads")
+    monkeypatch.setenv("PYTHONHASHSEED", "17")
     assert call("-n", "3", *words, "script.py", "a", "-b") == 9
-    given = {"MANYHANDS_BACKEND": "threads"} if words else {}
+    given = ({"MANYHANDS_BACKEND": "threads"} if words else {}) | {"PYTHONHASHSEED": "17"}
     assert requests == [LaunchRequest("script.py", False, ("a", "-b"), 3, "threads", given, True, NoConfig())]
     assert jobs == []
 

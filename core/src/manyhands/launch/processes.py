@@ -25,7 +25,7 @@ from manyhands.launch.forked import ForkedRank, ForkServer, fork_server, why_no_
 from manyhands.launch.guard import Guard, guarded
 from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
 from manyhands.launch.output import Stream, screens
-from manyhands.launch.variables import shared_variables
+from manyhands.launch.variables import shared_variables, with_hash_seed
 
 __all__ = ["run_job"]
 
@@ -76,6 +76,7 @@ def run_job(
     environ = dict(os.environ if environ is None else environ)
     with contextlib.ExitStack() as cleanup:
         job.validate(environ)
+        environ = with_hash_seed(environ)
         shared = shared_variables(job.ranks, environ)
         if server is None and job.fork:
             server = fork_server(job.target, job.is_module, shared)

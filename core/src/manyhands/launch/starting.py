@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from manyhands.errors import ConfigError, UsageError
 from manyhands.launch.forked import ForkServer, fork_server
-from manyhands.launch.variables import shared_variables
+from manyhands.launch.variables import shared_variables, with_hash_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,11 +54,15 @@ def start(options: RunOptions) -> int:
     """
     doing = "read the configuration and looked for the backend"
     # It imports what the ranks need while the configuration is read here, and so comes before all that this process imports itself.
-    server = None
-    if not options.no_fork:
-        server = fork_server(options.target, options.module, shared_variables(options.ranks, os.environ))
+    server, environ = None, dict(os.environ)
+    if options.nnodes == 1 or environ.get(
+        "MANYHANDS_SECRET"
+    ):  # else the configuration may name a secret, of which the seed is made
+        environ = with_hash_seed(environ)
+        if not options.no_fork:
+            server = fork_server(options.target, options.module, shared_variables(options.ranks, environ))
     try:
-        run = _prepared(options, server)
+        run = _prepared(options, environ, server)
         doing = "got ready to start the ranks"
         return run()
     except KeyboardInterrupt:
@@ -69,7 +73,7 @@ def start(options: RunOptions) -> int:
             server.close()
 
 
-def _prepared(options: RunOptions, server: ForkServer | None) -> Callable[[], int]:
+def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer | None) -> Callable[[], int]:
     """Check all that can be known before a rank is there; return what starts them. Raises as `start`."""
     from pathlib import Path
 
@@ -84,7 +88,6 @@ def _prepared(options: RunOptions, server: ForkServer | None) -> Callable[[], in
 
     file = None if config is None else str(Path(config).resolve())
     resolution = resolve_launcher(backend, file)
-    environ = dict(os.environ)
     chosen = {}
     if backend is not None:
         chosen["MANYHANDS_BACKEND"] = backend
@@ -144,6 +147,7 @@ def _prepared(options: RunOptions, server: ForkServer | None) -> Callable[[], in
             f"the backend {resolution.backend!r} starts the ranks itself, and knows no {unknown[0]}; leave it out, or choose another backend "
             "with --backend"
         )
+    chosen["PYTHONHASHSEED"] = environ["PYTHONHASHSEED"]
     request = LaunchRequest(
         options.target, options.module, job.args, options.ranks, resolution.backend, chosen, job.prefix, resolution.config
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-__all__ = ["shared_variables"]
+__all__ = ["shared_variables", "with_hash_seed"]
 
 _MISLEADING = (
     # An outer launcher's or the shell's own say about ranks; it would win over, or contradict, what this launcher sets.
@@ -31,6 +31,24 @@ def shared_variables(ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
     """
     variables = {name: value for name, value in environ.items() if name not in _MISLEADING}
     return variables | _threads_per_rank(max(1, ranks), variables)
+
+
+def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with one seed of hashes for all ranks, so that sets of texts have one order on all of them.
+
+    Hosts of one job have the same seed, since it comes from the job's secret if there is one. ``PYTHONHASHSEED`` that is set already stays.
+    """
+    if environ.get("PYTHONHASHSEED"):
+        return dict(environ)
+    secret = environ.get("MANYHANDS_SECRET")
+    if secret:
+        import hashlib  # without a secret nobody needs it
+
+        drawn = hashlib.blake2b(os.fsencode(secret), digest_size=4, person=b"manyhands hash").digest()
+    else:
+        drawn = os.urandom(4)
+    # 0 would switch Python's protection against chosen keys off.
+    return {**environ, "PYTHONHASHSEED": str(int.from_bytes(drawn, "little") or 1)}
 
 
 def _threads_per_rank(ranks: int, variables: Mapping[str, str]) -> dict[str, str]:

@@ -52,7 +52,7 @@ def launch(request: LaunchRequest) -> int:
         environ = _environ(request, mpiexec, family)
         command = [mpiexec[0], *family.options, *mpiexec[1:]]
         if family.passed_by and spans_hosts(mpiexec, environ):
-            for name in sorted(name for name in environ if name.startswith("MANYHANDS_")):
+            for name in sorted(name for name in environ if name.startswith(("MANYHANDS_", "PYTHONHASHSEED"))):
                 command += [family.passed_by, name]
         command += ["-n", str(request.ranks), *rank_command(request, str(guard.folder))]
         return _Run(command, environ, guard, request).wait()
