@@ -137,3 +137,31 @@ def test_every_handle_says_in_a_child_that_it_was_inherited_and_what_to_do(nurse
     assert len(said) == 18
     assert {name: text for name, text in said.items() if not text.startswith("ClosedError: ") or "fork" not in text} == {}
     assert {name for name, text in said.items() if "a pipe or a queue" not in text} == set()
+
+
+def test_a_child_of_a_rank_that_calls_init_is_refused_in_words(nursery: Nursery) -> None:
+    program = """
+with mh.init(timeout_s=30) as group:
+    group.barrier()
+    child = os.fork()
+    if not child:
+        attempt(mh.init)
+        attempt(lambda: mh.init(rank=0, world_size=1).close())
+        os._exit(0)
+    os.waitpid(child, 0)
+    code = "import manyhands as mh\\ntry: mh.init()\\nexcept mh.RendezvousError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    tell("child", printed=done.stdout, errors=done.stderr)
+    tell("sum", value=float(group.all_reduce(np.ones(1))[0]))
+code = "import os; print('MANYHANDS_JOINED' in os.environ)"
+tell("after", printed=subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
+"""
+    with nursery.ranks("import subprocess\n" + program, 2) as ranks:
+        assert ranks.start().wait() == {0: 0, 1: 0}, ranks.output()
+        assert [fact["value"] for fact in ranks.await_facts("sum")] == [2.0] * 2
+        assert [fact["printed"] for fact in ranks.await_facts("after")] == ["False\n"] * 2
+        for fact in ranks.await_facts("child"):
+            assert "was started by rank" in fact["printed"], fact["errors"]
+            assert "a rank is one process" in fact["printed"]
+        ended = sorted((fact["what"], fact.get("type")) for fact in ranks.facts if fact["what"] in ("raised", "returned"))
+    assert ended == [("raised", "RendezvousError")] * 2 + [("returned", None)] * 2

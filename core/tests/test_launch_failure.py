@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -143,6 +144,22 @@ def test_the_hook_that_was_there_is_called_once(told: Path, monkeypatch: pytest.
     end_with(ValueError("bad"))
     assert calls == [ValueError]
     assert json.loads(told.read_text())["rank"] == 5
+
+
+def test_an_error_of_a_forked_child_is_no_record_of_the_rank(told: Path) -> None:
+    error_file.install(0)
+    if not (child := os.fork()):
+        end_with(ValueError("the child's"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not told.exists()
+
+
+def test_an_error_of_a_process_that_a_rank_started_is_no_record(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYHANDS_JOINED", f"{os.getppid()} 0/2@('127.0.0.1', 1)")
+    error_file.install(0)
+    end_with(ValueError("the child's"))
+    assert not told.exists()
 
 
 def test_a_file_that_cannot_be_written_hides_nothing(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:

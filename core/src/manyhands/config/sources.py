@@ -47,6 +47,7 @@ RESERVED: Final[frozenset[str]] = frozenset(
         "MANYHANDS_CONFIG",
         "MANYHANDS_ELASTIC",
         "MANYHANDS_ERROR_FILE",
+        "MANYHANDS_JOINED",
         "MANYHANDS_LAUNCHED",
         "MANYHANDS_NEWCOMER",
         "MANYHANDS_NO_AUTOLOAD",

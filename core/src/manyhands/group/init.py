@@ -16,7 +16,7 @@ from manyhands.config.select import Selector
 from manyhands.config.selection import make_selector
 from manyhands.contract.deadline import Deadline
 from manyhands.control.credentials import Credentials
-from manyhands.control.environment import LaunchEnvironment, discover, parse_address, why_not_alone
+from manyhands.control.environment import LaunchEnvironment, claim, discover, parse_address, release, why_not_alone
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
 from manyhands.control.verdicts import RunsAlreadyError
@@ -137,6 +137,7 @@ def _come_later(setup: Setup, door: Door) -> Formed:
     install_error_file(launch.rank)
     settings = setup.resolved.settings
     address = _address(setup.resolved, launch, launch.rank)
+    claim(os.environ, launch.rank, launch.world_size, address)
     meeting = Meeting(
         -1,
         0,
@@ -166,10 +167,25 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
         _log.warning("manyhands: %s", doubt)
     rank, world_size = _who(rank, world_size, launch)
     install_error_file(rank)
-    _log.info(
-        "rank %d of %d, by %s", rank, world_size, "plain Python or init's arguments" if launch is None else launch.launcher
-    )
-    if world_size == 1 and door is None:
+    is_alone = world_size == 1 and door is None
+    address = None if is_alone else _address(setup.resolved, launch, rank)
+    note = claim(os.environ, rank, world_size, address)
+    try:
+        _log.info(
+            "rank %d of %d, by %s", rank, world_size, "plain Python or init's arguments" if launch is None else launch.launcher
+        )
+        job = _joined(rank, world_size, address, setup, door, deadline)
+    except BaseException:
+        release(os.environ, note)
+        raise
+    job.on_close.append(lambda: release(os.environ, note))
+    return job
+
+
+def _joined(
+    rank: int, world_size: int, address: tuple[str, int] | None, setup: Setup, door: Door | None, deadline: Deadline
+) -> Job:
+    if address is None:
         return come_alone(setup, deadline)
     resolved = setup.resolved
     inherited = os.environ.get("MANYHANDS_RENDEZVOUS_FD") if rank == 0 else None
@@ -178,7 +194,7 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
         world_size,
         resolved.settings.backend,
         setup.choices,
-        _address(resolved, launch, rank),
+        address,
         _credentials(resolved),
         int(inherited) if inherited is not None else None,
         _liveness(resolved.settings),

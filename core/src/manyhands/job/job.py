@@ -94,6 +94,8 @@ class Job:
         Why a call that is made after the end cannot be, in words, and what to do.
     runtime
         What this rank runs on.
+    on_close
+        What is called once, when this rank leaves or gives up.
     drains
         What waits for the calls that a group of this job has in flight, one for each open group; each tells whether there were none.
     hosts
@@ -119,6 +121,7 @@ class Job:
         self.meeting: Meeting | None = None
         self._local_rank: int | None = None
         self.drains: list[Callable[[Deadline], bool]] = []
+        self.on_close: list[Callable[[], object]] = []
         self._loop: Loop | None = None
         self._store: Store | None = None
         self._standby: Standby | None = None
@@ -336,7 +339,7 @@ class Job:
             while not idle and not deadline.passed():
                 waits = [drain(deadline) for drain in list(self.drains)]
                 idle = all(waits)
-        self.closed = True
+        self._end()
         all_left = True
         try:
             if not self.control.failed:
@@ -349,6 +352,12 @@ class Job:
             else:
                 self._release_backend()
                 self._store.when_alone(self._release)
+
+    def _end(self) -> None:
+        """Let no call begin any more."""
+        self.closed = True
+        while self.on_close:
+            self.on_close.pop()()
 
     def retire(self) -> None:
         """Let no call begin any more after a failure, and give back what moved the bytes; the control connection stays."""
@@ -375,7 +384,7 @@ class Job:
         if self.closed:
             self._give_up_shrinking()
             return
-        self.closed = True
+        self._end()
         if not self.control.failed:
             self.control.raised = line_raised(error)
             words = safe_str(error).strip().splitlines()

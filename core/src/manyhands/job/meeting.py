@@ -13,7 +13,7 @@ from manyhands.control.forking import close_after_fork
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
 from manyhands.control.network import Address, bind, is_loopback
-from manyhands.errors import AuthenticationError
+from manyhands.errors import AuthenticationError, RendezvousError
 
 __all__ = ["Meeting", "guarded_bind"]
 
@@ -86,7 +86,15 @@ class Meeting:
     def listen(self, deadline: Deadline) -> socket.socket:
         """Return the socket at which rank 0 waits for the others."""
         if self.inherited is not None:
-            return close_after_fork(socket.socket(fileno=os.dup(self.inherited)))
+            try:
+                return close_after_fork(socket.socket(fileno=os.dup(self.inherited)))
+            except OSError as error:
+                raise RendezvousError(
+                    f"MANYHANDS_RENDEZVOUS_FD={self.inherited} is to be the socket at which the ranks meet, and is none in this process "
+                    f"({os.getpid()}): {error.strerror}. A child of a rank cannot be the rank: call init() in the process that manyhands run has "
+                    "started; or start the child with subprocess.Popen(..., close_fds=False); or, for a world of its own, call init(rank=0, world_size=1)",
+                    rank=self.rank,
+                ) from None
         return guarded_bind(self.address, bool(self.credentials.secret), deadline)
 
 

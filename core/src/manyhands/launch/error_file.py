@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from manyhands.common.checks import UNREADABLE, safe_str
 from manyhands.common.lines import OURS, STANDARD, kind_of
+from manyhands.control.environment import is_of_another
 from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsError
 
 if TYPE_CHECKING:
@@ -61,11 +62,12 @@ class _Hook:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self._process = os.getpid()
         self._before = sys.excepthook
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         path = os.environ.get("MANYHANDS_ERROR_FILE")
-        if path:
+        if path and os.getpid() == self._process:  # what a forked child raises does not end the rank
             record = _record(self.rank, kind, error, trace)
             # A full disk, or a launcher that is gone, must not hide the error itself.
             with contextlib.suppress(OSError):
@@ -79,7 +81,7 @@ class _Hook:
 def install(rank: int = -1) -> None:
     """Write the exception that ends this process to the launcher's file, then do what was done before.
 
-    Does nothing unless ``MANYHANDS_ERROR_FILE`` is set. Called again, it only takes over the rank. An exit by `SystemExit` writes
+    Does nothing unless ``MANYHANDS_ERROR_FILE`` is set, and nothing in the children of a rank. Called again, it only takes over the rank. An exit by `SystemExit` writes
     nothing: its code says all.
 
     Parameters
@@ -87,7 +89,7 @@ def install(rank: int = -1) -> None:
     rank
         The rank of this process; -1 while it is not known.
     """
-    if not os.environ.get("MANYHANDS_ERROR_FILE"):
+    if not os.environ.get("MANYHANDS_ERROR_FILE") or is_of_another(os.environ):
         return
     if isinstance(sys.excepthook, _Hook):
         sys.excepthook.rank = rank

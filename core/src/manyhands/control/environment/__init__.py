@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 
 from manyhands.control.environment.launchers import (
@@ -17,10 +17,65 @@ from manyhands.control.environment.launchers import (
 from manyhands.control.environment.variables import Variables, parse_address
 from manyhands.errors import ConfigError, RendezvousError
 
-__all__ = ["DEFAULT_PORT", "LaunchEnvironment", "discover", "parse_address", "why_not_alone"]
+__all__ = [
+    "DEFAULT_PORT",
+    "JOINED",
+    "LaunchEnvironment",
+    "claim",
+    "discover",
+    "is_of_another",
+    "parse_address",
+    "release",
+    "why_not_alone",
+]
 
 DEFAULT_PORT: int = 29500
 """The port of the rendezvous where somebody named a host and no port, by the convention of torchrun."""
+
+
+JOINED = "MANYHANDS_JOINED"
+"""What a rank leaves for the processes that it starts: its id, and which rank it is of which job."""
+
+
+def claim(environ: MutableMapping[str, str], rank: int, world_size: int, address: tuple[str, int] | None) -> str:
+    """Note that this process is a rank; return the note, which `release` takes back.
+
+    Parameters
+    ----------
+    environ
+        The variables, which processes inherit that this one starts.
+    rank, world_size, address
+        Which rank, of how many that meet where; None where a world of one meets nobody.
+
+    Raises
+    ------
+    RendezvousError
+        The process is a child of that very rank, whose variables it has inherited.
+    """
+    who = f"{rank}/{world_size}@{address}"
+    owner, _, joined = environ.get(JOINED, "").partition(" ")
+    if world_size > 1 and is_of_another(environ) and joined == who:
+        raise RendezvousError(
+            f"this process ({os.getpid()}) was started by rank {rank} of {world_size}, process {owner}, and has inherited its variables, but a "
+            "rank is one process. Use the group there, and give its children what they need by arguments, pipes or files. For a world of its own, "
+            "call init(rank=0, world_size=1) here, or start it by manyhands run. If multiprocessing has imported the program anew, put what "
+            'calls init() below: if __name__ == "__main__":',
+            rank=rank,
+        )
+    environ[JOINED] = f"{os.getpid()} {who}"
+    return environ[JOINED]
+
+
+def is_of_another(environ: Mapping[str, str]) -> bool:
+    """Return whether the variables belong to a rank that is another process, which has started this one."""
+    owner = environ.get(JOINED, "").partition(" ")[0]
+    return bool(owner) and owner != str(os.getpid())
+
+
+def release(environ: MutableMapping[str, str], note: str) -> None:
+    """Take a note of `claim` back, since the rank has left its job: a child may take its place now."""
+    if environ.get(JOINED) == note:
+        del environ[JOINED]
 
 
 def discover(environ: Mapping[str, str], *, parent: int | None = None, process: int | None = None) -> LaunchEnvironment | None:
