@@ -137,15 +137,44 @@ def test_a_signal_ends_all(start: Start, number: signal.Signals, whom: str) -> N
         os.kill(launch.job.pid, number)
     code, _, err = launch.finish()
     assert code == 128 + number
-    if number == signal.SIGINT:
-        summary = err[err.index("-" * 80) :].splitlines()
-        assert summary[1] == "manyhands run: ended by SIGINT, when the ranks were here:"
-        # One may still be on its way from saying that it is ready.
-        assert all(re.fullmatch(r"  ranks? [012and, ]+: (in all_reduce )?at program\.py:\d+", line) for line in summary[2:]), (
-            summary
-        )
-        assert sorted(re.findall(r"\d", " ".join(line.partition(":")[0] for line in summary[2:]))) == ["0", "1", "2"]
-        assert "Traceback" not in err
+    summary = err[err.index("-" * 80) :].splitlines()
+    assert summary[1] == f"manyhands run: ended by {number.name}, when the ranks were here:"
+    # One may still be on its way from saying that it is ready.
+    assert all(re.fullmatch(r"  ranks? [012and, ]+: (in all_reduce )?at program\.py:\d+", line) for line in summary[2:]), (
+        summary
+    )
+    assert sorted(re.findall(r"\d", " ".join(line.partition(":")[0] for line in summary[2:]))) == ["0", "1", "2"]
+    assert "Traceback" not in err
+
+
+def test_after_sigterm_ranks_have_the_time_that_was_given_and_the_launcher_says_so(start: Start, tmp_path: Path) -> None:
+    launch = start(
+        """
+        import signal, time
+        from pathlib import Path
+        with mh.init() as group:
+            told = []
+            signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+            group.barrier()
+            ready()
+            while not group.all_reduce(len(told), "max"):
+                pass
+            while not Path("go").exists():
+                time.sleep(0.05)
+            print("saved", flush=True)
+        """,
+        3,
+        "--grace",
+        "600",
+    )
+    launch.until_ready(3)
+    os.kill(launch.job.pid, signal.SIGTERM)
+    launch.job.await_words("SIGTERM was passed on at once, and ranks 0, 1 and 2 may take 600 s in all to end (--grace)")
+    (tmp_path / "go").touch()
+    code, out, err = launch.finish()
+    assert code == 128 + signal.SIGTERM
+    assert sorted(out.splitlines()) == [f"[{rank}] saved" for rank in range(3)]
+    assert err.endswith("manyhands run: ended by SIGTERM\n")
 
 
 def test_sigusr1_to_the_launcher_reaches_the_ranks_that_handle_it(start: Start, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a test run under nohup ignores i
 from manyhands.launch import processes
 from manyhands.launch.launching import Launch
 given = json.loads(sys.argv[1])
-processes._END_S = given.pop("end_s")
+processes._END_S = processes._STOP_S = given.pop("end_s")
 given["args"] = tuple(given.get("args", ()))
 sys.exit(processes.run_job(Launch(**given)))
 """

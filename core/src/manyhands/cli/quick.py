@@ -32,6 +32,7 @@ _NUMBERS = {
     "--min-ranks": "min_ranks",
     "--max-ranks": "max_ranks",
 }
+_SECONDS = {"--grace": "grace_s"}
 _TEXTS = {"--backend": "backend", "--config": "config", "--rendezvous": "rendezvous", "--record": "record"}
 
 
@@ -60,6 +61,8 @@ def understand(words: Sequence[str]) -> RunOptions | None:
                 return None
         if word in _NUMBERS and value.isascii() and value.isdigit():
             options[_NUMBERS[word]] = int(value)
+        elif word in _SECONDS and value.isascii() and value.isdigit():
+            options[_SECONDS[word]] = float(value)
         elif word in _TEXTS:
             options[_TEXTS[word]] = value
         else:

@@ -60,6 +60,14 @@ def run(
             show_default=False,
         ),
     ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            help="How many seconds ranks may take to end after SIGTERM, SIGHUP or Ctrl-C, before they are killed; 30 unless given.",
+            metavar="SECONDS",
+            show_default=False,
+        ),
+    ] = None,
     no_fork: Annotated[
         bool, typer.Option("--no-fork", help="Start a Python for each rank, instead of forking one that has imported NumPy.")
     ] = False,
@@ -102,5 +110,6 @@ def run(
         max_restarts,
         min_ranks,
         max_ranks,
+        grace,
     )
     raise typer.Exit(start(options))

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.common.checks import UNREADABLE, safe_str
 from manyhands.common.lines import OURS, STANDARD, kind_of
@@ -24,12 +26,13 @@ from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsEr
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["ErrorRecord", "install", "read", "shown_path"]
+__all__ = ["ErrorRecord", "install", "read", "read_place", "shown_path"]
 
 _LONGEST_TRACEBACK = 1 << 16
 _HELPERS = frozenset(
     "annotated_types cupy mpi4py msgspec numpy pluggy pydantic pydantic_core torch typing_extensions typing_inspection".split()
 )
+_DUMPED = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _BUG = f"{InternalError.__module__}.{InternalError.__qualname__}"
 
 
@@ -78,6 +81,36 @@ class _Hook:
         self._before(kind, error, trace)
 
 
+class _PlaceFile:
+    """Where the interpreter writes at which line it is when a signal ends this process, before it does, and also while C code runs."""
+
+    opened: ClassVar[int] = -1
+    numbers: ClassVar[list[int]] = []
+
+    @classmethod
+    def open(cls, path: str) -> None:
+        if cls.opened >= 0:
+            return
+        import faulthandler
+
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=cls.forget)
+        with contextlib.suppress(OSError):
+            cls.opened = os.open(_place_path(Path(path)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    faulthandler.register(number, cls.opened, all_threads=False, chain=True)
+                    cls.numbers.append(number)
+
+    @classmethod
+    def forget(cls) -> None:
+        """Leave a forked child's own ends unwritten."""
+        import faulthandler
+
+        while cls.numbers:
+            faulthandler.unregister(cls.numbers.pop())
+
+
 def install(rank: int = -1) -> None:
     """Write the exception that ends this process to the launcher's file, then do what was done before.
 
@@ -95,6 +128,29 @@ def install(rank: int = -1) -> None:
         sys.excepthook.rank = rank
     else:
         sys.excepthook = _Hook(rank)
+    if rank >= 0 and "MANYHANDS_LAUNCHED" in os.environ:
+        _PlaceFile.open(os.environ["MANYHANDS_ERROR_FILE"])
+
+
+def read_place(path: Path) -> str:
+    """Return where a rank was when a signal ended it, as in `ErrorRecord.where`; empty if it wrote nothing.
+
+    Parameters
+    ----------
+    path
+        That of its error file.
+    """
+    try:
+        text = _place_path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    first = text.partition("most recent call first")[2].partition("most recent call first")[0]
+    frames = [traceback.FrameSummary(name, int(line), function) for name, line, function in _DUMPED.findall(first)]
+    return _place(traceback.StackSummary.from_list(frames[::-1]))
+
+
+def _place_path(path: Path) -> Path:
+    return path.with_suffix(".place")
 
 
 def read(path: Path) -> ErrorRecord | None:

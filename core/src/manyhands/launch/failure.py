@@ -13,7 +13,7 @@ from manyhands.launch.error_file import shown_path
 if TYPE_CHECKING:
     from manyhands.launch.error_file import ErrorRecord
 
-__all__ = ["Failure", "exit_code", "last_straw", "primary", "report", "report_ended", "report_lost"]
+__all__ = ["Failure", "exit_code", "last_straw", "name_ranks", "primary", "report", "report_ended", "report_lost"]
 
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error: )", re.MULTILINE)
 _CHAINED = re.compile(
@@ -38,6 +38,8 @@ class Failure:
     record: ErrorRecord | None
     stderr: str
     """The end of what it wrote to its standard error."""
+    place: str = ""
+    """Where it was when a signal came that ended it, if it tells."""
 
     @property
     def how(self) -> str:
@@ -51,6 +53,8 @@ class Failure:
         """Where it was when it ended, by its own account or by the traceback that it wrote; empty where nothing tells."""
         if self.record is not None and self.record.where:
             return self.record.where
+        if self.place:
+            return self.place
         places = _PLACE.findall(_last_traceback(self.stderr))
         return f"at {shown_path(places[-1][0])}:{places[-1][1]}" if places else ""
 
@@ -135,9 +139,9 @@ def report(
             )
         lines.append(f"manyhands run: rank {first.rank} failed {'then' if survived else 'first'}: {first.how}")
     if also_failed:
-        lines.append(f"manyhands run: {_ranks(also_failed)} failed after it")
+        lines.append(f"manyhands run: {name_ranks(also_failed)} failed after it")
     if ended:
-        lines.append(f"manyhands run: {_ranks(ended)} {'was' if len(ended) == 1 else 'were'} ended because of it")
+        lines.append(f"manyhands run: {name_ranks(ended)} {'was' if len(ended) == 1 else 'were'} ended because of it")
     # An error that says of the first one what it said itself adds nothing.
     cause = "" if first.record is None else first.record.message.partition("\n")[0]
     lines += _said_once([each for each in others if not cause or cause not in each.message])
@@ -178,7 +182,7 @@ def report_ended(number: signal.Signals, failures: Sequence[Failure]) -> str:
     lines = [f"manyhands run: ended by {number.name}"]
     if any(failure.where for failure in failures):
         lines[0] += ", when the ranks were here:"
-        lines += [f"  {_ranks(each)}: {where}" for where, each in ranks.items()]
+        lines += [f"  {name_ranks(each)}: {where}" for where, each in ranks.items()]
     # What followed from the signal needs no words.
     return "\n".join(_said_once([each for each in failures if not each.is_secondary]) + lines) + "\n"
 
@@ -189,7 +193,7 @@ def _said_once(failures: Sequence[Failure]) -> list[str]:
     for failure in sorted(failures, key=lambda failure: failure.rank):
         if failure.message:
             ranks.setdefault(failure.message, []).append(failure.rank)
-    return [f"manyhands run: {_ranks(each)}: {message}" for message, each in ranks.items()]
+    return [f"manyhands run: {name_ranks(each)}: {message}" for message, each in ranks.items()]
 
 
 def _left_out(failure: Failure) -> str:
@@ -207,7 +211,8 @@ def _last_traceback(stderr: str) -> str:
     return stderr[start:]
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return some ranks in words, such as ``"ranks 0, 1 and 3"``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown = [str(rank) for rank in ranks[:_LAST_LINES]]

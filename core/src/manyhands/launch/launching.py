@@ -18,6 +18,7 @@ from manyhands.launch.variables import shared_variables
 __all__ = ["Launch", "MeetingPlace", "arrange_meeting"]
 
 _MAX_PORT = 65535
+_LONGEST_GRACE_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Launch:
     min_ranks, max_ranks
         With how many ranks the job goes on after a failure: at least, and at most; where the most are more than ``ranks``, spares are started.
         Where all three are None, nobody comes later.
+    grace_s
+        How long ranks may take to end after a signal to the launcher; None for its default.
     """
 
     target: str
@@ -66,6 +69,7 @@ class Launch:
     max_restarts: int | None = None
     min_ranks: int | None = None
     max_ranks: int | None = None
+    grace_s: float | None = None
 
     @property
     def is_elastic(self) -> bool:
@@ -110,6 +114,10 @@ class Launch:
             raise InvalidRankError(
                 f"--node-rank {self.node_rank} with --nnodes {self.nodes}: hosts count from 0, so that the last one is "
                 f"{self.nodes - 1}; give each host its own number"
+            )
+        if self.grace_s is not None and not 0 <= self.grace_s <= _LONGEST_GRACE_S:
+            raise UsageError(
+                f"--grace {self.grace_s:g}: give the seconds that ranks may take to end after a signal, 0 to {_LONGEST_GRACE_S:g}"
             )
         if self.is_elastic:
             self._validate_elastic()

@@ -20,7 +20,7 @@ from typing import IO, Self, cast
 
 from manyhands.errors import UsageError
 from manyhands.launch import error_file
-from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
+from manyhands.launch.failure import Failure, exit_code, last_straw, name_ranks, primary, report, report_ended, report_lost
 from manyhands.launch.forked import ForkedRank, ForkServer, fork_server, why_no_fork
 from manyhands.launch.guard import Guard, guarded
 from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
@@ -32,7 +32,9 @@ __all__ = ["run_job"]
 _GRACE_S = 1.0
 """How long the other ranks may take to fail by themselves, with errors that name the first cause."""
 _END_S = 3.0
-"""How long a rank may take to end when it was asked to."""
+"""How long a rank may take to end because of another one, or when nobody reads what it prints."""
+_STOP_S = 30.0
+"""How long a rank may take to end after a signal to the launcher, as with schedulers."""
 _DRAIN_S = 1.0
 """How long output is still read when all ranks have ended: a process that left its rank's group may keep a pipe open."""
 _PATIENCE_S = 0.2
@@ -128,8 +130,9 @@ class _Launcher:
         self._selector = selectors.DefaultSelector()
         self._children: list[_Child] = []
         self._streams: set[Stream] = set()
-        self._to_send: deque[tuple[float, signal.Signals]] = deque()
-        """Signals that the ranks will get, each with its time, unless they end before."""
+        self._to_send: deque[tuple[float, signal.Signals | None]] = deque()
+        """Signals that the ranks will get, each with its time, unless they end before; None says which ranks are waited for."""
+        self._stop_s = _STOP_S if job.grace_s is None else job.grace_s
         self._told_to_end: signal.Signals | None = None
         """What ended the job from outside."""
         self._cleanup = contextlib.ExitStack()
@@ -263,8 +266,11 @@ class _Launcher:
     def _send_what_is_due(self) -> None:
         while self._to_send and self._to_send[0][0] <= time.monotonic():
             _, number = self._to_send.popleft()
-            for child in self._running():
-                self._signal(child, number)
+            if number is not None:
+                for child in self._running():
+                    self._signal(child, number)
+            elif self._running():
+                self._tell_of_the_slow()
 
     def _wait_to_write(self, fd: int) -> bool:
         """Serve signals while whoever reads the output is slow; False when nobody should be waited for any more."""
@@ -331,8 +337,21 @@ class _Launcher:
             self._to_send = deque([(now, signal.SIGKILL)])
         elif self._told_to_end is None:
             self._told_to_end = number
-            polite = signal.SIGTERM if number == signal.SIGPIPE else number
-            self._to_send = deque([(now, polite), (now + _END_S, signal.SIGKILL)])
+            if number == signal.SIGPIPE:
+                self._to_send = deque([(now, signal.SIGTERM), (now + _END_S, signal.SIGKILL)])
+                return
+            self._to_send = deque([(now, number), (now + self._stop_s, signal.SIGKILL)])
+            if self._stop_s > _GRACE_S:
+                self._to_send.insert(1, (now + _GRACE_S, None))
+
+    def _tell_of_the_slow(self) -> None:
+        """Say which ranks have not ended yet, and until when they may."""
+        assert self._told_to_end is not None
+        ranks = name_ranks(sorted(child.rank for child in self._running()))
+        self._say(
+            f"manyhands run: {self._told_to_end.name} was passed on at once, and {ranks} may take {self._stop_s:g} s in all to end (--grace); "
+            "Ctrl-C kills what is left\n"
+        )
 
     def _reap(self) -> None:
         ended = []
@@ -498,6 +517,7 @@ def _failure(child: _Child) -> Failure:
         child.exited_at,
         error_file.read(child.error_file),
         child.stderr.tail.decode(errors="replace"),
+        error_file.read_place(child.error_file),
     )
 
 

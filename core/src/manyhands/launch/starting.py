@@ -38,6 +38,7 @@ class RunOptions(NamedTuple):
     max_restarts: int | None = None
     min_ranks: int | None = None
     max_ranks: int | None = None
+    grace_s: float | None = None
 
 
 def start(options: RunOptions) -> int:
@@ -116,6 +117,7 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
         options.max_restarts,
         options.min_ranks,
         options.max_ranks,
+        options.grace_s,
     )
     job.validate(environ)
     if resolution.launcher is None:
@@ -139,6 +141,7 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
             ("--max-restarts", options.max_restarts is not None),
             ("--min-ranks", options.min_ranks is not None),
             ("--max-ranks", options.max_ranks is not None),
+            ("--grace", options.grace_s is not None),
         )
         if is_given
     ]
