@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from manyhands.config.plugins import PluginManager
-from manyhands.errors import BackendUnavailableError
+from manyhands.errors import BackendUnavailableError, UnknownBackendError
 from manyhands.job.autobackend import _Candidate, _Card, _rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from subprocess import CompletedProcess
 
     from plugin_tools import PluginFactory
@@ -53,11 +54,23 @@ def test_without_any_candidate_there_is_nothing_to_choose_from(plugins: PluginFa
         manager.candidates()
 
 
-def test_without_any_backend_only_installing_one_helps(manager: PluginManager) -> None:
+def test_without_any_backend_only_installing_one_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyhands.config.plugins.manager.installed", lambda group: ())
     with pytest.raises(
         BackendUnavailableError, match="can run here: none is installed\ninstall one, for example with: pip install"
     ):
+        PluginManager().candidates()
+
+
+def test_a_blocked_backend_is_not_said_to_be_missing(plugins: PluginFactory, manager: PluginManager) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1", distribution="dist-one")
+    manager.switch(["no:Dist_One"])
+    with pytest.raises(BackendUnavailableError) as caught:
         manager.candidates()
+    assert "  alpha: it is blocked by the switch 'no:Dist_One'\n" in str(caught.value)
+    assert "remove a switch" in str(caught.value)
+    with pytest.raises(UnknownBackendError, match="blocked by the switch 'no:Dist_One'; remove it"):
+        manager.describe("alpha")
 
 
 @pytest.mark.parametrize("others", [True, False])
@@ -74,6 +87,24 @@ def test_the_doctor_tells_both(plugins: PluginFactory, run_python: Callable[...,
     assert ("auto takes beta for ranks of one host" if others else "auto takes beta") in lines
     apart = "auto takes alpha for ranks of several hosts, or where beta does not start"
     assert (apart in lines) == others
+
+
+def test_the_doctor_imports_factories_and_lists_modules_of_the_config(
+    plugins: PluginFactory, run_python: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    plugins.backend("alpha", "factory='os:getcwd', auto_priority=1")
+    plugins.backend("beta", "factory='no_such_package:make', auto_priority=5")
+    (tmp_path / "my_observers.py").write_text("")
+    only = {"MANYHANDS_PLUGINS": "alpha,beta,my_observers", "MANYHANDS_NO_AUTOLOAD": "1"}
+
+    report = json.loads(run_python("-m", "manyhands", "doctor", "--json", **only).stdout)
+
+    runs = {each["name"]: (each["available"], each["reason"]) for each in report["backends"]}
+    assert runs["alpha"] == (True, None)
+    assert not runs["beta"][0]
+    assert "no_such_package" in runs["beta"][1]
+    assert report["auto"]["backend"] == "alpha"
+    assert [(each["name"], each["error"]) for each in report["extensions"]] == [("my_observers", None)]
 
 
 NEAR, FAR, SLOW = (

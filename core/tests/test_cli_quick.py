@@ -92,6 +92,39 @@ def test_what_needs_explanation_is_left_to_typer(given):
     assert understand(given) is None
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["-np", "4", "h.py"], "has no option -np; write -n NUMBER"),
+        (["--backend", "tcp", "--nproc-per-node=4", "h.py"], "has no option --nproc-per-node; write -n NUMBER"),
+        (["--nproc_per_node", "4", "h.py"], "has no option --nproc_per_node; write -n NUMBER"),
+        (["-n", "auto", "h.py"], "-n auto: give the number of ranks"),
+        (["--node_rank", "1", "h.py"], "has no option --node_rank; write --node-rank"),
+        (["-m", "--standalone", "h"], "has no option --standalone; leave it out"),
+        (["--hostfile", "hosts", "h.py"], "with a manyhands run on each host"),
+    ],
+)
+def test_options_of_other_launchers_get_an_answer(capsys, given, said):
+    assert main(["run", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_number_of_ranks_behind_the_script_is_told_of(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "h.py").write_text("")
+    monkeypatch.setattr("manyhands.launch.processes.run_job", lambda *_: 0)
+    assert main(["run", "--backend", "tcp", "h.py", "-n", "4"]) == 0
+    assert "so that one rank runs; to run 4 ranks: manyhands run -n 4 h.py" in capsys.readouterr().err
+
+
+def test_a_plugin_beside_the_script_is_found(run_python: Callable[..., CompletedProcess[str]], tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "h.py").write_text("import manyhands as mh\nwith mh.init() as group: print(group.world_size)")
+    (tmp_path / "sub" / "beside_the_script.py").write_text("")
+    done = run_python("-m", "manyhands", "run", "--backend", "tcp", "sub/h.py", MANYHANDS_PLUGINS="beside_the_script")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0] 1\n", "")
+
+
 def test_a_mistake_is_reported_as_it_always_is(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["run", "--config", "none.toml", "script.py"]) == 2

@@ -89,6 +89,9 @@ def test_two_distributions_of_one_name_are_both_named(plugins: PluginFactory, ma
         manager.describe("alpha")
     assert manager.names() == ["alpha"]
     assert [plugin.distribution for plugin in manager.entries()] == ["dist-one", "dist-two"]
+    manager.switch(["no:dist-one"])  # as the error advises
+    assert [plugin.distribution for plugin in manager.entries()] == ["dist-two"]
+    assert manager.describe("alpha").name == "alpha"
 
 
 def test_a_core_takes_plugins_of_its_version_and_of_the_one_before(

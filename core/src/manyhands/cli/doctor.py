@@ -20,11 +20,12 @@ from manyhands.common.installing import install_command
 from manyhands.common.native import why_not_native
 from manyhands.config import load
 from manyhands.config.plugins import PluginManager, get_plugin_manager
-from manyhands.config.plugins.installed import install_hint
-from manyhands.config.plugins.loading import named
+from manyhands.config.plugins.installed import BACKEND_GROUP, EXTENSION_GROUP, InstalledPlugin, find_installed, install_hint
+from manyhands.config.plugins.loading import IN_PROCESS, named
 from manyhands.config.selection import make_selector
 from manyhands.config.sources import find_file
-from manyhands.errors import ConfigError, PluginError
+from manyhands.contract.backend import BackendSpec
+from manyhands.errors import ConfigError, ManyHandsError, PluginError
 
 __all__ = ["doctor"]
 
@@ -66,8 +67,13 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     manager = get_plugin_manager()
     config = _read_config(manager)
     findings = _examine(manager)
-    chosen, passed_over = manager.weigh(config.lacking)
-    apart, _ = manager.weigh(config.lacking, one_host=False)
+    reasons = {finding.name: finding.reason for finding in findings}
+
+    def lacking(name: str) -> str | None:
+        return reasons.get(name) or (config.lacking(name) if config.lacking is not None else None)
+
+    chosen, passed_over = manager.weigh(lacking)
+    apart, _ = manager.weigh(lacking, one_host=False)
     diagnoses = _diagnose(manager)
     extensions = _extensions(manager)
     versions = _versions()
@@ -176,12 +182,21 @@ def _examine(manager: PluginManager) -> list[_Finding]:
             reason: str | None = str(description.error)
             findings.append(_Finding(plugin.name, plugin.distribution, plugin.version, False, reason, "", ""))
             continue
-        reason = manager.available(plugin.name)
+        reason = manager.available(plugin.name) or _why_not_made(manager, spec)
         install = install_command(spec.install)
         findings.append(
             _Finding(plugin.name, plugin.distribution, plugin.version, reason is None, reason, install, spec.summary)
         )
     return findings
+
+
+def _why_not_made(manager: PluginManager, spec: BackendSpec) -> str | None:
+    """Return what is wrong with a backend that says it can run here: what makes it may need a package that its probe did not ask for."""
+    try:
+        bounded(lambda: manager.load_factory(spec), _DIAGNOSIS_S, "the import of its factory")
+    except (Stuck, ManyHandsError) as error:
+        return str(error)
+    return None
 
 
 def _diagnose(manager: PluginManager) -> dict[str, list[tuple[str, str]]]:
@@ -215,8 +230,14 @@ def _extensions(manager: PluginManager) -> list[dict[str, str | None]]:
             "version": plugin.version,
             "error": str(errors[plugin.name]) if plugin.name in errors else None,
         }
-        for plugin in manager.extensions()
+        for plugin in (*manager.extensions(), *_modules(manager))
     ]
+
+
+def _modules(manager: PluginManager) -> list[InstalledPlugin]:
+    """Return the modules that the configuration names and that have no entry point."""
+    known = {plugin.name for plugin in find_installed(BACKEND_GROUP, EXTENSION_GROUP)}
+    return [InstalledPlugin(name, IN_PROCESS, "", name) for name in manager.switches.load if name not in known]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from manyhands.cli.quick import understand
+from manyhands.cli.quick import advise, understand
 from manyhands.errors import ManyHandsError
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         options = understand(words[1:]) if words[:1] == ["run"] else None
+        if options is None and words[:1] == ["run"]:
+            advise(words[1:])
         return _with_typer(words) if options is None else _run(options)
     except ManyHandsError as error:
         print(f"error: {error}", file=sys.stderr)

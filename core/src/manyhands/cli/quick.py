@@ -5,14 +5,17 @@ Only what needs no explanation is understood here: where a word is unknown, miss
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+from manyhands.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from manyhands.launch.starting import RunOptions
 
-__all__ = ["understand"]
+__all__ = ["advise", "understand"]
 
 _FLAGS = {
     "-m": "module",
@@ -34,6 +37,58 @@ _NUMBERS = {
 }
 _SECONDS = {"--grace": "grace_s"}
 _TEXTS = {"--backend": "backend", "--config": "config", "--rendezvous": "rendezvous", "--record": "record"}
+_OF_OTHERS = {
+    **dict.fromkeys(
+        ("-np", "--np", "-p", "--nprocs", "--nproc", "--nproc-per-node", "--num-processes", "--ntasks"), "-n NUMBER"
+    ),
+    **dict.fromkeys(("--rdzv-endpoint", "--master-addr", "--master-port"), "--rendezvous HOST:PORT"),
+    **dict.fromkeys(
+        ("-H", "--host", "--hosts", "--hostfile", "-f"), "--nnodes and --node-rank, with a manyhands run on each host"
+    ),
+    **dict.fromkeys(("--standalone", "--oversubscribe", "--rdzv-backend", "--rdzv-id", "--allow-run-as-root"), ""),
+}
+"""What torchrun's and mpirun's options are called here; nothing where they are not needed."""
+
+
+def advise(words: Sequence[str]) -> None:
+    """Refuse options of other launchers in words that `understand` left to typer, and say what they are called here.
+
+    Raises
+    ------
+    UsageError
+        One of the words is such an option, or a number of ranks is none.
+    """
+    position = 0
+    while position < len(words) and words[position].startswith("-"):
+        word, has_value, value = words[position].partition("=")
+        following = words[position + 1] if position + 1 < len(words) else ""
+        _advise(word, value if has_value else following)
+        position += 1 if has_value or word in _FLAGS or following.startswith("-") else 2
+
+
+def _advise(word: str, value: str) -> None:
+    """Raise if a word is an option of another launcher, or a number of ranks that is none."""
+    known = {*_FLAGS, *_NUMBERS, *_SECONDS, *_TEXTS}
+    name = word.replace("_", "-") if word.startswith("--") else word
+    if word in {"-n", "--ranks"} and value and value.isidentifier():
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        raise UsageError(
+            f"{word} {value}: give the number of ranks; this host has {processors} processors for them, as in: manyhands run -n {processors}"
+        )
+    if name in _OF_OTHERS and name not in known:
+        instead = _OF_OTHERS[name]
+        raise UsageError(
+            f"manyhands run has no option {word}; "
+            + (
+                f"write {instead}, as in: manyhands run -n 4 script.py"
+                if instead == "-n NUMBER"
+                else f"write {instead}"
+                if instead
+                else "leave it out"
+            )
+        )
+    if name != word and name in known:
+        raise UsageError(f"manyhands run has no option {word}; write {name}")
 
 
 def understand(words: Sequence[str]) -> RunOptions | None:

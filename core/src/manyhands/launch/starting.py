@@ -87,6 +87,8 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
     from manyhands.launch.launching import Launch
     from manyhands.launch.resolve import resolve_launcher
 
+    # A module that `plugins` names may lie beside the program. The ranks find it there first; here, nothing of the program hides what is installed.
+    sys.path.append(str(Path.cwd() if options.module else Path(options.target).resolve().parent))
     file = None if config is None else str(Path(config).resolve())
     resolution = resolve_launcher(backend, file)
     chosen = {}
@@ -120,6 +122,8 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
         options.grace_s,
     )
     job.validate(environ)
+    if options.ranks == 1 and options.nnodes == 1:
+        _tell_of_options_behind(options)
     if resolution.launcher is None:
         from manyhands.launch.processes import run_job
 
@@ -156,6 +160,18 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
     )
     launcher = resolution.launcher
     return lambda: launcher(request)
+
+
+def _tell_of_options_behind(options: RunOptions) -> None:
+    """Say that words which look like options of ``run`` are the program's, where one rank runs perhaps because of that."""
+    for word, number in zip(options.args, (*options.args[1:], ""), strict=False):
+        name, _, value = word.partition("=")
+        if name in {"-n", "-np", "--ranks", "--nproc-per-node", "--nproc_per_node"} and (value or number).isdigit():
+            sys.stderr.write(
+                f"manyhands run: {name} {value or number} stands after {options.target} and is passed on to it, so that one rank runs; "
+                f"to run {value or number} ranks: manyhands run -n {value or number} {options.target}\n"
+            )
+            return
 
 
 def _secret_of(path: Path) -> str:

@@ -30,6 +30,10 @@ class Choice(ABC):
     def available(self, name: str) -> str | None:
         """Return None when the backend ``name`` can run here, else the reason in words."""
 
+    @abstractmethod
+    def why_left_out(self) -> list[tuple[str, str]]:
+        """Return the backends that are installed and do not count, each with the reason."""
+
     def auto(self, lacking: Lacking | None = None) -> tuple[str, list[tuple[str, str]]]:
         """Return the backend that ``"auto"`` takes for ranks of one host, and each other one with the reason why it was passed over.
 
@@ -63,12 +67,15 @@ class Choice(ABC):
         """
         specs, passed_over = self._candidates(lacking)
         if not specs:
+            passed_over = sorted([*passed_over, *self.why_left_out()])
             reasons = "".join(f"\n  {name}: {reason}" for name, reason in passed_over) or " none is installed"
-            named = "name one of them as the backend, or " if passed_over else ""
-            raise BackendUnavailableError(
-                f"'auto' finds no backend that can run here:{reasons}\n"
-                f"{named}install one, for example with: {install_hint('tcp')}"
-            )
+            installed = dict(passed_over)
+            what = ["name one of them as the backend"] if passed_over else []
+            if any("switch 'no:" in reason for reason in installed.values()):
+                what.append("remove a switch")
+            if lacking_hint := next((name for name in ("tcp", "shm") if name not in installed), None):
+                what.append(f"install one, for example with: {install_hint(lacking_hint)}")
+            raise BackendUnavailableError(f"'auto' finds no backend that can run here:{reasons}\n{', or '.join(what)}")
         return specs, passed_over
 
     def weigh(self, lacking: Lacking | None = None, *, one_host: bool = True) -> tuple[str | None, list[tuple[str, str]]]:

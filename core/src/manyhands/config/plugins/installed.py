@@ -20,7 +20,9 @@ __all__ = [
     "find_installed",
     "install_hint",
     "nearest",
+    "switch_against",
     "unknown_backend_text",
+    "why_left_out",
 ]
 
 BACKEND_GROUP: Final[str] = "manyhands"
@@ -47,7 +49,7 @@ class Switches:
     load
         Names of entry points, or of modules, to load in any case.
     block
-        Names of entry points, or of modules, never to load.
+        Names of entry points, of modules or of distributions, never to load.
     autoload
         Whether entry points count that ``load`` does not name.
     trace
@@ -85,9 +87,41 @@ class Switches:
                 load.extend([name] if name not in load else [])
         return Switches(tuple(load), frozenset(block), self.autoload, self.trace)
 
-    def allows(self, name: str) -> bool:
-        """Tell whether the entry point ``name`` counts."""
-        return name not in self.block and (self.autoload or name in self.load)
+    def blocks(self, plugin: InstalledPlugin) -> bool:
+        """Return whether a plugin is blocked: by its name, by its distribution, or by its module."""
+        if not self.block:
+            return False
+        known = {plugin.name, plugin.value, plugin.value.partition(":")[0]}
+        return not self.block.isdisjoint(known) or _canonical(plugin.distribution) in map(_canonical, self.block)
+
+    def allows(self, plugin: InstalledPlugin) -> bool:
+        """Return whether an entry point counts."""
+        return not self.blocks(plugin) and (self.autoload or plugin.name in self.load)
+
+
+def _canonical(distribution: str) -> str:
+    """Return the name of a distribution as package indexes compare it (PEP 503)."""
+    return distribution.lower().replace("_", "-").replace(".", "-")
+
+
+def why_left_out(plugins: Iterable[InstalledPlugin], switches: Switches) -> list[tuple[str, str]]:
+    """Return the names of plugins that do not count, each with the reason."""
+    reasons: dict[str, str] = {}
+    for plugin in plugins:
+        words = [word for word in sorted(switches.block) if Switches(block=frozenset({word})).blocks(plugin)]
+        reasons[plugin.name] = (
+            f"it is blocked by the switch 'no:{words[0]}'"
+            if words
+            else "MANYHANDS_NO_AUTOLOAD is set, and MANYHANDS_PLUGINS does not name it"
+        )
+    return sorted(reasons.items())
+
+
+def switch_against(taken: InstalledPlugin, newcomer: InstalledPlugin) -> str:
+    """Return the switch that leaves out one of two plugins with one backend, and not the other."""
+    own = {newcomer.name, newcomer.value, newcomer.distribution}
+    words = [word for word in (taken.distribution, taken.value) if word not in own]
+    return f"the switch 'no:{words[0]}'" if words else "uninstalling it"
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
@@ -104,7 +138,9 @@ def install_hint(name: str) -> str:
     return install_command(f"pip install 'manyhands[{name}]'") if name in _FIRST_PARTY else ""
 
 
-def unknown_backend_text(name: str, installed: Collection[str], switches: Switches, left_out: Collection[str] = ()) -> str:
+def unknown_backend_text(
+    name: str, installed: Collection[str], switches: Switches, left_out: Mapping[str, str] | None = None
+) -> str:
     """Say what is wrong with the backend ``name``, what is there instead, and what to do.
 
     Parameters
@@ -116,13 +152,15 @@ def unknown_backend_text(name: str, installed: Collection[str], switches: Switch
     switches
         Why others do not count.
     left_out
-        The backends that are installed and do not count.
+        The backends that are installed and do not count, each with the reason.
     """
     listed = ", ".join(sorted(installed)) or "none"
     text = f"there is no backend {name!r} (installed: {listed})"
     if name in switches.block:
         return f"the backend {name!r} is blocked by the switch 'no:{name}'; remove it, or choose another (installed: {listed})"
-    if name in left_out:
+    if (reason := (left_out or {}).get(name, "")).startswith("it is blocked"):  # by its distribution or module
+        return f"the backend {name!r} cannot be chosen: {reason}; remove it, or choose another (installed: {listed})"
+    if reason:
         text += (
             f"; MANYHANDS_NO_AUTOLOAD is set, so only those count that MANYHANDS_PLUGINS names: try MANYHANDS_PLUGINS={name}"
         )

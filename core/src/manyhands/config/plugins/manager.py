@@ -20,7 +20,9 @@ from manyhands.config.plugins.installed import (
     InstalledPlugin,
     Switches,
     nearest,
+    switch_against,
     unknown_backend_text,
+    why_left_out,
 )
 from manyhands.config.plugins.loading import (
     IN_PROCESS,
@@ -141,8 +143,8 @@ class PluginManager(Choice):
         """
         self._load_extras()
         with self._lock:
-            registered = [plugin for plugin, _ in self._registered.values() if plugin.name not in self._switches.block]
-        counting = [plugin for plugin in installed(BACKEND_GROUP) if self._switches.allows(plugin.name)]
+            registered = [plugin for plugin, _ in self._registered.values() if not self._switches.blocks(plugin)]
+        counting = [plugin for plugin in installed(BACKEND_GROUP) if self._switches.allows(plugin)]
         return sorted([*counting, *registered], key=lambda plugin: plugin.name)
 
     def installed_names(self) -> set[str]:
@@ -153,7 +155,7 @@ class PluginManager(Choice):
     def unknown_text(self, name: str) -> str:
         """Say that the backend ``name`` does not count, which ones do, and what to do; for messages."""
         names = self.names()
-        return unknown_backend_text(name, names, self._switches, self.installed_names().difference(names))
+        return unknown_backend_text(name, names, self._switches, dict(self.why_left_out()))
 
     # -------------------------------------------------------------- tier 2: describe
 
@@ -177,7 +179,8 @@ class PluginManager(Choice):
         if len(found) > 1:
             owners = " and ".join(f"{plugin.distribution} {plugin.version} ({plugin.value})" for plugin in found)
             raise DuplicatePluginError(
-                f"the backend {name!r} is provided more than once, by {owners}; uninstall all but one of them"
+                f"the backend {name!r} is provided more than once, by {owners}; uninstall all but one of them, or leave one out by its "
+                f"distribution or module, as in plugins = ['no:{found[0].distribution}']"
             )
         with self._lock:
             if name in self._registered:
@@ -375,7 +378,7 @@ class PluginManager(Choice):
 
     def extensions(self) -> list[InstalledPlugin]:
         """Return the installed extensions that count; imports none of them."""
-        return [plugin for plugin in installed(EXTENSION_GROUP) if self._switches.allows(plugin.name)]
+        return [plugin for plugin in installed(EXTENSION_GROUP) if self._switches.allows(plugin)]
 
     def extension_errors(self) -> dict[str, PluginError]:
         """Return what went wrong with extensions so far, by name; for it, their algorithms are proved."""
@@ -452,7 +455,7 @@ class PluginManager(Choice):
 
     def _adopt(self, module: object, plugin: InstalledPlugin) -> None:
         """Count the backends that a plugin without an entry point of its own brings."""
-        taken = {other.name: other for other in installed(BACKEND_GROUP) if self._switches.allows(other.name)}
+        taken = {other.name: other for other in installed(BACKEND_GROUP) if self._switches.allows(other)}
         taken.update({other: entry for other, (entry, _) in self._registered.items()})
         specs = self._specs_of(module, plugin, required=False)
         for spec in specs:
@@ -460,11 +463,16 @@ class PluginManager(Choice):
             if spec.name in taken:
                 raise DuplicatePluginError(
                     f"{owner(plugin)} registers the backend {spec.name!r}, which {owner(taken[spec.name])} provides "
-                    f"already; block that one with the switch 'no:{spec.name}', or choose another name"
+                    f"already; leave that one out by {switch_against(taken[spec.name], plugin)}, or choose another name"
                 )
         for spec in specs:
             entry = InstalledPlugin(spec.name, plugin.distribution, plugin.version, plugin.value)
             self._registered[spec.name] = (entry, spec)
+
+    def why_left_out(self) -> list[tuple[str, str]]:
+        """Return the backends that are installed and do not count, each with the reason."""
+        counting = set(self.names())
+        return why_left_out([plugin for plugin in installed(BACKEND_GROUP) if plugin.name not in counting], self._switches)
 
     def _specs_of(self, module: object, plugin: InstalledPlugin, *, required: bool = True) -> list[BackendSpec]:
         """Call ``manyhands_register_backends`` of one plugin, and of no other."""
