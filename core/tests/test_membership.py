@@ -240,6 +240,7 @@ def test_a_rank_that_does_not_answer_is_named_when_the_time_is_up() -> None:
     verdict = job.the_verdict()
     assert verdict.text == (
         "barrier #1 did not finish: rank 2 did not answer\n  ranks 0-1: barrier() #1\n  rank 2: no answer: stopped, cut off, or busy"
+        "\n  if they only need more time: timeout_s= of the call or of init(), or MANYHANDS_TIMEOUT_S"
     )
     assert verdict.peer == 2
 

@@ -535,6 +535,7 @@ class Membership:
             elif peer is not None:
                 who = "" if peer == report.peer else ", in the end"
                 headline += f": rank {inquest.reporter} waits for rank {peer}{who}"
+            lines.append("  if they only need more time: timeout_s= of the call or of init(), or MANYHANDS_TIMEOUT_S")
         self.fail(Verdict(report.kind, "\n".join([headline, *lines]), peer, report.operation, report.sequence))
 
     def fail(self, verdict: Verdict) -> None:

@@ -291,18 +291,19 @@ def resolve(host: str, port: int, deadline: Deadline, flags: int = 0) -> list[_F
     """
     found: list[_Found] = []
     failures: list[OSError] = []
+    # A text goes through the codec "idna", whose import takes a while, and which changes nothing in ASCII.
+    name = host.encode() if host.isascii() else host
 
-    def ask() -> None:
-        # A text goes through the codec "idna", whose import takes a while, and which changes nothing in ASCII.
-        name = host.encode() if host.isascii() else host
+    def ask(flags: int = flags) -> None:
         try:
             found.extend(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags))
         except OSError as error:
             failures.append(error)
 
-    if host and (host[-1].isdigit() or ":" in host):
-        ask()  # an address, mostly: no server is asked
-    else:
+    if host and host.isascii():
+        ask(flags | socket.AI_NUMERICHOST)  # for an address no server is asked; a name may look like one, as node1 does
+    if not found:
+        failures.clear()
         thread = Thread(target=ask, name="manyhands-resolver", daemon=True)
         thread.start()
         thread.join(deadline.remaining())

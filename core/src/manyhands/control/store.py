@@ -15,7 +15,7 @@ from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import NEWCOMER_HELLO, Door, Lobby
 from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
-from manyhands.control.network import Address, Listener
+from manyhands.control.network import Address, Listener, is_loopback
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
 from manyhands.control.proven import ProvenSocket
 
@@ -63,6 +63,7 @@ class Store:
         door: Door | None = None,
     ) -> None:
         self._loop = loop
+        self._host = str(sock.getsockname()[0])
         self._liveness = liveness
         self._ranks: dict[int, FrameConnection] = {}
         self._lobby = None if door is None else Lobby(loop, door, liveness)
@@ -140,7 +141,9 @@ class Store:
             self._loop.call(lambda: lobby.watch(membership.make_room))
 
     def _late(self) -> None:
-        hint = "Did they start, and were they given this address and secret?"
+        hint = "Did they start, and were they given this address and secret? More time: init(timeout_s=...), or MANYHANDS_TIMEOUT_S"
+        if is_loopback(self._host):
+            hint += f". Rank 0 listens at {self._host}, which only ranks of its own host can reach"
         if self._refusals:
             hosts = ", ".join(f"from {host} {why}" for host, why in self._refused_hosts.items())
             hint = (
