@@ -177,6 +177,22 @@ def test_after_sigterm_ranks_have_the_time_that_was_given_and_the_launcher_says_
     assert err.endswith("manyhands run: ended by SIGTERM\n")
 
 
+@pytest.mark.parametrize("ended", [0, 1])
+def test_a_rank_that_ends_before_init_is_not_waited_for(start: Start, ended: int) -> None:
+    launch = start(f"""
+        if rank != {ended}:
+            began = time.monotonic()
+            try:
+                mh.init(timeout_s=600)
+            except mh.PeerLostError as error:
+                print(error.peer, error)
+            assert time.monotonic() - began < 300
+    """)
+    code, out, err = launch.finish()
+    told = f"{ended} rank {ended} was lost before the ranks had met: its process ended (exit code 0) before it called init()"
+    assert (code, sorted(out.splitlines())) == (0, [f"[{rank}] {told}" for rank in range(3) if rank != ended]), err
+
+
 def test_sigusr1_to_the_launcher_reaches_the_ranks_that_handle_it(start: Start, tmp_path: Path) -> None:
     records = tmp_path / "records"
     launch = start(

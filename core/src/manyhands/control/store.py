@@ -23,6 +23,7 @@ __all__ = ["Store"]
 
 _MAX_NAMED = 4
 """How many refused hosts an error names, at most."""
+_LOOK_S = 0.2
 _SOON_S = 5.0
 _LAST_WORDS_S = 1.0
 """How long to wait for the others to go once the job has failed."""
@@ -102,6 +103,21 @@ class Store:
     def will_not_come(self, rank: int, reason: str) -> None:
         """Take note that a rank has ended, which may not have come yet; from any thread."""
         self._loop.call(lambda: self._membership.will_not_come(rank, reason))
+
+    def look_for(self, gone: Callable[[], dict[int, str]]) -> None:
+        """Ask several times a second, until all ranks have come, which have ended before; from any thread."""
+
+        def look() -> None:
+            missing = set(self._membership.missing())
+            if not missing or self._membership.verdict is not None:
+                return
+            for rank, how in gone().items():
+                if rank in missing:
+                    self._membership.will_not_come(rank, how)
+                    return
+            self._loop.call_later(_LOOK_S, look)
+
+        self._loop.call(look)
 
     def expect_soon(self, ranks: Iterable[int]) -> None:
         """Take ranks that do not come within some seconds for lost; from any thread."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from manyhands.group.shrinking import come_later
 from manyhands.job.job import AS_LONG_AS_IT_TAKES_S, Job
 from manyhands.job.meeting import Meeting
 from manyhands.job.threads import current_thread_rank
+from manyhands.launch.error_file import gone
 from manyhands.launch.error_file import install as install_error_file
 
 __all__ = ["init"]
@@ -174,7 +175,11 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
         _log.info(
             "rank %d of %d, by %s", rank, world_size, "plain Python or init's arguments" if launch is None else launch.launcher
         )
-        job = _joined(rank, world_size, address, setup, door, deadline)
+        # The launcher counts ranks as it started them.
+        is_launchers = (
+            launch is not None and launch.launcher == "manyhands" and (rank, world_size) == (launch.rank, launch.world_size)
+        )
+        job = _joined(rank, world_size, address, setup, door, deadline, gone if is_launchers and door is None else None)
     except BaseException:
         release(os.environ, note)
         raise
@@ -183,7 +188,13 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
 
 
 def _joined(
-    rank: int, world_size: int, address: tuple[str, int] | None, setup: Setup, door: Door | None, deadline: Deadline
+    rank: int,
+    world_size: int,
+    address: tuple[str, int] | None,
+    setup: Setup,
+    door: Door | None,
+    deadline: Deadline,
+    those_gone: Callable[[], dict[int, str]] | None,
 ) -> Job:
     if address is None:
         return come_alone(setup, deadline)
@@ -199,6 +210,7 @@ def _joined(
         int(inherited) if inherited is not None else None,
         _liveness(resolved.settings),
         door=door,
+        gone=those_gone,
     )
     return come_alone(setup, deadline, None, meeting) if world_size == 1 else among_processes(meeting, setup, deadline)
 

@@ -33,7 +33,7 @@ from manyhands.control.network import Address, Listener, dial, show_address
 from manyhands.control.protocol import Report, Verdict
 from manyhands.control.remote import SocketControl
 from manyhands.control.store import Store
-from manyhands.errors import ClosedError, ManyHandsError, RendezvousError
+from manyhands.errors import ClosedError, ManyHandsError, PeerLostError, RendezvousError
 from manyhands.job.bootstrap import Maker
 from manyhands.job.meeting import Meeting, guarded_bind
 from manyhands.job.no_transport import NoTransport
@@ -159,6 +159,8 @@ class Job:
                 job._store = store = Store(loop, *place, deadline, meeting.liveness, meeting.door)
                 if meeting.before is not None:
                     _tell_who_ends(*meeting.before, store)
+                if meeting.gone is not None:
+                    store.look_for(meeting.gone)
             join = make_join(meeting.rank, meeting.world_size, meeting.backend, meeting.choices)
             job.control = control = SocketControl(
                 loop, join, meeting.address, meeting.credentials, deadline, meeting.liveness, meeting.is_vain
@@ -178,6 +180,9 @@ class Job:
             if job._store is not None and isinstance(error, RendezvousError):
                 time.sleep(_LATECOMERS_S)
             job._release()
+            if isinstance(error, RendezvousError) and meeting.gone is not None and (how := meeting.gone().get(0)):
+                text = f"rank 0 was lost before the ranks had met: {how}"
+                raise PeerLostError(text, rank=meeting.rank, peer=0) from None
             raise
         meeting.before = meeting.keep = None  # or each job would keep the one before it
         atexit.register(job._at_exit)

@@ -43,6 +43,8 @@ class Meeting:
         Takes what gives back a store at which the ranks did not meet: until then it tells latecomers why. Without it, for a moment.
     door
         Where ranks come later; None where none does.
+    gone
+        Returns the ranks of this host that have ended before they came, each with how; None if nobody knows.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Meeting:
         local_rank: int | None = None,
         keep: Callable[[Callable[[], None]], object] | None = None,
         door: Door | None = None,
+        gone: Callable[[], dict[int, str]] | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -72,12 +75,15 @@ class Meeting:
         self.local_rank = local_rank
         self.keep = keep
         self.door = door
+        self.gone = gone
 
     def is_vain(self) -> bool:
         """Tell whether nobody needs to look for the others any more: one of them has ended before they met.
 
         That may have been the one with the store, before it told the first of them to wait for the others.
         """
+        if self.gone is not None and 0 in self.gone():
+            return True
         if self.before is None:
             return False
         old, ranks = self.before

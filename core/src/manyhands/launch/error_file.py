@@ -26,8 +26,9 @@ from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsEr
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["ErrorRecord", "install", "read", "read_place", "shown_path"]
+__all__ = ["ErrorRecord", "gone", "install", "mark_gone", "read", "read_place", "shown_path"]
 
+_GONE = "gone-"
 _LONGEST_TRACEBACK = 1 << 16
 _HELPERS = frozenset(
     "annotated_types cupy mpi4py msgspec numpy pluggy pydantic pydantic_core torch typing_extensions typing_inspection".split()
@@ -147,6 +148,31 @@ def read_place(path: Path) -> str:
     first = text.partition("most recent call first")[2].partition("most recent call first")[0]
     frames = [traceback.FrameSummary(name, int(line), function) for name, line, function in _DUMPED.findall(first)]
     return _place(traceback.StackSummary.from_list(frames[::-1]))
+
+
+def mark_gone(path: Path, rank: int, how: str) -> None:
+    """Note for the other ranks of this host that one has ended before it called ``init()``, if it has.
+
+    Parameters
+    ----------
+    path
+        Its error file.
+    rank, how
+        Which rank, and how it ended.
+    """
+    if not _place_path(path).exists():
+        with contextlib.suppress(OSError):  # then the others wait in vain, for a time
+            (path.parent / f"{_GONE}{rank}").write_text(f"its process ended ({how}) before it called init()", encoding="utf-8")
+
+
+def gone() -> dict[int, str]:
+    """Return the ranks of this host that have ended before they called ``init()``, each with how."""
+    path = os.environ.get("MANYHANDS_ERROR_FILE")
+    found: dict[int, str] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for each in Path(path).parent.glob(f"{_GONE}*") if path else ():
+            found[int(each.name.removeprefix(_GONE))] = each.read_text(encoding="utf-8")
+    return {rank: how for rank, how in found.items() if how}  # one that is empty is being written
 
 
 def _place_path(path: Path) -> Path:

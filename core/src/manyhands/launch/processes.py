@@ -360,6 +360,8 @@ class _Launcher:
                 child.exited_at = time.time()
                 self._forget(child)
                 ended.append(child)
+                if not self._job.is_elastic:
+                    error_file.mark_gone(child.error_file, child.rank, _failure(child).how)
         members: list[_Child] = []
         if ended and self._job.is_elastic:
             self._has_begun()
