@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from subprocess import CompletedProcess
 
@@ -123,6 +125,17 @@ def test_a_plugin_beside_the_script_is_found(run_python: Callable[..., Completed
     (tmp_path / "sub" / "beside_the_script.py").write_text("")
     done = run_python("-m", "manyhands", "run", "--backend", "tcp", "sub/h.py", MANYHANDS_PLUGINS="beside_the_script")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0] 1\n", "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_end_no_job(tmp_path, closed):
+    (tmp_path / "h.py").write_text(
+        "import sys, os\nprint('x', file=sys.stderr)\nprint('y')\nopen(os.environ['RANK'], 'w').close()"
+    )
+    command = f'"$@" {closed}'
+    job = [sys.executable, "-m", "manyhands", "run", "-n", "2", "--backend", "tcp", "h.py"]
+    assert subprocess.run(["sh", "-c", command, "-", *job], cwd=tmp_path, timeout=120, check=False).returncode == 0
+    assert sorted(each.name for each in tmp_path.iterdir() if each.name.isdigit()) == ["0", "1"]
 
 
 def test_a_mistake_is_reported_as_it_always_is(capsys, tmp_path, monkeypatch):

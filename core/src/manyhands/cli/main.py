@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The command ended by itself, well or badly; this is how typer leaves.
     """
     words = sys.argv[1:] if argv is None else list(argv)
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show, as may what a plugin says
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -53,6 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nmanyhands: ended by SIGINT, while it started", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _open_closed_streams() -> None:
+    """Open the null device in the place of standard streams that are closed: else the next file gets the number, and what is printed with it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(
+                os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY
+            )  # the lowest number that is free, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - for as long as the process
 
 
 def _run(options: RunOptions) -> int:
