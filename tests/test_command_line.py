@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +67,14 @@ def test_what_was_given_stands_in_the_error_as_it_was_given(
         main(words)
 
     assert given in capsys.readouterr().err
+
+
+def test_a_module_that_plugins_names_may_lie_where_a_command_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "manyhands.toml").write_text('plugins = ["of_mine"]')
+    (tmp_path / "of_mine.py").touch()
+    installed = Path(sys.executable).with_name("manyhands")
+
+    done = subprocess.run([installed, "config", "show"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "of_mine" in done.stdout

@@ -154,6 +154,7 @@ def test_ranks_that_never_come_are_named() -> None:
     for error in meeting([0, 1, 3], 5):
         assert (type(error), error.peer) == (mh.DeadlineError, 2)
         assert "within 2 s: ranks 2, 4 of 5 did not come" in str(error)
+        assert "Rank 0 listens at 127.0.0.1, which only ranks of its own host can reach" in str(error)
 
 
 @pytest.mark.parametrize("wrong", [[2], [0]])

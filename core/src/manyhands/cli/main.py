@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyhands.cli.quick import advise, understand
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     _open_closed_streams()
+    if argv is None:  # `plugins` may name a module that lies here, as with `python -m manyhands`; at the end it hides no other
+        sys.path.append(str(Path.cwd()))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show, as may what a plugin says
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -63,11 +66,10 @@ def _open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(
-                os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY
-            )  # the lowest number that is free, which is this one
+            # It gets the lowest number that is free, which is this one.
+            os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - for as long as the process
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - never closed
 
 
 def _run(options: RunOptions) -> int:

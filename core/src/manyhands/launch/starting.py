@@ -56,9 +56,8 @@ def start(options: RunOptions) -> int:
     doing = "read the configuration and looked for the backend"
     # It imports what the ranks need while the configuration is read here, and so comes before all that this process imports itself.
     server, environ = None, dict(os.environ)
-    if options.nnodes == 1 or environ.get(
-        "MANYHANDS_SECRET"
-    ):  # else the configuration may name a secret, of which the seed is made
+    # With several hosts the seed is made of the secret, which the configuration may name.
+    if options.nnodes == 1 or environ.get("MANYHANDS_SECRET"):
         environ = with_hash_seed(environ)
         if not options.no_fork:
             server = fork_server(options.target, options.module, shared_variables(options.ranks, environ))
