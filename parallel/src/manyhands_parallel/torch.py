@@ -19,11 +19,14 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import UnsupportedError, UsageError
+from manyhands_parallel.agreement import same_on_all
 from manyhands_parallel.compress import Compression
 from manyhands_parallel.gradients.buckets import Bucket
 from manyhands_parallel.gradients.replicas import broadcast, give
@@ -99,7 +102,8 @@ def data_parallel(
     ----------
     module
         A ``torch.nn.Module``, the same on all ranks; it is used as before. Parameters that are frozen now (``requires_grad`` is false) are not
-        averaged. Move it to its device first; its optimizer may be made before or after.
+        averaged. Move it to its device first; its optimizer may be made before or after. Modules that share a parameter are wrapped as one, such as
+        ``torch.nn.ModuleList([one, two])``. A module of an earlier call whose group is closed or has failed may be wrapped again.
     group
         The ranks that average.
     bucket_bytes, first_bucket_bytes, reproducible, reduce_dtype, compress, timeout_s
@@ -115,7 +119,8 @@ def data_parallel(
     Raises
     ------
     UsageError
-        The modules or options of the ranks differ; every rank raises it and says what differs. No parameter has changed.
+        The modules or options of the ranks differ, or another `ModuleSync` averages one of the parameters; every rank raises it and says what is
+        wrong. No parameter has changed.
     """
     return ModuleSync(
         module,
@@ -141,11 +146,16 @@ class ModuleSync(GradientSync):
     - ``with sync.paused():`` around either adds up. The gradients of a paused pass are in the buckets and no longer in ``.grad``; weights add
       up as well, so that the loss of a batch is not divided by the number of batches.
 
-    After a step, ``.grad`` of a parameter is the mean, a view of a bucket: the next step writes there. A parameter that no
-    rank has used keeps the ``.grad`` that it had, None for instance. ``zero_grad`` may be called as usual, but discards nothing that paused
-    passes have added up.
+    After a step, ``.grad`` of a parameter is the mean, a view of a bucket: the next step writes there. Until the step has ended it is None, for other
+    hooks as well: clip gradients and call the optimizer after the block. A parameter that no rank has used keeps the ``.grad`` that it had,
+    None for instance. ``zero_grad`` may be called as usual, but discards nothing that paused passes have added up.
 
     If a step fails, ``.grad`` of what was on its way becomes None.
+
+    Parameters that are added or replaced later (a new layer, ``load_state_dict(assign=True)``, a parametrization), unfrozen, or converted to another
+    dtype or device would have gradients of their rank alone: the next pass is refused with a `UsageError`. Wrap the module again after such
+    a change: ``sync.remove(); sync = mp.torch.data_parallel(module, group)``. ``loss.backward(create_graph=True)`` is refused too, since a
+    mean has no graph. Copies of the module (``copy.deepcopy``, ``torch.save``) are plain modules, whose gradients stay on their rank.
 
     Attributes
     ----------
@@ -160,23 +170,27 @@ class ModuleSync(GradientSync):
     def __init__(self, module: Any, group: Group, *, broadcast_buffers: bool = True, **options: Any) -> None:
         self.module: Any = module
         self._parameters = OrderedDict((name, each) for name, each in module.named_parameters() if each.requires_grad)
-        self._frozen = OrderedDict((name, each) for name, each in module.named_parameters() if not each.requires_grad)
+        self._kinds = [(each.dtype, each.device) for each in self._parameters.values()]
         self._own: Step | None = None  # the step of a backward pass outside of a block
         self._weighted: list[tuple[Any, float]] = []  # batch normalisations, and their weights outside of the step
+        _need_no_owner(self._parameters, group, options.get("timeout_s"))
         super().__init__(group, self._parameters, **options)
         everything = OrderedDict([*module.named_parameters(), *module.named_buffers()])
         broadcast(everything, group, timeout_s=self._timeout_s)
         self._gives_buffers = broadcast_buffers and any(True for _ in module.buffers())
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
+            parameter.register_post_accumulate_grad_hook(_Hook(self, partial(self._on_gradient, name)))
             for name, parameter in self._parameters.items()
         ]
-        self._handles.append(module.register_forward_pre_hook(self._on_forward))
+        self._found = _parts(module)
+        self._frozen = [each for each in module.parameters() if not each.requires_grad]
+        self._handles += [each.register_forward_pre_hook(_Hook(self, self._on_forward)) for each in _called_first(module)]
 
     def remove(self) -> None:
-        """Take the hooks out of the module, whose gradients then stay on their rank. Calling it twice is fine."""
+        """Take the hooks out of the module, whose gradients then stay on their rank; this takes no further steps. Calling it twice is fine."""
         for handle in self._handles:
             handle.remove()
+        self._spoilt = self._spoilt or "it was taken out of its module by remove()"
 
     def _on_gradient(self, name: str, parameter: Any) -> None:
         """Take the gradient of a parameter; torch calls it when that is complete."""
@@ -188,13 +202,42 @@ class ModuleSync(GradientSync):
                 self._abandon(error)
             raise
 
-    def _begin(self, step: Step, weight: float) -> None:
-        thawed = [name for name, each in self._frozen.items() if each.requires_grad]
+    def _check_parameters(self) -> None:
+        """Refuse parameters whose gradients nothing averages. It costs little as long as nothing has changed."""
+        parts = self._found
+        if any(each.requires_grad for each in self._frozen) or not (
+            all(len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in parts)
+        ):
+            self._look_again()
+        kinds = [(each.dtype, each.device) for each in self._parameters.values()]
+        if kinds != self._kinds:
+            name, now, then = next(
+                each for each in zip(self._parameters, kinds, self._kinds, strict=True) if each[1] != each[2]
+            )
+            raise UsageError(
+                f"{name} was {then[0]} on {then[1]} when data_parallel was called, and is {now[0]} on {now[1]} now. {_ANEW}"
+            )
+
+    def _look_again(self) -> None:
+        """Compare all parameters with those of the beginning."""
+        averaged, frozen = set(map(id, self._parameters.values())), set(map(id, self._frozen))
+        alone = {name: each for name, each in self.module.named_parameters() if each.requires_grad and id(each) not in averaged}
+        thawed = [name for name, each in alone.items() if id(each) in frozen]
         if thawed:
             raise UsageError(
-                f"{', '.join(thawed[:5])} had no gradients when data_parallel was called, and have now: they would stay on each rank. "
-                "Take this one out and begin anew: sync.remove(); sync = mp.torch.data_parallel(module, group)"
+                f"{', '.join(thawed[:5])} had no gradients when data_parallel was called, and have now: they would stay on each rank. {_ANEW}"
             )
+        if alone:
+            names = ", ".join([*alone][:5]) + (f" and {len(alone) - 5} more" if len(alone) > 5 else "")
+            raise UsageError(
+                f"the module has parameters that were added or replaced since data_parallel was called: {names}. Their gradients would stay "
+                f"on each rank. {_ANEW}"
+            )
+        self._found = _parts(self.module)
+        self._frozen = [each for each in self.module.parameters() if not each.requires_grad]
+
+    def _begin(self, step: Step, weight: float) -> None:
+        self._check_parameters()
         super()._begin(step, weight)
         layers: Any = sys.modules.get(_BATCH_NORM)
         if layers is not None:
@@ -218,15 +261,18 @@ class ModuleSync(GradientSync):
             step.__enter__()
             self._own = step
             Variable._execution_engine.queue_callback(self._on_end)
-        view = self._home[name].views[name]
         gradient = parameter.grad
-        if gradient is not view:
+        if gradient is not self._home[name].views[name]:
             if gradient.is_sparse:
                 raise UnsupportedError(f"the gradient of {name!r} is sparse; give the layer sparse=False")
+            if gradient.requires_grad:
+                raise UnsupportedError(
+                    f"the gradient of {name!r} has a graph of its own, which its mean has not: take what needs second derivatives by "
+                    "torch.autograd.grad(..., create_graph=True), and call loss.backward() without it"
+                )
             gradient = gradient.detach()
-        stays = not step.is_paused and step.weight > 0 and gradient.dtype == view.dtype
         self._arrive(name, gradient)
-        parameter.grad = view if stays else None
+        parameter.grad = None  # a call in the background may write to the bucket until the step has ended
 
     def _on_end(self) -> None:
         """End the step of a backward pass outside of a block."""
@@ -235,13 +281,16 @@ class ModuleSync(GradientSync):
         step.__exit__(None, None, None)
 
     def _on_forward(self, module: Any, inputs: Any) -> None:
-        if self._own is not None:
-            from torch import _C
+        import torch
 
-            if _C._current_graph_task_id() == -1:  # not what a checkpoint computes again
-                self._own = None
-                self._abandon(UsageError("the backward pass did not come to its end"))
-                raise UsageError(f"this {type(self).__name__} cannot go on, since {self._spoilt}; make a new one on all ranks")
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:  # what a checkpoint computes again
+            return
+        if self._own is not None:
+            self._own = None
+            self._abandon(UsageError("the backward pass did not come to its end"))
+            raise UsageError(f"this {type(self).__name__} cannot go on, since {self._spoilt}; make a new one on all ranks")
+        if torch.is_grad_enabled() and not self._spoilt and self.group.is_usable:
+            self._check_parameters()
 
     def _check(self, name: str, gradient: Any) -> None:
         raise UsageError("the gradients of a module become ready in its backward pass: with sync.step(): loss.backward()")
@@ -270,7 +319,29 @@ class ModuleSync(GradientSync):
         self._restore()
         super()._end(step)
         if self._gives_buffers and not step.is_paused:
-            give(dict(self.module.named_buffers()), self.group, 0, timeout_s=self._timeout_s)
+            self._give_buffers()
+
+    def _give_buffers(self) -> None:
+        """Give rank 0's buffers to all ranks. torch refuses to go on with a graph whose buffers have changed, so that it learns of no other change."""
+        from torch.nn.modules.batchnorm import _NormBase
+
+        buffers = OrderedDict(self.module.named_buffers())
+        # In training, a backward pass does not read these.
+        unread = {
+            id(each)
+            for one in self.module.modules()
+            if isinstance(one, _NormBase) and one.training
+            for each in one.buffers(False)
+        }
+        # What is written to .data changes no version. Rank 0 only reads.
+        targets = {
+            name: each.data if self.group.rank == 0 or id(each) in unread else each.data.clone()
+            for name, each in buffers.items()
+        }
+        give(targets, self.group, 0, timeout_s=self._timeout_s)
+        for name, each in buffers.items():
+            if self.group.rank and id(each) not in unread and not _same_bits(each.data, targets[name]):
+                each.detach().copy_(targets[name])
 
     def _abandon(self, error: BaseException) -> None:
         super()._abandon(error)
@@ -286,3 +357,67 @@ class ModuleSync(GradientSync):
             view = self._home[name].views[name]
             view.copy_(self._parameters[name].grad)
             self._parameters[name].grad = view
+
+
+_ANEW = "Take this one out and begin anew: sync.remove(); sync = mp.torch.data_parallel(module, group)"
+
+
+class _Hook:
+    """What a `ModuleSync` puts into modules and parameters. It does nothing in a copy of the module, which is a plain one."""
+
+    def __init__(self, sync: ModuleSync | None = None, call: Callable[..., None] | None = None) -> None:
+        self.sync = sync
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._call is not None:
+            self._call(*arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return _Hook()
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
+
+
+def _need_no_owner(parameters: OrderedDict[str, Any], group: Group, timeout_s: float | None) -> None:
+    """Refuse parameters that another sync averages; take out one that cannot go on."""
+    owned = {}
+    for name, parameter in parameters.items():
+        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        for sync in {each.sync for each in hooks.values() if isinstance(each, _Hook) and each.sync is not None}:
+            if sync._spoilt or not sync.group.is_usable:
+                sync.remove()
+            else:
+                owned[name] = "averaged by another data_parallel"
+    same_on_all(group, "data_parallel", owned, timeout_s=timeout_s)
+    if owned:
+        names = ", ".join([*owned][:5]) + (f" and {len(owned) - 5} more" if len(owned) > 5 else "")
+        raise UsageError(
+            f"another data_parallel averages {names} already, and a gradient is averaged once: wrap modules that share parameters as one, "
+            "sync = mp.torch.data_parallel(torch.nn.ModuleList([one, two]), group), or take the other one out with its remove()"
+        )
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    from torch import equal, uint8
+
+    return bool(equal(one.reshape(-1).view(uint8), other.reshape(-1).view(uint8)))
+
+
+def _parts(module: Any) -> list[tuple[dict[str, Any], list[Any]]]:
+    """Return the dicts in which modules keep parameters and modules, and what they hold now."""
+    parts = [each for one in module.modules() for each in (one._parameters, one._modules)]
+    return [(each, list(each.values())) for each in parts]
+
+
+def _called_first(module: Any) -> Iterator[Any]:
+    """Yield the module and its children; a program may call these alone, as it must where a module has no ``forward``, such as ModuleList."""
+    from torch import nn
+
+    yield module
+    for child in module.children():
+        if type(child).forward is nn.Module.forward:
+            yield from _called_first(child)
+        else:
+            yield child

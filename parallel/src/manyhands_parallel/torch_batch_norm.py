@@ -45,7 +45,7 @@ class SyncBatchNorm(_BatchNorm):
     Attributes
     ----------
     group
-        The ranks.
+        The ranks; None in a module that ``torch.load`` made, until it is set: only evaluation works without.
     loss_weight
         What this rank's loss counts in the next backward passes, as the weight of `batch_norm_backward`; 1 at first. `ModuleSync.step` sets it.
         If other means average the gradients of unequal batches, set it to the weight that these are given.
@@ -68,7 +68,7 @@ class SyncBatchNorm(_BatchNorm):
         dtype: Any = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
-        self.group: Group = group
+        self.group: Group | None = group
         self.loss_weight: float = 1.0
 
     def forward(self, x: Any) -> Any:
@@ -84,6 +84,10 @@ class SyncBatchNorm(_BatchNorm):
                 f"SyncBatchNorm takes tensors of shape (n, channels, ...), and this one has shape {tuple(x.shape)}"
             )
         if self.training:
+            if self.group is None:
+                raise UsageError(
+                    "this SyncBatchNorm has no group, since it was loaded from a file: set it, module.group = group"
+                )
             return _Normalised.apply(x, self.weight, self.bias, self)
         alone = self.running_mean is None
         return batch_norm_of_one(x, self.running_mean, self.running_var, self.weight, self.bias, alone, 0.0, self.eps)
@@ -102,6 +106,9 @@ class SyncBatchNorm(_BatchNorm):
         memo[id(self)] = clone
         clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return clone
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"group": None}  # a file has no group
 
 
 class _Normalised(torch.autograd.Function):  # type: ignore[misc]

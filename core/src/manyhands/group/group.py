@@ -267,6 +267,11 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         return Group(*formed)
 
     @property
+    def is_usable(self) -> bool:
+        """Whether calls may be made: the group is open, and this rank knows of no failure of its job. It asks no other rank."""
+        return self._ledger.is_usable
+
+    @property
     def _is_closed(self) -> bool:
         return self._job.closed or self._members.number in self._job.left
 
