@@ -8,7 +8,8 @@
 ...     optimizer.step()
 
 Normalisation over all ranks: `convert_sync_batchnorm`. The tensor parallel functions do what those of `manyhands_parallel` do, but return the
-result alone: autograd calls their ``vjp``. So every rank runs the same backward pass. They refuse a second derivative.
+result alone: autograd calls their ``vjp``. So every rank runs the same backward pass. They refuse a second derivative with an
+`UnsupportedError`.
 
 >>> hidden = torch.relu(mp.torch.column_linear(x, w1, b1, group))
 >>> loss = mp.torch.row_linear(hidden, w2, b2, group).square().mean()

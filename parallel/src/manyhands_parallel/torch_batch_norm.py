@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm as batch_norm_of_one
 
 from manyhands import Group
 from manyhands.errors import UsageError
 from manyhands_parallel.normalization import RunningStats, batch_norm, batch_norm_backward
+from manyhands_parallel.torch_once import differentiated_once
 
 if TYPE_CHECKING:
 
@@ -121,11 +121,13 @@ class _Normalised(torch.autograd.Function):  # type: ignore[misc]
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Any) -> Any:
         x, weight, bias = ctx.saved_tensors
-        cache = replace(ctx.cache, x=x, gamma=weight, beta=bias)
-        return *batch_norm_backward(dy, cache, weight=ctx.module.loss_weight), None
+        with torch.no_grad():
+            cache = replace(ctx.cache, x=x, gamma=weight, beta=bias)
+            gradients = batch_norm_backward(dy, cache, weight=ctx.module.loss_weight)
+        depends = any(each is not None and each.requires_grad for each in (dy, x, weight))
+        return *differentiated_once("SyncBatchNorm", gradients, depends=depends), None
 
 
 def convert_sync_batchnorm(module: Any, group: Group) -> Any:
