@@ -7,7 +7,7 @@
 ...         loss_of(module(x), y).backward()
 ...     optimizer.step()
 
-Normalisation over all ranks: `convert_sync_batchnorm`. The tensor parallel functions do what those of `manyhands_parallel` do, but return the
+Normalisation over all ranks: `convert_sync_batchnorm`. Collectives with gradients: ``mp.torch.functional``. The tensor parallel functions do what those of `manyhands_parallel` do, but return the
 result alone: autograd calls their ``vjp``. So every rank runs the same backward pass. They refuse a second derivative with an
 `UnsupportedError`.
 
@@ -27,6 +27,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import UnsupportedError, UsageError
+from manyhands_parallel import torch_functional as functional
 from manyhands_parallel.agreement import same_on_all
 from manyhands_parallel.compress import Compression
 from manyhands_parallel.gradients.buckets import Bucket
@@ -59,6 +60,7 @@ __all__ = [
     "convert_sync_batchnorm",
     "copy_to",
     "data_parallel",
+    "functional",
     "gather_from",
     "gather_sequence",
     "reduce_from",

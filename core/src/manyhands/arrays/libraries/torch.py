@@ -11,7 +11,7 @@ import numpy as np
 
 from manyhands.arrays.libraries.library import Array, DeviceArray, Library
 from manyhands.arrays.libraries.shared import low_precision_dtype, no_memory, refuse_overlap
-from manyhands.errors import DTypeError, LayoutError
+from manyhands.errors import DTypeError, LayoutError, UsageError
 
 __all__ = ["TorchLibrary"]
 
@@ -23,7 +23,7 @@ _LOW_PRECISION = frozenset("bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz f
 
 
 class TorchLibrary(Library):
-    """torch. Autograd sees nothing of a call: gradients do not flow through it, as with torch.distributed's collectives."""
+    """torch. Autograd sees nothing of a call, so that a tensor with a gradient to pass on is refused, as torch refuses it to NumPy."""
 
     name = "torch"
     is_stream_ordered = True
@@ -35,6 +35,8 @@ class TorchLibrary(Library):
         torch's own calls are queued on its current stream, so that there is nothing to wait for.
         """
         _check(value)
+        if value.requires_grad:
+            _need_no_grad("the tensor requires grad", "x.detach()")
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
         return self._memory(value)
@@ -42,6 +44,8 @@ class TorchLibrary(Library):
     def write(self, value: Any) -> Array | DeviceArray:
         """Return a view of a tensor's memory, and tell autograd that it changes, as a call of torch's in place would."""
         _check(value)
+        if value.requires_grad:
+            _need_no_grad("out= requires grad", "out=x.detach()")
         if value.is_conj() or value.is_neg():
             raise LayoutError(
                 "out= is a lazy conjugate or negative of another tensor, and cannot be written to: "
@@ -145,6 +149,15 @@ class TorchLibrary(Library):
         torch = sys.modules["torch"]
         tensor = _tensor(result).to(torch.device("cuda", device)).contiguous()
         return DeviceArray(tensor, self, tensor.data_ptr(), result.shape, result.dtype, device, is_contiguous=True)
+
+
+def _need_no_grad(what: str, remedy: str) -> None:
+    """Refuse a tensor that requires grad, unless the program has said that it wants no gradients."""
+    if sys.modules["torch"].is_grad_enabled():
+        raise UsageError(
+            f"{what}, and gradients do not flow through this call: give {remedy}, or call it under torch.no_grad(). "
+            "mp.torch.functional of manyhands-parallel has collectives with gradients"
+        )
 
 
 def _check(value: Any) -> None:
