@@ -127,3 +127,38 @@ def test_the_collectives_of_a_group_refuse_tensors_that_require_grad(world):
         assert x.requires_grad
 
     world(2).run(program)
+
+
+def test_layers_without_autograd_refuse_what_would_lose_its_gradient(world):
+    def program(group):
+        import torch
+
+        import manyhands as mh
+
+        mesh, ids = mh.DeviceMesh(group, (2,), ("tp",)), torch.tensor([0, 1])
+        leaf = torch.ones(2, 2, requires_grad=True)
+        layers = [
+            mp.copy_to, mp.reduce_from, mp.gather_from, mp.scatter_to, mp.gather_sequence, mp.reduce_scatter_sequence,
+            lambda x, group: mp.column_linear(x, torch.ones(2, 2), None, group),
+            lambda x, group: mp.row_linear(torch.ones(2, 2), x, None, group),
+            lambda x, group: mp.vocab_parallel_embedding(ids, x, group),
+            lambda x, group: mp.vocab_parallel_cross_entropy(x, ids, group),
+            lambda x, group: mp.batch_norm(x, None, None, group),
+        ]  # fmt: skip
+        arrays = [
+            mp.shard_of,
+            lambda x, group: mp.distribute(x, mesh, [mp.Shard(0)]),
+            lambda x, group: mp.from_local(x, mesh, [mp.Shard(0)]),
+        ]
+        for call in layers:
+            with pytest.raises(UsageError, match="requires grad"):
+                call(leaf, group)
+        for call in (*layers, *arrays):
+            with pytest.raises(UsageError, match="requires grad"):
+                call(leaf * 2, group)
+            with torch.no_grad():
+                call(leaf * 2, group)
+        for call in arrays:  # a parameter, before the first step
+            call(leaf, group)
+
+    world(2).run(program)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from manyhands.errors import DTypeError, OutOfMemoryError
+from manyhands.errors import DTypeError, OutOfMemoryError, UsageError
 
 if TYPE_CHECKING:
     from manyhands import Group
@@ -27,6 +27,7 @@ __all__ = [
     "itemsize",
     "like",
     "namespace",
+    "need_no_graph",
     "place_of",
     "readable",
     "same_place",
@@ -110,6 +111,31 @@ def writable(array: Array) -> bool:
     if isinstance(array, np.ndarray):
         return bool(array.flags.writeable)
     return _is_of("torch", "Tensor", array) or _is_of("cupy", "ndarray", array)
+
+
+def need_no_graph(array: Array, *, takes_leaves: bool = False) -> None:
+    """Refuse a tensor of torch whose gradient would be lost, since autograd does not see what is done with it.
+
+    Parameters
+    ----------
+    array
+        Any array.
+    takes_leaves
+        Whether parameters and the like are taken, which have a gradient and no history.
+
+    Raises
+    ------
+    UsageError
+        It requires grad, and torch records what is done.
+    """
+    if _is_of("torch", "Tensor", array) and array.requires_grad and not (takes_leaves and array.is_leaf):
+        import torch
+
+        if torch.is_grad_enabled():
+            raise UsageError(
+                "a tensor that requires grad was given, and autograd sees nothing of this call: take the function of the same name from mp.torch, "
+                "or its SyncBatchNorm, or a collective of mp.torch.functional; without gradients give x.detach()"
+            )
 
 
 def place_of(array: Array) -> str:
