@@ -84,7 +84,7 @@ soak: venv-dev
 test-peers:
 	@$(PYTHON) tools/make_venv.py requirements-peers.txt .venv-peers
 	@$(PYTHON) tools/make_venv.py requirements-peers-mpich.txt .venv-peers-mpich
-	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/torch/tests plugins/ucc/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
+	.venv-peers/bin/python -m pytest -m peers conformance/tests plugins/gloo/tests plugins/mpi/tests plugins/torch/tests plugins/ucc/tests plugins/ucx/tests tests/test_bench_backends.py tests/test_bench_parallel.py core/tests/test_libraries_real.py tests/test_arrays_of_others.py tests/test_elastic_state.py tests/test_docs_recipes.py parallel/tests tests/test_examples_digits.py tests/test_examples_transformer.py $(PYTEST_ARGS)
 	.venv-peers-mpich/bin/python -m pytest -m peers -k mpi conformance/tests plugins/mpi/tests $(PYTEST_ARGS)
 
 test-peers-faults: venv-dev

@@ -72,14 +72,14 @@ with mh.init() as group:
 """
 
 MOST = {
-    "all_reduce": 15,
-    "all_reduce out": 15,
-    "all_reduce timeout_s": 15,
+    "all_reduce": 16,
+    "all_reduce out": 16,
+    "all_reduce timeout_s": 16,
     "scatter": 42,
     "send": 17,
     "recv": 17,
     "sendrecv": 29,
-    "all_reduce_async": 21,
+    "all_reduce_async": 22,
     "send_async": 21,
     "recv_async": 21,
     "modules": 16,

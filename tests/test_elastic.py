@@ -68,6 +68,7 @@ def at_step(group, generation, state):
         if rank == 0:  # has done step 5 already
             state["weights"] += 1
             state["trail"].append(7)
+            state["pair"] = (1, 2)
             state["step"] += 1
             state.commit()
         if rank == 2:
@@ -76,12 +77,13 @@ def at_step(group, generation, state):
         state["weights"][:] = np.nan  # not committed
 """
         + TRAINING
-        + ENDING
+        + ENDING.replace("trail=", "pair=repr(state['pair']), trail=")
     )
     with nursery.ranks(program, 3) as ranks:
         ended = ranks.start().await_facts("ended", 2)
         ranks.wait()
     assert [fact["trail"] for fact in ended] == [[3] * 5 + [7] + [2] * 2] * 2
+    assert [fact["pair"] for fact in ended] == ["(1, 2)"] * 2
 
 
 def test_who_has_returned_goes_on_with_the_others_where_one_dies_before_it_has(nursery: Nursery) -> None:

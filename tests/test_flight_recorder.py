@@ -120,3 +120,31 @@ def test_as_many_calls_are_kept_as_the_setting_says(native: bool, tmp_path: Path
         numbers = {call.sequence for call in dump.calls if call.operation == "barrier"}
         assert numbers >= set(range(96, 100))
         assert len(numbers) <= 20
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_size_of_each_call_is_kept_also_of_those_that_were_made_before(native: bool, tmp_path: Path) -> None:
+    def program(group: Group) -> None:
+        for _ in range(3):
+            for count in (1000, 100_000):
+                mine = np.ones(count)
+                group.all_reduce(mine)
+                group.all_gather(mine, counts=[count, count])
+                group.broadcast(mine.astype(np.float32))
+                group.all_reduce_async(mine).wait()
+                if group.rank == 0:
+                    group.send(mine, 1)
+                else:
+                    group.recv(0)
+
+    thread_world(program, 2, "shm", config={"recorder": {"directory": str(tmp_path)}, "native": native})
+    (job, *_), _ = read_jobs([tmp_path])
+    for dump in job.dumps.values():
+        sizes: dict[str, list[int]] = {}
+        for call in dump.calls:
+            sizes.setdefault(call.operation, []).append(call.nbytes)
+        assert sizes["all_reduce"] == [8000, 8000, 800_000, 800_000] * 3
+        assert sizes["all_gather"] == [16_000, 1_600_000] * 3
+        assert sizes["broadcast"] == [4000, 400_000] * 3
+    assert [call.nbytes for call in job.dumps[0].calls if call.operation == "send"] == [8000, 800_000] * 3
+    assert next(call.nbytes for call in job.dumps[1].calls if call.operation == "recv") == 8000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -128,3 +129,29 @@ def test_the_same_bits_for_any_floats(arrays, op):
             return group.all_reduce(np.array(arrays[group.rank], np.float32), op).tobytes()
 
     assert len(set(manyhands_simulated.run(program, len(arrays)).results)) == 1
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "shm"])
+@pytest.mark.filterwarnings("error")
+def test_what_a_program_says_about_floating_point_errors_does_not_hold_for_reductions(backend: str) -> None:
+    """Sums that overflow are infinite, and means that underflow are 0, of few numbers and of many, at once and in the background."""
+
+    def program(group: Group) -> None:
+        with np.errstate(all="raise"):
+            for dtype in (np.float16, np.float32, np.float64, np.complex64, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2):
+                limits = ml_dtypes.finfo(dtype)
+                for count in (1, 3, 2_000, 300_000):
+                    large, small = np.full(count, limits.max, dtype), np.full(count, limits.smallest_subnormal, dtype)
+                    for _ in range(2):  # the second one is a call that was made before
+                        for total in (
+                            group.all_reduce(large),
+                            group.reduce_scatter(large, counts=[count, 0]),
+                            group.all_reduce_async(large).wait(),
+                        ):
+                            assert np.isinf(total.astype(np.complex64)).all(), (dtype, count)
+                        mean = group.all_reduce(np.where(group.rank == 0, small, dtype(0)).astype(dtype), "mean")
+                        assert not mean.astype(np.complex64).any(), (dtype, count)
+            assert np.isinf(group.all_reduce(np.full(3, 1e300), np.multiply)).all()
+            assert np.isinf(group.scan(np.full(3, 1.7e308))).all() == (group.rank == 1)
+
+    must(thread_world(program, 2, backend))

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from worlds import must, thread_world
@@ -138,3 +139,65 @@ def test_also_in_a_world_of_one():
 
     with pytest.raises(mh.InputChangedError, match=r"^rank 0 wrote to the input of all_gather, float64"):
         simulated.run(program, 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8, np.uint64, ml_dtypes.bfloat16, np.bool_])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_result_that_is_read_too_early_holds_no_number_in_a_simulated_world(dtype: type, in_place: bool) -> None:
+    def program(group: Group) -> tuple[list[Any], list[Any], list[Any]]:
+        given = np.array([1, 0, 1]).astype(dtype)
+        out = given if in_place else np.array([1, 0, 1]).astype(dtype)
+        work = group.all_reduce_async(given, "max", out=out)
+        early = out.copy()
+        later = group.all_reduce_async(out, "max", out=out)  # goes on from what the first one gives
+        work.wait()
+        return [*early], [*later.wait()], [*out]
+
+    for early, later, out in simulated.run(program, 2).results:
+        assert (
+            not any(value in (dtype(0), dtype(1)) for value in early)
+            if dtype is not np.bool_
+            else early == [False, True, False]
+        )
+        assert later == out == [1, 0, 1]
+
+
+@pytest.mark.parametrize("when", [0, 1], ids=["before the turn of the call", "after it"])
+def test_a_program_that_writes_to_a_result_too_early_is_named_on_every_rank(when: int) -> None:
+    def program(group: Group) -> None:
+        out = np.zeros(3)
+        if group.rank == 0:
+            group.recv(1)  # so that the call of rank 1 can not be over
+        work = group.all_reduce_async(np.ones(3), out=out)
+        if group.rank == 1:
+            mh.sleep(when)
+            with np.errstate(invalid="ignore"):
+                out += 1
+            group.send(1.0, 0)
+        work.wait()
+        group.barrier()
+
+    run = simulated.run(program, 2, check=False)
+    for rank in range(2):
+        assert type(run.errors[rank]) is mh.InputChangedError
+        assert str(run.errors[rank]).startswith("rank 1 wrote to the result of all_reduce, begun at test_group_inputs.py:")
+
+
+def test_a_result_is_as_it_was_when_its_call_cannot_begin() -> None:
+    def program(group: Group) -> list[float]:
+        mine = np.full(3, 5.0)
+        if group.rank == 0:
+            work = group.all_reduce_async(mine, out=mine)
+            with pytest.raises(mh.CollectiveMismatchError):
+                group.barrier()
+            with pytest.raises(mh.CommError):
+                work.wait()
+            behind = np.full(3, 6.0)
+            with pytest.raises(mh.CommError):
+                group.all_reduce_async(behind, out=behind).wait()
+            return behind.tolist()
+        with pytest.raises(mh.CollectiveMismatchError):
+            group.barrier()
+        return []
+
+    assert simulated.run(program, 2, check=False).results[0] == [6.0] * 3

@@ -46,7 +46,7 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "arrays trees sampling rpc",
-        "layout boxes optimizers normalization agreement scaling axes torch_once",
+        "layout boxes optimizers normalization agreement scaling axes torch_second",
         "compress pipeline sharded_arrays torch_batch_norm tensor_parallel",
         "clip gradients sharded checkpoint vocab_parallel dtensor",
         "torch_functional torch_tensor_parallel",
@@ -86,7 +86,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 # But those that derive from a class of such a package, and that others import inside functions.
 NEEDS_AT_TOP: dict[str, str] = {
     "manyhands_parallel.torch_batch_norm": "torch",
-    "manyhands_parallel.torch_once": "torch",
+    "manyhands_parallel.torch_second": "torch",
     **{
         f"manyhands_torch.{name}": "torch"
         for name in ("backend", "calls", "joining", "process_group", "ranks", "registering", "work")

@@ -13,7 +13,7 @@ import pytest
 
 from manyhands.arrays.libraries import library_of
 from manyhands.arrays.memory import to_array
-from manyhands.errors import DTypeError, LayoutError
+from manyhands.errors import DTypeError, LayoutError, UsageError
 
 pytestmark = pytest.mark.peers
 
@@ -73,16 +73,22 @@ def test_tensors_keep_their_layout(dtype):
         library.write(value[:1].expand(2, 4))
 
 
-def test_tensors_that_require_gradients_are_read_and_written_apart_from_them():
+def test_tensors_that_require_gradients_are_refused_where_these_are_recorded():
     value = torch.nn.Parameter(torch.ones(3))
     library = library_of(value)
     assert library.name == "torch"
-    same(library.read(value), np.ones(3, np.float32))
-    library.write(value)[...] = 2
+    for tensor in (value, value * 2):
+        with pytest.raises(UsageError, match=r"x\.detach\(\), or make the call in `with torch\.no_grad\(\):`"):
+            library.read(tensor)
+        with pytest.raises(UsageError, match="requires a gradient"):
+            library.write(tensor)
+    with torch.no_grad():
+        same(library.read(value), np.ones(3, np.float32))
+        library.write(value)[...] = 2
     assert value.requires_grad
     assert value.tolist() == [2, 2, 2]
     assert not library.give(np.ones(3), value).requires_grad
-    same(library.read(torch.ones(3, requires_grad=True) * 2), np.full(3, 2, np.float32))
+    same(library.read((torch.ones(3, requires_grad=True) * 2).detach()), np.full(3, 2, np.float32))
 
 
 def test_autograd_notices_that_a_result_was_written_to_what_it_saved():

@@ -101,6 +101,7 @@ def torch(monkeypatch, cupy):
 
     module.__dict__.update(Tensor=Tensor, strided="strided", empty=empty, device=lambda *place: place)
     module.autograd = SimpleNamespace(graph=SimpleNamespace(increment_version=increment_version))
+    module.is_grad_enabled = lambda: False
     module.cuda = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=7000 + device))
     monkeypatch.setitem(sys.modules, "torch", module)
     for cache in (torch_library._numpy_dtype, torch_library._torch_dtype):

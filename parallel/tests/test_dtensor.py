@@ -330,3 +330,31 @@ def test_a_redistribution_that_differs_between_ranks_is_refused_on_every_rank():
 def test_impossible_placements_are_refused(wrong):
     with pytest.raises(UsageError):
         wrong()
+
+
+USES = {
+    "sum": np.sum,
+    "all": np.all,
+    "asarray": np.asarray,
+    "array": np.array,
+    "concatenate": lambda d: np.concatenate([d, d]),
+    "copyto": lambda d: np.copyto(np.empty(2), d),
+    "sqrt": np.sqrt,
+    "add": lambda d: np.ones(3) + d,
+    "multiply": lambda d: np.float64(2) * d,
+    "matmul": lambda d: np.ones(2) @ d,
+    "bool": bool,
+    "eq": lambda d: d == 1,
+    "ne": lambda d: d != 1,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_what_has_no_operators_says_so(use):
+    def program(group):
+        array = mp.distribute(np.arange(4.0), group, [Shard(0)])
+        with pytest.raises(UsageError, match=r"compute with d\.local, and d\.with_local\(result\) is distributed again"):
+            use(array)
+        assert {array: 1}[array] == 1
+
+    run(program, 2)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import manyhands as mh
 import manyhands_parallel as mp
+from manyhands.errors import UsageError
 from manyhands_simulated import run
 
 STRATEGIES = ["full", "grad", "none"]
@@ -281,9 +282,10 @@ def test_shards_may_be_changed_by_hand(strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_weighted_sums_that_the_dtype_of_the_parameters_cannot_hold_fit_into_reduce_dtype(strategy):
+@pytest.mark.parametrize("reduce_dtype", [None, "float32"])
+def test_weighted_sums_that_the_dtype_of_the_parameters_cannot_hold_are_in_float32(strategy, reduce_dtype):
     def program(group):
-        store = mp.Sharded({"w": np.ones(3, np.float16)}, group, strategy, reduce_dtype="float32")
+        store = mp.Sharded({"w": np.ones(3, np.float16)}, group, strategy, reduce_dtype=reduce_dtype)
         for pauses in (store.paused(), contextlib.nullcontext()):
             with pauses, store.step(weight=40_000):
                 store.reduce("w", np.full(3, 2 + group.rank, np.float16))
@@ -381,3 +383,19 @@ def test_dicts_and_lists_are_emptied_at_the_end_and_arrays_are_not_to_be_written
         return w, inner
 
     assert run(program, 2).results == [({}, [])] * 2
+
+
+@pytest.mark.parametrize(
+    "make", [mp.Sharded, lambda tree, group: mp.ShardedOptimizer(mp.SGD(1.0), tree, group)], ids=["model", "optimizer"]
+)
+def test_arrays_that_share_memory_are_refused(make):
+    def program(group):
+        whole = np.zeros((4, 6))
+        mixed = np.zeros(8)
+        apart = {"a": whole[:, :3], "b": whole[:, 3:], "c": mixed[::2], "d": mixed[1::2], "e": np.zeros(0), "f": np.zeros(0)}
+        make(apart, group)
+        for tied in (whole, whole[1:2], whole.T[:1], whole.reshape(-1)[2:3]):
+            with pytest.raises(UsageError, match=r"the parameters 'a' and 'z' share memory, and would come apart"):
+                make(apart | {"z": tied}, group)
+
+    run(program, 2)

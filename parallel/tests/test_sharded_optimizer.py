@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -270,3 +272,15 @@ def test_counters_of_units_that_were_updated_unequally_often_are_refused_in_one_
         return counts, before == other.full()["a"].tolist() == [1.0] * 3
 
     assert run(program, 2).results == [({"a": 2, "b": 1, "b later": 2}, True)] * 2
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_weighted_sums_do_not_overflow_in_float16(stage):
+    def program(group):
+        optimizer = mp.ShardedOptimizer(mp.SGD(0.1), {"a": np.ones(4, np.float16)}, group, stage=stage)
+        for pauses in (optimizer.paused(), contextlib.nullcontext()):
+            with pauses:
+                optimizer.step({"a": np.full(4, 20, np.float16)}, weight=4096)
+        return optimizer.params["a"].dtype.name, optimizer.params["a"].tolist()
+
+    assert run(program, 2).results == [("float16", [-1.0] * 4)] * 2

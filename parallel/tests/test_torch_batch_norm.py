@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import numpy as np
 import pytest
 
 import manyhands_parallel as mp
-from manyhands.errors import UsageError
+from manyhands.errors import UnsupportedError, UsageError
 from manyhands_simulated import run
 
 pytestmark = pytest.mark.peers
@@ -130,3 +131,53 @@ def test_what_was_written_to_since_the_forward_pass_is_an_error():
             y.sum().backward()
 
     run(program, 1)
+
+
+def test_a_second_derivative_is_refused():
+    import torch
+
+    def program(group):
+        layer = mp.torch.SyncBatchNorm(2, group)
+        x = torch.arange(6.0).reshape(3, 2).requires_grad_()
+        (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        with pytest.raises(UnsupportedError, match="no second derivative"):
+            gradient.square().sum().backward()
+
+    run(program, 2)
+
+
+def test_two_passes_forward_may_come_before_two_backward():
+    """As for a discriminator that sees two batches; also on the ranks that get their statistics from rank 0."""
+    import torch
+
+    def program(group):
+        net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        mp.torch.data_parallel(net, group)
+        x = torch.arange(6.0).reshape(3, 2) + group.rank
+        one, two = net(x).square().mean(), net(-x).mean()
+        one.backward()
+        two.backward()
+        return [each.tolist() for each in net.buffers()]
+
+    results = run(program, 2).results
+    assert results[0] == results[1]
+
+
+def test_a_layer_from_a_file_needs_a_group_to_train():
+    import torch
+
+    def program(group):
+        net = mp.torch.convert_sync_batchnorm(torch.nn.Sequential(torch.nn.BatchNorm1d(2)), group)
+        mp.torch.data_parallel(net, group)
+        file = io.BytesIO()
+        torch.save(net, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        x = torch.arange(6.0).reshape(3, 2) + group.rank
+        assert torch.equal(loaded.eval()(x), net.eval()(x))
+        net.train()
+        with pytest.raises(UsageError, match="convert_sync_batchnorm"):
+            loaded.train()(x)
+        return torch.equal(mp.torch.convert_sync_batchnorm(loaded, group)(x), net(x))
+
+    assert run(program, 2).results == [True, True]

@@ -60,7 +60,7 @@ def test_no_hook_sees_a_bucket_before_its_sums_are_whole(world):
 
 def test_a_parameter_has_one_owner_on_every_rank(world):
     def program(group, also):
-        from torch import nn
+        from torch import nn, ones
 
         shared = nn.Linear(3, 1)
         one, two = nn.Sequential(shared), nn.ModuleDict({"body": shared, "head": nn.Linear(1, 1)})
@@ -72,15 +72,19 @@ def test_a_parameter_has_one_owner_on_every_rank(world):
         first.remove()
         with pytest.raises(UsageError, match=r"taken out of its module by remove\(\)"), first.step():
             pass
-        mp.torch.data_parallel(nn.ModuleList([one, two]), group)
-        shared(data(0)[:, :3]).mean().backward()
-        assert shared.weight.grad is not None
+        both = nn.ModuleList([one, two])
+        second = mp.torch.data_parallel(both, group)
+        mp.torch.data_parallel(both, group)  # takes the place of the one before
+        with pytest.raises(UsageError, match=r"taken out of its module by remove\(\)"), second.step():
+            pass
+        (shared(ones(1, 3)).sum() * (group.rank + 1)).backward()
+        assert shared.weight.grad.tolist() == [[1.5] * 3]
         return str(told.value)
 
     for text in world(2).run(program, (0, 1)).results:
-        assert "wrap modules that share parameters as one" in text
+        assert "body.weight is averaged by the data_parallel of another module, a Sequential already: give one module" in text
     for text in world(2).run(program, (1,)).results:
-        assert "missing on rank 0; averaged by another data_parallel on rank 1" in text
+        assert "missing on rank 0; averaged by the data_parallel of another module, a Sequential on rank 1" in text
 
 
 def test_a_module_is_wrapped_again_once_its_group_is_of_no_use(world):
@@ -109,6 +113,7 @@ def test_a_module_is_wrapped_again_once_its_group_is_of_no_use(world):
         ("more", "3.weight"),
         ("norm", "0.parametrizations.weight.original0, 0.parametrizations.weight.original1"),
         ("thaw", "0.bias had no gradients"),
+        ("removed", "parameters were taken out of the module"),
     ],
 )
 @pytest.mark.parametrize("within", ["whole", "children", "block"])
@@ -128,19 +133,20 @@ def test_parameters_that_come_later_are_refused_on_every_rank(world, change, nam
             module[2] = nn.Linear(3, 2)
         elif change == "more":
             module.append(nn.Linear(1, 1, bias=False))
+        elif change == "removed":
+            del module[2]
         elif change == "norm":
             nn.utils.parametrizations.weight_norm(module[0])
         else:
             module.requires_grad_(False)
             module[0].bias.requires_grad_(True)
-        x = torch.ones(2, 2, dtype=module[2].weight.dtype)
+        x = torch.ones(2, 2, dtype=module[0].bias.dtype)
         with torch.no_grad():
             assert module(x).isfinite().all()
         begin = sync.step().__enter__ if within == "block" else partial(module, x)
-        with pytest.raises(UsageError, match="begin anew") as told:
+        with pytest.raises(UsageError, match="Begin anew") as told:
             begin()
-        sync.remove()
-        mp.torch.data_parallel(module, group)
+        mp.torch.data_parallel(sync.module, group)  # takes the place of the one before
         module(x + group.rank).square().mean().backward()
         same = [group.all_gather(each.grad.reshape(1, -1)) for each in module.parameters() if each.requires_grad]
         assert all((each[0] == each[1]).all() for each in same)
@@ -215,7 +221,7 @@ def test_copies_of_a_module_are_plain(world, sync_batch_norm):
         own = [each[2].bias.grad.tolist() for each in copies]
         if sync_batch_norm:
             assert copies[0][1].group is group
-            with pytest.raises(UsageError, match="has no group"):
+            with pytest.raises(UsageError, match="loaded from a file"):
                 copies[2].train()(data(group.rank))
             copies[2][1].group = group
             assert copies[2](data(group.rank)).isfinite().all()

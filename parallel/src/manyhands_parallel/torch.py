@@ -106,7 +106,7 @@ def data_parallel(
     module
         A ``torch.nn.Module``, the same on all ranks; it is used as before. Parameters that are frozen now (``requires_grad`` is false) are not
         averaged. Move it to its device first; its optimizer may be made before or after. Modules that share a parameter are wrapped as one, such as
-        ``torch.nn.ModuleList([one, two])``. A module of an earlier call whose group is closed or has failed may be wrapped again.
+        ``torch.nn.ModuleList([one, two])``. Of a module that was given before, the new `ModuleSync` takes the place of the old one.
     group
         The ranks that average.
     bucket_bytes, first_bucket_bytes, reproducible, reduce_dtype, compress, timeout_s
@@ -122,7 +122,7 @@ def data_parallel(
     Raises
     ------
     UsageError
-        The modules or options of the ranks differ, or another `ModuleSync` averages one of the parameters; every rank raises it and says what is
+        The modules or options of the ranks differ, or the `ModuleSync` of another module averages one of the parameters; every rank raises it and says what is
         wrong. No parameter has changed.
     """
     return ModuleSync(
@@ -157,7 +157,7 @@ class ModuleSync(GradientSync):
 
     Parameters that are added or replaced later (a new layer, ``load_state_dict(assign=True)``, a parametrization), unfrozen, or converted to another
     dtype or device would have gradients of their rank alone: the next pass is refused with a `UsageError`. Wrap the module again after such
-    a change: ``sync.remove(); sync = mp.torch.data_parallel(module, group)``. ``loss.backward(create_graph=True)`` is refused too, since a
+    a change: ``sync = mp.torch.data_parallel(module, group)``. So is a pass without some of the parameters. ``loss.backward(create_graph=True)`` is refused too, since a
     mean has no graph. Copies of the module (``copy.deepcopy``, ``torch.save``) are plain modules, whose gradients stay on their rank.
 
     Attributes
@@ -176,10 +176,12 @@ class ModuleSync(GradientSync):
         self._kinds = [(each.dtype, each.device) for each in self._parameters.values()]
         self._own: Step | None = None  # the step of a backward pass outside of a block
         self._weighted: list[tuple[Any, float]] = []  # batch normalisations, and their weights outside of the step
-        _need_no_owner(self._parameters, group, options.get("timeout_s"))
+        before = self._syncs_before(group, options.get("timeout_s"))
         super().__init__(group, self._parameters, **options)
         everything = OrderedDict([*module.named_parameters(), *module.named_buffers()])
         broadcast(everything, group, timeout_s=self._timeout_s)
+        for each in before:
+            each.remove()
         self._gives_buffers = broadcast_buffers and any(True for _ in module.buffers())
         self._handles = [
             parameter.register_post_accumulate_grad_hook(_Hook(self, partial(self._on_gradient, name)))
@@ -188,6 +190,29 @@ class ModuleSync(GradientSync):
         self._found = _parts(module)
         self._frozen = [each for each in module.parameters() if not each.requires_grad]
         self._handles += [each.register_forward_pre_hook(_Hook(self, self._on_forward)) for each in _called_first(module)]
+
+    def _syncs_before(self, group: Group, timeout_s: float | None) -> set[ModuleSync]:
+        """Return the syncs whose place this one takes: those of this module, and those that cannot go on. Refuse another module's parameters."""
+        owned = {}
+        hooks = self.module._forward_pre_hooks.values()  # all parameters may be new
+        before = {
+            each.sync for each in hooks if isinstance(each, _Hook) and each.sync is not None and each.sync.module is self.module
+        }
+        for name, parameter in self._parameters.items():
+            hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+            for sync in {each.sync for each in hooks.values() if isinstance(each, _Hook) and each.sync is not None}:
+                if sync.module is self.module or sync._spoilt or not sync.group.is_usable:
+                    before.add(sync)
+                else:
+                    owned[name] = f"averaged by the data_parallel of another module, a {type(sync.module).__name__}"
+        same_on_all(group, "data_parallel", owned, timeout_s=timeout_s)
+        if owned:
+            name, owner = next(iter(owned.items()))
+            raise UsageError(
+                f"{name} is {owner} already: give one module that holds both, such as torch.nn.ModuleList([one, two]), or remove() the other "
+                "ModuleSync first"
+            )
+        return before
 
     def remove(self) -> None:
         """Take the hooks out of the module, whose gradients then stay on their rank; this takes no further steps. Calling it twice is fine."""
@@ -223,21 +248,22 @@ class ModuleSync(GradientSync):
 
     def _look_again(self) -> None:
         """Compare all parameters with those of the beginning."""
-        averaged, frozen = set(map(id, self._parameters.values())), set(map(id, self._frozen))
-        alone = {name: each for name, each in self.module.named_parameters() if each.requires_grad and id(each) not in averaged}
+        now = dict(self.module.named_parameters())
+        averaged, frozen, present = (set(map(id, some)) for some in (self._parameters.values(), self._frozen, now.values()))
+        alone = {name: each for name, each in now.items() if each.requires_grad and id(each) not in averaged}
         thawed = [name for name, each in alone.items() if id(each) in frozen]
         if thawed:
             raise UsageError(
                 f"{', '.join(thawed[:5])} had no gradients when data_parallel was called, and have now: they would stay on each rank. {_ANEW}"
             )
-        if alone:
-            names = ", ".join([*alone][:5]) + (f" and {len(alone) - 5} more" if len(alone) > 5 else "")
+        new = ", ".join([*alone][:5]) + (f" and {len(alone) - 5} more" if len(alone) > 5 else "")
+        if alone or not averaged <= present:
             raise UsageError(
-                f"the module has parameters that were added or replaced since data_parallel was called: {names}. Their gradients would stay "
-                f"on each rank. {_ANEW}"
+                f"{f'{new} came into the module' if new else 'parameters were taken out of the module'} after data_parallel was called, by "
+                f"load_state_dict(assign=True), a new layer or a parametrization: their gradients would stay on each rank. {_ANEW}"
             )
         self._found = _parts(self.module)
-        self._frozen = [each for each in self.module.parameters() if not each.requires_grad]
+        self._frozen = [each for each in now.values() if not each.requires_grad]
 
     def _begin(self, step: Step, weight: float) -> None:
         self._check_parameters()
@@ -362,7 +388,7 @@ class ModuleSync(GradientSync):
             self._parameters[name].grad = view
 
 
-_ANEW = "Take this one out and begin anew: sync.remove(); sync = mp.torch.data_parallel(module, group)"
+_ANEW = "Begin anew: sync = mp.torch.data_parallel(module, group)"
 
 
 class _Hook:
@@ -381,25 +407,6 @@ class _Hook:
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
         return _Hook, ()
-
-
-def _need_no_owner(parameters: OrderedDict[str, Any], group: Group, timeout_s: float | None) -> None:
-    """Refuse parameters that another sync averages; take out one that cannot go on."""
-    owned = {}
-    for name, parameter in parameters.items():
-        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-        for sync in {each.sync for each in hooks.values() if isinstance(each, _Hook) and each.sync is not None}:
-            if sync._spoilt or not sync.group.is_usable:
-                sync.remove()
-            else:
-                owned[name] = "averaged by another data_parallel"
-    same_on_all(group, "data_parallel", owned, timeout_s=timeout_s)
-    if owned:
-        names = ", ".join([*owned][:5]) + (f" and {len(owned) - 5} more" if len(owned) > 5 else "")
-        raise UsageError(
-            f"another data_parallel averages {names} already, and a gradient is averaged once: wrap modules that share parameters as one, "
-            "sync = mp.torch.data_parallel(torch.nn.ModuleList([one, two]), group), or take the other one out with its remove()"
-        )
 
 
 def _same_bits(one: Any, other: Any) -> bool:

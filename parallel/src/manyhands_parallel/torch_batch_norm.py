@@ -12,7 +12,7 @@ from torch.nn.functional import batch_norm as batch_norm_of_one
 from manyhands import Group
 from manyhands.errors import UsageError
 from manyhands_parallel.normalization import RunningStats, batch_norm, batch_norm_backward
-from manyhands_parallel.torch_once import differentiated_once
+from manyhands_parallel.torch_second import differentiated_once
 
 if TYPE_CHECKING:
 
@@ -86,7 +86,7 @@ class SyncBatchNorm(_BatchNorm):
         if self.training:
             if self.group is None:
                 raise UsageError(
-                    "this SyncBatchNorm has no group, since it was loaded from a file: set it, module.group = group"
+                    "this SyncBatchNorm was loaded from a file, where no group can be kept: give it one, with mp.torch.convert_sync_batchnorm(module, group)"
                 )
             return _Normalised.apply(x, self.weight, self.bias, self)
         alone = self.running_mean is None

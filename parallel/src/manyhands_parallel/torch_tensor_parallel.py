@@ -170,7 +170,7 @@ def _function() -> Any:
     """Return the autograd function of a call and its `Vjp`; torch is imported when it is first used."""
     import torch
 
-    from manyhands_parallel.torch_once import differentiated_once
+    from manyhands_parallel.torch_second import differentiated_once
 
     class WithVjp(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +30,7 @@ __all__ = [
     "handed_over",
     "new_array",
     "placed",
+    "quiet",
     "to_array",
 ]
 
@@ -182,11 +185,22 @@ def handed_over(result: Array, out: Array | None) -> Array:
 
 
 def divide(total: Array, count: int) -> None:
-    """Turn sums into means in place, rounded once."""
-    if total.dtype.itemsize > 2:
-        np.true_divide(total, total.dtype.type(count), out=total)
-    else:
-        divide_low(total, count)
+    """Turn sums into means in place, rounded once; as in reductions, no setting of the program makes that an error."""
+    with np.errstate(all="ignore"):
+        if total.dtype.itemsize > 2:
+            np.true_divide(total, total.dtype.type(count), out=total)
+        else:
+            divide_low(total, count)
+
+
+def quiet(combine: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what combines two arrays as ``combine`` does, whatever a thread has told NumPy to do about floating-point errors."""
+    return partial(_quietly, combine)
+
+
+def _quietly(combine: Callable[..., Any], left: Array, right: Array, out: Array) -> None:
+    with np.errstate(all="ignore"):
+        combine(left, right, out=out)
 
 
 def aligned_empty(nbytes: int) -> Array:

@@ -1,15 +1,21 @@
-"""Finding that a program wrote to an array while a call in the background was still to read it: the same call would give any result."""
+"""Finding that a program and a call in the background use an array at the same time: the same program would give any result.
+
+A program that writes to the input of a call is found by digests. In a simulated world the result of a call holds no number until the call has ended, so
+that a program that reads it too early computes with NaN. What it writes there is found.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
+from msgspec import structs
 
-from manyhands.arrays.memory import Array, bytes_of, to_array
+from manyhands.arrays.memory import Array, bytes_of, handed_over, to_array
+from manyhands.calls.host import HostAction
 from manyhands.calls.turns import Turns
 from manyhands.common.lines import program_frame
 from manyhands.contract.deadline import Deadline
@@ -21,6 +27,13 @@ from manyhands.job.job import Job
 __all__ = ["Inputs"]
 
 T = TypeVar("T")
+
+_SIGNALING: dict[np.dtype[Any], np.unsignedinteger[Any]] = {
+    np.dtype(np.float16): np.uint16(0x7C01),
+    np.dtype(np.float32): np.uint32(0x7F80_0001),
+    np.dtype(np.float64): np.uint64(0x7FF0_0000_0000_0001),
+}
+"""The bits of a NaN that are others after any arithmetic, so that what was added to it in place is seen."""
 
 
 class Inputs:
@@ -36,11 +49,22 @@ class Inputs:
         self._job = job
         self._members = members
         self._results: dict[object, tuple[Turns, list[Array]]] = {}
+        self._sources: dict[object, Array] = {}
+        self._hides: bool = job.runtime.is_simulated
 
     def guard(
-        self, what: str, action: Callable[[Deadline], T], turns: Turns, array: Any, outs: Sequence[Any]
+        self,
+        what: str,
+        action: Callable[[Deadline], T],
+        turns: Turns,
+        array: Any,
+        outs: Sequence[Any],
+        host: HostAction | None = None,
     ) -> Callable[[Deadline], T]:
         """Return the action of a call, which then ends the job if the call's input changes from now until it has been read.
+
+        In a simulated world, the memory that the call writes to holds no numbers from now until the call has ended, unless a call before it uses that
+        memory.
 
         Parameters
         ----------
@@ -50,6 +74,8 @@ class Inputs:
             Where it waits for its turn.
         array, outs
             As the caller gave them; None where the call reads nothing, and where it writes to memory of its own.
+        host
+            The only step of the call, if that is one on memory of the host. Of all others the results are hidden until their turn.
 
         Raises
         ------
@@ -63,19 +89,57 @@ class Inputs:
         follows = source is not None and any(
             each is turns and _overlap(source, results) for each, results in list(self._results.values())
         )
-        if source is not None:
+        in_use = [*self._sources.values(), *(each for _, results in self._results.values() for each in results)]
+        hidden = [] if follows or not self._hides else [target for target in targets if not _overlap(target, in_use)]
+        if source is not None and not _overlap(source, hidden):
             action = self._checked(what, action, source, targets, None if follows else _digest(source))
-        if not targets:
+        if hidden:
+            action = self._hidden(what, action, hidden, host if host is not None and host.step.give is None else None)
+        if not targets and not (self._hides and source is not None):
             return action
         # One step each, since a call may end while another begins.
         key = object()
         self._results[key] = turns, targets
+        if source is not None:
+            self._sources[key] = source
 
         def run(deadline: Deadline) -> T:
             try:
                 return action(deadline)
             finally:
                 del self._results[key]
+                self._sources.pop(key, None)
+
+        return run
+
+    def _hidden(
+        self, what: str, action: Callable[[Deadline], T], targets: list[Array], host: HostAction | None
+    ) -> Callable[[Deadline], T]:
+        """Return the action of a call whose results are hidden from now on."""
+        begun_at, out = _line(), None
+        if host is not None:  # it works on memory of its own
+            out, host.step = host.step.out, structs.replace(host.step, out=None)
+            host.source, host.target = host.source.copy(), host.target.copy()
+        covers = [_Cover(target) for target in targets]
+
+        def show() -> None:
+            touched = [cover for cover in covers if cover.lift()]
+            if touched and not self._job.control.failed:
+                text = (
+                    f"rank {self._job.rank} wrote to the result of {what}, begun at {begun_at}, while that was running in the background: "
+                    "wait() for the work first, or give it memory of its own"
+                )
+                raise self._job.fail(Report("changed", text, self._job.rank, what, members=list(self._members.ranks)))
+
+        def run(deadline: Deadline) -> T:
+            if out is None:
+                show()
+                return action(deadline)
+            try:
+                result: Any = action(deadline)
+            finally:
+                show()
+            return cast("T", handed_over(result, cast("Array", out)))
 
         return run
 
@@ -105,6 +169,32 @@ class Inputs:
         return guarded
 
 
+class _Cover:
+    """Hides what is in an array: NaN, or bits that are unlikely to be what a program expects."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self._kept: Array = array.copy()
+        bits = _SIGNALING.get(array.dtype)
+        if bits is not None:
+            array.view(bits.dtype).fill(bits)
+        elif array.dtype.kind in "fc":
+            array.fill(np.nan)
+        elif array.dtype.kind == "b":
+            np.logical_not(array, out=array)
+        elif array.dtype.kind in "iu":
+            np.invert(array, out=array)
+        elif array.flags.c_contiguous:
+            bytes_of(array)[:] = b"\xff" * array.nbytes  # NaN in most formats of few bits
+        self._shown = array.tobytes()
+
+    def lift(self) -> bool:
+        """Put back what was there; return whether something else had been written meanwhile."""
+        is_touched = self._array.tobytes() != self._shown
+        self._array[...] = self._kept
+        return is_touched
+
+
 def _memory(array: Any) -> Array | None:
     """Return an array in the host's memory as NumPy's; None for another one."""
     try:
@@ -113,7 +203,7 @@ def _memory(array: Any) -> Array | None:
         return None
 
 
-def _overlap(source: Array, targets: list[Array]) -> bool:
+def _overlap(source: Array, targets: Sequence[Array]) -> bool:
     return any(np.may_share_memory(source, target) for target in targets)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -80,6 +81,8 @@ class MessagePath:
         try:
             guarded(job, members, record.sequence, signature, deadline, action, what)
         finally:
+            if outgoing is None and incoming is not None and incoming.array is not None:
+                record.nbytes = incoming.array.nbytes
             ledger.end(record)
 
     def outgoing(self, direction: Direction, number: int, array: Array, signature: CallSignature = ARRAY) -> Outgoing:
@@ -103,7 +106,7 @@ class MessagePath:
             forgotten, tag = sending.kinds.forgotten, sending.kinds.tag(kind)
             if tag is None:
                 return None
-            send = FastSend(self._end(self._transport, sending, action.what), kind, tag, forgotten)
+            send = FastSend(self._end(self._transport, sending, action.what.of(array.nbytes)), kind, tag, forgotten)
         recv = None if receiving is None else FastRecv(self._end(self._transport, receiving, action.what))
         if send is None or recv is None or receiving is None:
             return send or recv
@@ -257,12 +260,19 @@ class MessageAction:
 class Words:
     """What a call is, in words that are made only when somebody asks."""
 
-    __slots__ = ("_dest", "_kind", "_source")
+    __slots__ = ("_dest", "_kind", "_source", "nbytes")
 
     def __init__(self, dest: int | None, source: int | None, signature: CallSignature) -> None:
         self._kind = signature.operation.removeprefix("send")
         self._dest = dest
         self._source = source
+        self.nbytes: int = 0  # of what is sent, if that is always the same
+
+    def of(self, nbytes: int) -> Words:
+        """Return the words for a call that sends so many bytes each time."""
+        sized = copy(self)
+        sized.nbytes = nbytes
+        return sized
 
     def __str__(self) -> str:
         if self._dest is None:

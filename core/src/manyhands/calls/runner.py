@@ -86,6 +86,11 @@ class Call:
             return bool(self.step.arrays) or self.step.may_be_on_device
         return isinstance(self.action, DeviceAction)
 
+    @property
+    def only_step(self) -> HostAction | None:
+        """The only step of a call that has one, on memory of the host."""
+        return self.action if self._program is None and isinstance(self.action, HostAction) else None
+
     def tell(self, deadline: Deadline) -> None:
         """Do the step in which the ranks tell each other numbers, and make the next one ready: the others wait for it from here on."""
         result = self.action.run(deadline)
@@ -392,7 +397,7 @@ class Calls:
         turns = next(iter(call.action.turns), None) or self._ledger.direction(None, is_send=True)
         action: Callable[[Deadline], Any] = call.run
         if self._inputs is not None:
-            action = self._inputs.guard(call.name, action, turns, reads, writes)
+            action = self._inputs.guard(call.name, action, turns, reads, writes, call.only_step)
 
         def run() -> Any:
             result = action(Deadline(seconds, runtime.now))

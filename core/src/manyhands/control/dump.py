@@ -232,12 +232,12 @@ def _call(record: Record, lines: dict[int, str]) -> Call:
     about = record.channel, record.sequence, operation, record.what, record.started, finished
     signature = record.call
     if not isinstance(signature, CallSignature):
-        return Call(*about, record.thread, place, record.nbytes, record.wait)
+        return Call(*about, record.thread, place, record.nbytes or getattr(signature, "nbytes", 0), record.wait)
     return Call(
         *about,
         record.thread,
         place,
-        record.nbytes,
+        record.nbytes or signature.nbytes,
         record.wait,
         record.digest,
         dtype_name(signature.dtype, signature.fields) if signature.dtype else "",

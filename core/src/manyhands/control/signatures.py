@@ -116,6 +116,13 @@ class CallSignature(msgspec.Struct, frozen=True, dict=True):
         return hashlib.blake2b(repr(fields).encode(), digest_size=8).digest()
 
     @property
+    def nbytes(self) -> int:
+        """The size of the array, of the parts of all ranks where ``counts`` divide it; 0 if there is none."""
+        dtype = dtype_from_code(self.dtype, self.fields) if self.dtype else None
+        rows = 1 if self.counts is None else sum(self.counts)
+        return 0 if dtype is None else self.count * rows * dtype.itemsize
+
+    @property
     def operation_code(self) -> int:
         """The position of the operation in `OPERATIONS`."""
         return OPERATIONS.index(self.operation)

@@ -21,6 +21,7 @@ from manyhands.errors import (
 )
 from manyhands.group.group import Group
 from manyhands.group.init import init
+from manyhands.group.keeping import packed, unpacked
 
 __all__ = ["ElasticState", "elastic"]
 
@@ -38,8 +39,8 @@ _IN_VAIN = 3
 class ElasticState(dict[str, Any]):
     """What a function that `elastic` calls goes on from after a failure: a dict, the same on all ranks.
 
-    Its values are trees of dicts, lists, arrays and what else `Group.broadcast_object` carries. A rank that comes later gets it from
-    another one over the group, and no disk takes part.
+    It may hold None, bool, int, float, complex, str, bytes, lists, tuples, sets, dicts, and arrays of NumPy, torch, JAX and CuPy. A rank that
+    comes later gets it from another one over the group, as it is; no disk takes part. Arrays on a GPU come to the current one of each rank.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,13 @@ class ElasticState(dict[str, Any]):
 
         Call it on all ranks where the content is the same on all of them, as behind a step of training. It talks to nobody. What was not committed
         is done again.
+
+        Raises
+        ------
+        UsageError
+            The content holds something that could not travel to a rank that comes later; what was committed before is still kept.
         """
+        packed(self, "commit()")
         self._kept = deepcopy(dict(self))
         self._commits += 1
 
@@ -62,15 +69,14 @@ class ElasticState(dict[str, Any]):
         """Bring all ranks to one content; return the number of the new generation, and that of the commits they go on from."""
         told = group.all_gather_object([generation, self._commits], type=tuple[int, int])
         newest = max(commits for _, commits in told)
+        kept = self._kept
         if newest < 0:
-            kept = None
-            if group.rank == 0:
-                kept = dict(start() if callable(start) else start)
-            kept = group.broadcast_object(kept)
+            first = packed(start() if callable(start) else start, "elastic()") if group.rank == 0 else None
+            kept = unpacked(group.broadcast_object(first))
         elif any(commits != newest for _, commits in told):
-            kept = group.broadcast_object(self._kept, [commits for _, commits in told].index(newest))
-        else:
-            kept = self._kept
+            source = [commits for _, commits in told].index(newest)
+            mine = packed(kept, "elastic()") if group.rank == source else None
+            kept = unpacked(group.broadcast_object(mine, source))
         self._kept, self._commits = kept, max(newest, 0)
         self.clear()
         self.update(deepcopy(kept))
@@ -132,7 +138,7 @@ def elastic(
         that is no death, without a commit; or the ranks that are left did not come together, as `Group.shrink` raises. The errors of `init` pass through, and so
         does any other exception of the function: to the other ranks, this one is then lost.
     UsageError
-        ``state`` is neither a mapping with keys of text nor a function.
+        ``state`` is neither a mapping with keys of text nor a function; or the first content holds something that cannot travel.
     """
     if not (state is None or callable(state) or isinstance(state, Mapping)):
         raise UsageError(f"state must be a dict, or a function that returns one, and {state!r} was given")

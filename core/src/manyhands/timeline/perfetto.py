@@ -138,7 +138,7 @@ def _slice(call: CallEvent, start: int, end: int, tid: int) -> str:
         "what": call.what,
         "sequence": call.sequence,
         "group": call.group,
-        "bytes": call.nbytes,
+        **({} if call.operation == "recv" and not call.nbytes else {"bytes": call.nbytes}),
         "algorithm": call.algorithm,
         "place": call.place,
     }

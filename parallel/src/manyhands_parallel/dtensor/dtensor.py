@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -25,10 +25,17 @@ if TYPE_CHECKING:
 __all__ = ["DTensor", "distribute", "from_local"]
 
 
+def _refusal(what: str) -> UsageError:
+    return UsageError(
+        f"{what} is not for a DTensor, of which this rank has a part: compute with d.local, and d.with_local(result) is distributed again; or gather "
+        "it first, by d.redistribute([mp.Replicate()] * len(d.placements)).local"
+    )
+
+
 class DTensor:
     """An array that lies distributed on a mesh. Made by `distribute` and `from_local`; it does not change.
 
-    It has no operators: compute with ``local``, and make the result a distributed array by `with_local`. Of a torch tensor it has the value alone, without
+    It has no operators, and NumPy's and torch's functions refuse it: compute with ``local``, and make the result a distributed array by `with_local`. Of a torch tensor it has the value alone, without
     its history.
 
     Attributes
@@ -73,6 +80,30 @@ class DTensor:
     def offset(self) -> tuple[int, ...]:
         """The index of this rank's first element in the whole array."""
         return self._spec.box(self._place.coordinates).offset
+
+    # What Python or NumPy would answer by itself, and wrongly.
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise _refusal("to make an array of NumPy")
+
+    def __array_ufunc__(self, ufunc: Any, *_: Any, **__: Any) -> NoReturn:
+        raise _refusal(f"numpy.{ufunc.__name__}")
+
+    def __array_function__(self, function: Any, *_: Any, **__: Any) -> NoReturn:
+        raise _refusal(f"numpy.{function.__name__}")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
+        raise _refusal(f"torch.{getattr(function, '__name__', function)}")
+
+    def __eq__(self, other: object) -> NoReturn:
+        raise _refusal("== or !=")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __bool__(self) -> NoReturn:
+        raise _refusal("to ask whether it is true")
 
     def __repr__(self) -> str:
         return f"DTensor({self.shape}, {self.dtype}, {list(self.placements)}, local {shape_of(self.local)} at {self.offset})"

@@ -52,7 +52,8 @@ class Sharded(Store):
         The dtype in which parameters are gathered and shown, such as ``"bfloat16"``. By default their own. The shards, and what the optimizer
         sees, keep theirs.
     reduce_dtype
-        The dtype in which gradients are weighted and summed. By default that of the parameters. Weights may be large: float16 overflows soon.
+        The dtype in which gradients are weighted and summed. By default that of the parameters, and float32 for those of 16 bits or fewer: weights
+        may be large, and float16 overflows soon.
     reproducible
         Whether gradients are summed in one order, so that the bits of a training with an elementwise optimizer depend neither on the backend,
         nor on the units, nor on the strategy (except `Hybrid`, which sums in two stages). None: as the config says.

@@ -12,6 +12,7 @@ from manyhands_parallel import trees
 from manyhands_parallel.agreement import checked_weight
 from manyhands_parallel.arrays import Array, like, readable
 from manyhands_parallel.optimizers import Update
+from manyhands_parallel.scaling import add_scaled, copy_scaled
 from manyhands_parallel.sharded.store import Store
 from manyhands_parallel.sharded.units import Part, Unit, check
 
@@ -195,18 +196,13 @@ class ShardedOptimizer(Store):
         if part not in self._flat:
             if self._stage == 2:
                 self._settle()
-            self._flat[part] = self._empty(part, "unit gradients", part.layout.padded_size)
+            self._flat[part] = self._unit_gradients(part)
             self._flat[part][...] = 0
         self._log.append(f"made the gradient of {name!r} ready")
         if gradient is not None and self._weight != 0:
             target = slot.view(self._flat[part])
-            if name in self._filled:
-                target += readable(gradient) * self._weight
-            else:
-                target[...] = readable(gradient)
-                if self._weight != 1:
-                    target *= self._weight
-                self._filled.add(name)
+            (add_scaled if name in self._filled else copy_scaled)(target, readable(gradient), self._weight)
+            self._filled.add(name)
         if self._stage == 2 and not self._missing[part]:
             self._begin(unit, part)
 

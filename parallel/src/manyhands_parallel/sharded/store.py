@@ -115,6 +115,11 @@ class Store:
     def _empty(self, part: Part, purpose: str, size: int, dtype: str | None = None) -> Array:
         return self.memory.empty(purpose, size, dtype or part.layout.dtype, part.template)
 
+    def _unit_gradients(self, part: Part) -> Array:
+        """Return memory for the weighted gradients of a part, in which they are summed: not in 16 bits, which overflow soon, unless that was asked for."""
+        dtype = self._reduce_dtype or ("float32" if itemsize(part.layout.dtype) <= 2 else None)
+        return self._empty(part, "unit gradients", part.layout.padded_size, dtype)
+
     def __repr__(self) -> str:
         sizes = sum(part.layout.size for part in self._parts())
         return f"<{type(self).__name__} of {sizes:,} parameters in {len(self._units)} units, shard {self._ranks.part} of {self._ranks.parts}>"
@@ -206,7 +211,7 @@ class Store:
 
     def _pack(self, part: Part, gradients: Mapping[str, Array] | None) -> Array:
         """Return a flat buffer of weighted gradients; zeros, where this rank has none."""
-        flat = self._empty(part, "unit gradients", part.layout.padded_size, self._reduce_dtype)
+        flat = self._unit_gradients(part)
         if gradients is None or self._weight == 0:
             flat[...] = 0  # and not 0 times what may be infinite
         else:

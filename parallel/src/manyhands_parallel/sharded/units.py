@@ -13,7 +13,7 @@ import numpy as np
 from manyhands import Work
 from manyhands.errors import DTypeError, SizeMismatchError, UsageError
 from manyhands_parallel import trees
-from manyhands_parallel.arrays import Array, dtype_of, namespace, readable, same_place, shape_of
+from manyhands_parallel.arrays import Array, dtype_of, namespace, readable, same_place, shape_of, sharing
 from manyhands_parallel.layout import Layout, by_dtype
 
 __all__ = ["Part", "Unit", "divide", "find", "is_float"]
@@ -183,6 +183,7 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 def _check_leaves(leaves: Mapping[str, Any]) -> None:
+    """Refuse what cannot be divided, such as one array in two places: what an update makes of each of its shards would differ."""
     first_name, first = next(iter(leaves.items()))
     for name, leaf in leaves.items():
         readable(leaf)
@@ -194,3 +195,9 @@ def _check_leaves(leaves: Mapping[str, Any]) -> None:
                 f"all parameters must be arrays of one library in one place: {first_name!r} is a {type(first).__name__}, and {name!r} a "
                 f"{type(leaf).__name__}"
             )
+    tied = sharing(leaves)
+    if tied is not None:
+        raise UsageError(
+            f"the parameters {tied[0]!r} and {tied[1]!r} share memory, and would come apart: give one of them, use it in both places, and add up its "
+            "gradients"
+        )

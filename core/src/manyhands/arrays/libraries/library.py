@@ -107,6 +107,8 @@ class Library(ABC):
             Its dtype cannot travel.
         LayoutError
             It is no plain array of numbers in one piece of memory: sparse, quantized, on a device that is none of CUDA's, or lazy.
+        UsageError
+            It is a tensor that requires a gradient, where gradients are recorded.
         """
 
     @abstractmethod

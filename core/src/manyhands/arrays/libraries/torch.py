@@ -23,7 +23,7 @@ _LOW_PRECISION = frozenset("bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz f
 
 
 class TorchLibrary(Library):
-    """torch. Autograd sees nothing of a call, so that a tensor with a gradient to pass on is refused, as torch refuses it to NumPy."""
+    """torch. Autograd sees nothing of a call: a tensor through which gradients would have to flow is refused."""
 
     name = "torch"
     is_stream_ordered = True
@@ -35,8 +35,7 @@ class TorchLibrary(Library):
         torch's own calls are queued on its current stream, so that there is nothing to wait for.
         """
         _check(value)
-        if value.requires_grad:
-            _need_no_grad("the tensor requires grad", "x.detach()")
+        _check_gradient(value)
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
         return self._memory(value)
@@ -44,8 +43,7 @@ class TorchLibrary(Library):
     def write(self, value: Any) -> Array | DeviceArray:
         """Return a view of a tensor's memory, and tell autograd that it changes, as a call of torch's in place would."""
         _check(value)
-        if value.requires_grad:
-            _need_no_grad("out= requires grad", "out=x.detach()")
+        _check_gradient(value)
         if value.is_conj() or value.is_neg():
             raise LayoutError(
                 "out= is a lazy conjugate or negative of another tensor, and cannot be written to: "
@@ -151,15 +149,6 @@ class TorchLibrary(Library):
         return DeviceArray(tensor, self, tensor.data_ptr(), result.shape, result.dtype, device, is_contiguous=True)
 
 
-def _need_no_grad(what: str, remedy: str) -> None:
-    """Refuse a tensor that requires grad, unless the program has said that it wants no gradients."""
-    if sys.modules["torch"].is_grad_enabled():
-        raise UsageError(
-            f"{what}, and gradients do not flow through this call: give {remedy}, or call it under torch.no_grad(). "
-            "mp.torch.functional of manyhands-parallel has collectives with gradients"
-        )
-
-
 def _check(value: Any) -> None:
     """Refuse what is no plain memory of the host or of a CUDA device."""
     if not (value.is_cpu or value.is_cuda):
@@ -174,6 +163,15 @@ def _check(value: Any) -> None:
         raise LayoutError("a quantized tensor cannot be sent, since its scale would be lost: use x.dequantize()")
     if value.is_nested or (type(value) is not torch.Tensor and hasattr(value, "__tensor_flatten__")):
         raise LayoutError(f"a {type(value).__name__} holds other tensors: give one of them, such as x.to_local()")
+
+
+def _check_gradient(value: Any) -> None:
+    """Refuse a tensor whose gradient would end here without a word, as torch refuses to write to one."""
+    if value.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise UsageError(
+            "a tensor that requires a gradient was given, and none flows through a call of a group: give x.detach(), or make the call in `with "
+            "torch.no_grad():`; collectives through which gradients flow are in mp.torch.functional of manyhands-parallel"
+        )
 
 
 @lru_cache(maxsize=64)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from manyhands.arrays.low_precision import compiled_combine
-from manyhands.arrays.memory import Array, bytes_of
+from manyhands.arrays.memory import Array, bytes_of, quiet
 from manyhands.calls.engine.adapter import cutting
 from manyhands.calls.engine.program import (
     COPY,
@@ -79,6 +80,7 @@ class Executable:
         "_combine",
         "_compiled",
         "_is_plain",
+        "_may_round",
         "_parts",
         "_program",
         "_scratch",
@@ -103,6 +105,8 @@ class Executable:
             work = np.empty(self._work_bytes, np.uint8)
             self._scratch = self._lay_out(work)
         self._compiled, self._combine = _compile(program, boxes, work)
+        reduces = any(step.kind in (RECV_LEFT, RECV_RIGHT, REDUCE) for step in program.steps)
+        self._may_round = reduces and program.dtype.kind not in "biu"
         # Then the operands are what is given and what is kept, and nothing has to be made.
         self._is_plain = not self._parts and self._work_bytes <= _KEPT_SCRATCH_BYTES
         self.takes_any_layout: bool = program.takes_any_layout
@@ -135,10 +139,22 @@ class Executable:
             # After a failure it is not kept: the transport may still have views of it.
             shared_pool.give(block)
 
-    def go_on(  # noqa: PLR0912 - the loop of every call
+    def go_on(
         self, source: Array, target: Array, sequence: int, patience: Patience, step: int, block: Array | None = None
     ) -> None:
-        """Carry out the program from a step on, as `run`; where there is a compiled form, what that has posted may still be on its way."""
+        """Carry out the program from a step on, as `run`; where there is a compiled form, what that has posted may still be on its way.
+
+        What the program has told NumPy to do about floating-point errors does not hold for reductions: an exception here would end the group.
+        """
+        if self._may_round:
+            with np.errstate(all="ignore"):
+                self._carry_out(source, target, sequence, patience, step, block)
+        else:
+            self._carry_out(source, target, sequence, patience, step, block)
+
+    def _carry_out(  # noqa: PLR0912 - the loop of every call
+        self, source: Array, target: Array, sequence: int, patience: Patience, step: int, block: Array | None
+    ) -> None:
         traffic = None if self._compiled is None else self._left_over(patience)
         steps = self._steps[step:] if step else self._steps
         views = [source, target, *self._scratch] if self._is_plain else self._views(source, target, block)
@@ -219,7 +235,7 @@ class Executable:
 
     def _reducer(self, operand: Array, target: Array, *, incoming_first: bool) -> Sink:
         """Return what reduces a message part by part, where each lies."""
-        combine, dtype, itemsize = self._combine, target.dtype, target.itemsize
+        combine, dtype, itemsize = quiet(self._combine), target.dtype, target.itemsize
         operand, target = operand.reshape(-1), target.reshape(-1)
 
         def sink(data: memoryview, offset: int) -> None:
@@ -331,20 +347,16 @@ def _compile(program: Program, boxes: Mapping[int, Mailbox], work: Array | None)
     combine = None if reduction is None else reduction.combine
     modules = {box.compiled for box in boxes.values()}
     module = modules.pop() if len(modules) == 1 else None
-    if module is None:
-        return None, combine or _no_reduction
     kernel: Any = combine
-    if combine is not None and not isinstance(combine, np.ufunc):
+    if module is not None and combine is not None and not isinstance(combine, np.ufunc):
         kernel, combine = compiled_combine(module, combine)
     is_known = combine is None or kernel is not combine or (isinstance(combine, np.ufunc) and dtype.isnative)
-    if not is_known or any(step.kind > COPY for step in program.steps):
-        return None, combine or _no_reduction
-    steps = tuple((kind, boxes.get(peer), *rest) for kind, peer, *rest in program.steps)
-    operands = ((INPUT, 0, -1), (OUTPUT, 0, -1), *program.regions)
-    try:
-        made = module.Program(steps, operands, kernel, dtype.num, max(1, dtype.itemsize), program.work_bytes, work)
-    except ValueError:  # C knows no such reduction
-        made = None
+    made = None
+    if module is not None and is_known and not any(step.kind > COPY for step in program.steps):
+        steps = tuple((kind, boxes.get(peer), *rest) for kind, peer, *rest in program.steps)
+        operands = ((INPUT, 0, -1), (OUTPUT, 0, -1), *program.regions)
+        with suppress(ValueError):  # C knows no such reduction
+            made = module.Program(steps, operands, kernel, dtype.num, max(1, dtype.itemsize), program.work_bytes, work)
     return made, combine or _no_reduction
 
 
