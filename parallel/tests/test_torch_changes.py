@@ -10,7 +10,7 @@ import pytest
 from gradient_oracles import mean, same_bits
 
 import manyhands_parallel as mp
-from manyhands.errors import UnsupportedError, UsageError
+from manyhands.errors import LayoutError, UnsupportedError, UsageError
 
 pytestmark = pytest.mark.peers
 
@@ -275,3 +275,84 @@ def test_a_buffer_that_a_graph_needs_is_not_changed_unseen(world):
             losses[1].backward()
 
     world(2).run(program, check=False)
+
+
+def test_buffers_that_torch_does_not_write_to_get_rank_0s_values(world):
+    def program(group):
+        import torch
+
+        module, own = torch.nn.Linear(1, 1), float(group.rank + 1)
+        module.register_buffer("expanded", torch.full((1,), own).expand(3))
+        module.register_buffer("conjugate", torch.tensor([own + own * 1j]).conj())
+        with torch.inference_mode():
+            module.register_buffer("inference", torch.full((2,), own))
+        module.tied = torch.nn.Identity()
+        module.tied.register_buffer("again", module.expanded)
+        mp.torch.data_parallel(module, group)
+        assert module.tied.again is module.expanded
+        found = [each.tolist() for each in module.buffers()]
+        if group.rank == 0:
+            module.expanded = module.tied.again = torch.full((1,), 5.0).expand(3)
+        module(torch.ones(1, 1)).sum().backward()
+        return found, module.expanded.tolist()
+
+    assert world(2).run(program).results == [([[1.0] * 3, [1 - 1j], [1.0] * 2], [5.0] * 3)] * 2
+
+
+ODD = {
+    "sparse": "a tensor of the layout torch.sparse_coo: use x.to_dense()",
+    "meta": "on the device meta, where it holds no data",
+    "lazy": "not initialised yet: run a batch through the module first",
+    "quantized": "a quantized tensor, whose scale would be lost: use x.dequantize()",
+    "nested": "a Tensor, which holds other tensors",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(quantize|nested tensors).*:UserWarning")
+@pytest.mark.parametrize("kind", ODD)
+def test_tensors_that_cannot_travel_are_refused_on_every_rank(world, kind):
+    def odd():
+        import torch
+
+        return {
+            "sparse": lambda: torch.eye(2).to_sparse(),
+            "meta": lambda: torch.ones(2, 2, device="meta"),
+            "lazy": torch.nn.UninitializedBuffer,
+            "quantized": lambda: torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.quint8),
+            "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]),
+        }[kind]()
+
+    def program(group):
+        import torch
+
+        tensor = odd()
+        module = torch.nn.Linear(1, 1)
+        before = module.weight.tolist()
+        for each in (tensor, tensor if group.rank == 0 else torch.ones(2, 2)):
+            module.register_buffer("odd", each)
+            with pytest.raises((LayoutError, UsageError)) as told:
+                mp.torch.data_parallel(module, group)
+            assert ODD[kind] in str(told.value)
+            with pytest.raises((LayoutError, UsageError)) as told:
+                mp.broadcast({"odd": each}, group)
+            assert ODD[kind] in str(told.value)
+            assert module.weight.tolist() == before
+            module(torch.ones(1, 1)).sum().backward()  # without hooks
+        return group.all_reduce(1)
+
+    assert world(2).run(program).results == [2, 2]
+
+
+def test_a_parameter_whose_elements_share_memory_is_refused_on_every_rank(world):
+    def program(group):
+        import torch
+
+        for every in (True, False):
+            module = torch.nn.Linear(1, 1)
+            bias = torch.ones(1).expand(3) if every or group.rank == 1 else torch.ones(3)
+            module.more = torch.nn.Parameter(bias)
+            with pytest.raises(UsageError, match=r"more.*share memory"):
+                mp.torch.data_parallel(module, group)
+        return group.all_reduce(1)
+
+    assert world(2).run(program).results == [2, 2]

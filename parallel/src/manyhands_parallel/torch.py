@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.errors import UnsupportedError, UsageError
 from manyhands_parallel import torch_functional as functional
 from manyhands_parallel.agreement import same_on_all
+from manyhands_parallel.arrays import oddity, writable
 from manyhands_parallel.compress import Compression
 from manyhands_parallel.gradients.buckets import Bucket
 from manyhands_parallel.gradients.replicas import broadcast, give
@@ -124,6 +125,8 @@ def data_parallel(
     UsageError
         The modules or options of the ranks differ, or the `ModuleSync` of another module averages one of the parameters; every rank raises it and says what is
         wrong. No parameter has changed.
+    LayoutError
+        A parameter or buffer is sparse, quantized, or without memory.
     """
     return ModuleSync(
         module,
@@ -179,7 +182,7 @@ class ModuleSync(GradientSync):
         before = self._syncs_before(group, options.get("timeout_s"))
         super().__init__(group, self._parameters, **options)
         everything = OrderedDict([*module.named_parameters(), *module.named_buffers()])
-        broadcast(everything, group, timeout_s=self._timeout_s)
+        self._put(everything, broadcast(everything, group, timeout_s=self._timeout_s))
         for each in before:
             each.remove()
         self._gives_buffers = broadcast_buffers and any(True for _ in module.buffers())
@@ -205,7 +208,17 @@ class ModuleSync(GradientSync):
                     before.add(sync)
                 else:
                     owned[name] = f"averaged by the data_parallel of another module, a {type(sync.module).__name__}"
-        same_on_all(group, "data_parallel", owned, timeout_s=timeout_s)
+        fixed = {
+            name: "one whose elements share memory, or that torch does not write to"
+            for name, each in self.module.named_parameters()
+            if not (oddity(each) or writable(each))
+        }
+        same_on_all(group, "data_parallel", owned | fixed, timeout_s=timeout_s)
+        if fixed:
+            name, words = next(iter(fixed.items()))
+            raise UsageError(
+                f"the parameter {name} is {words}, so that it cannot be trained: make it of a copy, torch.nn.Parameter(x.clone())"
+            )
         if owned:
             name, owner = next(iter(owned.items()))
             raise UsageError(
@@ -213,6 +226,14 @@ class ModuleSync(GradientSync):
                 "ModuleSync first"
             )
         return before
+
+    def _put(self, given: dict[str, Any], found: dict[str, Any]) -> None:
+        """Put tensors where buffers were that torch does not write to, such as expanded ones."""
+        new = {id(given[name]): found[name] for name in given if found[name] is not given[name]}
+        for module in self.module.modules() if new else ():
+            for name, buffer in module._buffers.items():
+                if id(buffer) in new:
+                    module._buffers[name] = new[id(buffer)]
 
     def remove(self) -> None:
         """Take the hooks out of the module, whose gradients then stay on their rank; this takes no further steps. Calling it twice is fine."""
