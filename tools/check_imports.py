@@ -49,7 +49,7 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
         "layout boxes optimizers normalization agreement scaling axes torch_second",
         "compress pipeline sharded_arrays torch_batch_norm tensor_parallel",
         "clip gradients sharded checkpoint vocab_parallel dtensor",
-        "torch_tensor_parallel",
+        "torch_functional torch_tensor_parallel",
         "commands torch jax",
     )
 )

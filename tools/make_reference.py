@@ -347,6 +347,10 @@ def sections_of_page(package: Any, usage: str) -> list[Section]:
         module = package[name]
         words = str(module.docstring.value) if module.docstring else ""
         sections.append(Section(f"{package.name}.{name}", words, things_of(module), f"{name}."))
+        for inner in [str(each).strip("'\"") for each in module.exports or ()]:
+            if module[inner].is_module:
+                words = str(module[inner].docstring.value)
+                sections.append(Section(f"{package.name}.{name}.{inner}", words, things_of(module[inner]), f"{name}.{inner}."))
     return sections
 
 

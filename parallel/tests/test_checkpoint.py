@@ -337,3 +337,23 @@ def test_a_plain_safetensors_file_is_read_as_well(tmp_path):
     found = run(lambda group: mp.load(tmp_path / "plain.safetensors", group=group), 2).results[1]
     assert found["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert mp.describe(tmp_path / "plain.safetensors").arrays["b"] == ("int32", (2,))
+
+
+def test_an_empty_dict_takes_all_that_is_there(tmp_path):
+    tree = {
+        "w": np.arange(3.0),
+        "state": {0: {"m": np.ones(2, "f4"), "step": 7}, 1: {"m": np.zeros(2, "f4"), "step": 8}},
+        "more": {},
+    }
+    mp.save(tree, tmp_path / "saved")
+    report = mp.LoadReport()
+    found = mp.load(tmp_path / "saved", {"w": np.zeros(3), "state": {}, "more": {}}, report=report)
+    assert list(found["state"]) == [0, 1]
+    assert found["state"][0]["m"].tolist() == [1, 1]
+    assert [found["state"][n]["step"] for n in (0, 1)] == [7, 8]
+    assert found["w"].tolist() == [0, 1, 2]
+    assert found["more"] == {}
+    assert (report.kept, report.unused) == ((), ())
+    assert list(mp.load(tmp_path / "saved", {})) == ["state", "w"]
+    with pytest.raises(UsageError, match="an empty dict in like= takes all"):
+        mp.load(tmp_path / "saved", {"w": np.zeros(3)})

@@ -204,3 +204,34 @@ def test_the_package_reads_the_parts_of_divided_arrays(tmp_path):
     for name, part in parts.items():
         row, column = map(int, name[2:].split(","))
         assert (whole[row : row + part.shape[0], column : column + part.shape[1]] == part).all()
+
+
+def test_an_optimizer_of_torch_goes_on_in_a_fresh_process(tmp_path):
+    import torch
+
+    def program(group):
+        def make():
+            torch.manual_seed(0)
+            net = torch.nn.Linear(4, 3)
+            return net, torch.optim.Adam(net.parameters(), 0.05)
+
+        def steps(net, optimizer, numbers):
+            for number in numbers:
+                optimizer.zero_grad()
+                net(torch.full((2, 4), 1.0 + number)).square().mean().backward()
+                optimizer.step()
+
+        net, optimizer = make()
+        steps(net, optimizer, range(3))
+        mp.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved", group)
+        steps(net, optimizer, range(3, 5))
+        fresh, fresh_optimizer = make()
+        like = {"net": fresh.state_dict(), "optimizer": fresh_optimizer.state_dict()}
+        assert like["optimizer"]["state"] == {}
+        tree = mp.load(tmp_path / "saved", like, group)
+        assert list(tree["optimizer"]["state"]) == [0, 1]
+        fresh_optimizer.load_state_dict(tree["optimizer"])
+        steps(fresh, fresh_optimizer, range(3, 5))
+        return all(torch.equal(one, other) for one, other in zip(net.parameters(), fresh.parameters(), strict=True))
+
+    assert run(program, 2).results == [True, True]

@@ -92,3 +92,32 @@ def test_inside_of_jit_each_run_is_a_step(tmp_path, backend):
     done = run_ranks(tmp_path, backend, COMPILED, 2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("all is well") == 2
+
+
+BACKGROUND = """
+import jax, jax.numpy as jnp
+import manyhands_parallel as mp
+
+with mh.init(timeout_s=30) as group:
+    params, sync = mp.jax.data_parallel(jnp.full((400, 400), 0.01), group)
+    assert mp.jax.data_parallel(jnp.ones(2), group)[1].group is sync.group
+    x = jnp.ones((200, 400)) * (1 + group.rank)
+
+    @jax.jit
+    def step(params, x):
+        return params - 0.1 * sync(jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(params))
+
+    for number in range(100):
+        params = step(params, x)  # goes on in the background
+        assert group.all_reduce(np.float64(number), "mean") == number
+    assert float(sync(jnp.full((400, 400), 2.0 * group.rank))[0, 0]) == 1  # comes after those steps
+    params = step(params, x)  # the last one is not waited for
+print("all is well")
+"""
+
+
+def test_a_compiled_step_goes_on_beside_calls_of_the_group(tmp_path):
+    for backend in ("tcp", "shm"):
+        done = run_ranks(tmp_path, backend, BACKGROUND, 2)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("all is well") == 2

@@ -187,3 +187,46 @@ def test_arrays_of_two_libraries_are_refused():
             mp.column_linear(np.ones((2, 2)), torch.ones(2, 2), None, group)
 
     run(program, 2)
+
+
+def test_a_second_derivative_is_refused_and_never_dropped():
+    import torch
+
+    def program(group):
+        def leaf(*shape):
+            return torch.full(shape, 1.0 + group.rank, dtype=torch.float64, requires_grad=True)
+
+        norm = mp.torch.SyncBatchNorm(2, group, dtype=torch.float64)
+        ids = torch.tensor([0, 1])
+        curved = {  # their gradient is a function of what was saved
+            "column_linear": (lambda x, w: tp.column_linear(x, w, None, group), (3, 2), (2, 2)),
+            "row_linear": (lambda x, w: tp.row_linear(x, w, None, group), (3, 2), (2, 2)),
+            "vocab_parallel_cross_entropy": (lambda z: tp.vocab_parallel_cross_entropy(z, ids, group), (2, 2)),
+            "SyncBatchNorm": (norm, (3, 2)),
+        }
+        flat = {  # only a gradient with a graph makes a second one
+            "copy_to": (lambda x: tp.copy_to(x, group), (2, 2)),
+            "reduce_from": (lambda x: tp.reduce_from(x, group), (2, 2)),
+            "gather_from": (lambda x: tp.gather_from(x, group), (2, 2)),
+            "scatter_to": (lambda x: tp.scatter_to(x, group), (2, 2)),
+            "gather_sequence": (lambda x: tp.gather_sequence(x, group), (2, 2)),
+            "reduce_scatter_sequence": (lambda x: tp.reduce_scatter_sequence(x, group), (2, 2)),
+            "vocab_parallel_embedding": (lambda table: tp.vocab_parallel_embedding(ids, table, group), (2, 2)),
+        }
+        for name, (call, *shapes) in (curved | flat).items():
+            inputs = [leaf(*shape) for shape in shapes]
+            y = call(*inputs)
+            gradients = torch.autograd.grad(y.sum(), inputs, create_graph=True)
+            assert [each.shape for each in gradients] == [each.shape for each in inputs]
+            if name in curved:
+                with pytest.raises(UnsupportedError, match=f"{name} has no second derivative"):
+                    (y.mean() + sum(each.square().sum() for each in gradients)).backward()
+            else:
+                assert not any(each.requires_grad for each in gradients)
+                (y.mean() + sum(each.square().sum() for each in gradients)).backward()
+            inputs = [leaf(*shape) for shape in shapes]
+            gradients = torch.autograd.grad(call(*inputs).square().sum(), inputs, create_graph=True)
+            with pytest.raises(UnsupportedError, match=f"{name} has no second derivative"):
+                gradients[0].sum().backward()
+
+    run(program, 2)

@@ -11,7 +11,7 @@ import numpy as np
 
 from manyhands import Group
 from manyhands.errors import UsageError
-from manyhands_parallel.arrays import dtype_of, shape_of
+from manyhands_parallel.arrays import dtype_of, oddity, shape_of
 
 __all__ = ["checked_weight", "difference", "need_group", "same_on_all", "stories"]
 
@@ -21,9 +21,9 @@ _LONGEST_STORY = 200
 
 
 def stories(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Return dtype and shape of each leaf in words, such as ``float32[3, 4]``; the type of what is no array."""
+    """Return dtype and shape of each leaf in words, such as ``float32[3, 4]``; the type of what is no array, and what is odd about one."""
     return {
-        name: f"{dtype_of(leaf)}{list(shape_of(leaf))}" if hasattr(leaf, "dtype") else type(leaf).__name__
+        name: oddity(leaf) or (f"{dtype_of(leaf)}{list(shape_of(leaf))}" if hasattr(leaf, "dtype") else type(leaf).__name__)
         for name, leaf in leaves.items()
     }
 

@@ -17,7 +17,7 @@ import array_api_compat
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from manyhands.errors import DTypeError, OutOfMemoryError
+from manyhands.errors import DTypeError, LayoutError, OutOfMemoryError, UsageError
 
 if TYPE_CHECKING:
     from manyhands import Group
@@ -28,6 +28,9 @@ __all__ = [
     "itemsize",
     "like",
     "namespace",
+    "need_no_graph",
+    "need_plain",
+    "oddity",
     "place_of",
     "readable",
     "same_place",
@@ -111,10 +114,81 @@ def write(target: Array, value: Array) -> None:
 
 
 def writable(array: Array) -> bool:
-    """Tell whether what is written into ``readable(array)`` changes ``array``: not so for JAX, for numbers and for what is read-only."""
+    """Return whether what is written into ``readable(array)`` changes ``array``: not so for JAX, for numbers and for what is read-only.
+
+    Tensors of torch that are expanded, conjugated or made in inference mode count as read-only: torch writes to none of these.
+    """
     if isinstance(array, np.ndarray):
         return bool(array.flags.writeable)
-    return _is_of("torch", "Tensor", array) or _is_of("cupy", "ndarray", array)
+    if not _is_of("torch", "Tensor", array):
+        return _is_of("cupy", "ndarray", array)
+    is_expanded = any(stride == 0 and extent > 1 for stride, extent in zip(array.stride(), array.shape, strict=True))
+    return not (is_expanded or array.is_conj() or array.is_neg() or array.is_inference())
+
+
+def oddity(array: Array) -> str:
+    """Return in words why an array is no plain one whose elements can travel, and what to do; "" for a plain one, and for what is no array."""
+    if not _is_of("torch", "Tensor", array):
+        return ""
+    import torch
+
+    if torch.nn.parameter.is_lazy(array):
+        return "not initialised yet: run a batch through the module first"
+    if array.is_meta:
+        return "on the device meta, where it holds no data: give its module memory first, with module.to_empty(device=...)"
+    if array.layout is not torch.strided:
+        return f"a tensor of the layout {array.layout}: use x.to_dense()"
+    if array.is_quantized:
+        return "a quantized tensor, whose scale would be lost: use x.dequantize()"
+    if array.is_nested or hasattr(array, "__tensor_flatten__"):
+        return f"a {type(array).__name__}, which holds other tensors: give one of them, such as x.to_local()"
+    return ""
+
+
+def need_plain(what: str, leaves: Mapping[str, Array]) -> None:
+    """Refuse arrays whose elements cannot travel.
+
+    Parameters
+    ----------
+    what
+        Who refuses them.
+    leaves
+        The arrays, by name.
+
+    Raises
+    ------
+    LayoutError
+        One of them is sparse, quantized, without memory or the like.
+    """
+    for name, leaf in leaves.items():
+        words = oddity(leaf)
+        if words:
+            raise LayoutError(f"{what} cannot take {name or 'the only leaf'}, which is {words}")
+
+
+def need_no_graph(array: Array, *, takes_leaves: bool = False) -> None:
+    """Refuse a tensor of torch whose gradient would be lost, since autograd does not see what is done with it.
+
+    Parameters
+    ----------
+    array
+        Any array.
+    takes_leaves
+        Whether parameters and the like are taken, which have a gradient and no history.
+
+    Raises
+    ------
+    UsageError
+        It requires grad, and torch records what is done.
+    """
+    if _is_of("torch", "Tensor", array) and array.requires_grad and not (takes_leaves and array.is_leaf):
+        import torch
+
+        if torch.is_grad_enabled():
+            raise UsageError(
+                "a tensor that requires a gradient was given, and autograd sees nothing of this call: take the function of the same name from mp.torch, "
+                "or its SyncBatchNorm, or a collective of mp.torch.functional; without gradients give x.detach()"
+            )
 
 
 def place_of(array: Array) -> str:

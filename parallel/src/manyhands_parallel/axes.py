@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import array_api_compat
 
-from manyhands_parallel.arrays import Array, namespace, readable, shape_of
+from manyhands_parallel.arrays import Array, namespace, need_no_graph, readable, shape_of
 
 if TYPE_CHECKING:
     from manyhands import Group
@@ -28,8 +28,9 @@ def chunks(size: int, parts: int) -> tuple[int, ...]:
     return tuple(max(0, min(step, size - step * part)) for part in range(parts))
 
 
-def value(array: Array) -> Array:
-    """Return an array of its own library; of a torch tensor the value alone, without its history."""
+def value(array: Array, *, takes_leaves: bool = False) -> Array:
+    """Return an array of its own library; of a torch tensor the value alone. One whose history would be lost is refused; see `need_no_graph`."""
+    need_no_graph(array, takes_leaves=takes_leaves)
     return array if array_api_compat.is_jax_array(array) else readable(array)
 
 

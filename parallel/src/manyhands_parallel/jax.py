@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from manyhands import Group
 
 __all__ = ["Stage", "TracedSync", "data_parallel"]
+
+_beside: weakref.WeakKeyDictionary[Group, Group | None] = weakref.WeakKeyDictionary()
+"""The group of each group's ranks in which they average."""
 
 
 def data_parallel(
@@ -44,7 +48,8 @@ def data_parallel(
     params
         A tree of JAX arrays: dicts, lists, tuples, named tuples.
     group
-        The ranks that average.
+        The ranks that average. They get a group of their own for that, once: JAX runs a compiled function in the background, beside the calls that
+        the program makes on ``group`` meanwhile.
     bucket_bytes, first_bucket_bytes, reproducible, reduce_dtype, compress, timeout_s
         As for `GradientSync`.
 
@@ -61,8 +66,12 @@ def data_parallel(
         The trees or options of the ranks differ; every rank raises it and says what differs.
     """
     params = broadcast(params, group, timeout_s=timeout_s)
+    beside = _beside.get(group)
+    if beside is None:
+        beside = _beside[group] = group.split(0, timeout_s=timeout_s)
+    assert beside is not None
     sync = TracedSync(
-        group,
+        beside,
         params,
         bucket_bytes=bucket_bytes,
         first_bucket_bytes=first_bucket_bytes,
@@ -82,6 +91,8 @@ class TracedSync(GradientSync):
     the compiled function runs, and the result of a paused step is zeros.
     """
 
+    _is_traced = False
+
     def __call__(self, gradients: Any, weight: float = 1.0) -> Any:
         """Return the weighted mean of a whole tree, as `GradientSync` does; both arguments may be traced.
 
@@ -95,7 +106,10 @@ class TracedSync(GradientSync):
 
         leaves, spec = flatten(gradients)
         if not any(isinstance(each, jax.core.Tracer) for each in (*leaves.values(), weight)):
+            if self._is_traced:
+                jax.effects_barrier()  # steps of compiled functions that still run come first
             return super().__call__(gradients, weight)
+        self._is_traced = True
         if any(leaf.place != "numpy" for leaf in self._leaves.values()):
             raise UnsupportedError("inside of jax.jit only gradients on the CPU are averaged; call sync outside of it on a GPU")
         for name, gradient in leaves.items():

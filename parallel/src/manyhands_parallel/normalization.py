@@ -11,7 +11,17 @@ import numpy as np
 
 from manyhands import Group
 from manyhands.errors import DTypeError, SizeMismatchError, UsageError
-from manyhands_parallel.arrays import Array, dtype_of, like, namespace, readable, same_place, shape_of, writable
+from manyhands_parallel.arrays import (
+    Array,
+    dtype_of,
+    like,
+    namespace,
+    need_no_graph,
+    readable,
+    same_place,
+    shape_of,
+    writable,
+)
 from manyhands_parallel.trees import register_node
 
 __all__ = ["BatchNormCache", "RunningStats", "batch_norm", "batch_norm_backward"]
@@ -176,6 +186,8 @@ def batch_norm(
     CollectiveMismatchError
         The ranks have other numbers of channels. Every rank raises it.
     """
+    for each in (x, gamma, beta):
+        need_no_graph(each)
     if dtype_of(readable(x)) not in _WIDE:
         raise DTypeError(f"batch_norm takes floats of 16, 32 or 64 bits, and x is {dtype_of(x)}")
     channels = _Channels.of(x, axis)

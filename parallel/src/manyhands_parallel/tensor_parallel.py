@@ -119,7 +119,7 @@ def shard_of(whole: Array, group: Group, axis: int = 0, counts: Sequence[int] | 
         The array does not have that axis.
     """
     need_group(group)
-    whole = value(whole)
+    whole = value(whole, takes_leaves=True)
     axis = axis_of(whole, axis)
     mine = part(whole, axis, _counts_of_whole(shape_of(whole)[axis], group, counts), group.rank)
     return namespace(mine).asarray(mine, copy=True)

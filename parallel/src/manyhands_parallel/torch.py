@@ -7,8 +7,9 @@
 ...         loss_of(module(x), y).backward()
 ...     optimizer.step()
 
-Normalisation over all ranks: `convert_sync_batchnorm`. The tensor parallel functions do what those of `manyhands_parallel` do, but return the
-result alone: autograd calls their ``vjp``. So every rank runs the same backward pass. They refuse a second derivative.
+Normalisation over all ranks: `convert_sync_batchnorm`. Collectives with gradients: ``mp.torch.functional``. The tensor parallel functions do what those of `manyhands_parallel` do, but return the
+result alone: autograd calls their ``vjp``. So every rank runs the same backward pass. They refuse a second derivative with an
+`UnsupportedError`.
 
 >>> hidden = torch.relu(mp.torch.column_linear(x, w1, b1, group))
 >>> loss = mp.torch.row_linear(hidden, w2, b2, group).square().mean()
@@ -18,17 +19,17 @@ result alone: autograd calls their ``vjp``. So every rank runs the same backward
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import UnsupportedError, UsageError
+from manyhands_parallel import torch_functional as functional
 from manyhands_parallel.agreement import same_on_all
+from manyhands_parallel.arrays import oddity, writable
 from manyhands_parallel.compress import Compression
 from manyhands_parallel.gradients.buckets import Bucket
 from manyhands_parallel.gradients.replicas import broadcast, give
@@ -60,6 +61,7 @@ __all__ = [
     "convert_sync_batchnorm",
     "copy_to",
     "data_parallel",
+    "functional",
     "gather_from",
     "gather_sequence",
     "reduce_from",
@@ -104,8 +106,8 @@ def data_parallel(
     ----------
     module
         A ``torch.nn.Module``, the same on all ranks; it is used as before. Parameters that are frozen now (``requires_grad`` is false) are not
-        averaged. Move it to its device first; its optimizer may be made before or after. Of a module that was given before, with this group
-        or with one that has failed, the new `ModuleSync` takes the place of the old one. Copies of the module are on their own.
+        averaged. Move it to its device first; its optimizer may be made before or after. Modules that share a parameter are wrapped as one, such as
+        ``torch.nn.ModuleList([one, two])``. Of a module that was given before, the new `ModuleSync` takes the place of the old one.
     group
         The ranks that average.
     bucket_bytes, first_bucket_bytes, reproducible, reduce_dtype, compress, timeout_s
@@ -121,8 +123,10 @@ def data_parallel(
     Raises
     ------
     UsageError
-        The modules or options of the ranks differ; every rank raises it and says what differs. Or a parameter is averaged by the `data_parallel` of
-        another module already. No parameter has changed.
+        The modules or options of the ranks differ, or the `ModuleSync` of another module averages one of the parameters; every rank raises it and says what is
+        wrong. No parameter has changed.
+    LayoutError
+        A parameter or buffer is sparse, quantized, or without memory.
     """
     return ModuleSync(
         module,
@@ -137,41 +141,6 @@ def data_parallel(
     )
 
 
-_syncs: weakref.WeakKeyDictionary[Any, weakref.ref[ModuleSync]] = weakref.WeakKeyDictionary()
-_owners: dict[int, tuple[weakref.ref[Any], weakref.ref[ModuleSync]]] = {}
-"""The `ModuleSync` of each module; and of each parameter, by its identity."""
-
-
-def _owner_of(parameter: Any) -> ModuleSync | None:
-    found = _owners.get(id(parameter))
-    return found[1]() if found is not None and found[0]() is parameter else None
-
-
-def _forget(identity: int, _: object) -> None:
-    _owners.pop(identity, None)
-
-
-class _OnForward:
-    """The hook of a module. A copy of the module, also one in a file, is on its own: its hook does nothing."""
-
-    def __init__(self, sync: ModuleSync) -> None:
-        self._sync = sync
-
-    def __call__(self, module: Any, inputs: Any) -> None:
-        self._sync._on_forward()
-
-    def __reduce__(self) -> Any:
-        return _no_hook, ()
-
-
-def _no_hook() -> Any:
-    return _nothing
-
-
-def _nothing(module: Any, inputs: Any) -> None:
-    pass
-
-
 class ModuleSync(GradientSync):
     """Averages the gradients of a module in its backward passes; `data_parallel` makes it.
 
@@ -183,13 +152,16 @@ class ModuleSync(GradientSync):
     - ``with sync.paused():`` around either adds up. The gradients of a paused pass are in the buckets and no longer in ``.grad``; weights add
       up as well, so that the loss of a batch is not divided by the number of batches.
 
-    From the moment when its gradient is complete until the end of the step, ``.grad`` of a parameter is None. After a step it is the mean, a view of a
-    bucket: the next step writes there. A parameter that no
-    rank has used keeps the ``.grad`` that it had, None for instance. ``zero_grad`` may be called as usual, but discards nothing that paused
-    passes have added up.
+    After a step, ``.grad`` of a parameter is the mean, a view of a bucket: the next step writes there. Until the step has ended it is None, for other
+    hooks as well: clip gradients and call the optimizer after the block. A parameter that no rank has used keeps the ``.grad`` that it had,
+    None for instance. ``zero_grad`` may be called as usual, but discards nothing that paused passes have added up.
 
-    If a step fails, ``.grad`` of what was on its way becomes None. If parameters are added or replaced, as ``load_state_dict(assign=True)`` does, the
-    next forward or backward pass raises `UsageError`: call `data_parallel` again then.
+    If a step fails, ``.grad`` of what was on its way becomes None.
+
+    Parameters that are added or replaced later (a new layer, ``load_state_dict(assign=True)``, a parametrization), unfrozen, or converted to another
+    dtype or device would have gradients of their rank alone: the next pass is refused with a `UsageError`. Wrap the module again after such
+    a change: ``sync = mp.torch.data_parallel(module, group)``. So is a pass without some of the parameters. ``loss.backward(create_graph=True)`` is refused too, since a
+    mean has no graph. Copies of the module (``copy.deepcopy``, ``torch.save``) are plain modules, whose gradients stay on their rank.
 
     Attributes
     ----------
@@ -204,65 +176,70 @@ class ModuleSync(GradientSync):
     def __init__(self, module: Any, group: Group, *, broadcast_buffers: bool = True, **options: Any) -> None:
         self.module: Any = module
         self._parameters = OrderedDict((name, each) for name, each in module.named_parameters() if each.requires_grad)
-        self._frozen = OrderedDict((name, each) for name, each in module.named_parameters() if not each.requires_grad)
-        self._all = list(module.parameters())
+        self._kinds = [(each.dtype, each.device) for each in self._parameters.values()]
         self._own: Step | None = None  # the step of a backward pass outside of a block
         self._weighted: list[tuple[Any, float]] = []  # batch normalisations, and their weights outside of the step
-        shared = self._shared()
-        told = {name: f"averaged by the data_parallel of another module, a {kind}" for name, kind in shared.items()}
-        same_on_all(group, "data_parallel", told, timeout_s=options.get("timeout_s"))
-        if shared:
-            name, kind = next(iter(shared.items()))
-            raise UsageError(
-                f"{name} is averaged by the data_parallel of another module already, a {kind}: give one module that holds both, such as "
-                "torch.nn.ModuleList([one, two]), or remove() the other ModuleSync first"
-            )
+        before = self._syncs_before(group, options.get("timeout_s"))
         super().__init__(group, self._parameters, **options)
         everything = OrderedDict([*module.named_parameters(), *module.named_buffers()])
-        broadcast(everything, group, timeout_s=self._timeout_s)
-        before = _syncs.get(module, lambda: None)()
-        if before is not None:  # not before this one is sure to be made
-            before.remove()
+        self._put(everything, broadcast(everything, group, timeout_s=self._timeout_s))
+        for each in before:
+            each.remove()
         self._gives_buffers = broadcast_buffers and any(True for _ in module.buffers())
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
+            parameter.register_post_accumulate_grad_hook(_Hook(self, partial(self._on_gradient, name)))
             for name, parameter in self._parameters.items()
         ]
-        self._handles.append(module.register_forward_pre_hook(_OnForward(self)))
-        _syncs[module] = weakref.ref(self)
-        for each in self._parameters.values():
-            forget = partial(_forget, id(each))
-            _owners[id(each)] = weakref.ref(each, forget), weakref.ref(self)
+        self._found = _parts(module)
+        self._frozen = [each for each in module.parameters() if not each.requires_grad]
+        self._handles += [each.register_forward_pre_hook(_Hook(self, self._on_forward)) for each in _called_first(module)]
 
-    def _shared(self) -> dict[str, str]:
-        """Return which parameters belong to another module's `ModuleSync`, with the class of that module."""
-        owners = {name: _owner_of(parameter) for name, parameter in self._parameters.items()}
-        return {
-            name: type(owner.module).__name__
-            for name, owner in owners.items()
-            if owner is not None and owner.module is not self.module
+    def _syncs_before(self, group: Group, timeout_s: float | None) -> set[ModuleSync]:
+        """Return the syncs whose place this one takes: those of this module, and those that cannot go on. Refuse another module's parameters."""
+        owned = {}
+        hooks = self.module._forward_pre_hooks.values()  # all parameters may be new
+        before = {
+            each.sync for each in hooks if isinstance(each, _Hook) and each.sync is not None and each.sync.module is self.module
         }
+        for name, parameter in self._parameters.items():
+            hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+            for sync in {each.sync for each in hooks.values() if isinstance(each, _Hook) and each.sync is not None}:
+                if sync.module is self.module or sync._spoilt or not sync.group.is_usable:
+                    before.add(sync)
+                else:
+                    owned[name] = f"averaged by the data_parallel of another module, a {type(sync.module).__name__}"
+        fixed = {
+            name: "one whose elements share memory, or that torch does not write to"
+            for name, each in self.module.named_parameters()
+            if not (oddity(each) or writable(each))
+        }
+        same_on_all(group, "data_parallel", owned | fixed, timeout_s=timeout_s)
+        if fixed:
+            name, words = next(iter(fixed.items()))
+            raise UsageError(
+                f"the parameter {name} is {words}, so that it cannot be trained: make it of a copy, torch.nn.Parameter(x.clone())"
+            )
+        if owned:
+            name, owner = next(iter(owned.items()))
+            raise UsageError(
+                f"{name} is {owner} already: give one module that holds both, such as torch.nn.ModuleList([one, two]), or remove() the other "
+                "ModuleSync first"
+            )
+        return before
+
+    def _put(self, given: dict[str, Any], found: dict[str, Any]) -> None:
+        """Put tensors where buffers were that torch does not write to, such as expanded ones."""
+        new = {id(given[name]): found[name] for name in given if found[name] is not given[name]}
+        for module in self.module.modules() if new else ():
+            for name, buffer in module._buffers.items():
+                if id(buffer) in new:
+                    module._buffers[name] = new[id(buffer)]
 
     def remove(self) -> None:
-        """Take the hooks out of the module, whose gradients then stay on their rank. Calling it twice is fine."""
+        """Take the hooks out of the module, whose gradients then stay on their rank; this takes no further steps. Calling it twice is fine."""
         for handle in self._handles:
             handle.remove()
-        for parameter in self._parameters.values():
-            if _owner_of(parameter) is self:
-                del _owners[id(parameter)]
-
-    def _check_parameters(self) -> None:
-        """Refuse to go on with parameters that were not there when the hooks were set: their gradients would stay on each rank."""
-        now = list(self.module.parameters())
-        if len(now) == len(self._all) and all(map(is_, now, self._all)):
-            return
-        known = {id(each) for each in self._all}
-        new = [name for name, each in self.module.named_parameters() if id(each) not in known]
-        what = f"{', '.join(new[:5])} came into the module" if new else "parameters were taken out of the module"
-        raise UsageError(
-            f"{what} after data_parallel was called, by load_state_dict(assign=True), a new layer or a parametrization: their gradients would "
-            "stay on each rank. Begin anew: sync = mp.torch.data_parallel(module, group)"
-        )
+        self._spoilt = self._spoilt or "it was taken out of its module by remove()"
 
     def _on_gradient(self, name: str, parameter: Any) -> None:
         """Take the gradient of a parameter; torch calls it when that is complete."""
@@ -274,14 +251,43 @@ class ModuleSync(GradientSync):
                 self._abandon(error)
             raise
 
-    def _begin(self, step: Step, weight: float) -> None:
-        self._check_parameters()
-        thawed = [name for name, each in self._frozen.items() if each.requires_grad]
+    def _check_parameters(self) -> None:
+        """Refuse parameters whose gradients nothing averages. It costs little as long as nothing has changed."""
+        parts = self._found
+        if any(each.requires_grad for each in self._frozen) or not (
+            all(len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in parts)
+        ):
+            self._look_again()
+        kinds = [(each.dtype, each.device) for each in self._parameters.values()]
+        if kinds != self._kinds:
+            name, now, then = next(
+                each for each in zip(self._parameters, kinds, self._kinds, strict=True) if each[1] != each[2]
+            )
+            raise UsageError(
+                f"{name} was {then[0]} on {then[1]} when data_parallel was called, and is {now[0]} on {now[1]} now. {_ANEW}"
+            )
+
+    def _look_again(self) -> None:
+        """Compare all parameters with those of the beginning."""
+        now = dict(self.module.named_parameters())
+        averaged, frozen, present = (set(map(id, some)) for some in (self._parameters.values(), self._frozen, now.values()))
+        alone = {name: each for name, each in now.items() if each.requires_grad and id(each) not in averaged}
+        thawed = [name for name, each in alone.items() if id(each) in frozen]
         if thawed:
             raise UsageError(
-                f"{', '.join(thawed[:5])} had no gradients when data_parallel was called, and have now: they would stay on each rank. "
-                "Begin anew: sync = mp.torch.data_parallel(module, group)"
+                f"{', '.join(thawed[:5])} had no gradients when data_parallel was called, and have now: they would stay on each rank. {_ANEW}"
             )
+        new = ", ".join([*alone][:5]) + (f" and {len(alone) - 5} more" if len(alone) > 5 else "")
+        if alone or not averaged <= present:
+            raise UsageError(
+                f"{f'{new} came into the module' if new else 'parameters were taken out of the module'} after data_parallel was called, by "
+                f"load_state_dict(assign=True), a new layer or a parametrization: their gradients would stay on each rank. {_ANEW}"
+            )
+        self._found = _parts(self.module)
+        self._frozen = [each for each in now.values() if not each.requires_grad]
+
+    def _begin(self, step: Step, weight: float) -> None:
+        self._check_parameters()
         super()._begin(step, weight)
         layers: Any = sys.modules.get(_BATCH_NORM)
         if layers is not None:
@@ -305,14 +311,18 @@ class ModuleSync(GradientSync):
             step.__enter__()
             self._own = step
             Variable._execution_engine.queue_callback(self._on_end)
-        view = self._home[name].views[name]
         gradient = parameter.grad
-        if gradient is not view:
+        if gradient is not self._home[name].views[name]:
             if gradient.is_sparse:
                 raise UnsupportedError(f"the gradient of {name!r} is sparse; give the layer sparse=False")
+            if gradient.requires_grad:
+                raise UnsupportedError(
+                    f"the gradient of {name!r} has a graph of its own, which its mean has not: take what needs second derivatives by "
+                    "torch.autograd.grad(..., create_graph=True), and call loss.backward() without it"
+                )
             gradient = gradient.detach()
-        parameter.grad = None  # a call in the background may write to the bucket from now on
         self._arrive(name, gradient)
+        parameter.grad = None  # a call in the background may write to the bucket until the step has ended
 
     def _on_end(self) -> None:
         """End the step of a backward pass outside of a block."""
@@ -320,15 +330,17 @@ class ModuleSync(GradientSync):
         assert step is not None
         step.__exit__(None, None, None)
 
-    def _on_forward(self) -> None:
-        self._check_parameters()
-        if self._own is not None:
-            from torch import _C
+    def _on_forward(self, module: Any, inputs: Any) -> None:
+        import torch
 
-            if _C._current_graph_task_id() == -1:  # not what a checkpoint computes again
-                self._own = None
-                self._abandon(UsageError("the backward pass did not come to its end"))
-                raise UsageError(f"this {type(self).__name__} cannot go on, since {self._spoilt}; make a new one on all ranks")
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:  # what a checkpoint computes again
+            return
+        if self._own is not None:
+            self._own = None
+            self._abandon(UsageError("the backward pass did not come to its end"))
+            raise UsageError(f"this {type(self).__name__} cannot go on, since {self._spoilt}; make a new one on all ranks")
+        if torch.is_grad_enabled() and not self._spoilt and self.group.is_usable:
+            self._check_parameters()
 
     def _check(self, name: str, gradient: Any) -> None:
         raise UsageError("the gradients of a module become ready in its backward pass: with sync.step(): loss.backward()")
@@ -357,23 +369,29 @@ class ModuleSync(GradientSync):
         self._restore()
         super()._end(step)
         if self._gives_buffers and not step.is_paused:
-            with self._unread_statistics():
-                give(dict(self.module.named_buffers()), self.group, 0, timeout_s=self._timeout_s)
+            self._give_buffers()
 
-    @contextmanager
-    def _unread_statistics(self) -> Iterator[None]:
-        """Let autograd not see that the running statistics change: it keeps them for a backward pass to come, which does not read them.
-
-        So two forward passes may come before two backward passes. Statistics of layers in eval mode are read, and their changes are seen.
-        """
-        import torch
+    def _give_buffers(self) -> None:
+        """Give rank 0's buffers to all ranks. torch refuses to go on with a graph whose buffers have changed, so that it learns of no other change."""
         from torch.nn.modules.batchnorm import _NormBase
 
-        norms = [each for each in self.module.modules() if isinstance(each, _NormBase) and each.training]
-        with ExitStack() as stack:
-            for buffer in (buffer for norm in norms for buffer in norm.buffers(recurse=False)):
-                stack.enter_context(torch.autograd._unsafe_preserve_version_counter(buffer))
-            yield
+        buffers = OrderedDict(self.module.named_buffers())
+        # In training, a backward pass does not read these.
+        unread = {
+            id(each)
+            for one in self.module.modules()
+            if isinstance(one, _NormBase) and one.training
+            for each in one.buffers(False)
+        }
+        # What is written to .data changes no version. Rank 0 only reads.
+        targets = {
+            name: each.data if self.group.rank == 0 or id(each) in unread else each.data.clone()
+            for name, each in buffers.items()
+        }
+        give(targets, self.group, 0, timeout_s=self._timeout_s)
+        for name, each in buffers.items():
+            if self.group.rank and id(each) not in unread and not _same_bits(each.data, targets[name]):
+                each.detach().copy_(targets[name])
 
     def _abandon(self, error: BaseException) -> None:
         super()._abandon(error)
@@ -389,3 +407,48 @@ class ModuleSync(GradientSync):
             view = self._home[name].views[name]
             view.copy_(self._parameters[name].grad)
             self._parameters[name].grad = view
+
+
+_ANEW = "Begin anew: sync = mp.torch.data_parallel(module, group)"
+
+
+class _Hook:
+    """What a `ModuleSync` puts into modules and parameters. It does nothing in a copy of the module, which is a plain one."""
+
+    def __init__(self, sync: ModuleSync | None = None, call: Callable[..., None] | None = None) -> None:
+        self.sync = sync
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._call is not None:
+            self._call(*arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return _Hook()
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    from torch import equal, uint8
+
+    return bool(equal(one.reshape(-1).view(uint8), other.reshape(-1).view(uint8)))
+
+
+def _parts(module: Any) -> list[tuple[dict[str, Any], list[Any]]]:
+    """Return the dicts in which modules keep parameters and modules, and what they hold now."""
+    parts = [each for one in module.modules() for each in (one._parameters, one._modules)]
+    return [(each, list(each.values())) for each in parts]
+
+
+def _called_first(module: Any) -> Iterator[Any]:
+    """Yield the module and its children; a program may call these alone, as it must where a module has no ``forward``, such as ModuleList."""
+    from torch import nn
+
+    yield module
+    for child in module.children():
+        if type(child).forward is nn.Module.forward:
+            yield from _called_first(child)
+        else:
+            yield child

@@ -12,7 +12,7 @@ from torch.nn.functional import batch_norm as batch_norm_of_one
 from manyhands import Group
 from manyhands.errors import UsageError
 from manyhands_parallel.normalization import RunningStats, batch_norm, batch_norm_backward
-from manyhands_parallel.torch_second import differentiable_once
+from manyhands_parallel.torch_second import differentiated_once
 
 if TYPE_CHECKING:
 
@@ -45,7 +45,7 @@ class SyncBatchNorm(_BatchNorm):
     Attributes
     ----------
     group
-        The ranks.
+        The ranks; None in a module that ``torch.load`` made, until it is set: only evaluation works without.
     loss_weight
         What this rank's loss counts in the next backward passes, as the weight of `batch_norm_backward`; 1 at first. `ModuleSync.step` sets it.
         If other means average the gradients of unequal batches, set it to the weight that these are given.
@@ -83,11 +83,11 @@ class SyncBatchNorm(_BatchNorm):
             raise UsageError(
                 f"SyncBatchNorm takes tensors of shape (n, channels, ...), and this one has shape {tuple(x.shape)}"
             )
-        if self.training and self.group is None:
-            raise UsageError(
-                "this SyncBatchNorm was loaded from a file, where no group can be kept: give it one, with mp.torch.convert_sync_batchnorm(module, group)"
-            )
         if self.training:
+            if self.group is None:
+                raise UsageError(
+                    "this SyncBatchNorm was loaded from a file, where no group can be kept: give it one, with mp.torch.convert_sync_batchnorm(module, group)"
+                )
             return _Normalised.apply(x, self.weight, self.bias, self)
         alone = self.running_mean is None
         return batch_norm_of_one(x, self.running_mean, self.running_var, self.weight, self.bias, alone, 0.0, self.eps)
@@ -100,15 +100,15 @@ class SyncBatchNorm(_BatchNorm):
         stats.mean, stats.var, stats.count = self.running_mean, self.running_var, self.num_batches_tracked
         return stats
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"group": None}
-
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
         memo[id(self.group)] = self.group
         clone = SyncBatchNorm.__new__(type(self))
         memo[id(self)] = clone
         clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return clone
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"group": None}  # a file has no group
 
 
 class _Normalised(torch.autograd.Function):  # type: ignore[misc]
@@ -121,11 +121,13 @@ class _Normalised(torch.autograd.Function):  # type: ignore[misc]
         return y
 
     @staticmethod
-    @differentiable_once
     def backward(ctx: Any, dy: Any) -> Any:
         x, weight, bias = ctx.saved_tensors
-        cache = replace(ctx.cache, x=x, gamma=weight, beta=bias)
-        return *batch_norm_backward(dy, cache, weight=ctx.module.loss_weight), None
+        with torch.no_grad():
+            cache = replace(ctx.cache, x=x, gamma=weight, beta=bias)
+            gradients = batch_norm_backward(dy, cache, weight=ctx.module.loss_weight)
+        depends = any(each is not None and each.requires_grad for each in (dy, x, weight))
+        return *differentiated_once("SyncBatchNorm", gradients, depends=depends), None
 
 
 def convert_sync_batchnorm(module: Any, group: Group) -> Any:

@@ -1,57 +1,47 @@
-"""Functions of autograd whose gradient has no gradient of its own, and says so."""
+"""Gradients that torch may differentiate no further; this module needs torch.
+
+torch's ``once_differentiable`` refuses a second derivative only where the gradient of the result has a graph. A gradient depends on what the forward pass has
+saved as well, and that part would be dropped without a word: the gradient of ``(x @ w).sum()`` with respect to x is a function of w.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
 
 from manyhands.errors import UnsupportedError
 
-__all__ = ["differentiable_once"]
+__all__ = ["differentiated_once"]
 
 
-def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse a second derivative of what ``backward`` returns.
-
-    `torch.autograd.function.once_differentiable` does so only if what came to ``backward`` has a history. A gradient also depends on what the
-    forward pass has saved, such as a weight, and that part would be missing without a word.
+def differentiated_once(what: str, gradients: tuple[Any, ...], *, depends: bool) -> tuple[Any, ...]:
+    """Return the gradients of a backward pass: in one with ``create_graph=True`` such that a derivative of them raises.
 
     Parameters
     ----------
-    backward
-        The static method of a ``torch.autograd.Function``.
+    what
+        What computed them, for the message.
+    gradients
+        Tensors without a graph, or None.
+    depends
+        Whether they depend on a tensor that requires a gradient.
     """
-
-    @wraps(backward)
-    def once(ctx: Any, *grads: Any) -> Any:
-        wanted = torch.is_grad_enabled()  # the backward pass runs with create_graph=True
-        with torch.no_grad():
-            outputs = backward(ctx, *grads)
-        if not wanted:
-            return outputs
-        alone = not isinstance(outputs, tuple)
-        outputs = (outputs,) if alone else outputs
-        tensors = [each for each in outputs if each is not None]
-        marked = iter(_Refusing.apply(torch.empty(0, requires_grad=True), *tensors) if tensors else ())
-        told = tuple(None if each is None else next(marked) for each in outputs)
-        return told[0] if alone else told
-
-    return once
+    if not (depends and torch.is_grad_enabled()):
+        return gradients
+    tensors = iter(_Once.apply(what, *(each.detach().requires_grad_() for each in gradients if each is not None)))
+    return tuple(None if each is None else next(tensors) for each in gradients)
 
 
-class _Refusing(torch.autograd.Function):  # type: ignore[misc]
-    """Gives tensors a history that ends here."""
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, what: str, *gradients: Any) -> Any:
+        ctx.what = what
+        return tuple(each.view_as(each) for each in gradients)
 
     @staticmethod
-    def forward(_ctx: Any, _anchor: Any, *tensors: Any) -> Any:
-        return tuple(each.view_as(each) for each in tensors)
-
-    @staticmethod
-    def backward(_ctx: Any, *_grads: Any) -> Any:
+    def backward(ctx: Any, *_: Any) -> Any:
         raise UnsupportedError(
-            "a layer of mp.torch has no second derivative: compute what needs one, such as a penalty on gradients, from layers of torch alone, or "
-            "leave create_graph=True away"
+            f"{ctx.what} has no second derivative, and create_graph=True has led to one: leave it out of what is differentiated twice, such as a "
+            "penalty on gradients"
         )

@@ -7,7 +7,7 @@
 
 Every rank runs the same backward pass: the collectives of a layer are made when its gradients are. It runs under the autocast of the forward pass.
 What it needs of that is saved in torch's way: freed after it, or computed again by ``torch.utils.checkpoint``, collectives included. A second derivative
-is refused by torch.
+is refused with an `UnsupportedError`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def copy_to(x: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
     x, group, **options
         As there.
     """
-    return _apply(lambda t: tensor_parallel.copy_to(t, group, **options), x)
+    return _apply("copy_to", lambda t: tensor_parallel.copy_to(t, group, **options), x)
 
 
 def reduce_from(x: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
@@ -56,7 +56,7 @@ def reduce_from(x: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
     x, group, **options
         As there.
     """
-    return _apply(lambda t: tensor_parallel.reduce_from(t, group, **options), x)
+    return _apply("reduce_from", lambda t: tensor_parallel.reduce_from(t, group, **options), x)
 
 
 def gather_from(x: torch.Tensor, group: Group, axis: int = -1, **options: Any) -> torch.Tensor:
@@ -67,7 +67,7 @@ def gather_from(x: torch.Tensor, group: Group, axis: int = -1, **options: Any) -
     x, group, axis, **options
         As there.
     """
-    return _apply(lambda t: tensor_parallel.gather_from(t, group, axis, **options), x)
+    return _apply("gather_from", lambda t: tensor_parallel.gather_from(t, group, axis, **options), x)
 
 
 def scatter_to(x: torch.Tensor, group: Group, axis: int = -1, **options: Any) -> torch.Tensor:
@@ -78,7 +78,7 @@ def scatter_to(x: torch.Tensor, group: Group, axis: int = -1, **options: Any) ->
     x, group, axis, **options
         As there.
     """
-    return _apply(lambda t: tensor_parallel.scatter_to(t, group, axis, **options), x)
+    return _apply("scatter_to", lambda t: tensor_parallel.scatter_to(t, group, axis, **options), x)
 
 
 def gather_sequence(x: torch.Tensor, group: Group, axis: int = 0, **options: Any) -> torch.Tensor:
@@ -89,7 +89,7 @@ def gather_sequence(x: torch.Tensor, group: Group, axis: int = 0, **options: Any
     x, group, axis, **options
         As there.
     """
-    return _apply(lambda t: tensor_parallel.gather_sequence(t, group, axis, **options), x)
+    return _apply("gather_sequence", lambda t: tensor_parallel.gather_sequence(t, group, axis, **options), x)
 
 
 def reduce_scatter_sequence(x: torch.Tensor, group: Group, axis: int = 0, **options: Any) -> torch.Tensor:
@@ -100,7 +100,7 @@ def reduce_scatter_sequence(x: torch.Tensor, group: Group, axis: int = 0, **opti
     x, group, axis, **options
         As there.
     """
-    return _apply(lambda t: tensor_parallel.reduce_scatter_sequence(t, group, axis, **options), x)
+    return _apply("reduce_scatter_sequence", lambda t: tensor_parallel.reduce_scatter_sequence(t, group, axis, **options), x)
 
 
 def column_linear(
@@ -113,7 +113,9 @@ def column_linear(
     x, w, b, group, gather_output, **options
         As there.
     """
-    return _apply(lambda *t: tensor_parallel.column_linear(t[0], t[1], t[2], group, gather_output, **options), x, w, b)
+    return _apply(
+        "column_linear", lambda *t: tensor_parallel.column_linear(t[0], t[1], t[2], group, gather_output, **options), x, w, b
+    )
 
 
 def row_linear(
@@ -126,7 +128,9 @@ def row_linear(
     x, w, b, group, input_is_sharded, **options
         As there.
     """
-    return _apply(lambda *t: tensor_parallel.row_linear(t[0], t[1], t[2], group, input_is_sharded, **options), x, w, b)
+    return _apply(
+        "row_linear", lambda *t: tensor_parallel.row_linear(t[0], t[1], t[2], group, input_is_sharded, **options), x, w, b
+    )
 
 
 def vocab_parallel_embedding(ids: torch.Tensor, table: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
@@ -137,7 +141,9 @@ def vocab_parallel_embedding(ids: torch.Tensor, table: torch.Tensor, group: Grou
     ids, table, group, **options
         As there.
     """
-    return _apply(lambda rows: vocab_parallel.vocab_parallel_embedding(ids, rows, group, **options), table)
+    return _apply(
+        "vocab_parallel_embedding", lambda rows: vocab_parallel.vocab_parallel_embedding(ids, rows, group, **options), table
+    )
 
 
 def vocab_parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, group: Group, **options: Any) -> torch.Tensor:
@@ -148,11 +154,15 @@ def vocab_parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, gr
     logits, targets, group, **options
         As there.
     """
-    return _apply(lambda z: vocab_parallel.vocab_parallel_cross_entropy(z, targets, group, **options), logits)
+    return _apply(
+        "vocab_parallel_cross_entropy",
+        lambda z: vocab_parallel.vocab_parallel_cross_entropy(z, targets, group, **options),
+        logits,
+    )
 
 
-def _apply(call: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
-    return _function().apply(call, *tensors)
+def _apply(name: str, call: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
+    return _function().apply(name, call, *tensors)
 
 
 @cache
@@ -160,23 +170,28 @@ def _function() -> Any:
     """Return the autograd function of a call and its `Vjp`; torch is imported when it is first used."""
     import torch
 
-    from manyhands_parallel.torch_second import differentiable_once
+    from manyhands_parallel.torch_second import differentiated_once
 
     class WithVjp(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(ctx: Any, call: Callable[..., Any], *tensors: Any) -> Any:
+        def forward(ctx: Any, name: str, call: Callable[..., Any], *tensors: Any) -> Any:
             y, vjp = call(*tensors)
             ctx.save_for_backward(*vjp.saved)
-            ctx.vjp, device = vjp.backward, y.device.type
+            ctx.name, ctx.vjp, device = name, vjp.backward, y.device.type
             ctx.autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+            # What was computed from the inputs is saved without their history.
+            given = set(map(id, tensors))
+            ctx.computed = any(each.is_floating_point() and id(each) not in given for each in vjp.saved)
             return y
 
         @staticmethod
-        @differentiable_once
         def backward(ctx: Any, dy: Any) -> Any:
+            saved = ctx.saved_tensors
             # Under it a result and a weight may have different dtypes, which it brings together here too.
-            with torch.autocast(*ctx.autocast):
-                gradients = ctx.vjp(dy, *ctx.saved_tensors)
-            return None, *(gradients if isinstance(gradients, tuple) else (gradients,))
+            with torch.no_grad(), torch.autocast(*ctx.autocast):
+                gradients = ctx.vjp(dy, *saved)
+            depends = ctx.computed or any(each.requires_grad for each in (dy, *saved))
+            gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+            return None, None, *differentiated_once(ctx.name, gradients, depends=depends)
 
     return WithVjp

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import optree
@@ -16,18 +16,19 @@ _OURS = "manyhands_parallel"
 """The namespace of our own nodes: other programs that use optree see nothing of them."""
 
 
-def flatten(tree: Any) -> tuple[dict[str, Any], Spec]:
+def flatten(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> tuple[dict[str, Any], Spec]:
     """Return the leaves of a tree by name, and what `rebuild` needs to make a tree like it.
 
     Dicts (by sorted keys), lists, tuples, named tuples and their kin are nodes; None has no leaf; all else is a leaf. The name of a leaf is
-    its path, joined by dots: ``{"layers": [{"w": x}]}`` has the leaf ``"layers.0.w"``. A tree that is a single leaf has the name ``""``.
+    its path, joined by dots: ``{"layers": [{"w": x}]}`` has the leaf ``"layers.0.w"``. A tree that is a single leaf has the name ``""``. Nodes
+    for which ``is_leaf`` says so are leaves as well.
 
     Raises
     ------
     UsageError
         Two leaves have one name, such as those of ``{"a": {"b": x}, "a.b": y}``.
     """
-    paths, leaves, spec = optree.tree_flatten_with_path(tree, namespace=_OURS)
+    paths, leaves, spec = optree.tree_flatten_with_path(tree, is_leaf, namespace=_OURS)
     found: dict[str, Any] = {}
     for path, leaf in zip(paths, leaves, strict=True):
         name = ".".join(map(str, path))

@@ -14,7 +14,7 @@ import numpy as np
 
 from manyhands.errors import DTypeError, SizeMismatchError, UsageError
 from manyhands_parallel.agreement import need_group
-from manyhands_parallel.arrays import Array, dtype_of, itemsize, like, namespace, readable, shape_of
+from manyhands_parallel.arrays import Array, dtype_of, itemsize, like, namespace, need_no_graph, readable, shape_of
 from manyhands_parallel.tensor_parallel import Vjp, counts_of_parts, sequence_axis_of, sum_up
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def vocab_parallel_embedding(
         ``table`` does not have two axes, or ``counts`` or ``sequence_counts`` do not fit.
     """
     need_group(group)
+    need_no_graph(table)
     rows, template = readable(table), table
     if len(shape_of(rows)) != 2:
         raise SizeMismatchError(f"a table of embeddings has shape (v, d), and {shape_of(rows)} was given")
@@ -148,6 +149,7 @@ def vocab_parallel_cross_entropy(
     need_group(group)
     if reduction not in ("mean", "sum", "none"):
         raise UsageError(f"the reduction of a loss is 'mean', 'sum' or 'none', and {reduction!r} was given")
+    need_no_graph(logits)
     z, targets = readable(logits), readable(targets)
     if "float" not in dtype_of(z):
         raise DTypeError(f"logits are floats, and {dtype_of(z)} was given")

@@ -1,12 +1,16 @@
 """Calls through torch whose results are known; prints ``all right``."""
 
 import sys
+import warnings
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 
 import manyhands_torch  # noqa: F401 - registers the backend
+from manyhands.errors import UsageError
 
 dist.init_process_group("manyhands", timeout=timedelta(seconds=20))
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -58,6 +62,34 @@ if rank == 1:
     x = torch.zeros(3, dtype=torch.int64)
     dist.recv(x, 0, tag=4)
     assert x.tolist() == [0, 1, 2]
+
+leaf = torch.full((size,), rank + 1.0, requires_grad=True)
+for call in (dist.all_reduce, lambda x: dist.broadcast(x, 0), lambda x: dist.reduce(x, 0), lambda x: dist.recv(x, 1 - rank)):
+    with pytest.raises(UsageError, match="writes to a tensor that requires grad"):
+        call(leaf * 2)
+for call in (
+    lambda x: dist.all_gather([torch.empty(size) for _ in range(size)], x),
+    lambda x: dist.all_gather_single(torch.empty(size * size), x),
+    lambda x: dist.gather(x, [torch.empty(size) for _ in range(size)] if rank == 0 else None),
+    lambda x: dist.reduce_scatter(torch.empty(1), list(x.split(1))),
+    lambda x: dist.reduce_scatter_single(torch.empty(1), x),
+    lambda x: dist.all_to_all_single(torch.empty(size), x),
+    lambda x: dist.all_to_all([torch.empty(1) for _ in range(size)], list(x.split(1))),
+):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        call(leaf * 2)
+        with torch.no_grad():
+            call(leaf * 2)
+    (mine,) = [each for each in told if "the result has no gradient" in str(each.message)]
+    assert mine.filename == __file__
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch calls it deprecated
+    y = torch.distributed.nn.functional.all_reduce(leaf * 2)
+((rank + 1) * y).sum().backward()
+assert leaf.grad.tolist() == [2.0 * total] * size
+dist.broadcast(leaf, 0)
+assert leaf.tolist() == [1.0] * size
 dist.destroy_process_group()
 
 dist.init_process_group("manyhands")  # once more

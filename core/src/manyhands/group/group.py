@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -24,6 +25,7 @@ from manyhands.contract.backend import Backend
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel
 from manyhands.control.cards import write_card
+from manyhands.control.computer import COMPUTER
 from manyhands.control.protocol import Report
 from manyhands.errors import CommError, DeadlineError, OutOfMemoryError, PluginError, UsageError
 from manyhands.group.batch import BatchCalls
@@ -123,6 +125,8 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
     def close(self, *, timeout_s: float | None = None) -> None:
         """Wait for calls in flight, for at most ``timeout_s``, and leave the group. Calling it twice is fine.
 
+        What compiled functions of JAX still do in the background comes first, however long it lasts.
+
         Calls that have not had their turn by then end with `ClosedError`. The group of all ranks also waits, within that time,
         until the other ranks leave, and closes the groups made from it. A group made by `split` or `subgroup` waits for nobody.
         Its resources are given back when all its members have closed it.
@@ -137,6 +141,18 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         CommError
             The job failed, and no call on this rank has raised the error yet. The group is closed all the same.
         """
+        try:
+            self._settle()
+        finally:
+            self._leave(timeout_s)
+
+    def _settle(self) -> None:
+        """Wait for what JAX runs in the background: a compiled function that has been called may still call this group."""
+        wait = getattr(sys.modules.get("jax"), "effects_barrier", None)
+        if wait is not None and self._job.runtime is COMPUTER and self._ledger.is_usable:
+            wait()
+
+    def _leave(self, timeout_s: float | None) -> None:
         deadline = self._begin(timeout_s)
         if self._members.number == 0:
             self._job.close(deadline)
@@ -265,6 +281,11 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
         formed = shrink(job, self._setup, deadline)
         job.instead = "go on with the one that shrink() returned"
         return Group(*formed)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether calls may be made: the group is open, and this rank knows of no failure of its job. It asks no other rank."""
+        return self._ledger.is_usable
 
     @property
     def _is_closed(self) -> bool:

@@ -12,7 +12,19 @@ from manyhands.errors import DTypeError, UsageError
 from manyhands_parallel.arrays import Array, itemsize, readable
 from manyhands_parallel.boxes import Box
 
-__all__ = ["Bytes", "as_bits", "bytes_of", "copy_bytes", "cut", "empty", "host_buffer", "is_torch", "new_array", "source"]
+__all__ = [
+    "Bytes",
+    "as_bits",
+    "bytes_of",
+    "copy_bytes",
+    "cut",
+    "empty",
+    "host_buffer",
+    "is_torch",
+    "new_array",
+    "source",
+    "torch_template",
+]
 
 Bytes = npt.NDArray[np.uint8]
 Bits = npt.NDArray[Any]
@@ -129,6 +141,16 @@ def new_array(bits: Bits, dtype: str, template: Array | None = None) -> Array:
         import cupy
 
         return cupy.asarray(array)
+
+
+def torch_template(dtype: str) -> Array:
+    """Return an empty tensor of torch on the CPU, of a dtype by name."""
+    import torch
+
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise DTypeError(f"torch has no dtype {dtype!r}")
+    return torch.empty(0, dtype=kind)
 
 
 def _bits(size: int) -> np.dtype[Any]:

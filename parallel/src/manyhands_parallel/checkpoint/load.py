@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from manyhands_parallel.arrays import like as as_in_library
 from manyhands_parallel.boxes import Box, whole
 from manyhands_parallel.checkpoint import safetensors, storage
 from manyhands_parallel.checkpoint.errors import CheckpointError, CheckpointMissingError
-from manyhands_parallel.checkpoint.host import Bits, as_bits, cut, empty, is_torch, new_array
+from manyhands_parallel.checkpoint.host import Bits, as_bits, cut, empty, is_torch, new_array, torch_template
 from manyhands_parallel.checkpoint.metadata import (
     BLOCK_BYTES,
     Chunk,
@@ -78,7 +78,9 @@ def load(
     like
         A tree with the names, shapes and dtypes of what shall be loaded, as this rank wants it: arrays are loaded whole, and of a
         `ShardedArray` or a `DTensor` its pieces. Arrays that can be written get the new content in place: their old content is lost. None: all arrays,
-        whole, as NumPy arrays, and all values, in nested dicts by the keys of the tree that was saved (a list has the keys 0, 1 ...).
+        whole, as NumPy arrays, and all values, in nested dicts by the keys of the tree that was saved (a list has the keys 0, 1 ...). An empty dict
+        in it takes what the checkpoint has there in the same way, such as the state of an optimizer of torch that has not made a step; as
+        tensors on the CPU, if there is any tensor in ``like``.
     group
         The ranks that load; every one of them must call it. None for one process.
     strict
@@ -147,6 +149,11 @@ def load(
     patience_s = ranks.patience_s(max(offer["nbytes"] for offer in offers))
     ranks.raise_first(ranks.all_gather(failure, patience_s), mine)
     return tree
+
+
+def _is_open(node: Any) -> bool:
+    """Return whether a node takes all that the checkpoint has there."""
+    return isinstance(node, dict) and not node
 
 
 def read_metadata(path: Path) -> Metadata:
@@ -239,20 +246,32 @@ class _Task:
         """Compare a tree with what a checkpoint holds."""
         if template is None:
             return cls._of_all(metadata)
-        leaves, spec = flatten(template)
-        stored = {**metadata.arrays, **metadata.values}
+        leaves, spec = flatten(template, is_leaf=_is_open)
+        stored: dict[str, StoredArray | StoredValue] = {**metadata.arrays, **metadata.values}
         task = cls(lambda: None)
-        task.kept = tuple(name for name in leaves if name not in stored)
-        task.unused = tuple(name for name in stored if name not in leaves)
+        opened = {name: path for (name, leaf), path in zip(leaves.items(), spec.paths(), strict=True) if _is_open(leaf)}
+        taken = {
+            name: {
+                other: each for other, each in stored.items() if len(each.path) > len(path) and each.path[: len(path)] == path
+            }
+            for name, path in opened.items()
+        }
+        task.kept = tuple(name for name in leaves if name not in stored and name not in opened)
+        found = {name for some in taken.values() for name in some}
+        task.unused = tuple(name for name in stored if name not in leaves and name not in found)
         if strict and (task.kept or task.unused):
             raise UsageError(
                 f"the checkpoint and like= have different leaves: only like= has {_list(task.kept)}; only the checkpoint has "
-                f"{_list(task.unused)}. With strict=False these stay as they are"
+                f"{_list(task.unused)}. With strict=False these stay as they are; an empty "
+                "dict in like= takes all that the checkpoint has there"
             )
         results: dict[str, Callable[[], Any]] = {}
+        in_torch = any(is_torch(leaf) for leaf in leaves.values())
         for name, leaf in leaves.items():
             try:
-                if name in metadata.values:
+                if name in opened:
+                    results[name] = task._nested(taken[name], len(opened[name]), in_torch=in_torch)
+                elif name in metadata.values:
                     if not is_value(leaf):
                         raise UsageError(f"it is a value in the checkpoint, and {type(leaf).__qualname__} in like=")
                     results[name] = lambda value=metadata.values[name].value: from_json(value)  # type: ignore[misc]
@@ -269,22 +288,34 @@ class _Task:
     def _of_all(cls, metadata: Metadata) -> _Task:
         """Take all, whole, in nested dicts."""
         task = cls(lambda: None)
-        tree: dict[Any, Any] = {}
-        root = {(): tree}
-        leaves: dict[str, StoredArray | StoredValue] = {**metadata.arrays, **metadata.values}
-        for name, stored in leaves.items():
-            inner: Any = root
-            for key in ((), *stored.path)[:-1]:
-                inner = inner.setdefault(key, {})
-            last = stored.path[-1] if stored.path else ()
-            if isinstance(stored, StoredArray):
-                bits = empty(stored.shape, stored.dtype)
-                task._want(name, stored, whole(stored.shape), bits)
-                inner[last] = new_array(bits, stored.dtype)
-            else:
-                inner[last] = from_json(stored.value)
-        task.finish = lambda: root[()]
+        task.finish = task._nested({**metadata.arrays, **metadata.values}, 0)
         return task
+
+    def _nested(
+        self, leaves: Mapping[str, StoredArray | StoredValue], depth: int, *, in_torch: bool = False
+    ) -> Callable[[], Any]:
+        """Take some leaves, whole; return what makes nested dicts of them, by the keys of their paths from ``depth`` on."""
+        passing: dict[str, Bits] = {}
+        for name, stored in leaves.items():
+            if isinstance(stored, StoredArray):
+                passing[name] = empty(stored.shape, stored.dtype)
+                self._want(name, stored, whole(stored.shape), passing[name])
+
+        def finish() -> Any:
+            root: dict[Any, Any] = {(): {}}
+            for name, stored in leaves.items():
+                path = ((), *stored.path[depth:])
+                inner: Any = root
+                for key in path[:-1]:
+                    inner = inner.setdefault(key, {})
+                if isinstance(stored, StoredArray):
+                    template = torch_template(stored.dtype) if in_torch else None
+                    inner[path[-1]] = new_array(passing[name], stored.dtype, template)
+                else:
+                    inner[path[-1]] = from_json(stored.value)
+            return root[()]
+
+        return finish
 
     @property
     def nbytes(self) -> int:

@@ -222,7 +222,7 @@ class DTensor:
         SizeMismatchError
             The shape is another one.
         """
-        local = value(local)
+        local = value(local, takes_leaves=True)
         if shape_of(local) != shape_of(self.local):
             raise SizeMismatchError(
                 f"this rank's part of {self!r} has shape {shape_of(self.local)}, and one of shape {shape_of(local)} was given"
@@ -299,7 +299,7 @@ def distribute(
     place = _place_of(mesh)
     array = f"{_kind(x)}{list(shape_of(x))}{_checksum(x)}" if hasattr(x, "shape") else _kind(x)
     same_on_all(place.parent, "distribute", {"the array": array, "placements": _words(placements)}, timeout_s=timeout_s)
-    x = value(x)
+    x = value(x, takes_leaves=True)
     everywhere: list[Placement] = [Replicate()] * len(place.shape)
     whole = DTensor(x, mesh, Spec.of(shape_of(x), place.shape, everywhere))
     return whole.redistribute(placements, check=False)
@@ -354,7 +354,7 @@ def from_local(
     axes = f"{len(shape_of(part))}" if hasattr(part, "shape") else "none"
     story = {"dtype": _kind(part), "axes": axes, "placements": _words(placements), "global_shape": str(wanted)}
     same_on_all(place.parent, "from_local", story, timeout_s=timeout_s)
-    part = value(part)
+    part = value(part, takes_leaves=True)
     told = place.parent.all_gather(np.array([shape_of(part)], np.int64), timeout_s=timeout_s)
     shapes = [tuple(int(extent) for extent in shape) for shape in told]
     given: list[Any] = [*placements] if isinstance(placements, list | tuple) else [placements]

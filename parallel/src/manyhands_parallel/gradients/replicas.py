@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from manyhands_parallel.agreement import same_on_all, stories
-from manyhands_parallel.arrays import Array, like, readable, shape_of, writable
+from manyhands_parallel.arrays import Array, like, need_plain, readable, shape_of, writable
 from manyhands_parallel.layout import Layout, by_dtype
 from manyhands_parallel.scaling import empty_like
 from manyhands_parallel.trees import flatten, rebuild
@@ -53,9 +53,12 @@ def broadcast(tree: T, group: Group, root: int = 0, *, timeout_s: float | None =
         ``root`` is not in the group.
     DTypeError
         A leaf is no array.
+    LayoutError
+        A leaf is sparse, quantized, or without memory.
     """
     leaves, spec = flatten(tree)
     same_on_all(group, "broadcast", {**stories(leaves), "(root)": str(root)}, timeout_s=timeout_s)
+    need_plain("broadcast", leaves)
     buffers = {name: readable(leaf) for name, leaf in leaves.items()}
     targets = {name: buffer if writable(leaves[name]) else _copy(buffer) for name, buffer in buffers.items()}
     give(targets, group, root, timeout_s=timeout_s)

@@ -23,6 +23,7 @@ from manyhands_parallel.arrays import (
     itemsize,
     like,
     namespace,
+    need_plain,
     place_of,
     readable,
     shape_of,
@@ -97,6 +98,8 @@ class GradientSync:
         The ranks gave different trees or options; every rank raises it and says what differs. Or a number of bytes is not positive.
     DTypeError
         A leaf is not of floats, or ``reduce_dtype`` is no dtype of floats.
+    LayoutError
+        A leaf is sparse, quantized, or without memory.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class GradientSync:
         options |= {"reduce_dtype": reduce_dtype, "compress": compress}
         told = {f"({name})": repr(value) for name, value in options.items()}
         same_on_all(group, type(self).__name__, stories(leaves) | told, timeout_s=timeout_s)
+        need_plain(type(self).__name__, leaves)
         if any(type(each) is not int or each < 1 for each in self._bytes):
             raise UsageError(f"a bucket holds a positive number of bytes; {bucket_bytes=} and {first_bucket_bytes=} were given")
         if not (compress is None or hasattr(compress, "begin")):

@@ -13,7 +13,7 @@ import numpy as np
 from manyhands import Work
 from manyhands.errors import DTypeError, SizeMismatchError, UsageError
 from manyhands_parallel import trees
-from manyhands_parallel.arrays import Array, dtype_of, namespace, readable, same_place, shape_of, sharing
+from manyhands_parallel.arrays import Array, dtype_of, namespace, need_plain, readable, same_place, shape_of, sharing
 from manyhands_parallel.layout import Layout, by_dtype
 
 __all__ = ["Part", "Unit", "divide", "find", "is_float"]
@@ -184,6 +184,7 @@ def _prefixes(name: str) -> Iterator[str]:
 
 def _check_leaves(leaves: Mapping[str, Any]) -> None:
     """Refuse what cannot be divided, such as one array in two places: what an update makes of each of its shards would differ."""
+    need_plain("Sharded", leaves)
     first_name, first = next(iter(leaves.items()))
     for name, leaf in leaves.items():
         readable(leaf)

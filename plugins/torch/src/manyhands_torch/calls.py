@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -74,6 +76,7 @@ class Calls:
     def allreduce(self, tensors: Any, opts: Any = None) -> Handle:
         """Combine tensors of all ranks in place."""
         (tensor,) = tensors = _listed(tensors)
+        _need_no_graph(tensors, "all_reduce")
         if tensor.is_sparse:
             return self._sum_sparse(tensor, opts)
         array = _memory(tensor)
@@ -83,6 +86,7 @@ class Calls:
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Handle:
         """Combine several tensors of all ranks in place, as one message for each dtype."""
         op = _op(opts)
+        _need_no_graph(tensors, "all_reduce")
         for tensor in tensors:
             _scale(tensor, opts)
         with self.group.coalesce(wait=False, timeout_s=self._seconds(opts)) as batch:
@@ -92,12 +96,14 @@ class Calls:
     def broadcast(self, tensors: Any, opts: Any = None) -> Handle:
         """Give the root's tensor to every rank."""
         (tensor,) = tensors = _listed(tensors)
+        _need_no_graph(tensors, "broadcast")
         array = _memory(tensor)
         return self._call("broadcast", opts, tensors, array, getattr(opts, "rootRank", 0), out=array)
 
     def reduce(self, tensors: Any, opts: Any = None) -> Handle:
         """Combine tensors of all ranks; the root's gets the result."""
         (tensor,) = tensors = _listed(tensors)
+        _need_no_graph(tensors, "reduce")
         if _factor(opts) is not None and self.group.rank != opts.rootRank:
             tensor = tensor.clone()
         _scale(tensor, opts)
@@ -118,6 +124,7 @@ class Calls:
         _check_size(
             "all_gather", "output", output, self.group.world_size * tensor.numel(), "the world size times that of the input"
         )
+        _say_that_gradients_stop([tensor], "all_gather")
         target, then = _flat_target(output)
         return self._call("all_gather", opts, [output], _flat(tensor), out=target, then=then)
 
@@ -131,6 +138,7 @@ class Calls:
 
     def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None) -> Handle:
         """Give each rank one of the root's tensors."""
+        _say_that_gradients_stop([each for one in inputs for each in one], "scatter")
         array = torch.stack(list(inputs[0])).data if inputs and len(inputs[0]) else None
         if self.group.rank != opts.rootRank:
             array = None
@@ -144,6 +152,7 @@ class Calls:
         """Combine lists of tensors of all ranks; each rank gets its one."""
         output, parts = outputs[0], list(inputs[0])
         sizes = [part.numel() for part in parts]
+        _say_that_gradients_stop(parts, "reduce_scatter")
         whole = torch.cat([part.reshape(-1) for part in parts])
         return self._reduce_scatter(output, whole, opts, None if len(set(sizes)) == 1 else sizes)
 
@@ -152,6 +161,7 @@ class Calls:
         _check_size(
             "reduce_scatter", "input", tensor, self.group.world_size * output.numel(), "the world size times that of the output"
         )
+        _say_that_gradients_stop([tensor], "reduce_scatter")
         return self._reduce_scatter(output, tensor, opts, None)
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Handle:
@@ -167,6 +177,7 @@ class Calls:
         opts: Any = None,
     ) -> Handle:
         """Give each rank its rows of this rank's tensor."""
+        _say_that_gradients_stop([tensor], "all_to_all")
         size = self.group.world_size
         counts: dict[str, Any] = {}
         if output_splits or input_splits:
@@ -176,6 +187,7 @@ class Calls:
 
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Handle:
         """Give each rank one of this rank's tensors."""
+        _say_that_gradients_stop(inputs, "all_to_all")
         return self._call(
             "all_to_all",
             opts,
@@ -204,6 +216,7 @@ class Calls:
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Handle:
         """Receive a tensor from one rank. Messages of two ranks come in the order in which they were sent, whatever their tags."""
         (tensor,) = tensors = _listed(tensors)
+        _need_no_graph(tensors, "recv")
         target, then = _flat_target(tensor)
         return self._call("recv", None, tensors, source, out=_tagged(target, tag), then=then, source=source)
 
@@ -264,6 +277,7 @@ class Calls:
         return (seconds_of(opts.timeout) if opts is not None else None) or self._timeout_s
 
     def _gather(self, name: str, parts: Sequence[Any] | None, tensor: Any, opts: Any, *root: int) -> Handle:
+        _say_that_gradients_stop([tensor], name)
         sizes = None if parts is None else [part.numel() for part in parts]
         if sizes is None or set(sizes) == {tensor.numel()}:
             array, counts = _memory(tensor)[None], None
@@ -293,6 +307,37 @@ class Calls:
         array = _flat(whole if factor is None else whole * factor)
         target, then = _flat_target(output)
         return self._call("reduce_scatter", opts, [output], array, _op(opts), counts=counts, out=target, then=then)
+
+
+# What autograd does not see
+
+_REMEDY = "give x.detach(), call it under torch.no_grad(), or take the function of torch.distributed.nn.functional, which has a gradient"
+
+
+def _need_no_graph(tensors: Sequence[Any], name: str) -> None:
+    """Refuse to write to a tensor that has been computed from others: its gradient would be that of the value before. Parameters are taken."""
+    if torch._C._current_graph_task_id() != -1:  # DistributedDataParallel, in a backward pass with create_graph=True
+        return
+    if any(tensor.requires_grad and not tensor.is_leaf for tensor in tensors) and torch.is_grad_enabled():
+        raise UsageError(f"{name} writes to a tensor that requires grad, and autograd does not see that: {_REMEDY}")
+
+
+def _say_that_gradients_stop(tensors: Sequence[Any], name: str) -> None:
+    """Warn where gradients end here; programs do this on purpose, and put their own part back into the result."""
+    if any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled():
+        warnings.warn(
+            f"{name} was given a tensor that requires grad, and the result has no gradient: {_REMEDY}",
+            UserWarning,
+            stacklevel=_level(),
+        )
+
+
+def _level() -> int:
+    """Return the level of the line outside of torch and manyhands that makes the call."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "manyhands_torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 # From tensors to arrays

@@ -170,7 +170,7 @@ def _check_gradient(value: Any) -> None:
     if value.requires_grad and sys.modules["torch"].is_grad_enabled():
         raise UsageError(
             "a tensor that requires a gradient was given, and none flows through a call of a group: give x.detach(), or make the call in `with "
-            "torch.no_grad():`; functions through which gradients flow are in manyhands_parallel.torch, such as mp.torch.reduce_from"
+            "torch.no_grad():`; collectives through which gradients flow are in mp.torch.functional of manyhands-parallel"
         )
 
 
