@@ -162,6 +162,20 @@ def test_an_error_of_a_process_that_a_rank_started_is_no_record(told: Path, monk
     assert not told.exists()
 
 
+def test_an_interrupt_while_an_error_is_written_leaves_the_error(told: Path) -> None:
+    class Interrupted(Exception):
+        def __str__(self) -> str:
+            os.kill(os.getpid(), signal.SIGINT)
+            return "the cause"
+
+    error_file.install(3)
+    end_with(Interrupted())
+    record = error_file.read(told)
+    assert record is not None
+    assert record.message == "the cause"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_file_that_cannot_be_written_hides_nothing(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: calls.append(kind))

@@ -72,14 +72,28 @@ class _Hook:
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         path = os.environ.get("MANYHANDS_ERROR_FILE")
         if path and os.getpid() == self._process:  # what a forked child raises does not end the rank
-            record = _record(self.rank, kind, error, trace)
             # A full disk, or a launcher that is gone, must not hide the error itself.
-            with contextlib.suppress(OSError):
+            with _without_interrupts(), contextlib.suppress(OSError):
+                record = _record(self.rank, kind, error, trace)
                 _write(Path(path), record)
                 if self._before is sys.__excepthook__ and _is_brief() and (words := _brief(record, error)) is not None:
                     sys.stderr.write(words)
                     return
         self._before(kind, error, trace)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let a Ctrl-C that comes now not take the place of the error that ends this process already."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread, which alone is interrupted
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _PlaceFile:
