@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
+import manyhands as mh
 from manyhands.api import BackendUnavailableError, Collective, CollectiveRequest, Deadline
 from manyhands_mpi import finding, library, patience
 from manyhands_mpi.config import MpiConfig
@@ -46,6 +47,12 @@ def mpi4py(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_probe_says_that_mpi4py_is_missing(nowhere: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(finding, "find_spec", lambda _: None)
     assert missing() == "mpi4py is not installed"
+
+
+def test_a_world_of_one_needs_mpi_where_it_is_asked_for(nowhere: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(finding, "find_spec", lambda _: None)
+    with pytest.raises(BackendUnavailableError, match="'mpi' .* cannot run here: mpi4py is not installed; try: pip install"):
+        mh.init(backend="mpi")
 
 
 def test_the_probe_says_that_a_library_is_missing_and_what_brings_one(mpi4py: Path):

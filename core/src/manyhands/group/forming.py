@@ -111,8 +111,9 @@ def among_threads(member: ThreadRank, setup: Setup, deadline: Deadline, hosts: S
 def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None, meeting: Meeting | None = None) -> Job:
     """Come into a world of one; ``local_rank`` as for `Meeting`. Where others may come later, ``meeting`` says how.
 
-    A backend has something to do there on GPUs alone. One that was asked for by its name is made all the same, so that what is wrong with it does
-    not first show in a world of two; but for those whose ranks are no processes, and live in a world that only their launcher makes.
+    A backend has something to do there on GPUs alone. One that was asked for by its name must be able to run here, and is made all the same, so
+    that what is wrong with it does not first show in a world of two; but those are not made that have a launcher of their own, which alone makes
+    their world.
     """
     name = setup.resolved.settings.backend
     is_named = name != "auto"
@@ -120,9 +121,9 @@ def come_alone(setup: Setup, deadline: Deadline, local_rank: int | None = None, 
         name = setup.plugins.weigh(setup.resolved.lacking)[0] or _NO_BACKEND
     spec = None if name == _NO_BACKEND else setup.plugins.describe(name)
     is_made = spec is not None and (_moves_alone(spec) or (is_named and spec.launcher is None))
-    if is_made:
+    if is_made or (spec is not None and is_named):
         setup.resolved.runnable(name)
-    elif spec is not None:
+    if spec is not None and not is_made:
         setup.resolved.backend_config(name)
         if is_named:
             setup.plugins.load_factory(spec)
