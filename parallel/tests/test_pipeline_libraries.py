@@ -81,12 +81,12 @@ def test_modules_of_torch(name, dtype):
         wanted = {key: each for key, each in whole.named_parameters() if each.requires_grad}
         gradients = torch.autograd.grad(value, list(wanted.values()), allow_unused=True, materialize_grads=True)
         for key, each in zip(wanted, gradients, strict=True):
-            sums[key] = sums[key] + each if key in sums else each
+            sums[key] = sums[key] + each if key in sums else each.float()
     assert [value for value, _ in results] == [total / 4] * plan.stages
     found = {f"{number}.{key}": each for _, some in results for number, tree in some.items() for key, each in tree.items()}
     assert found.keys() == sums.keys()
     for key, each in found.items():
-        assert torch.equal(each, sums[key] / 4), key
+        assert torch.equal(each, (sums[key] / 4).to(each.dtype)), key
         assert each.dtype == getattr(torch, dtype)
 
 

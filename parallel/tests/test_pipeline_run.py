@@ -457,6 +457,18 @@ def test_the_gradient_of_a_number_is_an_array():
     assert (type(scale), scale.shape, scale.dtype) == (np.ndarray, (), np.float32)
 
 
+@pytest.mark.parametrize(("reduction", "expected"), [("mean", 20_000.0), ("sum", np.inf)])
+def test_16_bit_gradients_of_microbatches_are_summed_in_float32(reduction, expected):
+    stage = mp.Stage(lambda x: (x, None), lambda _, dy: (None, {"w": np.full(2, 20_000, np.float16)}))
+
+    def program(group):
+        pipeline = mp.Pipeline(group, [stage], mp.schedule("gpipe", 1, 4), reduction=reduction)
+        _, (gradients,) = pipeline.step(np.ones((4, 1)), loss=lambda y, _: (0.0, y))
+        return gradients["w"].dtype.name, gradients["w"].tolist()
+
+    assert run(program, 1).results == [("float16", [expected] * 2)]
+
+
 def test_a_pipeline_needs_a_group():
     with pytest.raises(UsageError, match="a Group was expected"):
         mp.Pipeline(None, [], mp.schedule("1f1b", 1, 1))

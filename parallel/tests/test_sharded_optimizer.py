@@ -104,6 +104,19 @@ def test_gradients_that_are_not_ready_are_zeros_and_whole_units_are_left_out(sta
     assert run(program, 2).results == [{"l0.b": [0.0] * 5, "l1": [1.0] * 3, "w": -0.5}] * 2
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize(("asked", "left"), [(None, [-1.0] * 4), ("float16", [-np.inf] * 4)])
+def test_16_bit_gradients_are_summed_in_float32(stage, asked, left):
+    def program(group):
+        opt = mp.ShardedOptimizer(mp.SGD(0.1), {"a": np.ones(4, np.float16)}, group, stage, reduce_dtype=asked)
+        with opt.paused():
+            opt.step({"a": np.full(4, 20, np.float16)}, weight=4096)
+        opt.step({"a": np.full(4, 20, np.float16)}, weight=4096)
+        return opt.params["a"].dtype.name, opt.params["a"].tolist()
+
+    assert run(program, 2).results == [("float16", left)] * 2
+
+
 def test_misuse_is_refused_and_nothing_changes():
     def program(group):
         opt = mp.ShardedOptimizer(mp.SGD(1.0), {"a": np.zeros(3), "b": np.zeros(2)}, group, 2)

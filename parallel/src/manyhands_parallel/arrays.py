@@ -36,6 +36,7 @@ __all__ = [
     "same_place",
     "shape_of",
     "sharing",
+    "summed_in",
     "writable",
     "write",
 ]
@@ -60,6 +61,11 @@ def shape_of(array: Array) -> tuple[int, ...]:
 def itemsize(dtype: str) -> int:
     """Return the bytes of an element of a dtype."""
     return _numpy_dtype(dtype).itemsize
+
+
+def summed_in(dtype: str, asked: str | None = None) -> str:
+    """Return the dtype in which floats of a dtype are weighted and summed: float32 for 16 bits and fewer, whose sums soon overflow."""
+    return asked or ("float32" if itemsize(dtype) <= 2 else dtype)
 
 
 def namespace(array: Array) -> Any:

@@ -20,13 +20,13 @@ from manyhands_parallel.arrays import (
     Array,
     Memory,
     dtype_of,
-    itemsize,
     like,
     namespace,
     need_plain,
     place_of,
     readable,
     shape_of,
+    summed_in,
     writable,
 )
 from manyhands_parallel.compress import Compression, Compressor
@@ -569,7 +569,7 @@ def _leaf(name: str, leaf: Any, reduce_dtype: str | None) -> Leaf:
         raise DTypeError(f"gradients are floats or complex numbers, and the leaf {name!r} is {dtype}; leave it out of like=")
     wire = dtype
     if not dtype.startswith("complex"):
-        wire = reduce_dtype or ("float32" if itemsize(dtype) <= 2 else dtype)
+        wire = summed_in(dtype, reduce_dtype)
         if not wire.startswith(("float", "bfloat")):
             raise DTypeError(f"reduce_dtype is a dtype of floats, such as 'float32', and {reduce_dtype!r} was given")
     if not hasattr(leaf, "dtype"):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from manyhands.errors import DTypeError, SizeMismatchError, UsageError
-from manyhands_parallel.arrays import dtype_of, namespace, readable, shape_of
+from manyhands_parallel.arrays import dtype_of, namespace, readable, shape_of, summed_in
 from manyhands_parallel.trees import flatten, rebuild
 
 __all__ = ["TreeSum"]
 
 
 class TreeSum:
-    """The sum of trees of arrays that are alike."""
+    """The sum of trees of arrays that are alike; those of 16 bits are summed in float32, and the result has their dtype."""
 
     def __init__(self) -> None:
+        self._dtypes: dict[str, Any] = {}
         self._leaves: dict[str, Any] | None = None
         self._spec: Any = None
 
@@ -28,6 +31,7 @@ class TreeSum:
         """
         leaves, spec = flatten(tree)
         if self._leaves is None:
+            self._dtypes = {name: readable(leaf).dtype for name, leaf in leaves.items()}
             self._leaves, self._spec = {name: _own(leaf) for name, leaf in leaves.items()}, spec
             return
         if leaves.keys() != self._leaves.keys():
@@ -42,8 +46,10 @@ class TreeSum:
                 raise SizeMismatchError(
                     f"the gradient {name!r} has the shape {shape_of(more)}, and had {shape_of(total)} before"
                 )
-            if dtype_of(more) != dtype_of(total):
-                raise DTypeError(f"the gradient {name!r} is of {dtype_of(more)}, and was of {dtype_of(total)} before")
+            if readable(leaf).dtype != self._dtypes[name]:
+                raise DTypeError(
+                    f"the gradient {name!r} is of {dtype_of(more)}, and was of {str(self._dtypes[name]).removeprefix('torch.')} before"
+                )
             if _is_fixed(total):
                 self._leaves[name] = total + more
             else:
@@ -53,10 +59,9 @@ class TreeSum:
         """Return the sum, divided by a number of parts; None if nothing was added."""
         if self._leaves is None:
             return None
-        if parts == 1:
-            return rebuild(self._spec, self._leaves)
         # A quotient of NumPy arrays without dimensions is none.
-        return rebuild(self._spec, {name: namespace(leaf).asarray(leaf / parts) for name, leaf in self._leaves.items()})
+        means = {name: leaf if parts == 1 else namespace(leaf).asarray(leaf / parts) for name, leaf in self._leaves.items()}
+        return rebuild(self._spec, {name: _cast(mean, self._dtypes[name]) for name, mean in means.items()})
 
 
 def _is_fixed(array: Any) -> bool:
@@ -65,7 +70,15 @@ def _is_fixed(array: Any) -> bool:
 
 
 def _own(leaf: Any) -> Any:
-    if _is_fixed(leaf):
-        return leaf
-    array = readable(leaf)
-    return namespace(array).asarray(array, copy=True)
+    array = leaf if _is_fixed(leaf) else readable(leaf)
+    xp, dtype = namespace(array), dtype_of(array)
+    if "float" in dtype and summed_in(dtype) != dtype:
+        return xp.astype(array, getattr(xp, summed_in(dtype)))
+    return array if _is_fixed(leaf) else xp.asarray(array, copy=True)
+
+
+def _cast(array: Any, dtype: Any) -> Any:
+    if array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore"):  # what a sum exceeds becomes infinity, as with all arithmetic of gradients
+        return namespace(array).astype(array, dtype)

@@ -11,11 +11,11 @@ import numpy as np
 from manyhands import DeviceMesh, Group
 from manyhands.errors import UsageError
 from manyhands_parallel.agreement import checked_weight
-from manyhands_parallel.arrays import Array, itemsize, like
+from manyhands_parallel.arrays import Array, like
 from manyhands_parallel.sharded.order import Order
 from manyhands_parallel.sharded.ranks import Strategy
 from manyhands_parallel.sharded.store import Store
-from manyhands_parallel.sharded.units import Part, Unit, find, is_float
+from manyhands_parallel.sharded.units import Part, Unit, check_dtypes, find
 
 __all__ = ["Sharded"]
 
@@ -52,8 +52,8 @@ class Sharded(Store):
         The dtype in which parameters are gathered and shown, such as ``"bfloat16"``. By default their own. The shards, and what the optimizer
         sees, keep theirs.
     reduce_dtype
-        The dtype in which gradients are weighted and summed. By default that of the parameters, and float32 for those of 16 bits or fewer: weights
-        may be large, and float16 overflows soon.
+        The dtype in which gradients are weighted and summed. By default that of the parameters, and float32 for those of 16 bits and fewer,
+        whose weighted sums would soon overflow. The mean that an update gets has the dtype of the parameters in any case.
     reproducible
         Whether gradients are summed in one order, so that the bits of a training with an elementwise optimizer depend neither on the backend,
         nor on the units, nor on the strategy (except `Hybrid`, which sums in two stages). None: as the config says.
@@ -97,9 +97,7 @@ class Sharded(Store):
     ) -> None:
         if prefetch < 0:
             raise UsageError(f"prefetch is a number of units, 0 or more, and {prefetch!r} was given")
-        for dtype in (compute_dtype, reduce_dtype):
-            if dtype is not None and not (is_float(dtype) and itemsize(dtype)):
-                raise UsageError(f'a dtype is given by name, such as "bfloat16", and {dtype!r} was given')
+        check_dtypes(compute_dtype, reduce_dtype)
         self._compute_dtype = compute_dtype
         self._orders = {"step": Order(prefetch), "evaluation": Order(prefetch)}
         self._reduced: set[str] = set()

@@ -14,7 +14,7 @@ from manyhands_parallel.arrays import Array, like, readable
 from manyhands_parallel.optimizers import Update
 from manyhands_parallel.scaling import add_scaled, copy_scaled
 from manyhands_parallel.sharded.store import Store
-from manyhands_parallel.sharded.units import Part, Unit, check
+from manyhands_parallel.sharded.units import Part, Unit, check, check_dtypes
 
 __all__ = ["ShardedOptimizer"]
 
@@ -40,6 +40,8 @@ class ShardedOptimizer(Store):
     units
         Prefixes of the names of parameters. What a unit has is reduced and gathered in one message for each dtype. By default the first
         component of each name.
+    reduce_dtype
+        The dtype in which gradients are weighted and summed; see `Sharded`.
     reproducible
         Whether gradients are summed in one order; see `Sharded`.
     root
@@ -71,6 +73,7 @@ class ShardedOptimizer(Store):
         stage: Literal[1, 2] = 1,
         *,
         units: Sequence[str] | None = None,
+        reduce_dtype: str | None = None,
         reproducible: bool | None = True,
         root: int | None = 0,
     ) -> None:
@@ -82,7 +85,8 @@ class ShardedOptimizer(Store):
         self._given: set[str] = set()
         self._missing: dict[Part, int] = {}  # of how many gradients a backward pass has not made ready yet
         self._filled: set[str] = set()
-        super().__init__(params, group, "grad", units, root, None, reproducible, {"stage": stage})
+        check_dtypes(reduce_dtype)
+        super().__init__(params, group, "grad", units, root, reduce_dtype, reproducible, {"stage": stage})
         self._homes = {slot.name: (unit, part, slot) for unit, part in self._pairs() for slot in part.layout.slots}
 
     def _pairs(self) -> Iterator[tuple[Unit, Part]]:
@@ -196,13 +200,16 @@ class ShardedOptimizer(Store):
         if part not in self._flat:
             if self._stage == 2:
                 self._settle()
-            self._flat[part] = self._unit_gradients(part)
+            self._flat[part] = self._empty_sum(part)
             self._flat[part][...] = 0
         self._log.append(f"made the gradient of {name!r} ready")
         if gradient is not None and self._weight != 0:
             target = slot.view(self._flat[part])
-            (add_scaled if name in self._filled else copy_scaled)(target, readable(gradient), self._weight)
-            self._filled.add(name)
+            if name in self._filled:
+                add_scaled(target, readable(gradient), self._weight)
+            else:
+                copy_scaled(target, readable(gradient), self._weight)
+                self._filled.add(name)
         if self._stage == 2 and not self._missing[part]:
             self._begin(unit, part)
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 from manyhands import DeviceMesh, Group, Work
 from manyhands.errors import ManyHandsError, UsageError
 from manyhands_parallel import trees
-from manyhands_parallel.arrays import Array, Memory, dtype_of, itemsize, like, readable, shape_of
+from manyhands_parallel.arrays import Array, Memory, dtype_of, itemsize, like, readable, shape_of, summed_in
 from manyhands_parallel.optimizers import Update
-from manyhands_parallel.scaling import copy_divided, copy_to
+from manyhands_parallel.scaling import add_scaled, copy_divided, copy_scaled, copy_to
 from manyhands_parallel.sharded.ranks import Ranks, Strategy
 from manyhands_parallel.sharded.units import Part, Unit, divide
 from manyhands_parallel.sharded_arrays import ShardedArray
@@ -115,11 +115,6 @@ class Store:
     def _empty(self, part: Part, purpose: str, size: int, dtype: str | None = None) -> Array:
         return self.memory.empty(purpose, size, dtype or part.layout.dtype, part.template)
 
-    def _unit_gradients(self, part: Part) -> Array:
-        """Return memory for the weighted gradients of a part, in which they are summed: not in 16 bits, which overflow soon, unless that was asked for."""
-        dtype = self._reduce_dtype or ("float32" if itemsize(part.layout.dtype) <= 2 else None)
-        return self._empty(part, "unit gradients", part.layout.padded_size, dtype)
-
     def __repr__(self) -> str:
         sizes = sum(part.layout.size for part in self._parts())
         return f"<{type(self).__name__} of {sizes:,} parameters in {len(self._units)} units, shard {self._ranks.part} of {self._ranks.parts}>"
@@ -211,14 +206,18 @@ class Store:
 
     def _pack(self, part: Part, gradients: Mapping[str, Array] | None) -> Array:
         """Return a flat buffer of weighted gradients; zeros, where this rank has none."""
-        flat = self._unit_gradients(part)
+        flat = self._empty_sum(part)
         if gradients is None or self._weight == 0:
             flat[...] = 0  # and not 0 times what may be infinite
         else:
-            part.layout.pack(gradients, flat)
-            if self._weight != 1:
-                flat *= self._weight
+            flat[part.layout.size :] = 0
+            for slot in part.layout.slots:
+                copy_scaled(slot.view(flat), readable(gradients[slot.name]), self._weight)
         return flat
+
+    def _empty_sum(self, part: Part) -> Array:
+        """Return a buffer for the weighted gradients of a part, in the dtype in which they are summed."""
+        return self._empty(part, "unit gradients", part.layout.padded_size, summed_in(part.layout.dtype, self._reduce_dtype))
 
     def _reduce(self, part: Part, flat: Array) -> None:
         """Begin to sum a flat buffer over all ranks."""
@@ -254,7 +253,7 @@ class Store:
 
     def _add(self, part: Part, total: Array) -> None:
         if part.gradient is not None:
-            part.gradient += total
+            add_scaled(part.gradient, total, 1)
         elif itemsize(dtype_of(total)) >= itemsize(part.layout.dtype):
             part.gradient = total  # where the parameters are shorter, only the mean is sure to fit
         else:

@@ -13,10 +13,20 @@ import numpy as np
 from manyhands import Work
 from manyhands.errors import DTypeError, SizeMismatchError, UsageError
 from manyhands_parallel import trees
-from manyhands_parallel.arrays import Array, dtype_of, namespace, need_plain, readable, same_place, shape_of, sharing
+from manyhands_parallel.arrays import (
+    Array,
+    dtype_of,
+    itemsize,
+    namespace,
+    need_plain,
+    readable,
+    same_place,
+    shape_of,
+    sharing,
+)
 from manyhands_parallel.layout import Layout, by_dtype
 
-__all__ = ["Part", "Unit", "divide", "find", "is_float"]
+__all__ = ["Part", "Unit", "check", "check_dtypes", "divide", "find"]
 
 
 @dataclass(eq=False)
@@ -152,8 +162,15 @@ def find(units: Mapping[str, Unit], name: str) -> Unit:
     raise UsageError(f"there is no unit {name!r}{hint}: the units are {list(units)}")
 
 
-def is_float(dtype: str) -> bool:
-    """Tell whether a dtype is one of floating-point numbers."""
+def check_dtypes(*dtypes: str | None) -> None:
+    """Refuse what is no dtype of floating-point numbers, by name."""
+    for dtype in dtypes:
+        if dtype is not None and not (_is_float(dtype) and itemsize(dtype)):
+            raise UsageError(f'a dtype is given by name, such as "bfloat16", and {dtype!r} was given')
+
+
+def _is_float(dtype: str) -> bool:
+    """Return whether a dtype is one of floating-point numbers."""
     return dtype.startswith(("float", "bfloat"))
 
 
@@ -188,7 +205,7 @@ def _check_leaves(leaves: Mapping[str, Any]) -> None:
     first_name, first = next(iter(leaves.items()))
     for name, leaf in leaves.items():
         readable(leaf)
-        if not hasattr(leaf, "dtype") or not is_float(dtype_of(leaf)):
+        if not hasattr(leaf, "dtype") or not _is_float(dtype_of(leaf)):
             dtype = dtype_of(leaf) if hasattr(leaf, "dtype") else type(leaf).__name__
             raise DTypeError(f"parameters are arrays of floating-point numbers, and {name!r} is of {dtype}; keep it elsewhere")
         if not same_place(leaf, first) or namespace(leaf) is not namespace(first):
