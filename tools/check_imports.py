@@ -46,9 +46,11 @@ PARALLEL_ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "arrays trees sampling rpc",
-        "layout boxes optimizers normalization agreement scaling axes torch_second",
+        "layout boxes optimizers normalization agreement scaling axes overlaps torch_second",
         "compress pipeline sharded_arrays torch_batch_norm tensor_parallel",
-        "clip gradients sharded checkpoint vocab_parallel dtensor",
+        "vocab_parallel dtensor",
+        "clip",
+        "gradients sharded checkpoint",
         "torch_functional torch_tensor_parallel",
         "commands torch jax",
     )

@@ -65,19 +65,22 @@ def test_on_a_mesh_each_array_is_divided_along_axes_of_its_own():
     def clip(group):
         with mh.DeviceMesh(group, (2, 3), ("dp", "tp")) as mesh:
             dp, tp = mesh.coordinates
-            places = {"all": {"dp", "tp"}, "tp": "tp", "dp": "dp", "none": "replicated", "too": "sharded"}
+            places = {"all": {"dp", "tp"}, "tp": "tp", "dp": "dp", "none": "replicated", "too": {"tp", "dp"}}
             grads = {
                 "all": parts[dp, tp],
                 "tp": parts[0, tp].copy(),
                 "dp": parts[dp, 0].copy(),
                 "none": parts[1, 2].copy(),
-                "too": parts[dp, tp],
+                "too": parts[dp, tp].copy(),
             }
             norms = [
                 mp.clip_by_global_norm(grads, math.inf, mesh, which)[1] for which in (places, lambda name, grad: places[name])
             ]
             with pytest.raises(UsageError, match=r"the placement of 'all' must be .* an axis of \('dp', 'tp'\).* and is 'pp'"):
                 mp.clip_by_global_norm({}, 1.0, mesh, "pp")
+            for placements in ("sharded", dict.fromkeys(grads, "sharded"), lambda name, grad: "sharded"):
+                with pytest.raises(UsageError, match=r"does not say along which axes of \('dp', 'tp'\)"):
+                    mp.clip_by_global_norm(grads, 1.0, mesh, placements)
             return norms
 
     norm = norm_of([parts, parts, parts[0], parts[:, 0], parts[1, 2]])
@@ -147,6 +150,56 @@ def test_an_array_at_two_places_counts_once_and_is_scaled_once():
     clipped, norm = mp.clip_by_global_norm({"in": tied, "out": tied}, 2.5)
     assert (norm, tied.tolist()) == (5.0, [1.5, 2.0])
     assert clipped["out"] is tied
+
+
+def test_views_of_the_same_elements_are_one_array():
+    tied = np.array([3.0, 4.0])
+    clipped, norm = mp.clip_by_global_norm([tied[:], tied[:], tied], 2.5)
+    assert (norm, tied.tolist()) == (5.0, [1.5, 2.0])
+    assert [part.tolist() for part in clipped] == [[1.5, 2.0]] * 3
+    apart = np.arange(4.0)  # views that interleave share no element
+    assert mp.clip_by_global_norm([apart[::2], apart[1::2]], math.inf)[1] == math.sqrt(14)
+
+
+@pytest.mark.parametrize("other", [lambda x: x[:1], lambda x: x[::-1], lambda x: x.view("f4"), lambda x: x[None]])
+def test_arrays_that_share_some_memory_are_refused(other):
+    tied = np.array([3.0, 4.0])
+    with pytest.raises(UsageError, match="share memory and are not the same array"):
+        mp.clip_by_global_norm({"a": tied, "b": other(tied)}, 2.5)
+    assert tied.tolist() == [3.0, 4.0]
+
+
+def test_each_element_of_a_distributed_array_counts_once():
+    whole = np.arange(6.0).reshape(2, 3)
+
+    def clip(group):
+        with mh.DeviceMesh(group, (2, 2), ("dp", "tp")) as mesh:
+            grads = {
+                "columns": mp.distribute(whole, mesh, [mp.Replicate(), mp.Shard(1)]),
+                "all": mp.distribute(whole, mesh, [mp.Shard(0), mp.Shard(1)]),
+                "whole": mp.distribute(whole.copy(), mesh, [mp.Replicate(), mp.Replicate()]),
+                "plain": np.array([2.0]),
+            }
+            norms = [
+                mp.clip_by_global_norm(grads, math.inf, *more)[1]
+                for more in ((), (mesh,), (group, {"plain": "replicated"}), (mesh, {"columns": "tp", "plain": "replicated"}))
+            ]
+            line = mp.distribute(whole, mesh.group("tp"), [mp.Shard(1)])
+            norms += [mp.clip_by_global_norm([line], math.inf, mesh, ["tp"])[1]]
+            for wrong, said in (
+                ((grads, 1.0, mesh, "replicated"), "placement given for 'all' is replicated, and it is DTensor"),
+                (([line], 1.0, mesh), "give group= with the mesh of the array"),
+                (([mp.from_local(np.ones(2), mesh, [mp.Partial(), mp.Shard(0)])], 1.0), "reduction that has not been made"),
+            ):
+                with pytest.raises(UsageError, match=said):
+                    mp.clip_by_global_norm(*wrong)
+            clipped, _ = mp.clip_by_global_norm(grads, norms[0] / 2)
+            assert clipped["all"] is grads["all"]
+            return norms, clipped["all"].full().tolist()
+
+    square = (whole**2).sum()
+    expected = [pytest.approx(math.sqrt(3 * square + 4), rel=1e-15)] * 4 + [pytest.approx(math.sqrt(square), rel=1e-15)]
+    assert run(clip, 4).results == [(expected, (whole / 2).tolist())] * 4
 
 
 def test_an_array_that_is_a_piece_of_several_leaves_is_counted_and_scaled_once():

@@ -473,3 +473,46 @@ def test_no_gradients_have_no_weight_and_what_is_no_group_is_told():
     for wrong in (None, {"w": np.zeros(3)}):
         with pytest.raises(UsageError, match=r"a Group was expected, such as mh.init\(\) returns, and this is a"):
             mp.GradientSync(wrong, {"w": np.zeros(3)})
+
+
+# Arrays that are distributed along other axes
+
+
+def test_the_parts_of_distributed_arrays_are_averaged():
+    whole = np.arange(6.0).reshape(2, 3)
+
+    def program(group):
+        with mh.DeviceMesh(group, (2, 2), ("dp", "tp")) as mesh:
+            params = {"w": mp.distribute(whole, mesh, [mp.Replicate(), mp.Shard(1)]), "b": np.zeros(2)}
+            sync = mp.GradientSync(mesh.group("dp"), like=params)
+            dp = mesh.coordinates[0]
+            # On the second rank of dp the part alone, and no gradient of w.
+            w = params["w"].with_local(params["w"].local * 2)
+            means = sync({"w": w, "b": np.ones(2)} if dp == 0 else {"b": np.zeros(2)}, weight=1)
+            with sync.step() as step:
+                step.ready("w", w if dp == 0 else w.local)
+            assert step.gradients["w"].placements == params["w"].placements
+            seen = step.gradients["w"].full().tolist(), w.full().tolist()
+            for wrong in (
+                mp.distribute(whole, mesh, [mp.Shard(0), mp.Shard(1)]),
+                params["w"].redistribute([mp.Replicate()] * 2),
+            ):
+                with pytest.raises(UsageError, match="lies as that of like="):
+                    sync({"w": wrong})
+            with pytest.raises(UsageError, match="and a DTensor in like= as well is expected"):
+                sync({"b": params["w"]})
+            return means["w"].full().tolist(), means["b"].tolist(), seen
+
+    assert simulated(program, 4).results == [(whole.tolist(), [0.5, 0.5], ((whole * 2).tolist(), (whole * 2).tolist()))] * 4
+
+
+def test_parts_that_are_no_copies_of_each_other_are_refused_on_every_rank():
+    def program(group):
+        d = mp.distribute(np.ones((4, 3)), group, [mp.Shard(0)])
+        with pytest.raises(UsageError, match=r"w: .*at \[0, 0\] of a DTensor.* on rank 0; .*at \[2, 0\] .* on rank 1"):
+            mp.GradientSync(group, like={"w": d})
+        with pytest.raises(UsageError, match=r"leaf 'w': .* is a reduction that has not been made"):
+            mp.GradientSync(group, like={"w": d.redistribute([mp.Partial()])})
+        return True
+
+    assert simulated(program, 2).results == [True] * 2

@@ -311,6 +311,22 @@ def test_mixed_precision_gathers_and_reduces_in_its_own_dtypes():
     ]
 
 
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "hybrid"])
+def test_the_norm_of_a_store_counts_each_element_once(strategy):
+    def program(group):
+        with mh.DeviceMesh(group, (2, 2), ("dp", "local")) as mesh:
+            where = {"hybrid": (mesh, mp.Hybrid("dp", "local"))}.get(strategy, (group, strategy))
+            store = mp.Sharded({"w": np.zeros(2), "b": np.zeros(3)}, *where)
+            with store.step():
+                store.reduce("w", np.array([3.0, 0.0]))
+                store.reduce("b", np.array([0.0, 4.0, 0.0]))
+            norm = store.clip_by_global_norm(2.5)
+            store.update(mp.SGD(1.0))
+            return norm, {name: each.tolist() for name, each in store.full().items()}
+
+    assert run(program, 4).results == [(5.0, {"w": [-1.5, 0.0], "b": [0.0, -2.0, 0.0]})] * 4
+
+
 # Order
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import array_api_compat
 import numpy as np
-from numpy.lib.array_utils import byte_bounds
 
 from manyhands.errors import DTypeError, LayoutError, OutOfMemoryError, UsageError
 
@@ -35,14 +34,10 @@ __all__ = [
     "readable",
     "same_place",
     "shape_of",
-    "sharing",
     "summed_in",
     "writable",
     "write",
 ]
-
-_SHARING_WORK = 10_000
-"""How hard NumPy tries to find out whether two arrays that lie within each other have an element in common."""
 
 Array = Any
 """An array of NumPy, CuPy, torch or JAX."""
@@ -210,51 +205,6 @@ def place_of(array: Array) -> str:
 def same_place(one: Array, other: Array) -> bool:
     """Tell whether two arrays are in memory of one kind: both on the host, or both on the same GPU."""
     return _device(one) == _device(other)
-
-
-def sharing(leaves: Mapping[str, Array]) -> tuple[str, str] | None:
-    """Return the names of two arrays that have memory in common; None if there are none."""
-    outlines = {name: _outline(readable(leaf)) for name, leaf in leaves.items()}
-    bounds = sorted((*byte_bounds(outline), name) for name, outline in outlines.items() if outline.size)
-    reaching: list[tuple[int, str]] = []  # those that begin before, and how far they reach
-    for start, stop, name in bounds:
-        reaching = [(end, other) for end, other in reaching if end > start]
-        for _, other in reaching:
-            if _overlap(outlines[name], outlines[other]):
-                first, second = (each for each in leaves if each in (name, other))
-                return first, second
-        reaching.append((stop, name))
-    return None
-
-
-def _overlap(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    try:
-        return np.shares_memory(one, other, max_work=_SHARING_WORK)  # type: ignore[arg-type] # NumPy's stubs know two numbers only
-    except np.exceptions.TooHardError:
-        return True
-
-
-class _Interface:
-    """Memory as NumPy describes it; it may be that of a device, which nobody reads through this."""
-
-    def __init__(self, pointer: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": f"|V{itemsize}",
-            "data": (pointer, True),
-            "shape": tuple(shape),
-            "strides": tuple(strides),
-        }
-
-
-def _outline(buffer: Array) -> np.ndarray[Any, Any]:
-    """Return an array of NumPy's that lies where a buffer does."""
-    if isinstance(buffer, np.ndarray):
-        return buffer
-    if _is_of("torch", "Tensor", buffer):
-        size = buffer.element_size()
-        return np.asarray(_Interface(buffer.data_ptr(), buffer.shape, [stride * size for stride in buffer.stride()], size))
-    return np.asarray(_Interface(buffer.data.ptr, buffer.shape, buffer.strides, buffer.itemsize))
 
 
 class Memory:

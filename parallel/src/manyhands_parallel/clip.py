@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 from manyhands import DeviceMesh, Group
 from manyhands.errors import DTypeError, UsageError
 from manyhands_parallel.arrays import Array, dtype_of, like, namespace, readable, writable
+from manyhands_parallel.dtensor.dtensor import DTensor, divided_axes
+from manyhands_parallel.overlaps import memory_of, ties
 from manyhands_parallel.sharded_arrays import ShardedArray
 from manyhands_parallel.trees import flatten, named, rebuild
 
@@ -49,16 +51,18 @@ def clip_by_global_norm(
     ----------
     grads
         A tree of arrays of floats, real or complex: gradients that are final, behind all reductions. An array that stands at several places
-        of the tree counts once. A `ShardedArray` is a part that this rank alone holds.
+        of the tree counts once, also as several views of the same elements. A `ShardedArray` is a part that this rank alone holds. Of a
+        `DTensor` each element counts once, as its placements say.
     max_norm
         The largest norm that stays as it is; infinity to compute the norm alone. The same on all ranks.
     group
-        The ranks that hold parts, or a `DeviceMesh`. Without one, this rank holds everything. The group must carry host arrays.
+        The ranks that hold parts, or a `DeviceMesh`. By default the mesh of the `DTensor`, if there is any; else this rank holds everything. The
+        group must carry host arrays.
     placements
         What this rank holds: ``"replicated"``, the same array as on the other ranks, which counts once; ``"sharded"``, a part that no other
-        rank holds; on a mesh also the axis along which the array is divided, or a set of axes. One of these for all arrays, a tree like
-        ``grads`` (or a dict by names such as ``"layers.0.w"``), or a function of name and array. By default, a `ShardedArray` is sharded,
-        and all else is replicated. Where nothing is sharded, no message is sent.
+        rank holds; on a mesh of several axes, instead of that, the axis along which the array is divided, or the set of axes. One of these for
+        all arrays, a tree like ``grads`` (or a dict by names such as ``"layers.0.w"``), or a function of name and array. By default, a
+        `ShardedArray` is sharded, a `DTensor` lies as it does, and all else is replicated. If nothing is sharded, no message is sent.
     norm_type
         2, or infinity for the largest magnitude.
     error_if_nonfinite
@@ -76,8 +80,9 @@ def clip_by_global_norm(
     Raises
     ------
     UsageError
-        ``max_norm`` is negative or NaN, ``norm_type`` is another, a placement is missing or unknown, or something is sharded and there is
-        no group. With ``error_if_nonfinite``, on all ranks: the norm is not finite. The gradients are as they were.
+        ``max_norm`` is negative or NaN, ``norm_type`` is another, a placement is missing or unknown, is ``"sharded"`` on a mesh of several axes
+        of more than one rank, or is not that of a `DTensor`; a `DTensor` is `Partial` or on other ranks; something is sharded and there is no
+        group; or arrays share some of their memory. With ``error_if_nonfinite``, on all ranks: the norm is not finite. The gradients are as they were.
     DTypeError
         A gradient is no array, or not one of float16, bfloat16, float32, float64, complex64 and complex128.
     """
@@ -87,51 +92,59 @@ def clip_by_global_norm(
         raise UsageError(f"norm_type must be 2 or infinity, and is {norm_type!r}")
     leaves, spec = flatten(grads)
     parts = {name: _arrays(leaf) for name, leaf in leaves.items()}
-    ranks = group.parent if isinstance(group, DeviceMesh) else group
-    divided, asks = _divided(leaves, group, placements)
-    if not asks:
-        ranks = None
-    elif ranks is None:
+    meshes = [leaf.mesh for leaf in leaves.values() if isinstance(leaf, DTensor)]
+    if group is None and meshes:
+        group = meshes[0]
+    counts, asks = _counted(leaves, group, placements)
+    if asks and group is None:
         raise UsageError("some gradients are sharded, and no group is given; give group= with the ranks that hold the parts")
-    else:
-        parts = {name: arrays for name, arrays in parts.items() if _is_first(group, divided[name])}
-    # The same array may be there twice.
-    counted = {id(array): array for arrays in parts.values() for array in arrays}
+    ranks = _ranks(group) if asks and group is not None else None
+    # The same array may be there several times, or views of the same memory; those that overlap in part would be scaled twice.
+    ties({f"{name}, piece {number}": array for name, arrays in parts.items() for number, array in enumerate(arrays)})
+    counted = {memory_of(array): array for name, arrays in parts.items() if counts[name] or not asks for array in arrays}
     norm = _norm(list(counted.values()), norm_type, ranks, timeout_s)
     if error_if_nonfinite and not math.isfinite(norm):
         raise UsageError(f"the norm of the gradients is {norm}, and error_if_nonfinite is given; nothing was scaled")
     if norm <= max_norm:
         return grads, norm
-    scaled: dict[int, Any] = {}
+    scaled: dict[Hashable, Any] = {}
     with np.errstate(invalid="ignore"):  # 0 times infinity
         return rebuild(spec, {name: _scaled(leaf, max_norm / norm, scaled) for name, leaf in leaves.items()}), norm
 
 
-def _divided(
+def _counted(
     leaves: Mapping[str, Any], group: Group | DeviceMesh | None, placements: Placements
-) -> tuple[dict[str, frozenset[str]], bool]:
-    """Return the axes along which each array is divided, and whether the ranks must ask each other.
+) -> tuple[dict[str, bool], bool]:
+    """Return whether this rank counts each array, and whether the ranks must ask each other.
 
     All ranks must agree on the second, and some may hold no array, so that placements which were given decide, whatever is held.
     """
-    names = _grid(group)[0]
-    default = {name: frozenset(names if isinstance(leaf, ShardedArray) else ()) for name, leaf in leaves.items()}
-    if placements is None:
-        found, asks = default, False
-    elif callable(placements):
-        found, asks = {name: _axes(names, placements(name, leaf), name) for name, leaf in leaves.items()}, group is not None
+    found: dict[str, frozenset[str]] = {}
+    asks = False
+    if callable(placements):
+        found, asks = {name: _axes(group, placements(name, leaf), name) for name, leaf in leaves.items()}, group is not None
     elif isinstance(placements, str | AbstractSet):
-        axes = _axes(names, placements, "all")
+        axes = _axes(group, placements, "all")
         found, asks = dict.fromkeys(leaves, axes), bool(axes)
-    else:
-        given = {name: _axes(names, placement, name) for name, placement in named(placements).items()}
-        missing = [name for name in leaves if name not in given and not default[name]]
+    elif placements is not None:
+        found = {name: _axes(group, placement, name) for name, placement in named(placements).items()}
+        missing = [name for name, leaf in leaves.items() if name not in found and not isinstance(leaf, ShardedArray | DTensor)]
         if missing:
             raise UsageError(
                 f'no placement is given for {", ".join(map(repr, missing))}; say "replicated" or "sharded" for each gradient'
             )
-        found, asks = default | given, any(given.values())
-    return found, asks or any(found[name] for name in leaves)
+        asks = any(found.values())
+    counted: dict[str, bool] = {}
+    for name, leaf in leaves.items():
+        own = _own_axes(name, leaf, group, found.get(name))
+        if own is not None:
+            counted[name] = _is_first(leaf.mesh, own)
+        else:
+            default = _axes(group, "sharded", name) if isinstance(leaf, ShardedArray) and name not in found else frozenset()
+            own = found.get(name, default)
+            counted[name] = _is_first(group, own)
+        asks = asks or bool(own)
+    return counted, asks
 
 
 def _grid(group: Group | DeviceMesh | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -141,10 +154,17 @@ def _grid(group: Group | DeviceMesh | None) -> tuple[tuple[str, ...], tuple[int,
     return ("sharded",), (group.rank if group is not None else 0,)
 
 
-def _axes(names: tuple[str, ...], placement: Any, name: str) -> frozenset[str]:
+def _axes(group: Group | DeviceMesh | None, placement: Any, name: str) -> frozenset[str]:
+    """Return the axes along which an array is divided."""
+    names = _grid(group)[0]
     if placement == "replicated":
         return frozenset()
     if placement == "sharded":
+        if isinstance(group, DeviceMesh) and sum(extent > 1 for extent in group.shape) > 1:
+            raise UsageError(
+                f'"sharded" does not say along which axes of {names} the array {name!r} is divided, and along the others copies would count '
+                f"as parts: give an axis, such as {names[-1]!r}, or the set of them, such as {set(names)}"
+            )
         return frozenset(names)
     axes = frozenset({placement} if isinstance(placement, str) else placement if isinstance(placement, AbstractSet) else {None})
     if not axes <= set(names):
@@ -153,13 +173,54 @@ def _axes(names: tuple[str, ...], placement: Any, name: str) -> frozenset[str]:
     return axes
 
 
+def _own_axes(name: str, leaf: Any, group: Group | DeviceMesh | None, given: frozenset[str] | None) -> frozenset[str] | None:
+    """Return the axes of its own mesh along which a `DTensor` is divided; None for all else, and on other ranks than the group's.
+
+    Raises
+    ------
+    UsageError
+        It is a reduction that has not been made, it lies otherwise than was given, or it lies on other ranks and nothing was given.
+    """
+    if not isinstance(leaf, DTensor):
+        return None
+    own = divided_axes(leaf)
+    names = _grid(leaf.mesh)[0]
+    axes = frozenset(names[axis] for axis in own)
+    if group is None or _ranks(leaf.mesh).ranks != _ranks(group).ranks:
+        if given is None:
+            raise UsageError(
+                f"the gradient {name!r} is {leaf!r}, on the ranks {list(_ranks(leaf.mesh).ranks)}, and the norm is that over the ranks "
+                f"{'of no group' if group is None else list(_ranks(group).ranks)}: give group= with the mesh of the array, or say in placements= "
+                "how its local part lies on the group"
+            )
+        return None
+    is_same = _layout(group) == _layout(leaf.mesh)
+    trivial = {each for each, extent in zip(*_layout(leaf.mesh), strict=True) if extent == 1}
+    if is_same and given is not None and given - trivial != axes:
+        raise UsageError(
+            f"the placement given for {name!r} is {sorted(given) or 'replicated'}, and it is {leaf!r}; leave it out, a DTensor says how it lies"
+        )
+    return axes
+
+
+def _ranks(group: Group | DeviceMesh) -> Group:
+    return group.parent if isinstance(group, DeviceMesh) else group
+
+
+def _layout(group: Group | DeviceMesh) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the names and the extents of the axes of a mesh, of which a group has one."""
+    return (group.names, group.shape) if isinstance(group, DeviceMesh) else (("sharded",), (group.world_size,))
+
+
 def _is_first(group: Group | DeviceMesh | None, axes: frozenset[str]) -> bool:
-    """Tell whether this rank is the first of those that hold the same array, which is the one that counts it."""
+    """Return whether this rank is the first of those that hold the same array, which is the one that counts it."""
     return all(axis in axes or coordinate == 0 for axis, coordinate in zip(*_grid(group), strict=True))
 
 
 def _arrays(leaf: Any) -> list[Array]:
     arrays = [array for _, array in leaf.pieces] if isinstance(leaf, ShardedArray) else [leaf]
+    if isinstance(leaf, DTensor):
+        arrays = [leaf.local]
     for array in arrays:
         if (dtype := dtype_of(readable(array))) not in _FLOATS:
             raise DTypeError(f"gradients are floats, and an array of dtype {dtype} was given; leave it out of the tree")
@@ -211,14 +272,18 @@ def _magnitudes(array: Array) -> Iterator[Array]:
         yield xp.abs(xp.astype(flat[start : start + _CHUNK], wide))
 
 
-def _scaled(leaf: Any, factor: float, done: dict[int, Any]) -> Any:
+def _scaled(leaf: Any, factor: float, done: dict[Hashable, Any]) -> Any:
     """Return a leaf multiplied by a factor: itself, if its memory can be written. ``done`` has what became of each array so far."""
     if isinstance(leaf, ShardedArray):
         pieces = [(box.offset, _scaled(array, factor, done)) for box, array in leaf.pieces]
         return leaf if all(map(writable, _arrays(leaf))) else ShardedArray(leaf.shape, pieces, leaf.dtype)
-    if id(leaf) not in done:
-        done[id(leaf)] = _product(leaf, factor)
-    return done[id(leaf)]
+    if isinstance(leaf, DTensor):
+        local = _scaled(leaf.local, factor, done)
+        return leaf if writable(leaf.local) else leaf.with_local(local)
+    memory = memory_of(leaf)
+    if memory not in done:
+        done[memory] = _product(leaf, factor)
+    return leaf if writable(leaf) else done[memory]
 
 
 def _product(leaf: Array, factor: float) -> Array:

@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, NoReturn, Protocol, Self, runtime_checkable
 
-from manyhands.errors import DTypeError, SizeMismatchError
+from manyhands.errors import DTypeError, SizeMismatchError, UsageError
 from manyhands_parallel.arrays import Array, dtype_of, shape_of
 from manyhands_parallel.boxes import Box, boxes_of_range, whole
 
-__all__ = ["Distributed", "ShardedArray"]
+__all__ = ["Distributed", "Inert", "ShardedArray"]
 
 
-class ShardedArray:
+class Inert:
+    """What looks like an array and is none: functions of NumPy and torch, comparisons and truth values are refused, and not answered for the object."""
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise self._refusal("an array of NumPy cannot be made of it")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *_: Any, **__: Any) -> NoReturn:
+        raise self._refusal(f"np.{ufunc.__name__} does not take it")
+
+    def __array_function__(self, func: Any, *_: Any) -> NoReturn:
+        raise self._refusal(f"np.{func.__name__} does not take it")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, *_: Any) -> NoReturn:
+        raise UsageError(
+            f"torch.{getattr(func, '__name__', func)} does not take a {cls.__name__}, which is divided among ranks. {cls._advice}"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        raise self._refusal("== and != do not compare it; `is` tells whether two are one object")
+
+    def __bool__(self) -> bool:
+        raise self._refusal("it is neither true nor false; write `is not None`")
+
+    __hash__ = object.__hash__
+
+    def _refusal(self, reason: str) -> UsageError:
+        return UsageError(f"{self!r} is divided among ranks: {reason}. {self._advice}")
+
+    _advice = ""
+
+
+class ShardedArray(Inert):
     """An array that is divided among ranks: this rank's pieces, and where they belong. A leaf of trees, for checkpoints.
 
     Parameters
@@ -41,6 +73,8 @@ class ShardedArray:
     DTypeError
         The pieces have several dtypes, or there are none and ``dtype`` is not given.
     """
+
+    _advice = "Compute with the arrays of its pieces"
 
     def __init__(self, shape: Sequence[int], pieces: Iterable[tuple[Sequence[int], Array]], dtype: str | None = None) -> None:
         self.shape: tuple[int, ...] = tuple(int(extent) for extent in shape)

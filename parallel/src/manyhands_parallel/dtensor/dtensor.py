@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,26 +17,19 @@ from manyhands_parallel.dtensor.moves import Place, move
 from manyhands_parallel.dtensor.placements import Partial, Placement, Replicate, Shard, tuples
 from manyhands_parallel.dtensor.plan import Step, plan
 from manyhands_parallel.dtensor.spec import Spec
-from manyhands_parallel.sharded_arrays import ShardedArray
+from manyhands_parallel.sharded_arrays import Inert, ShardedArray
 
 if TYPE_CHECKING:
     from manyhands import DeviceMesh, Group
 
-__all__ = ["DTensor", "distribute", "from_local"]
+__all__ = ["DTensor", "distribute", "divided_axes", "from_local", "lie_alike"]
 
 
-def _refusal(what: str) -> UsageError:
-    return UsageError(
-        f"{what} is not for a DTensor, of which this rank has a part: compute with d.local, and d.with_local(result) is distributed again; or gather "
-        "it first, by d.redistribute([mp.Replicate()] * len(d.placements)).local"
-    )
-
-
-class DTensor:
+class DTensor(Inert):
     """An array that lies distributed on a mesh. Made by `distribute` and `from_local`; it does not change.
 
-    It has no operators, and NumPy's and torch's functions refuse it: compute with ``local``, and make the result a distributed array by `with_local`. Of a torch tensor it has the value alone, without
-    its history.
+    It has no operators, and functions of NumPy and torch, ``==`` and ``if`` refuse it: compute with ``local``, and make the result a distributed array by
+    `with_local`, or take the whole array by `full`. Of a torch tensor it has the value alone, without its history.
 
     Attributes
     ----------
@@ -54,6 +47,8 @@ class DTensor:
     offset
         The index of this rank's first element in the whole array.
     """
+
+    _advice = "Compute with its local, and make the result one by with_local(); full() returns the whole array"
 
     def __init__(self, local: Array, mesh: DeviceMesh | Group, spec: Spec) -> None:
         self.local = local
@@ -82,28 +77,6 @@ class DTensor:
         return self._spec.box(self._place.coordinates).offset
 
     # What Python or NumPy would answer by itself, and wrongly.
-
-    def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        raise _refusal("to make an array of NumPy")
-
-    def __array_ufunc__(self, ufunc: Any, *_: Any, **__: Any) -> NoReturn:
-        raise _refusal(f"numpy.{ufunc.__name__}")
-
-    def __array_function__(self, function: Any, *_: Any, **__: Any) -> NoReturn:
-        raise _refusal(f"numpy.{function.__name__}")
-
-    @classmethod
-    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
-        raise _refusal(f"torch.{getattr(function, '__name__', function)}")
-
-    def __eq__(self, other: object) -> NoReturn:
-        raise _refusal("== or !=")
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __bool__(self) -> NoReturn:
-        raise _refusal("to ask whether it is true")
 
     def __repr__(self) -> str:
         return f"DTensor({self.shape}, {self.dtype}, {list(self.placements)}, local {shape_of(self.local)} at {self.offset})"
@@ -237,10 +210,7 @@ class DTensor:
         UsageError
             A placement is `Partial`.
         """
-        if any(isinstance(each, Partial) for each in self.placements):
-            raise UsageError(
-                f"{self!r} is a reduction that has not been made: redistribute it to Replicate() or Shard(dim) before it is saved"
-            )
+        self._need_sums("it is saved")
         return ShardedArray(self.shape, [(self.offset, self.local)])
 
     def with_sharded_array(self, array: ShardedArray) -> DTensor:
@@ -260,6 +230,12 @@ class DTensor:
         if array.shape != self.shape or [box for box, _ in array.pieces] != [mine]:
             raise SizeMismatchError(f"this rank has {mine} of {self!r}, and {array!r} was given")
         return self.with_local(array.pieces[0][1])
+
+    def _need_sums(self, what: str) -> None:
+        if any(isinstance(each, Partial) for each in self.placements):
+            raise UsageError(
+                f"{self!r} is a reduction that has not been made: redistribute it to Replicate() or Shard(dim) before {what}"
+            )
 
     def _steps(self, target: Spec) -> tuple[Step, ...]:
         return plan(self._spec, target, itemsize(self.dtype), self._place.names)
@@ -366,6 +342,24 @@ def from_local(
             f"the parts of {place.parent.world_size} ranks make the shape {spec.shape}, and not {wanted}: {_listed(shapes)}"
         )
     return DTensor(part, mesh, _checked(spec, dtype_of(part)))
+
+
+def divided_axes(d: DTensor) -> frozenset[int]:
+    """Return the axes of a distributed array's mesh along which ranks have different parts: those of a `Shard`, of more than one rank.
+
+    Raises
+    ------
+    UsageError
+        A placement is `Partial`, so that no rank has a part yet.
+    """
+    d._need_sums("it is counted")
+    extents = zip(d.placements, d._place.shape, strict=True)
+    return frozenset(axis for axis, (each, extent) in enumerate(extents) if isinstance(each, Shard) and extent > 1)
+
+
+def lie_alike(one: DTensor, other: DTensor) -> bool:
+    """Return whether each rank has the same elements of one distributed array as of the other. Nothing is sent."""
+    return one._spec == other._spec and one._place.parent.ranks == other._place.parent.ranks
 
 
 def _joined(shapes: list[tuple[int, ...]], place: Place, placements: Sequence[Placement]) -> Spec:

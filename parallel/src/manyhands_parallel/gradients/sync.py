@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -30,7 +30,9 @@ from manyhands_parallel.arrays import (
     writable,
 )
 from manyhands_parallel.compress import Compression, Compressor
+from manyhands_parallel.dtensor.dtensor import DTensor, divided_axes, lie_alike
 from manyhands_parallel.gradients.buckets import Bucket, Leaf, plan
+from manyhands_parallel.overlaps import memory_of
 from manyhands_parallel.scaling import add_scaled, copy_divided, copy_scaled, copy_to, empty_like
 from manyhands_parallel.trees import flatten, rebuild
 
@@ -71,7 +73,9 @@ class GradientSync:
         The ranks that average. The weights travel through host memory. While it lives, every rank must take as many steps.
     like
         The parameters, or any tree of arrays of their names, shapes and dtypes (floats or complex); alike on all ranks. Its values do not
-        matter, and it is not kept. Names are paths: ``"layers.0.w"``.
+        matter, and it is not kept. Names are paths: ``"layers.0.w"``. Of a `DTensor` the local parts are averaged, which must be the same part
+        on all ranks of ``group``: those along an axis of the mesh on which it is replicated. Its gradient is a `DTensor` that lies in the same
+        way, or the local part; its mean is a `DTensor`.
     bucket_bytes, first_bucket_bytes
         How much a bucket holds at most, and the first one, which should leave early. A gradient that is larger has a bucket of its own.
     reproducible
@@ -116,6 +120,7 @@ class GradientSync:
     ) -> None:
         need_group(group)
         leaves, self._spec = flatten(like)
+        self._wholes = {name: _emptied(leaf) for name, leaf in leaves.items() if isinstance(leaf, DTensor)}
         self.group: Group = group
         self.memory: Memory = Memory(group)
         self._bytes = first_bucket_bytes, bucket_bytes
@@ -128,7 +133,9 @@ class GradientSync:
         }
         options |= {"reduce_dtype": reduce_dtype, "compress": compress}
         told = {f"({name})": repr(value) for name, value in options.items()}
-        same_on_all(group, type(self).__name__, stories(leaves) | told, timeout_s=timeout_s)
+        parts = {name: _part_in_words(leaf) for name, leaf in leaves.items() if isinstance(leaf, DTensor)}
+        same_on_all(group, type(self).__name__, stories(leaves) | parts | told, timeout_s=timeout_s)
+        leaves = {name: _local(name, leaf) for name, leaf in leaves.items()}
         need_plain(type(self).__name__, leaves)
         if any(type(each) is not int or each < 1 for each in self._bytes):
             raise UsageError(f"a bucket holds a positive number of bytes; {bucket_bytes=} and {first_bucket_bytes=} were given")
@@ -195,6 +202,7 @@ class GradientSync:
         leaves = flatten(gradients)[0]
         if not leaves and checked_weight(weight) and self._leaves:
             raise UsageError(f"there are no gradients, so that their weight is 0; weight={weight!r} was given")
+        leaves = {name: self._part_of(name, gradient) for name, gradient in leaves.items()}
         for name, gradient in leaves.items():
             self._check(name, gradient)
         means = self._all_at_once({name: readable(gradient) for name, gradient in leaves.items()}, weight).gradients
@@ -296,6 +304,18 @@ class GradientSync:
             raise UsageError(
                 f"the gradient of {name!r} is an array of {place_of(gradient)}, and one of {leaf.place} is expected"
             )
+
+    def _part_of(self, name: str, gradient: Any) -> Any:
+        """Return the local part of a distributed gradient, which must lie as the leaf of ``like`` does; anything else as it is."""
+        if not isinstance(gradient, DTensor):
+            return gradient
+        whole = self._wholes.get(name)
+        if whole is None or not lie_alike(gradient, whole):
+            expected = (
+                "a DTensor in like= as well" if whole is None else f"one that lies as that of like=, {list(whole.placements)}"
+            )
+            raise UsageError(f"the gradient of {name!r} is {gradient!r}, and {expected} is expected")
+        return gradient.local
 
     def _check_kind(self, name: str, gradient: Any) -> Leaf:
         """Refuse what has another name, shape or dtype; return what is known of it."""
@@ -482,7 +502,7 @@ class Step:
         self.weight: float = weight
         self._targets: dict[str, Array] = {}
         self._means: dict[str, Array] = {}
-        self._written: set[int] = set()  # which arrays the targets are
+        self._written: set[Hashable] = set()  # the memory of the targets
         self.is_paused: bool = False
         self._sync = sync
         self._has_begun = False
@@ -521,7 +541,12 @@ class Step:
         They are the arrays that became ready here, or new ones. Empty if the step was paused.
         """
         leaves = self._sync._leaves
-        return {name: like(mean, leaves[name].template) for name, mean in self._means.items()}
+        means = {name: like(mean, leaves[name].template) for name, mean in self._means.items()}
+        wholes = self._sync._wholes
+        return {
+            name: DTensor(mean, wholes[name].mesh, wholes[name]._spec) if name in wholes else mean
+            for name, mean in means.items()
+        }
 
     def ready(self, name: str, gradient: Array) -> None:
         """Say that a gradient is there. It is copied, and may be written to at once; at the end of the block it holds the mean.
@@ -551,15 +576,38 @@ class Step:
         """
         if self._sync._step is not self:
             raise UsageError("gradients become ready inside of the block of their step: with sync.step() as step: ...")
+        gradient = self._sync._part_of(name, gradient)
         self._sync._check(name, gradient)
         if isinstance(gradient, np.ndarray) and not gradient.flags.writeable and not self.is_paused:
             raise LayoutError(
                 f"the gradient of {name!r} is read-only, and its mean is written there: give a copy, or the whole tree: sync(tree)"
             )
         self._sync._arrive(name, readable(gradient))
-        if writable(gradient) and id(gradient) not in self._written:
-            self._written.add(id(gradient))
+        if writable(gradient) and memory_of(gradient) not in self._written:
+            self._written.add(memory_of(gradient))
             self._targets[name] = gradient
+
+
+def _emptied(leaf: DTensor) -> DTensor:
+    """Return how a distributed array lies, without its memory."""
+    return DTensor(None, leaf.mesh, leaf._spec)
+
+
+def _part_in_words(leaf: DTensor) -> str:
+    """Return which part of a distributed array this rank has: the ranks that average must have the same one."""
+    part = f"{leaf.dtype}{list(shape_of(leaf.local))} at {list(leaf.offset)}"
+    return f"{part} of a DTensor of shape {leaf.shape}, {list(leaf.placements)}"
+
+
+def _local(name: str, leaf: Any) -> Any:
+    """Return the local part of a distributed array, and anything else as it is."""
+    if not isinstance(leaf, DTensor):
+        return leaf
+    try:
+        divided_axes(leaf)
+    except UsageError as error:
+        raise UsageError(f"leaf {name!r}: {error}") from None
+    return leaf.local
 
 
 def _leaf(name: str, leaf: Any, reduce_dtype: str | None) -> Leaf:

@@ -13,6 +13,7 @@ from manyhands import DeviceMesh, Group, Work
 from manyhands.errors import ManyHandsError, UsageError
 from manyhands_parallel import trees
 from manyhands_parallel.arrays import Array, Memory, dtype_of, itemsize, like, readable, shape_of, summed_in
+from manyhands_parallel.clip import clip_by_global_norm
 from manyhands_parallel.optimizers import Update
 from manyhands_parallel.scaling import add_scaled, copy_divided, copy_scaled, copy_to
 from manyhands_parallel.sharded.ranks import Ranks, Strategy
@@ -300,6 +301,46 @@ class Store:
             There are no gradients: no step has ended since the last `update`.
         """
         return [(self._real(part, part.shard), self._real(part, part.gradient)) for part in self._ready("shards()")]
+
+    def clip_by_global_norm(
+        self,
+        max_norm: float,
+        *,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        timeout_s: float | None = None,
+    ) -> float:
+        """Scale the mean gradients so that their norm over all parameters is at most ``max_norm``, before `update`. Every rank must call it.
+
+        It counts each element once, whatever the strategy divides or repeats, by `mp.clip_by_global_norm`.
+
+        Parameters
+        ----------
+        max_norm, norm_type, error_if_nonfinite, timeout_s
+            As for `mp.clip_by_global_norm`.
+
+        Returns
+        -------
+        float
+            The norm before clipping, the same on all ranks.
+
+        Raises
+        ------
+        UsageError
+            There are no gradients, or as `mp.clip_by_global_norm`.
+        """
+        gradients = [gradient for _, gradient in self.shards()]
+        shard = self._ranks.shard
+        placement = "replicated" if shard is None else "sharded"
+        return clip_by_global_norm(
+            gradients,
+            max_norm,
+            shard,
+            placement,
+            norm_type=norm_type,
+            error_if_nonfinite=error_if_nonfinite,
+            timeout_s=timeout_s,
+        )[1]
 
     def update(self, optimizer: Update) -> None:
         """Update this rank's shards by their mean gradient, and give the gradients up.

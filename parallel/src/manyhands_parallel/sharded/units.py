@@ -22,9 +22,9 @@ from manyhands_parallel.arrays import (
     readable,
     same_place,
     shape_of,
-    sharing,
 )
 from manyhands_parallel.layout import Layout, by_dtype
+from manyhands_parallel.overlaps import sharing
 
 __all__ = ["Part", "Unit", "check", "check_dtypes", "divide", "find"]
 
