@@ -90,6 +90,36 @@ def test_modules_of_torch(name, dtype):
         assert each.dtype == getattr(torch, dtype)
 
 
+def test_an_evaluation_of_torch_and_jax_has_the_loss_of_a_step_and_no_graph():
+    import jax.numpy as jnp
+    import torch
+
+    torch.manual_seed(0)
+    modules = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)]
+    weights = [np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3), np.ones((3, 1), np.float32)]
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+    plan = mp.schedule("1f1b", 2, 2)
+
+    def program(group):
+        for stage, given, mean in (
+            (mp.torch.Stage(modules[group.rank]), torch.from_numpy(x), lambda y, _: (y**2).mean()),
+            (
+                mp.jax.Stage(lambda w, x: jnp.tanh(x @ w), jnp.asarray(weights[group.rank])),
+                jnp.asarray(x),
+                lambda y, _: (y**2).mean(),
+            ),
+        ):
+            pipeline = mp.Pipeline(group, [stage], plan)
+            assert pipeline.eval(given, loss=mean)[0] == pipeline.step(given, loss=mean)[0]
+            outputs = pipeline.eval(given)[1]
+            if outputs is not None:
+                assert [each.shape for each in outputs] == [(2, 1), (2, 1)]
+                assert not getattr(outputs[0], "requires_grad", False)
+        return True
+
+    assert must(thread_world(program, 2, "simulated")) == [True] * 2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_functions_of_jax(name):
     import jax
@@ -143,6 +173,8 @@ def test_stages_of_different_libraries_meet():
     w = np.arange(6.0, dtype=np.float32).reshape(2, 3)
     first = mp.Stage(lambda x: (x @ w, x), lambda x, dy: (None, {"w": x.T @ dy}))
     second = mp.torch.Stage(torch.nn.Linear(3, 1))
+    with torch.no_grad():  # so that no sum is rounded
+        second.module.weight.copy_(torch.tensor([[1.0, -2.0, 0.5]]))
     x = np.arange(8.0, dtype=np.float32).reshape(4, 2)
     plan = mp.schedule("1f1b", 2, 2)
     results = must(thread_world(lambda g: train(g, plan, [first, second], x, None, lambda out, _: out.sum()), 2, "simulated"))

@@ -457,6 +457,42 @@ def test_the_gradient_of_a_number_is_an_array():
     assert (type(scale), scale.shape, scale.dtype) == (np.ndarray, (), np.float32)
 
 
+@pytest.mark.parametrize("plan", [*PLANS.values(), V_SHAPED, CROSSED], ids=[*PLANS, "v-shaped", "crossed"])
+def test_an_evaluation_is_the_forward_pass_alone(plan):
+    def program(group):
+        stages = [mp.Stage(*layer(number)) for number in plan.stages_of(group.rank)]
+        pipeline = mp.Pipeline(group, stages, plan)
+        first, last = group.rank == plan.placement[0], group.rank == plan.placement[-1]
+        x, y = X if first else None, Y if last else None
+        before = pipeline.step(x, y, loss=mean_square if last else None)[0]
+        nothing, outputs = pipeline.eval(x)
+        loss, again = pipeline.eval(x, y, loss=mean_square if last else None)
+        assert before == loss == pipeline.step(x, y, loss=mean_square if last else None)[0]
+        assert (nothing, pipeline.held, outputs is None, again is None) == (None, 0, not last, not last)
+        return loss, [each.tobytes() for each in outputs] if last else None
+
+    results = run(program, plan.stages).results
+    expected = X
+    for w in WEIGHTS:
+        expected = np.concatenate([np.tanh(part @ w) for part in np.split(expected, plan.microbatches)])
+    assert [loss for loss, _ in results] == [alone(plan.microbatches)[0]] * plan.stages
+    assert results[plan.placement[-1]][1] == [part.tobytes() for part in np.split(expected, plan.microbatches)]
+
+
+def test_a_step_on_one_rank_and_an_evaluation_on_another_are_refused_on_both():
+    plan = mp.schedule("gpipe", 2, 2)
+
+    def program(group):
+        pipeline = mp.Pipeline(group, [mp.Stage(*layer(group.rank))], plan)
+        with pytest.raises(UsageError, match="every rank must make the same call"):
+            pipeline.step(X) if group.rank == 0 else pipeline.eval()
+        with pytest.raises(UsageError, match=r"the rank of the first stage needs the batch: eval\(x\)"):
+            pipeline.eval()
+        return pipeline.eval(X)[1] is not None
+
+    assert run(program, 2).results == [False, True]
+
+
 @pytest.mark.parametrize(("reduction", "expected"), [("mean", 20_000.0), ("sum", np.inf)])
 def test_16_bit_gradients_of_microbatches_are_summed_in_float32(reduction, expected):
     stage = mp.Stage(lambda x: (x, None), lambda _, dy: (None, {"w": np.full(2, 20_000, np.float16)}))

@@ -51,7 +51,7 @@ def test_the_probe_says_that_mpi4py_is_missing(nowhere: Path, monkeypatch: pytes
 
 def test_a_world_of_one_needs_mpi_where_it_is_asked_for(nowhere: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(finding, "find_spec", lambda _: None)
-    with pytest.raises(BackendUnavailableError, match="'mpi' .* cannot run here: mpi4py is not installed; try: pip install"):
+    with pytest.raises(BackendUnavailableError, match=r"'mpi' .* cannot run here: mpi4py is not installed; try: pip install"):
         mh.init(backend="mpi")
 
 

@@ -42,6 +42,10 @@ class Stage(stages.Stage):
         gradients, dx = pull(_cotangents(dy, kinds))
         return _without_integers(dx, x_is_tuple), gradients
 
+    def _evaluate(self, x: Any) -> Any:
+        """Return the output of the function, without what a backward pass would need."""
+        return self.function(self.params, x)
+
     def _loss_of(self, loss: Callable[[Any, Any], Any], output: Any, target: Any) -> tuple[Any, Any]:
         """Return the loss and its gradient, by ``jax.value_and_grad``."""
         import jax

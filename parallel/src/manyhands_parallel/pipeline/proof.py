@@ -17,7 +17,7 @@ from manyhands_parallel.pipeline.errors import (
 from manyhands_parallel.pipeline.plan import Plan
 from manyhands_parallel.pipeline.timeline import in_order
 
-__all__ = ["Proof", "prove"]
+__all__ = ["Proof", "ahead_of", "prove"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def prove(plan: Plan) -> Proof:
                 raise PlanPeakError(
                     f"{plan}: rank {rank} holds {found} activations at once, and {promised} are promised", rank=rank
                 )
-    return Proof(peak, _ahead(plan))
+    return Proof(peak, ahead_of(plan))
 
 
 def _check_form(plan: Plan) -> None:
@@ -159,7 +159,7 @@ def _check_order(plan: Plan) -> None:
     raise PlanDeadlockError(f"{plan}: {'; '.join(told)}, {why}", rank=rank, step=stands[rank])
 
 
-def _ahead(plan: Plan) -> int:
+def ahead_of(plan: Plan) -> int:
     """Return by how many actions receives must be issued ahead, so that waiting at each send ends."""
     issued = issued_at(plan.actions, plan.placement)
     low, high = 0, 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from manyhands_parallel.arrays import shape_of
 from manyhands_parallel.pipeline.actions import Action, Message, channels, incoming, issued_at, outgoing
 from manyhands_parallel.pipeline.messages import Mail
 from manyhands_parallel.pipeline.plan import Plan
-from manyhands_parallel.pipeline.proof import prove
+from manyhands_parallel.pipeline.proof import ahead_of, prove
 from manyhands_parallel.pipeline.stages import Stage, pair
 from manyhands_parallel.pipeline.sums import TreeSum
 from manyhands_parallel.trees import flatten, rebuild
@@ -95,17 +96,8 @@ class Pipeline:
         numbers = plan.stages_of(group.rank)
         self._stages = dict(zip(numbers, stages, strict=True))
         self._parts = plan.microbatches if reduction == "mean" else 1
-        self._actions = plan.actions[group.rank]
         self._last = plan.virtual_stages - 1
-        self._expected = {
-            source: messages
-            for (source, dest), messages in channels(plan.actions, plan.placement).items()
-            if dest == group.rank
-        }
-        self._early: dict[int, list[Message]] = {}
-        for message, step in issued_at(plan.actions, plan.placement).items():
-            if message.dest == group.rank:
-                self._early.setdefault(max(step - ahead, 0), []).append(message)
+        self._ways = {"step": _Way.of(plan, group.rank, ahead)}
 
     def __repr__(self) -> str:
         return f"<manyhands_parallel.Pipeline {self.plan}, rank {self._group.rank}>"
@@ -141,6 +133,43 @@ class Pipeline:
             What a function of a stage raised, with a note that says where. When the program of this rank ends by it, the other ranks get an
             `AbortedError` that names it.
         """
+        inputs, targets = self._meet_batch("step", x, y, loss)
+        return _Step(self, self._ways["step"], inputs, targets, loss).run()
+
+    def eval(self, x: Any = None, y: Any = None, *, loss: Loss | None = None) -> tuple[float | None, list[Any] | None]:
+        """Carry a batch through the pipeline, without a backward pass: for validation and predictions. Every rank of the group must call it.
+
+        Each rank makes the forward passes of the plan, in its order, and keeps nothing of them. Modules of torch run without a graph; call
+        their ``eval()`` before, or layers such as batch normalisation train on.
+
+        Parameters
+        ----------
+        x, y
+            As for `step`.
+        loss
+            On the rank of the last stage, as for `step`; its gradient is not used. None: there is no loss.
+
+        Returns
+        -------
+        float or None
+            The loss of the batch, on all ranks; None if the last stage has no ``loss``.
+        list or None
+            On the rank of the last stage the output of each microbatch, in order; elsewhere None.
+
+        Raises
+        ------
+        SizeMismatchError, UsageError, Exception
+            As for `step`.
+        """
+        inputs, targets = self._meet_batch("eval", x, y, loss)
+        if "eval" not in self._ways:
+            forward = [[action for action in actions if action.kind == "forward"] for actions in self.plan.actions]
+            plan = Plan(self.plan.name, self.plan.microbatches, forward, self.plan.placement)
+            self._ways["eval"] = _Way.of(plan, self._group.rank, max(ahead_of(plan), 1))
+        return _Step(self, self._ways["eval"], inputs, targets, loss).evaluate()
+
+    def _meet_batch(self, call: str, x: Any, y: Any, loss: Loss | None) -> tuple[list[Any], list[Any]]:
+        """Divide a batch, on the ranks that need it; raise on each rank if that cannot be done on one."""
         if self._spoilt:
             raise UsageError(
                 f"this pipeline cannot go on, since {self._spoilt}, and other ranks may wait for what this one has not sent; begin again "
@@ -152,19 +181,27 @@ class Pipeline:
         try:
             if 0 in self._stages:
                 if x is None:
-                    raise UsageError("the rank of the first stage needs the batch: step(x)")
+                    raise UsageError(f"the rank of the first stage needs the batch: {call}(x)")
                 inputs = _divided(x, self.plan.microbatches, "x")
             if self._last in self._stages:
-                if not callable(loss):
-                    raise UsageError("the rank of the last stage needs a loss: step(x, y, loss=function)")
+                if not callable(loss) and (call == "step" or loss is not None):
+                    raise UsageError(f"the rank of the last stage needs a loss: {call}(x, y, loss=function)")
                 targets = _divided(y, self.plan.microbatches, "y")
         except ManyHandsError as error:
             problem = error
-        # One number, so that this costs little: it is the first stage that begins, and it has ended last.
-        if int(self._group.all_reduce(np.array(problem is not None, np.int32), "max", timeout_s=self._timeout_s)):
+        # Three numbers, so that this costs little: it is the first stage that begins, and it has ended last.
+        is_eval = call == "eval"
+        mine = np.array([problem is not None, is_eval, not is_eval], np.int32)
+        failed, some_eval, some_step = map(int, self._group.all_reduce(mine, "max", timeout_s=self._timeout_s))
+        if failed:
             said = self._group.all_gather_object(None if problem is None else str(problem), timeout_s=self._timeout_s)
             _raise_first(said, problem, self._group.rank)
-        return _Step(self, inputs, targets, loss).run()
+        if some_eval and some_step:
+            raise UsageError(
+                f"this rank calls {call}(), and another one {'step' if is_eval else 'eval'}(): every rank must make the same call",
+                rank=self._group.rank,
+            )
+        return inputs, targets
 
     def _check(self, group: Group, stages: Sequence[Stage], reduction: str) -> None:
         """Find what is wrong on this rank."""
@@ -235,27 +272,73 @@ def _divided(tree: Any, parts: int, name: str) -> list[Any]:
     ]
 
 
+@dataclass(frozen=True)
+class _Way:
+    """What one rank does with a batch: its actions, the messages from each sender, and before which action it begins to receive each."""
+
+    actions: Sequence[Action]
+    expected: dict[int, list[Message]]
+    early: dict[int, list[Message]]
+
+    @classmethod
+    def of(cls, plan: Plan, rank: int, ahead: int) -> _Way:
+        """Return the way of a rank that issues its receives so many actions ahead."""
+        expected = {
+            source: messages for (source, dest), messages in channels(plan.actions, plan.placement).items() if dest == rank
+        }
+        early: dict[int, list[Message]] = {}
+        for message, step in issued_at(plan.actions, plan.placement).items():
+            if message.dest == rank:
+                early.setdefault(max(step - ahead, 0), []).append(message)
+        return cls(plan.actions[rank], expected, early)
+
+
 class _Step:
     """One batch on its way through the stages of this rank."""
 
-    def __init__(self, pipeline: Pipeline, inputs: list[Any], targets: list[Any], loss: Loss | None) -> None:
-        self._of = pipeline
+    def __init__(self, pipeline: Pipeline, way: _Way, inputs: list[Any], targets: list[Any], loss: Loss | None) -> None:
+        self._of, self._way = pipeline, way
         self._inputs, self._targets, self._loss = inputs, targets, loss
-        self._mail = Mail(pipeline._group, pipeline._expected, pipeline._timeout_s)
+        self._mail = Mail(pipeline._group, way.expected, pipeline._timeout_s)
         self._here: dict[tuple[str, int, int], Any] = {}  # what goes from one stage of this rank to another
         self._saved: dict[tuple[int, int], Any] = {}
         self._losses: dict[int, float] = {}
+        self._outputs: dict[int, Any] = {}  # of the last stage, if there is no backward pass
         self._sums = {stage: TreeSum() for stage in pipeline._stages}
 
     def run(self) -> tuple[float, list[Any]]:
+        """Carry the batch through and back."""
+        of = self._of
+        self._carry(self._do)
+        root = of.plan.placement[of._last]
+        shared = of._group.broadcast(np.array(self._total_loss(), np.float64), root, timeout_s=of._timeout_s)
+        return float(shared), [self._sums[stage].result(of._parts) for stage in of._stages]
+
+    def evaluate(self) -> tuple[float | None, list[Any] | None]:
+        """Carry the batch through."""
+        of = self._of
+        self._carry(self._pass)
+        told = np.array([self._loss is not None, self._total_loss()], np.float64)
+        shared = of._group.broadcast(told, of.plan.placement[of._last], timeout_s=of._timeout_s)
+        outputs = [self._outputs[microbatch] for microbatch in sorted(self._outputs)] if of._last in of._stages else None
+        return float(shared[1]) if shared[0] else None, outputs
+
+    def _total_loss(self) -> float:
+        total = 0.0
+        for microbatch in sorted(self._losses):  # not by `sum`, which rounds in another way from Python 3.12 on
+            total += self._losses[microbatch]
+        return total / self._of._parts
+
+    def _carry(self, do: Callable[[Action], None]) -> None:
+        """Do all actions of this rank."""
         of = self._of
         of.held = of.most_held = 0
         try:
-            for number, action in enumerate(of._actions):
-                for message in of._early.get(number, ()):
+            for number, action in enumerate(self._way.actions):
+                for message in self._way.early.get(number, ()):
                     self._mail.issue(message)
                 try:
-                    self._do(action)
+                    do(action)
                 except Exception as error:
                     error.add_note(f"raised in the {action}, on rank {of._group.rank}")
                     raise
@@ -268,12 +351,6 @@ class _Step:
             raise
         finally:
             of.held = 0
-        total = 0.0
-        for microbatch in sorted(self._losses):  # not by `sum`, which rounds in another way from Python 3.12 on
-            total += self._losses[microbatch]
-        root = of.plan.placement[of._last]
-        shared = of._group.broadcast(np.array(total / of._parts, np.float64), root, timeout_s=of._timeout_s)
-        return float(shared), [self._sums[stage].result(of._parts) for stage in of._stages]
 
     def _do(self, action: Action) -> None:
         of, (kind, microbatch, number) = self._of, action
@@ -304,13 +381,29 @@ class _Step:
         if number < self._of._last:
             self._give(action, output)
             return
+        self._here["gradient", microbatch, number] = self._lose(stage, microbatch, output)
+
+    def _pass(self, action: Action) -> None:
+        """Make a forward pass of which nothing is kept."""
+        _, microbatch, number = action
+        stage = self._of._stages[number]
+        output = stage._evaluate(self._take(action))
+        if number < self._of._last:
+            self._give(action, output)
+            return
+        self._outputs[microbatch] = output
+        if self._loss is not None:
+            self._lose(stage, microbatch, output)
+
+    def _lose(self, stage: Stage, microbatch: int, output: Any) -> Any:
+        """Take the loss of a microbatch, and return its gradient."""
         assert self._loss is not None
         value, gradient = stage._loss_of(self._loss, output, self._targets[microbatch])
         try:
             self._losses[microbatch] = float(value)
         except (TypeError, ValueError):
             raise UsageError(f"loss returned {value!r:.80} and a gradient, and a number and a gradient are expected") from None
-        self._here["gradient", microbatch, number] = gradient
+        return gradient
 
     def _take(self, action: Action) -> Any:
         """Return what an action needs: a part of the batch, what another rank sends, or what this rank has."""

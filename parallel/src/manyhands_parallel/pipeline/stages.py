@@ -73,6 +73,10 @@ class Stage:
         dx, rest = pair(self.backward(saved, dy), "backward")
         return dx, rest if self.backward_weight is None else self.backward_weight(rest)
 
+    def _evaluate(self, x: Activation) -> Activation:
+        """Return what the forward pass gives the next stage, if there will be no backward pass."""
+        return pair(self.forward(x), "forward")[0]
+
     def _loss_of(self, loss: Callable[[Any, Any], Any], output: Activation, target: Any) -> tuple[Any, Activation]:
         """Return the loss of a microbatch, and its gradient with respect to the output of this stage, the last one."""
         value, gradient = pair(loss(output, target), "loss")

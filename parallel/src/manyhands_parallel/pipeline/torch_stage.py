@@ -39,6 +39,14 @@ class Stage(stages.Stage):
         found = _gradients(outputs, [*inputs, *parameters], dy)
         return _like(x, inputs, found[: len(inputs)]), dict(zip(names, found[len(inputs) :], strict=True))
 
+    def _evaluate(self, x: Any) -> Any:
+        """Return the output of the module, without a graph."""
+        import torch
+
+        parts = tuple(torch.as_tensor(part) for part in (x if isinstance(x, tuple) else (x,)))
+        with torch.no_grad():
+            return self.module(parts if isinstance(x, tuple) else parts[0])
+
     def _loss_of(self, loss: Callable[[Any, Any], Any], output: Any, target: Any) -> tuple[Any, Any]:
         """Return the loss and its gradient, by autograd."""
         import torch
