@@ -375,7 +375,7 @@ def test_functions_of_torch_are_refused_in_words():
     def program(group):
         d = mp.distribute(torch.ones(2), group, [mp.Shard(0)])
         for use in (torch.sum, lambda d: torch.add(torch.ones(1), d), lambda d: torch.stack([d, d])):
-            with pytest.raises(UsageError, match="does not take a DTensor, which is divided among ranks. Compute with"):
+            with pytest.raises(UsageError, match=r"does not take a DTensor, which is divided among ranks\. Compute with"):
                 use(d)
 
     run(program, 2)

@@ -240,7 +240,7 @@ def test_an_optimizer_that_keeps_what_no_checkpoint_can_hold_is_told():
         with store.step():
             store.reduce("a", np.ones(4))
         store.update(update)
-        with pytest.raises(UsageError, match=r"'calls' of the optimizer has type int.*np.zeros\(\(\)\)"):
+        with pytest.raises(UsageError, match=r"'calls' of the optimizer for 'a' has type int.*np.zeros\(\(\)\)"):
             store.state()
 
     run(program, 2)

@@ -89,19 +89,16 @@ def test_paused_steps_are_one_step_over_all_micro_batches(stage):
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_gradients_that_are_not_ready_are_zeros_and_whole_units_are_left_out(stage):
+def test_what_no_rank_has_made_ready_stays_as_it_is(stage):
     def program(group):
         opt = mp.ShardedOptimizer(mp.AdamW(1.0, weight_decay=0.5), PARAMS, group, stage)
         with opt.backward():
-            opt.ready("l0.w", None)
+            opt.ready("l0.w", np.zeros((3, 5), np.float32) if group.rank else None)
+            opt.ready("l0.b", None)
         opt.update()
-        return {
-            "l0.b": opt.params["l0"]["b"].tolist(),
-            "l1": opt.params["l1"].tolist(),
-            "w": opt.params["l0"]["w"][0, 0].item(),
-        }
+        return opt.params["l0"]["w"][0, 0].item(), opt.params["l1"].tolist()
 
-    assert run(program, 2).results == [{"l0.b": [0.0] * 5, "l1": [1.0] * 3, "w": -0.5}] * 2
+    assert run(program, 2).results == [(-0.5, [1.0] * 3)] * 2
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -252,48 +249,215 @@ def test_the_state_can_be_loaded_by_another_number_of_ranks_with_other_units(str
         assert set(again) == set(saved[0])
 
 
-def test_counters_of_units_that_were_updated_unequally_often_are_refused_in_one_unit():
+def test_counters_of_parameters_that_were_updated_unequally_often_load_into_any_units():
+    params = {"a": np.ones(3), "b": np.ones(2)}
+
+    def train(store, steps):
+        for step, names in steps:
+            with store.step():
+                for unit in store.units:
+                    gradients = {name: np.full(params[name].shape, 1.0 + step) if name in names else None for name in params}
+                    store.reduce(unit, gradients if unit == "" else gradients[unit])
+            store.update(mp.Adam(0.1))
+
+    def two_units(group):
+        store = mp.Sharded(params, group)
+        train(store, [(0, "ab"), (1, "a")])
+        saved = pieces_of(store.state())
+        train(store, [(2, "ab")])
+        return saved, {name: each.tolist() for name, each in store.full().items()}
+
+    def one_unit(group):
+        store = mp.Sharded(params, group, units=[""])
+        load(store.state(mp.Adam()), saved)
+        counts = {name: int(entry["step"].pieces[0][1]) for name, entry in store.state()["state"].items()}
+        train(store, [(2, "ab")])
+        return counts, {name: each.tolist() for name, each in store.full().items()}
+
+    saved, (expected, _) = zip(*run(two_units, 2).results, strict=True)
+    assert run(one_unit, 3).results == [({"a": 2, "b": 1}, expected)] * 3
+
+
+# Parameters by name: their updates, and those that have none
+
+
+def zeros_of(params):
+    return {name: np.zeros_like(each) for name, each in params.items()}
+
+
+@pytest.mark.parametrize("strategy", ["full", "grad", "none", 1, 2])
+def test_an_update_is_chosen_by_the_name_of_the_parameter(strategy):
+    params = {"body": {"w": np.ones((3, 3)), "b": np.ones(3)}, "head": {"w": np.ones((3, 2)), "b": np.ones(2)}}
+    update = mp.ByName(
+        lambda name: {"head.w": mp.SGD(1.0, weight_decay=0.25), "head.b": None}.get(
+            name, mp.AdamW(1.0, weight_decay=0.5 if name.endswith(".w") else 0.0)
+        )
+    )
+    zero = {unit: zeros_of(inner) for unit, inner in params.items()}
+
     def program(group):
-        params = {"a": np.ones(3), "b": np.ones(2)}
-        adam = mp.Adam()
+        if isinstance(strategy, int):
+            opt = mp.ShardedOptimizer(update, params, group, strategy)
+            opt.step(zero)
+        else:
+            opt = mp.Sharded(params, group, strategy)
+            with opt.step():
+                for unit in opt.units:
+                    opt.reduce(unit, zero[unit])
+            opt.update(update)
+        prepared = mp.Sharded(params, group).state(update)["state"]
+        assert {name: sorted(entries) for name, entries in prepared.items()} == {
+            name: ["exp_avg", "exp_avg_sq", "step"] for name in ("body.b", "body.w")
+        }
+        return [set(each.ravel().tolist()) for inner in opt.full().values() for each in inner.values()]
 
-        def trained(units, steps):
-            store = mp.Sharded(params, group, units=units)
-            for names in steps:
-                with store.step():
-                    for name in names:
-                        store.reduce(name, params if name == "" else np.ones(params[name].shape))
-                store.update(adam)
-            return store
-
-        found = trained(["a", "b"], ["ab", "a"])
-        held = found.state(adam)
-        counts = {name: int(entry["step"].pieces[0][1]) for name, entry in held["state"].items()}
-        with found.step():
-            found.reduce("b", np.ones(2))
-        found.update(adam)  # what is held follows
-        counts["b later"] = int(held["state"]["b"]["step"].pieces[0][1])
-        other = trained([""], [])
-        state = other.state(adam)["state"]
-        for name, count in (("a", 2), ("b", 1)):
-            state[name]["step"].pieces[0][1][...] = count
-        with other.step():
-            other.reduce("", params)
-        before = other.full()["a"].tolist()
-        with pytest.raises(UsageError, match="'step' of the optimizer as 2 for 'a', 1 for 'b', and they are one unit here"):
-            other.update(adam)
-        return counts, before == other.full()["a"].tolist() == [1.0] * 3
-
-    assert run(program, 2).results == [({"a": 2, "b": 1, "b later": 2}, True)] * 2
+    assert run(program, 4).results == [[{0.5}, {1.0}, {0.75}, {1.0}]] * 4
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_weighted_sums_do_not_overflow_in_float16(stage):
+def test_a_function_gets_the_name_if_it_asks_for_it():
+    params = {"a": {"w": np.zeros((2, 2)), "b": np.zeros(1)}, "c": np.zeros(0)}
+
     def program(group):
-        optimizer = mp.ShardedOptimizer(mp.SGD(0.1), {"a": np.ones(4, np.float16)}, group, stage=stage)
-        for pauses in (optimizer.paused(), contextlib.nullcontext()):
-            with pauses:
-                optimizer.step({"a": np.full(4, 20, np.float16)}, weight=4096)
-        return optimizer.params["a"].dtype.name, optimizer.params["a"].tolist()
+        seen = []
 
-    assert run(program, 2).results == [("float16", [-1.0] * 4)] * 2
+        def update(param, grad, state, *, name):
+            seen.append((name, param.shape, grad.tolist()))
+
+        opt = mp.ShardedOptimizer(update, params, group, units=[""])
+        opt.step({"a": {"w": np.arange(4.0).reshape(2, 2), "b": np.array([7.0])}, "c": np.zeros(0)})
+        return seen
+
+    assert run(program, 2).results == [
+        [("a.b", (1,), [7.0]), ("a.w", (2,), [0.0, 1.0]), ("c", (0,), [])],
+        [("a.b", (0,), []), ("a.w", (2,), [2.0, 3.0]), ("c", (0,), [])],
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["full", "grad", "none", 1, 2])
+def test_a_parameter_without_a_gradient_on_any_rank_is_not_updated(strategy):
+    params = {"layer": {"frozen": np.ones(3), "w": np.ones(3), "some": np.ones(2)}, "unused": [np.ones(2), np.ones(1)]}
+    adam = mp.AdamW(1.0, weight_decay=0.5)
+
+    def program(group):
+        gradients = {"frozen": None, "w": np.zeros(3), "some": np.full(2, 4.0) if group.rank == 0 else None}
+        if isinstance(strategy, int):
+            opt = mp.ShardedOptimizer(adam, params, group, strategy)
+            with opt.paused():
+                opt.step({"layer": gradients, "unused": None})
+            opt.step({"layer": None, "unused": [None, None]})
+            counts = opt.state(mp.SGD())["state"]
+        else:
+            opt = mp.Sharded(params, group, strategy)
+            for pause in (opt.paused(), contextlib.nullcontext()):
+                with pause, opt.step():
+                    opt.reduce("layer", gradients)
+                    opt.reduce("unused", None)
+            shards = sum(len(p) for p, _ in opt.shards())
+            assert group.all_reduce(shards if strategy != "none" else shards / 3) == 5
+            opt.update(adam)
+            counts = opt.state()["state"]
+        layer, unused = opt.full()["layer"], opt.full()["unused"]
+        assert sorted(name for name, entries in counts.items() if "step" in entries and int(entries["step"].pieces[0][1])) == [
+            "layer.some",
+            "layer.w",
+        ]
+        return [layer[name].tolist() for name in ("frozen", "w", "some")], [each.tolist() for each in unused]
+
+    # 1 shrinks to 0.5 by decay; where a rank has a gradient, by a step of 1 as well.
+    expected = [[1.0] * 3, [0.5] * 3, [pytest.approx(-0.5, abs=1e-7)] * 2], [[1.0] * 2, [1.0]]
+    assert run(program, 3).results == [expected] * 3
+
+
+def test_a_step_without_any_gradient_updates_nothing_and_says_so():
+    def program(group):
+        opt = mp.ShardedOptimizer(mp.AdamW(1.0), {"a": np.ones(3)}, group)
+        with pytest.raises(UsageError, match="no rank has given any in the last step"):
+            opt.step({"a": None})
+        with pytest.raises(UsageError, match=r"missing are \['a'\], unknown are none; give None for a parameter"):
+            opt.step({})
+        return opt.params["a"].tolist()
+
+    assert run(program, 2).results == [[1.0] * 3] * 2
+
+
+# One array at several places
+
+
+def tied_params():
+    w, v = np.zeros(4), np.arange(6.0)
+    # A state dict of torch holds other objects, of the same memory.
+    return {"embedding": w, "layer": {"a": v.reshape(2, 3), "b": v.reshape(2, 3)[:]}, "head": {"w": w[:], "c": np.zeros(1)}}
+
+
+TIED_GRADIENTS = {
+    "embedding": np.ones(4),
+    "layer": {"a": np.ones((2, 3)), "b": np.full((2, 3), 2.0)},
+    "head": {"w": np.full(4, 4.0), "c": np.ones(1)},
+}
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("strategy", ["full", "grad", "none", 1, 2])
+def test_an_array_at_several_places_stays_one_and_its_gradients_add_up(strategy, world_size, tmp_path):
+    sgd = mp.SGD(1.0, momentum=0.5)
+
+    def program(group):
+        # Those of other ranks do not matter, and may all be one.
+        nothing = np.zeros(6)
+        params = tied_params() if group.rank == 0 else {
+            "embedding": nothing[:4], "layer": {"a": nothing.reshape(2, 3), "b": nothing.reshape(2, 3)}, "head": {"w": nothing[:4], "c": nothing[:1]}
+        }  # fmt: skip
+        seen = None
+        if isinstance(strategy, int):
+            opt = mp.ShardedOptimizer(sgd, params, group, strategy)
+            for _ in range(2):
+                opt.step(TIED_GRADIENTS)
+            seen = opt.params
+        else:
+            opt = mp.Sharded(params, group, strategy)
+            for _ in range(2):
+                with opt.step():
+                    for unit in (*opt.units, *reversed(opt.units)):
+                        with opt.unit(unit), opt.unit("head") as head, opt.unit("embedding") as embedding:
+                            assert head["w"].tolist() == embedding.tolist()
+                    for unit in opt.units:
+                        opt.reduce(unit, TIED_GRADIENTS[unit])
+                opt.update(sgd)
+        full = opt.full()
+        state = opt.state(sgd)
+        assert sorted(state["state"]) == ["embedding", "head.c", "layer.a"]
+        folder = tmp_path / f"{strategy}"
+        mp.save(state, folder, group)
+        other = mp.Sharded(tied_params(), group, units=[""])
+        mp.load(folder, like=other.state(sgd), group=group)
+        for each in [other.full(), *([seen] if seen else [])]:
+            assert each["head"]["w"].tolist() == full["head"]["w"].tolist()
+        return full["embedding"].tolist(), full["head"]["w"].tolist(), full["layer"]["a"].tolist(), full["layer"]["b"].tolist()
+
+    # Gradients of 5 and 3, with momentum: 1 + 1.5 times.
+    w, v = [-12.5] * 4, (np.arange(6.0) - 7.5).reshape(2, 3).tolist()
+    assert run(program, world_size).results == [(w, w, v, v)] * world_size
+
+
+@pytest.mark.parametrize("make", [mp.Sharded, lambda *given: mp.ShardedOptimizer(mp.SGD(1.0), *given)])
+@pytest.mark.parametrize("other", [lambda w: w.T, lambda w: w[:1], lambda w: w[::-1], lambda w: w.view(np.float32)])
+def test_parameters_that_share_some_memory_are_refused_on_every_rank(make, other):
+    def program(group):
+        w = np.zeros((2, 3))
+        with pytest.raises(UsageError, match="share memory and are not the same array"):
+            make({"a": w, "b": other(w) if group.rank == 0 else np.zeros_like(other(w))}, group)
+        fixed = np.broadcast_to(np.float32(1), (2, 2))  # values that do not change are not tied
+        store = mp.Sharded({"a": fixed, "b": fixed, "c": w[:, :1], "d": w[:, 1:]}, group)
+        return len(store.state(mp.Adam())["state"])
+
+    assert run(program, 2).results == [4] * 2
+
+
+def test_ranks_without_a_root_must_tie_alike():
+    def program(group):
+        w = np.zeros(2)
+        with pytest.raises(UsageError, match="first difference"):
+            mp.Sharded({"a": w, "b": w if group.rank else np.zeros(2)}, group, root=None)
+        return mp.Sharded({"a": w, "b": w}, group, root=None).full()["b"].tolist()
+
+    assert run(program, 2).results == [[0.0] * 2] * 2

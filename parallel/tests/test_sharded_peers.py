@@ -7,6 +7,7 @@ import pytest
 from worlds import must, thread_world
 
 import manyhands_parallel as mp
+from manyhands.errors import UsageError
 
 SHAPES = {"l0": {"w": (3, 5), "b": (5,)}, "l1": {"w": (5, 1)}}
 
@@ -126,3 +127,25 @@ def test_bfloat16_of_torch_is_gathered_and_reduced():
         return seen, store.full()["w"].tolist()
 
     assert must(thread_world(program, 2, "simulated")) == [(torch.bfloat16, [-1.0, 0, 1, 2, 3, 4])] * 2
+
+
+@pytest.mark.peers
+def test_the_tied_tensors_of_a_state_dict_are_one_parameter():
+    import torch
+
+    def program(group):
+        module = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(3, 2), "head": torch.nn.Linear(2, 3, bias=False)})
+        module["head"].weight = module["embedding"].weight
+        module["head"].weight.data.zero_()
+        store = mp.Sharded(module.state_dict(), group)
+        with store.step():
+            for unit in store.units:
+                store.reduce(unit, {"weight": torch.ones(3, 2)})
+        store.update(mp.SGD(1.0))
+        expanded = torch.zeros(1).expand(4)  # repeats an element, and is a value
+        assert mp.Sharded({"a": expanded, "b": expanded}, group).full()["b"].tolist() == [0.0] * 4
+        with pytest.raises(UsageError, match="share memory and are not the same array"):
+            mp.Sharded({"a": module["head"].weight, "b": module["head"].weight.T}, group)
+        return [each.unique().tolist() for each in store.full().values()]
+
+    assert must(thread_world(program, 2, "simulated")) == [[[-2.0], [-2.0]]] * 2

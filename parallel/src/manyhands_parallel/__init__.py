@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from manyhands_parallel.dtensor import DTensor, Partial, Placement, Replicate, Shard, distribute, from_local
     from manyhands_parallel.gradients import GradientSync, Step, broadcast, until_all_done
     from manyhands_parallel.normalization import RunningStats, batch_norm, batch_norm_backward
-    from manyhands_parallel.optimizers import SGD, Adam, AdamW
+    from manyhands_parallel.optimizers import SGD, Adam, AdamW, ByName
     from manyhands_parallel.pipeline.actions import Action, Message
     from manyhands_parallel.pipeline.errors import (
         MalformedPlanError,
@@ -78,6 +78,7 @@ __all__ = [
     "AdamW",
     "ArrayInfo",
     "AsyncSaver",
+    "ByName",
     "CheckpointCorruptError",
     "CheckpointError",
     "CheckpointFormatError",
@@ -157,6 +158,7 @@ _HOMES = {
     "AdamW": "optimizers",
     "ArrayInfo": "checkpoint.folder",
     "AsyncSaver": "checkpoint.saver",
+    "ByName": "optimizers",
     "CheckpointCorruptError": "checkpoint.errors",
     "CheckpointError": "checkpoint.errors",
     "CheckpointFormatError": "checkpoint.errors",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -92,12 +92,12 @@ class Layout:
             flat[slot.start : slot.stop] = readable(leaves[slot.name]).reshape(-1)
         flat[self.size :] = 0
 
-    def within(self, start: int, stop: int) -> Iterable[tuple[Slot, int, int]]:
-        """Yield what lies between two elements of the flat array: slots, and the first and the last element of each, counted in the slot."""
+    def pieces(self, part: int) -> Iterator[tuple[Slot, int, slice]]:
+        """Yield for each array its first element in a shard, and which elements of the shard, without padding, are its own; maybe none."""
+        begin, stop = part * self.shard_size, (part + 1) * self.shard_size
         for slot in self.slots:
-            first, last = max(start, slot.start), min(stop, slot.stop)
-            if first < last:
-                yield slot, first - slot.start, last - slot.start
+            first, last = (min(max(place, begin), stop) for place in (slot.start, slot.stop))
+            yield slot, max(first - slot.start, 0), slice(first - begin, last - begin)
 
 
 def by_dtype(leaves: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ Their arithmetic is that of torch.optim, operation by operation, so that a run c
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ import numpy as np
 from manyhands.errors import UsageError
 from manyhands_parallel.arrays import Array, namespace
 
-__all__ = ["SGD", "Adam", "AdamW", "Update"]
+__all__ = ["SGD", "Adam", "AdamW", "ByName", "Update", "takes_name"]
 
-Update = Callable[[Array, Array, dict[str, Any]], None]
+Update = Callable[..., None]
 """``update(param, grad, state)`` changes ``param`` in place. ``state`` is a dict of its own for each parameter, empty at first.
 
+If it has a parameter that is called ``name``, it gets the name of the parameter: its path in the tree, joined by dots.
+
 What it keeps there should be arrays: of the shape of ``param``, or of shape () for a counter. A checkpoint can hold those. An update may have
-a method ``prepare(param, state)`` that makes this state before the first call, so that a new program can load a checkpoint into it.
+a method ``prepare(param, state)``, or ``prepare(param, state, name)``, that makes this state before the first call, so that a new program can load a checkpoint into it.
 """
 
 _BLOCK = 1 << 15
@@ -190,6 +193,77 @@ class AdamW(Adam):
     def _decayed(self, p: Array, g: Array) -> Array:
         p *= 1 - self.lr * self.weight_decay
         return g
+
+
+@dataclass(frozen=True)
+class ByName:
+    """An update that is chosen for each parameter by its name: weight decay for some, other learning rates, parameters that stay as they are.
+
+    >>> decayed, others = mp.AdamW(1e-3, weight_decay=0.1), mp.AdamW(1e-3, weight_decay=0.0)
+    >>> opt = mp.ShardedOptimizer(mp.ByName(lambda name: others if name.endswith(".b") else decayed), params, group)
+
+    Parameters
+    ----------
+    choose
+        Returns the update of a parameter: `SGD`, `Adam`, `AdamW`, any function ``update(param, grad, state)``, or None if the parameter
+        stays as it is. It gets the name: the path in the tree, joined by dots, such as ``"layers.0.b"``; of an array that stands at several
+        places the first. It must choose alike on all ranks.
+    """
+
+    choose: Callable[[str], Update | None]
+
+    def prepare(self, param: Array, state: dict[str, Any], name: str) -> None:
+        """Make the state that a first call would make, as the chosen update does.
+
+        Parameters
+        ----------
+        param
+            The parameter; it is not changed.
+        state
+            An empty dict, which is filled.
+        name
+            The name of the parameter.
+
+        Raises
+        ------
+        UsageError
+            The chosen update has no ``prepare``, or is none.
+        """
+        update = self._chosen(name)
+        if update is None:
+            return
+        prepare = getattr(update, "prepare", None)
+        if prepare is None:
+            raise UsageError(
+                f"the state of {update!r} does not exist before its first update: give it a method prepare(param, state)"
+            )
+        prepare(param, state, **_named(prepare, name))
+
+    def __call__(self, param: Array, grad: Array, state: dict[str, Any], name: str) -> None:
+        """Update ``param`` in place, as the chosen update does."""
+        update = self._chosen(name)
+        if update is not None:
+            update(param, grad, state, **_named(update, name))
+
+    def _chosen(self, name: str) -> Update | None:
+        update = self.choose(name)
+        if not (update is None or callable(update)):
+            raise UsageError(
+                f"choose({name!r}) returned {update!r:.80}, and an update such as mp.SGD(0.1), or None, is expected"
+            )
+        return update
+
+
+def _named(function: Callable[..., Any], name: str) -> dict[str, str]:
+    return {"name": name} if takes_name(function) else {}
+
+
+def takes_name(function: Callable[..., Any]) -> bool:
+    """Return whether an update, or its ``prepare``, has a parameter for the name."""
+    try:
+        return "name" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # one of a language that tells nothing of itself
+        return False
 
 
 def _blocks(param: Array) -> Iterator[Any]:

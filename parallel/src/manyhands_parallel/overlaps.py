@@ -12,7 +12,7 @@ import numpy as np
 from manyhands.errors import UsageError
 from manyhands_parallel.arrays import Array, dtype_of, itemsize, place_of, readable, shape_of, writable
 
-__all__ = ["memory_of", "sharing", "ties"]
+__all__ = ["memory_of", "ties"]
 
 _MOST_WORK = 100_000
 """How long it may take to find out whether two arrays share an element, in steps of NumPy's solver: some 10 ms."""
@@ -95,19 +95,6 @@ def ties(leaves: Mapping[str, Array]) -> dict[str, str]:
             "once, and make the view of it where it is used, or give copies"
         )
     return found
-
-
-def sharing(leaves: Mapping[str, Array]) -> tuple[str, str] | None:
-    """Return the names of two arrays that have memory in common, whether they can be written to or not; None if there are none."""
-    memories: dict[_Memory, str] = {}
-    for name, leaf in leaves.items():
-        memory = _memory(readable(leaf))
-        if memory is not None and memories.setdefault(memory, name) != name:
-            return memories[memory], name
-    for pair in _overlapping(list(memories)):
-        first, second = sorted((memories[each] for each in pair), key=list(leaves).index)
-        return first, second
-    return None
 
 
 def _overlapping(memories: Iterable[_Memory]) -> Iterator[tuple[_Memory, _Memory]]:

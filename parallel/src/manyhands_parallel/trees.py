@@ -9,7 +9,7 @@ import optree
 
 from manyhands.errors import UsageError
 
-__all__ = ["Spec", "below", "flatten", "named", "rebuild", "register_node"]
+__all__ = ["Spec", "below", "flatten", "named", "partly_named", "rebuild", "register_node"]
 
 Spec = optree.PyTreeSpec
 _OURS = "manyhands_parallel"
@@ -60,6 +60,25 @@ def below(spec: Spec, names: Iterable[str]) -> dict[str, Spec]:
 def named(tree: Any) -> dict[str, Any]:
     """Return the leaves of a tree by name; see `flatten`."""
     return flatten(tree)[0]
+
+
+def partly_named(tree: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the leaves of a tree in which None may stand for any of some names, or for all below a prefix of them.
+
+    Returns
+    -------
+    tuple
+        The leaves by name; which of ``names`` are neither there nor stood for; and the names that are not among ``names``.
+    """
+    paths, leaves, _ = optree.tree_flatten_with_path(tree, none_is_leaf=True, namespace=_OURS)
+    gaps = [".".join(map(str, path)) for path, leaf in zip(paths, leaves, strict=True) if leaf is None]
+    found, wanted = named(tree), list(names)
+
+    def is_gap(name: str) -> bool:
+        return any(name == gap or not gap or name.startswith(gap + ".") for gap in gaps)
+
+    missing = sorted(name for name in wanted if name not in found and not (gaps and is_gap(name)))
+    return found, missing, sorted(found.keys() - set(wanted))
 
 
 def register_node(kind: type, attributes: Sequence[str]) -> None:

@@ -37,7 +37,9 @@ class Sharded(Store):
     ----------
     params
         A tree of floating-point arrays of one library: the same names, shapes and dtypes on all ranks. Other ranks than ``root`` need no
-        memory for it: ``np.broadcast_to(np.float32(0), shape)`` will do. The store keeps copies of its own.
+        memory for it: ``np.broadcast_to(np.float32(0), shape)`` will do. The store keeps copies of its own. The same array at several places,
+        or several views of the same elements, are one parameter: it is kept once, and its gradients add up. (JAX arrays and read-only ones
+        are values, and may be alike.)
     group
         The ranks; for `Hybrid` a mesh.
     strategy
@@ -68,7 +70,8 @@ class Sharded(Store):
     Raises
     ------
     UsageError
-        The arguments are impossible, or differ between ranks: on every rank. The group stays usable.
+        The arguments are impossible, two parameters share some of their memory and are not the same, or the ranks differ: on every rank. The
+        group stays usable.
     DTypeError
         A parameter is no array of floating-point numbers, or a dtype is none.
 
@@ -207,7 +210,9 @@ class Sharded(Store):
             A name of `units`. Each unit is reduced at most once in a step. A unit that no rank reduces is not updated.
         gradients
             A tree like that which `unit` yields, of this rank's mean gradients: of the dtype of the parameters or of ``compute_dtype``. They are
-            copied before this returns. None: this rank has none for this unit, which counts as zeros.
+            copied before this returns. None, in the place of all, of a subtree or of a leaf: this rank has no gradient there, which counts as
+            zeros if another rank has one. A parameter that has none on any rank, such as a frozen one, is not updated. The gradients of an array
+            that stands at several places add up.
 
         Raises
         ------
@@ -221,7 +226,7 @@ class Sharded(Store):
             raise UsageError(
                 f"the unit {name!r} was reduced already in this step: add up its gradients first, and reduce it once"
             )
-        given = None if gradients is None else unit.names(gradients, [self._compute_dtype])
+        given = {} if gradients is None else unit.gradients(gradients, [self._compute_dtype])
         self._settle()
         self._reduced.add(name)
         self._log.append(f"reduced the unit {name!r}")
@@ -261,6 +266,7 @@ class Sharded(Store):
         """Return the leaves of a unit, by full name; from now on they alone hold the memory."""
         leaves: dict[str, Array] = {}
         for part in unit.parts:
+            self._gather(part)  # it is given up where another unit, that has it as well, was entered in between
             self._arrive(part)
             flat = part.whole if part.gathered is None else part.gathered
             for name, view in part.layout.views(flat).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self
@@ -29,9 +30,10 @@ class ShardedOptimizer(Store):
     Parameters
     ----------
     update
-        `SGD`, `Adam`, `AdamW` or any function ``update(param, grad, state)`` that changes ``param`` in place; see `Sharded.update`.
+        `SGD`, `Adam`, `AdamW`, `ByName`, or any function ``update(param, grad, state)`` that changes ``param`` in place; see `Sharded.update`.
     params
         A tree of floating-point arrays of one library: the same names, shapes and dtypes on all ranks. They are copied into `params`.
+        The same array at several places is one parameter; see `Sharded`.
     group
         The ranks.
     stage
@@ -87,12 +89,18 @@ class ShardedOptimizer(Store):
         self._filled: set[str] = set()
         check_dtypes(reduce_dtype)
         super().__init__(params, group, "grad", units, root, reduce_dtype, reproducible, {"stage": stage})
-        self._homes = {slot.name: (unit, part, slot) for unit, part in self._pairs() for slot in part.layout.slots}
+        homes = {slot.name: (unit, part, slot) for unit, part in self._pairs() for slot in part.layout.slots}
+        names = [name for unit in self._units.values() for name in unit.relative]
+        self._homes = {name: homes[self._tied.get(name, name)] for name in names}
 
     def _pairs(self) -> Iterator[tuple[Unit, Part]]:
+        """Yield each part, with the first unit that has it."""
+        seen: set[Part] = set()
         for unit in self._units.values():
             for part in unit.parts:
-                yield unit, part
+                if part not in seen:
+                    seen.add(part)
+                    yield unit, part
 
     @property
     def params(self) -> Any:
@@ -107,7 +115,7 @@ class ShardedOptimizer(Store):
         for part in self._parts():
             self._arrive(part)
             leaves |= {name: like(view, part.template) for name, view in part.layout.views(part.whole).items()}
-        return trees.rebuild(self._spec, {name: leaves[name] for name in self._order()})
+        return self._tree(leaves)
 
     def step(self, gradients: Any, weight: float = 1.0) -> None:
         """Reduce gradients, update this rank's part of the parameters, and gather them. Within `paused`, only add the gradients up.
@@ -115,7 +123,9 @@ class ShardedOptimizer(Store):
         Parameters
         ----------
         gradients
-            A tree like that of the parameters, of this rank's mean gradients; None on a rank without any, which counts as zeros.
+            A tree like that of the parameters, of this rank's mean gradients. None, in the place of all, of a subtree or of a leaf: this rank
+            has no gradient there, which counts as zeros if another rank has one. A parameter that has none on any rank, such as a frozen one,
+            is not updated. The gradients of an array that stands at several places add up.
         weight
             How much they count, mostly the number of samples: the mean is sum(weight * gradient) / sum(weight). It may be 0.
 
@@ -125,19 +135,18 @@ class ShardedOptimizer(Store):
             Names, shapes or dtypes differ from those of the parameters. Nothing has been sent. Or all weights are 0, on every rank; the
             parameters are unchanged.
         """
-        given = dict.fromkeys(self._homes) if gradients is None else trees.named(gradients)
-        if set(given) != set(self._homes):
-            missing, extra = sorted(set(self._homes) - set(given)), sorted(set(given) - set(self._homes))
+        given, missing, unknown = trees.partly_named(gradients, self._homes)
+        if missing or unknown:
             raise UsageError(
-                f"the gradients must have the names of the parameters: missing are {missing or 'none'}, unknown are {extra or 'none'}; "
-                "give zeros for a parameter without a gradient"
+                f"the gradients must have the names of the parameters: missing are {missing or 'none'}, unknown are {unknown or 'none'}; "
+                "give None for a parameter without a gradient: one that has none on any rank is not updated"
             )
         for name, gradient in given.items():
             self._check(name, gradient)
         with self.backward(weight):
             for unit in self._units.values():
                 for name in unit.relative:
-                    self.ready(name, given[name])
+                    self.ready(name, given.get(name))
         if not self._is_paused:
             self.update()
             for part in self._parts():
@@ -152,8 +161,7 @@ class ShardedOptimizer(Store):
         ...     opt.ready("w1", g1)
         >>> opt.update()
 
-        All ranks must make the same gradients ready in the same order. A gradient that is not made ready counts as zeros; a unit of which none
-        was is not updated.
+        All ranks must make the same gradients ready in the same order. A parameter whose gradient is not made ready is not updated.
 
         Parameters
         ----------
@@ -168,7 +176,7 @@ class ShardedOptimizer(Store):
         """
         with self._step("backward", checked_weight(weight)):
             self._given = set()
-            self._missing = {part: len(part.layout.slots) for part in self._parts()}
+            self._missing = Counter(part for _, part, _ in self._homes.values())
             yield self
             for unit, part in self._pairs():
                 if part in self._flat and (self._stage == 2 or not self._is_paused):
@@ -182,7 +190,8 @@ class ShardedOptimizer(Store):
         name
             The name of the parameter: its path in the tree, joined by dots.
         gradient
-            This rank's mean gradient, of the shape and dtype of the parameter. It is copied before this returns. None counts as zeros.
+            This rank's mean gradient, of the shape and dtype of the parameter. It is copied before this returns. None: this rank has none; see
+            `step`.
 
         Raises
         ------
@@ -205,11 +214,12 @@ class ShardedOptimizer(Store):
         self._log.append(f"made the gradient of {name!r} ready")
         if gradient is not None and self._weight != 0:
             target = slot.view(self._flat[part])
-            if name in self._filled:
+            if slot.name in self._filled:
                 add_scaled(target, readable(gradient), self._weight)
             else:
                 copy_scaled(target, readable(gradient), self._weight)
-                self._filled.add(name)
+                self._filled.add(slot.name)
+            self._mine.add(slot.name)
         if self._stage == 2 and not self._missing[part]:
             self._begin(unit, part)
 

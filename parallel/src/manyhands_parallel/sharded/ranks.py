@@ -107,6 +107,15 @@ class Ranks:
             rows = group.all_gather(rows)
         return [row.tobytes() for row in rows]
 
+    def of_root(self, mine: dict[str, str]) -> dict[str, str]:
+        """Return what the root says, on all ranks; what this rank says, if there is no root."""
+        if self.root_part is None:
+            return mine
+        said: list[Any] = [(self.is_root, mine)]
+        for group in self._groups:
+            said = [each for some in group.all_gather_object(said) for each in some]
+        return next(dict(words) for is_root, words in said if is_root)
+
     def agree(self, lines: Sequence[str], failure: ManyHandsError | None, says: str) -> None:
         """Compare what all ranks say of themselves.
 

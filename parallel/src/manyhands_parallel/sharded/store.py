@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
+
 from manyhands import DeviceMesh, Group, Work
 from manyhands.errors import ManyHandsError, UsageError
 from manyhands_parallel import trees
 from manyhands_parallel.arrays import Array, Memory, dtype_of, itemsize, like, readable, shape_of, summed_in
 from manyhands_parallel.clip import clip_by_global_norm
-from manyhands_parallel.optimizers import Update
-from manyhands_parallel.scaling import add_scaled, copy_divided, copy_scaled, copy_to
+from manyhands_parallel.layout import Slot
+from manyhands_parallel.optimizers import Update, takes_name
+from manyhands_parallel.overlaps import ties
+from manyhands_parallel.scaling import add_scaled, copy_divided, copy_scaled
 from manyhands_parallel.sharded.ranks import Ranks, Strategy
-from manyhands_parallel.sharded.units import Part, Unit, divide
+from manyhands_parallel.sharded.units import Part, Unit, checked, divide
 from manyhands_parallel.sharded_arrays import ShardedArray
 
 __all__ = ["Store"]
@@ -63,8 +68,20 @@ class Store:
         ]
         failure: ManyHandsError | None = None
         found: list[Unit] = []
+        leaves: dict[str, Array] = {}
+        tied: dict[str, str] = {}
         try:
-            found, self._spec = divide(params, units, self._ranks.parts)
+            leaves, self._spec = checked(params)
+            if root is None or self._ranks.is_root:  # the others' values do not matter, and may all be one
+                tied = ties(leaves)
+        except ManyHandsError as error:
+            failure = error
+        told = self._ranks.of_root(tied)
+        self._tied = {name: first for name, first in told.items() if name in leaves and first in leaves}
+        try:
+            if failure is not None:
+                raise failure
+            found = divide(leaves, self._spec, units, self._ranks.parts, self._tied)
             self._units = {unit.name: unit for unit in found}
             lines += [
                 f"unit {unit.name!r}: {slot.name!r} {part.layout.dtype}{list(slot.shape)}"
@@ -72,6 +89,7 @@ class Store:
                 for part in unit.parts
                 for slot in part.layout.slots
             ]
+            lines += [f"{name!r} {shape_of(leaves[name])} is the array {first!r}" for name, first in self._tied.items()]
         except ManyHandsError as error:
             failure = error
             lines = [f"refused its arguments: {error}"]
@@ -84,10 +102,11 @@ class Store:
         self._is_mean = self._is_stale = False
         self._sums: list[_Sum] = []
         self._second: list[_Sum] = []
-        leaves = trees.named(params)
-        for unit in found:
-            for part in unit.parts:
-                self._fill(part, leaves)
+        self._names = [slot.name for part in self._parts() for slot in part.layout.slots]
+        self._mine: set[str] = set()  # the parameters of which this rank has had a gradient in this step
+        self._used: set[str] = set()  # and those of which any rank has had one, since the last update
+        for part in self._parts():
+            self._fill(part, leaves)
 
     def _fill(self, part: Part, leaves: Mapping[str, Array]) -> None:
         """Make the buffers of a part, and fill them with the root's values."""
@@ -101,9 +120,8 @@ class Store:
             part.shard = self._empty(part, "parameters", layout.shard_size)
         if ranks.root_part is None:
             part.shard[...] = 0
-            for slot, first, last in layout.within(mine.start, mine.stop):
-                start = slot.start + first - mine.start
-                part.shard[start : start + last - first] = readable(leaves[slot.name]).reshape(-1)[first:last]
+            for slot, first, own in layout.pieces(ranks.part):
+                part.shard[own] = readable(leaves[slot.name]).reshape(-1)[first : first + own.stop - own.start]
             if whole is not None:
                 layout.pack(leaves, whole)
             return
@@ -121,8 +139,7 @@ class Store:
         return f"<{type(self).__name__} of {sizes:,} parameters in {len(self._units)} units, shard {self._ranks.part} of {self._ranks.parts}>"
 
     def _parts(self) -> Iterator[Part]:
-        for unit in self._units.values():
-            yield from unit.parts
+        yield from dict.fromkeys(part for unit in self._units.values() for part in unit.parts)
 
     # A step: gradients are summed unit by unit, and compared at its end
 
@@ -155,6 +172,7 @@ class Store:
                 self._drop_gradients()
         self._log.append(f"began {what}(){' in paused()' if self._is_paused else ''}")
         self._running = what
+        self._mine = set()
         try:
             self._refresh()
             yield
@@ -183,6 +201,7 @@ class Store:
     def _drop_gradients(self) -> None:
         self._sums, self._second = [], []
         self._total, self._is_mean, self._carries = 0.0, False, False
+        self._used = set()
         for part in self._parts():
             part.gradient = None
 
@@ -205,15 +224,20 @@ class Store:
         assert self._ranks.shard is not None
         return self._ranks.shard.all_gather_async(source, out=out)
 
-    def _pack(self, part: Part, gradients: Mapping[str, Array] | None) -> Array:
+    def _pack(self, part: Part, gradients: Mapping[str, Sequence[Array]]) -> Array:
         """Return a flat buffer of weighted gradients; zeros, where this rank has none."""
         flat = self._empty_sum(part)
-        if gradients is None or self._weight == 0:
-            flat[...] = 0  # and not 0 times what may be infinite
-        else:
-            flat[part.layout.size :] = 0
-            for slot in part.layout.slots:
-                copy_scaled(slot.view(flat), readable(gradients[slot.name]), self._weight)
+        flat[part.layout.size :] = 0
+        for slot in part.layout.slots:
+            view = slot.view(flat)
+            if slot.name not in gradients or self._weight == 0:
+                view[...] = 0  # and not 0 times what may be infinite
+                continue
+            first, *others = gradients[slot.name]
+            copy_scaled(view, readable(first), self._weight)
+            for other in others:
+                add_scaled(view, readable(other), self._weight)
+            self._mine.add(slot.name)
         return flat
 
     def _empty_sum(self, part: Part) -> Array:
@@ -262,7 +286,7 @@ class Store:
             part.gradient[...] = total
 
     def _compare(self, weight: float | None) -> None:
-        """Compare what the ranks did, and add up their weights; one small message.
+        """Compare what the ranks did, add up their weights, and find out which parameters have a gradient; one small message.
 
         Raises
         ------
@@ -271,11 +295,15 @@ class Store:
         """
         log, self._log = self._log, []
         digest = hashlib.blake2b("\n".join(log).encode(), digest_size=16).digest()
-        records = self._ranks.gather(struct.pack("=d", weight or 0.0) + digest)
-        if len({record[8:] for record in records}) > 1:
+        has = np.packbits(np.array([name in self._mine for name in self._names]))
+        records = self._ranks.gather(struct.pack("=d", weight or 0.0) + digest + has.tobytes())
+        if len({record[8:24] for record in records}) > 1:
             self._ranks.agree(log, None, "the ranks did different things in this step, and its gradients are dropped")
         if weight is None:
             return
+        for record in records:
+            has |= np.frombuffer(record, np.uint8)[24:]
+        self._used.update(itertools.compress(self._names, np.unpackbits(has).tolist()))
         self._total += self._ranks.total([struct.unpack("=d", record[:8])[0] for record in records])
         if not self._is_paused and self._total == 0:
             self._refuse_total()
@@ -290,7 +318,8 @@ class Store:
     def shards(self) -> list[tuple[Array, Array]]:
         """Return this rank's flat shards: parameters, and the mean gradient over all ranks, for each dtype of each unit.
 
-        Both may be written to. A unit that no rank has reduced is left out. A shard has no padding, and may be empty.
+        Both may be written to. What no rank has given a gradient is left out: a whole unit, or parameters of one, which then gives several
+        pairs. A shard has no padding, and may be empty.
 
         >>> for p, g in store.shards():
         ...     p -= 0.1 * g
@@ -300,7 +329,18 @@ class Store:
         UsageError
             There are no gradients: no step has ended since the last `update`.
         """
-        return [(self._real(part, part.shard), self._real(part, part.gradient)) for part in self._ready("shards()")]
+        found: list[tuple[Array, Array]] = []
+        for part in self._ready("shards()"):
+            run: slice | None = None
+            for slot, _, own in part.layout.pieces(self._ranks.part):
+                if slot.name in self._used:
+                    run = own if run is None else slice(run.start, own.stop)
+                elif run is not None:
+                    found.append((part.shard[run], part.gradient[run]))
+                    run = None
+            if run is not None:
+                found.append((part.shard[run], part.gradient[run]))
+        return found
 
     def clip_by_global_norm(
         self,
@@ -350,25 +390,27 @@ class Store:
         Parameters
         ----------
         optimizer
-            `SGD`, `Adam`, `AdamW` or any function ``update(param, grad, state)`` that changes ``param`` in place: flat arrays without padding,
-            which may be empty, and a dict that is kept for the next call. It must work element by element if all strategies and numbers of
-            ranks shall give the same result.
+            `SGD`, `Adam`, `AdamW`, `ByName`, or any function ``update(param, grad, state)``, or ``update(param, grad, state, name)``, that
+            changes ``param`` in place. It is called for each parameter that has a gradient on any rank, with flat arrays of the elements that
+            this rank has, which may be none, and a dict that is kept for the next call; the others stay as they are. The name is the path in
+            the tree, joined by dots, such as ``"layers.0.w"``. It must work element by element if all strategies and numbers of ranks shall
+            give the same result.
 
         Raises
         ------
         UsageError
-            There are no gradients: no step has ended since the last update. Or a checkpoint has brought counters of units that were updated
-            unequally often, and that are one unit here. Nothing has changed.
+            There are no gradients: no step has ended since the last update. Nothing has changed.
         Exception
-            What ``optimizer`` raised; the units before have been updated then.
+            What ``optimizer`` raised; the parameters before have been updated then.
         """
         ready = self._ready("update()")
+        is_named = takes_name(optimizer)
         for part in ready:
-            self._take_counters(part)
-        for part in ready:
-            optimizer(self._real(part, part.shard), self._real(part, part.gradient), part.state)
+            for slot, _, own in part.layout.pieces(self._ranks.part):
+                if slot.name in self._used:
+                    state = part.states.setdefault(slot.name, {})
+                    optimizer(part.shard[own], part.gradient[own], state, **({"name": slot.name} if is_named else {}))
             self._count(part)
-            self._give_counters(part)
             part.gradient = None
         self._drop_gradients()
         self._log.append("updated")
@@ -381,9 +423,13 @@ class Store:
             if self._carries:
                 self._refuse_total()
             raise UsageError(f"{call} found no gradients: no step has ended since the last update")
-        ready = [part for part in self._parts() if part.gradient is not None]
+        ready = [
+            part
+            for part in self._parts()
+            if part.gradient is not None and any(slot.name in self._used for slot in part.layout.slots)
+        ]
         if not ready:
-            raise UsageError(f"{call} found no gradients: no unit was reduced in the last step")
+            raise UsageError(f"{call} found no gradients: no rank has given any in the last step")
         if not self._is_mean:
             for part in ready:
                 total = part.gradient
@@ -393,17 +439,14 @@ class Store:
         self._is_mean = self._is_stale = True
         return ready
 
-    def _real(self, part: Part, shard: Array) -> Array:
-        """Return a shard without padding."""
-        return shard[: max(min(part.layout.size - self._ranks.part * part.layout.shard_size, part.layout.shard_size), 0)]
-
     def _count(self, part: Part) -> None:
         """Count the arrays of an optimizer's state, whoever made them; counters of shape () are left out."""
-        for key, value in part.state.items():
-            known = part.counted.get(key)
-            if getattr(value, "shape", ()) != () and (known is None or known() is not value):
-                self.memory.adopt("state", value)
-                part.counted[key] = weakref.ref(value)
+        for name, state in part.states.items():
+            for key, value in state.items():
+                known = part.counted.get((name, key))
+                if getattr(value, "shape", ()) != () and (known is None or known() is not value):
+                    self.memory.adopt("state", value)
+                    part.counted[name, key] = weakref.ref(value)
 
     # The whole, and what a checkpoint holds
 
@@ -428,7 +471,7 @@ class Store:
                 flat = self._empty(part, "gathered", part.layout.padded_size)
                 flat[...] = part.whole
             leaves |= {name: like(view, part.template) for name, view in part.layout.views(flat).items()}
-        return trees.rebuild(self._spec, {name: leaves[name] for name in self._order()})
+        return self._tree(leaves)
 
     def _arrive(self, part: Part) -> None:
         """Wait until the parameters that this rank holds whole are those of all ranks."""
@@ -436,10 +479,10 @@ class Store:
             part.pending.wait()
             part.pending = None
 
-    def _order(self) -> list[str]:
-        """Return the names of all leaves, in the order of the tree."""
-        paths = self._spec.paths()
-        return [".".join(map(str, path)) for path in paths]
+    def _tree(self, leaves: Mapping[str, Any]) -> Any:
+        """Return a tree like the given one, of what each parameter has by its first name."""
+        names = [".".join(map(str, path)) for path in self._spec.paths()]
+        return trees.rebuild(self._spec, {name: leaves[self._tied.get(name, name)] for name in names})
 
     def state(self, optimizer: Update | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds, as a tree of `ShardedArray` leaves that are views: write into them to load one.
@@ -456,13 +499,14 @@ class Store:
         Returns
         -------
         dict
-            ``"params"``: a tree like the given one. ``"state"``: for each parameter by name, the entries of the optimizer's state.
+            ``"params"``: a tree like the given one. ``"state"``: for each parameter by name, the entries of the optimizer's state; of an
+            array that stands at several places by the first name.
 
         Raises
         ------
         UsageError
-            A step is under way, ``optimizer`` can not prepare its state, or that holds something that is no array of the shape of the shard
-            or of shape ().
+            A step is under way, ``optimizer`` can not prepare its state, or that holds something that is no array of the shape that its
+            ``param`` had or of shape ().
         """
         self._outside("state()")
         self._is_stale = True
@@ -470,56 +514,42 @@ class Store:
         states: dict[str, dict[str, ShardedArray]] = {}
         for part in self._parts():
             self._arrive(part)  # or it would overwrite what a checkpoint brings
-            shard = self._real(part, part.shard)
-            if optimizer is not None and not part.state:
-                prepare = getattr(optimizer, "prepare", None)
-                if prepare is None:
-                    raise UsageError(
-                        f"the state of {optimizer!r} does not exist before its first update: give it a method prepare(param, state)"
-                    )
-                prepare(shard, part.state)
-                self._count(part)
-            params |= self._split(part, shard)
-            for key, value in part.state.items():
-                shape = shape_of(value) if hasattr(value, "shape") else None
-                if shape == shape_of(shard):
-                    entries = self._split(part, value)
-                elif shape == ():
-                    if key not in part.counters:
-                        part.counters[key] = {slot.name: copy_to(value, value) for slot in part.layout.slots}
-                    entries = {name: ShardedArray((), [((), counter)]) for name, counter in part.counters[key].items()}
-                else:
-                    found = f"shape {shape}" if shape is not None else f"type {type(value).__name__}"
-                    raise UsageError(
-                        f"the state {key!r} of the optimizer has {found}, and a checkpoint can hold arrays of the shape of the shard, "
-                        f"{shape_of(shard)}, and of shape (): keep a number as np.zeros(())"
-                    )
-                for name, entry in entries.items():
-                    states.setdefault(name, {})[key] = entry
-        return {"params": trees.rebuild(self._spec, {name: params[name] for name in self._order()}), "state": states}
+            for slot, first, own in part.layout.pieces(self._ranks.part):
+                piece = part.shard[own]
+                params[slot.name] = _piece(slot, first, piece)
+                state = part.states.setdefault(slot.name, {})
+                if optimizer is not None and not state:
+                    self._prepare(optimizer, piece, state, slot.name)
+                # A checkpoint is loaded into them, and NumPy's numbers do not change.
+                state.update({key: np.array(value) for key, value in state.items() if isinstance(value, np.generic)})
+                for key, value in state.items():
+                    states.setdefault(slot.name, {})[key] = _entry(slot, first, piece, key, value)
+            self._count(part)
+        return {"params": self._tree(params), "state": states}
 
-    def _take_counters(self, part: Part) -> None:
-        """Let the optimizer go on from the counters that a checkpoint may have brought."""
-        for key, counters in part.counters.items():
-            found = {name: counter.item() for name, counter in counters.items()}
-            if len(set(found.values())) > 1:
-                told = ", ".join(f"{value} for {name!r}" for name, value in list(found.items())[:5])
-                raise UsageError(
-                    f"a checkpoint has brought {key!r} of the optimizer as {told}, and they are one unit here: it is from other units, which "
-                    "were updated unequally often; make this with the same units"
-                )
-            part.state[key][...] = next(iter(found.values()))
+    def _prepare(self, optimizer: Update, param: Array, state: dict[str, Any], name: str) -> None:
+        prepare = getattr(optimizer, "prepare", None)
+        if prepare is None:
+            raise UsageError(
+                f"the state of {optimizer!r} does not exist before its first update: give it a method prepare(param, state)"
+            )
+        prepare(param, state, **({"name": name} if takes_name(prepare) else {}))
 
-    def _give_counters(self, part: Part) -> None:
-        for key, counters in part.counters.items():
-            for counter in counters.values():
-                counter[...] = part.state[key]
 
-    def _split(self, part: Part, shard: Array) -> dict[str, ShardedArray]:
-        """Return a shard as pieces of the parameters that it holds elements of, by name."""
-        start = self._ranks.part * part.layout.shard_size
-        found = {slot.name: ShardedArray(slot.shape, [], dtype_of(shard)) for slot in part.layout.slots}
-        for slot, first, last in part.layout.within(start, start + shape_of(shard)[0]):
-            begin = slot.start + first - start
-            found[slot.name] = ShardedArray.of_range(slot.shape, first, shard[begin : begin + last - first])
-        return found
+def _piece(slot: Slot, first: int, own: Array) -> ShardedArray:
+    """Return the elements of a parameter from ``first`` on as pieces of it."""
+    return ShardedArray.of_range(slot.shape, first, own) if shape_of(own)[0] else ShardedArray(slot.shape, [], dtype_of(own))
+
+
+def _entry(slot: Slot, first: int, param: Array, key: str, value: Any) -> ShardedArray:
+    """Return what an optimizer keeps of a parameter as an array of that, or of one number."""
+    shape = shape_of(value) if hasattr(value, "shape") else None
+    if shape == ():
+        return ShardedArray((), [((), value)])
+    if shape == shape_of(param):
+        return _piece(slot, first, value)
+    found = f"shape {shape}" if shape is not None else f"type {type(value).__name__}"
+    raise UsageError(
+        f"the state {key!r} of the optimizer for {slot.name!r} has {found}, and a checkpoint can hold arrays of the shape of its part of the "
+        f"parameter, {shape_of(param)}, and of shape (): keep a number as np.zeros(())"
+    )

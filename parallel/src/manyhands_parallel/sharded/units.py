@@ -24,9 +24,8 @@ from manyhands_parallel.arrays import (
     shape_of,
 )
 from manyhands_parallel.layout import Layout, by_dtype
-from manyhands_parallel.overlaps import sharing
 
-__all__ = ["Part", "Unit", "check", "check_dtypes", "divide", "find"]
+__all__ = ["Part", "Unit", "check", "check_dtypes", "checked", "divide", "find"]
 
 
 @dataclass(eq=False)
@@ -44,10 +43,9 @@ class Part:
     gathered: Array = None
     gradient: Array = None
     pending: Work[Array] | None = None
-    state: dict[str, Any] = field(default_factory=dict)
-    counted: dict[str, Any] = field(default_factory=dict)
-    counters: dict[str, dict[str, Array]] = field(default_factory=dict)
-    """What the optimizer counts, an array of shape () for each parameter: a checkpoint may bring them from other units."""
+    states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the optimizer keeps of each parameter, of the elements that are in the shard."""
+    counted: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -55,11 +53,13 @@ class Unit:
     """Parameters with a name.
 
     ``relative`` has for each leaf, by its full name, the name within the unit. ``spec`` is that of the subtree that the unit is; None where it is
-    none, as in a flat dict: then it is shown as a dict of relative names.
+    none, as in a flat dict: then it is shown as a dict of relative names. ``tied`` has the first name of each leaf that is there under another
+    one. An array that stands in several units is a part of each of them.
     """
 
     name: str
     relative: dict[str, str]
+    tied: dict[str, str]
     spec: trees.Spec | None
     parts: list[Part]
     users: int = 0
@@ -67,29 +67,31 @@ class Unit:
 
     def tree(self, leaves: Mapping[str, Array]) -> Any:
         """Return leaves, by full names, as the tree that a program sees."""
-        if self.spec is not None:
-            return trees.rebuild(self.spec, {name: leaves[name] for name in self.relative})
-        return {short: leaves[name] for name, short in self.relative.items()}
+        shown = {short: leaves[self.tied.get(name, name)] for name, short in self.relative.items()}
+        return shown if self.spec is None else trees.rebuild(self.spec, shown)
 
-    def names(self, tree: Any, dtypes: Iterable[str | None]) -> dict[str, Array]:
-        """Return the gradients of a tree by full name, checked.
+    def gradients(self, tree: Any, dtypes: Iterable[str | None]) -> dict[str, list[Array]]:
+        """Return the gradients of a tree, checked: for each parameter that has any, by its first name, those of all its places.
 
         Raises
         ------
         UsageError
             The names, a shape or a dtype is not that of the unit's parameters.
         """
-        given = trees.named(tree)
-        if set(given) != set(self.relative.values()):
-            missing, extra = sorted(set(self.relative.values()) - set(given)), sorted(set(given) - set(self.relative.values()))
+        given, missing, unknown = trees.partly_named(tree, self.relative.values())
+        if missing or unknown:
             raise UsageError(
                 f"the gradients of the unit {self.name!r} must be {sorted(self.relative.values())}: missing are {missing or 'none'}, "
-                f"unknown are {extra or 'none'}; give zeros for a parameter without a gradient"
+                f"unknown are {unknown or 'none'}; give None for a parameter without a gradient: one that has none on any rank is not updated"
             )
-        for part in self.parts:
-            for slot in part.layout.slots:
-                check(slot.name, given[self.relative[slot.name]], slot.shape, {part.layout.dtype, *dtypes} - {None})
-        return {name: given[short] for name, short in self.relative.items()}
+        homes = {slot.name: (slot, part) for part in self.parts for slot in part.layout.slots}
+        found: dict[str, list[Array]] = {}
+        for name, short in self.relative.items():
+            if short in given:
+                slot, part = homes[self.tied.get(name, name)]
+                check(name, given[short], slot.shape, {part.layout.dtype, *dtypes} - {None})
+                found.setdefault(slot.name, []).append(given[short])
+        return found
 
 
 def check(name: str, gradient: Array, shape: tuple[int, ...], dtypes: Iterable[Any]) -> None:
@@ -103,23 +105,13 @@ def check(name: str, gradient: Array, shape: tuple[int, ...], dtypes: Iterable[A
         )
 
 
-def divide(params: Any, units: Sequence[str] | None, parts: int) -> tuple[list[Unit], trees.Spec]:
-    """Divide the parameters into units.
-
-    Parameters
-    ----------
-    params
-        A tree of arrays.
-    units
-        Prefixes of their names, each of whole components. Of several that fit, the longest has the leaf. By default the first component of
-        each name.
-    parts
-        The number of shards.
+def checked(params: Any) -> tuple[dict[str, Array], trees.Spec]:
+    """Return the parameters by name.
 
     Raises
     ------
     UsageError
-        A leaf belongs to no unit, or a unit has no leaf.
+        There are none.
     DTypeError
         A leaf is no array of floating-point numbers, or they are of several libraries.
     """
@@ -127,6 +119,31 @@ def divide(params: Any, units: Sequence[str] | None, parts: int) -> tuple[list[U
     if not leaves:
         raise UsageError("there are no parameters: the tree has no leaves")
     _check_leaves(leaves)
+    return leaves, spec
+
+
+def divide(
+    leaves: Mapping[str, Array], spec: trees.Spec, units: Sequence[str] | None, parts: int, tied: Mapping[str, str]
+) -> list[Unit]:
+    """Divide the parameters into units.
+
+    Parameters
+    ----------
+    leaves, spec
+        The parameters by name, and the tree of them.
+    units
+        Prefixes of their names, each of whole components. Of several that fit, the longest has the leaf. By default the first component of
+        each name.
+    parts
+        The number of shards.
+    tied
+        The names of arrays that have been there before, and their first names.
+
+    Raises
+    ------
+    UsageError
+        A leaf belongs to no unit, or a unit has no leaf.
+    """
     if isinstance(units, str):
         raise UsageError(f"units is a list of prefixes, such as [{units!r}], and a string was given")
     prefixes = list(dict.fromkeys(name.split(".")[0] for name in leaves)) if units is None else list(units)
@@ -142,9 +159,22 @@ def divide(params: Any, units: Sequence[str] | None, parts: int) -> tuple[list[U
     if empty:
         raise UsageError(f"the units {empty} have no parameters of their own; the parameters are {sorted(leaves)}")
     subtrees = trees.below(spec, prefixes)
-    return [
-        _unit(prefix, {name: leaves[name] for name in names}, subtrees.get(prefix), parts) for prefix, names in members.items()
-    ], spec
+    homes: dict[str, set[str]] = {}  # the units of each array
+    for prefix, names in members.items():
+        for name in names:
+            homes.setdefault(tied.get(name, name), set()).add(prefix)
+    shared = {name: _parts({name: leaves[name]}, parts)[0] for name, where in homes.items() if len(where) > 1}
+    found = []
+    for prefix, names in members.items():
+        firsts = dict.fromkeys(tied.get(name, name) for name in names)
+        own = _parts({name: leaves[name] for name in firsts if name not in shared}, parts)
+        subtree = subtrees.get(prefix)
+        if subtree is not None and subtree.num_leaves != len(names):
+            subtree = None
+        relative = {name: name[len(prefix) :].removeprefix(".") for name in names}
+        aliases = {name: tied[name] for name in names if name in tied}
+        found.append(Unit(prefix, relative, aliases, subtree, [*own, *(shared[name] for name in firsts if name in shared)]))
+    return found
 
 
 def find(units: Mapping[str, Unit], name: str) -> Unit:
@@ -174,10 +204,7 @@ def _is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
-def _unit(prefix: str, leaves: Mapping[str, Array], subtree: trees.Spec | None, parts: int) -> Unit:
-    relative = {name: name[len(prefix) :].removeprefix(".") for name in leaves}
-    if subtree is not None and subtree.num_leaves != len(leaves):
-        subtree = None
+def _parts(leaves: Mapping[str, Array], parts: int) -> list[Part]:
     found = []
     for some in by_dtype(leaves):
         leaf = next(iter(some.values()))
@@ -188,7 +215,7 @@ def _unit(prefix: str, leaves: Mapping[str, Array], subtree: trees.Spec | None, 
             else namespace(leaf).empty(0, dtype=leaf.dtype, device=array_api_compat.device(leaf))
         )
         found.append(Part(Layout.of(some, parts), template))
-    return Unit(prefix, relative, subtree, found)
+    return found
 
 
 def _prefixes(name: str) -> Iterator[str]:
@@ -213,9 +240,3 @@ def _check_leaves(leaves: Mapping[str, Any]) -> None:
                 f"all parameters must be arrays of one library in one place: {first_name!r} is a {type(first).__name__}, and {name!r} a "
                 f"{type(leaf).__name__}"
             )
-    tied = sharing(leaves)
-    if tied is not None:
-        raise UsageError(
-            f"the parameters {tied[0]!r} and {tied[1]!r} share memory, and would come apart: give one of them, use it in both places, and add up its "
-            "gradients"
-        )
