@@ -254,8 +254,8 @@ def test_trees_that_cannot_be_saved_are_refused_on_every_rank(tmp_path, tree_of,
 def test_a_module_of_masked_arrays_that_another_thread_is_loading_is_of_no_concern(tmp_path, monkeypatch):
     half = ModuleType("numpy.ma")
     with monkeypatch.context() as patch:
+        patch.setattr(np, "ma", half)  # first, since this asks for what is there, which NumPy loads then
         patch.setitem(sys.modules, "numpy.ma", half)
-        patch.setattr(np, "ma", half)
         mp.save({"w": np.ones(2)}, tmp_path)
     assert mp.load(tmp_path)["w"].tolist() == [1.0, 1.0]
 
@@ -357,3 +357,109 @@ def test_an_empty_dict_takes_all_that_is_there(tmp_path):
     assert list(mp.load(tmp_path / "saved", {})) == ["state", "w"]
     with pytest.raises(UsageError, match="an empty dict in like= takes all"):
         mp.load(tmp_path / "saved", {"w": np.zeros(3)})
+
+
+# What differs between the ranks
+
+
+def test_an_empty_dict_takes_what_this_rank_has_for_itself(tmp_path):
+    def program(group):
+        own = {"state": {0: {"m": np.full(2, float(group.rank)), "step": group.rank}}, "more": {}}
+        mp.save({"w": np.ones(2), "own": mp.PerRank(own)}, tmp_path, group)
+        report = mp.LoadReport()
+        found = mp.load(tmp_path, {"w": np.zeros(2), "own": mp.PerRank({"state": {}, "more": {}})}, group, report=report)
+        all_of_it = mp.load(tmp_path, {"w": np.zeros(2), "own": mp.PerRank({})}, group)["own"].value
+        assert (report.kept, report.unused) == ((), ())
+        return found["own"].value["state"][0]["m"].tolist(), all_of_it["state"][0]["step"]
+
+    assert run(program, 2).results == [([0.0, 0.0], 0), ([1.0, 1.0], 1)]
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1 << 17, (1 << 18) + 5])
+def test_arrays_that_differ_between_ranks_are_refused_on_every_rank(tmp_path, size):
+    def program(group):
+        changed = np.arange(float(size))
+        swapped = changed.copy()
+        changed[-1] += group.rank == 2
+        if group.rank == 1:
+            swapped[[0, -1]] = swapped[[-1, 0]]
+        mp.save({"w": np.zeros(size)}, tmp_path, group)
+        with mp.AsyncSaver(tmp_path / "saver", group) as saver:
+            for tree in ({"w": changed}, {"w": [swapped[::-1]]})[: 1 if size == 1 else 2]:
+                for save in (lambda tree: mp.save(tree, tmp_path, group), lambda tree: saver.save(tree, step=1)):
+                    with pytest.raises(
+                        UsageError, match=r"the content of leaf 'w.*: checksum [0-9a-f]{8} on ranks? 0.*\n.*mp.PerRank\(value\)"
+                    ):
+                        save(tree)
+        assert not mp.load(tmp_path)["w"].any()
+        mp.save({"w": changed}, tmp_path, group, check=False)
+
+    run(program, 3)
+
+
+def test_each_rank_gets_back_what_it_has_for_itself(tmp_path):
+    def program(group):
+        rng = np.random.default_rng(group.rank)
+        rng.random(group.rank)
+        own = {
+            "rng": rng.bit_generator.state,
+            "a": np.arange(float(group.rank)),
+            "big": np.full(300_000, group.rank),
+            "none": None,
+        }
+        tree = {"w": np.ones(2), "own": mp.PerRank(own), "number": mp.PerRank(group.rank)}
+        mp.save(tree, tmp_path / "c", group)
+        with mp.AsyncSaver(tmp_path / "saver", group) as saver:
+            saver.save(tree, step=1).wait()
+        blank = {
+            "rng": np.random.default_rng(7).bit_generator.state,
+            "a": np.ones(group.rank),
+            "big": np.zeros(300_000, int),
+            "none": None,
+        }
+        for path in (tmp_path / "c", tmp_path / "saver" / "1"):
+            found = mp.load(path, {"w": np.zeros(2), "own": mp.PerRank(blank), "number": mp.PerRank(-1)}, group)
+            assert found["own"].value["rng"] == own["rng"]
+            assert found["own"].value["big"] is blank["big"]
+            assert set(blank["big"].tolist()) == {group.rank}
+            assert found["own"].value["a"].tolist() == list(range(group.rank))
+            assert found["number"].value == group.rank
+        return own["rng"]
+
+    states = run(program, 3).results
+    found = mp.load(tmp_path / "c")
+    assert [found["own"][rank]["rng"] for rank in range(3)] == states
+    assert found["number"] == {0: 0, 1: 1, 2: 2}
+
+
+def test_values_of_each_rank_are_loaded_by_as_many_ranks(tmp_path):
+    run(lambda group: mp.save({"own": mp.PerRank(10 + group.rank)}, tmp_path, group), 2)
+
+    def program(group):
+        with pytest.raises(UsageError, match=f"leaf 'own': .*2 ranks have saved it, and {group.world_size} load it"):
+            mp.load(tmp_path, {"own": mp.PerRank(0)}, group)
+        return mp.load(tmp_path, {"own": mp.PerRank(0)}, group, strict=False)["own"].value
+
+    assert run(program, 3).results == [10, 11, 0]
+    assert run(program, 1).results == [10]
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        (
+            lambda rank: {"own": mp.PerRank(1) if rank else 1},
+            "leaf 'own': the value 1 on rank 0; a value of each rank on rank 1",
+        ),
+        (lambda rank: {"own": mp.PerRank(1), "own.1": 2}, "two leaves have the name 'own.1'"),
+        (lambda rank: {"own": mp.PerRank({"a": mp.PerRank(1)})}, "leaf 'own': a value of each rank is made of arrays"),
+        (lambda rank: {"own": mp.PerRank(object() if rank else 1)}, "leaf 'own': "),
+    ],
+)
+def test_impossible_values_of_each_rank_are_refused_on_every_rank(tmp_path, tree, said):
+    def program(group):
+        with pytest.raises((UsageError, DTypeError), match=said):
+            mp.save(tree(group.rank), tmp_path, group)
+
+    run(program, 2)
+    assert not list(tmp_path.glob("*.safetensors"))

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from manyhands_parallel.sharded.model import Sharded
     from manyhands_parallel.sharded.optimizer import ShardedOptimizer
     from manyhands_parallel.sharded.ranks import Hybrid
-    from manyhands_parallel.sharded_arrays import ShardedArray
+    from manyhands_parallel.sharded_arrays import PerRank, ShardedArray
     from manyhands_parallel.tensor_parallel import (
         Vjp,
         column_linear,
@@ -94,6 +94,7 @@ __all__ = [
     "Message",
     "MissingActionError",
     "Partial",
+    "PerRank",
     "Pipeline",
     "Placement",
     "Plan",
@@ -174,6 +175,7 @@ _HOMES = {
     "Message": "pipeline.actions",
     "MissingActionError": "pipeline.errors",
     "Partial": "dtensor",
+    "PerRank": "sharded_arrays",
     "Pipeline": "pipeline.run",
     "Placement": "dtensor",
     "Plan": "pipeline.plan",

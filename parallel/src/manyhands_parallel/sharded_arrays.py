@@ -9,7 +9,7 @@ from manyhands.errors import DTypeError, SizeMismatchError, UsageError
 from manyhands_parallel.arrays import Array, dtype_of, shape_of
 from manyhands_parallel.boxes import Box, boxes_of_range, whole
 
-__all__ = ["Distributed", "Inert", "ShardedArray"]
+__all__ = ["Distributed", "Inert", "PerRank", "ShardedArray"]
 
 
 class Inert:
@@ -125,6 +125,36 @@ class ShardedArray(Inert):
     def __repr__(self) -> str:
         places = ", ".join(f"{box.shape} at {box.offset}" for box, _ in self.pieces)
         return f"ShardedArray({self.shape}, {self.dtype}, [{places}])"
+
+
+class PerRank:
+    """What each rank has for itself, such as the state of its random numbers: a leaf of trees, for checkpoints.
+
+    >>> rng = np.random.default_rng(group.rank)
+    >>> state = {"params": params, "rng": mp.PerRank(rng.bit_generator.state)}
+    >>> mp.save(state, "ckpt/100", group)
+    >>> state = mp.load("ckpt/100", like=state, group=group)  # on as many ranks
+    >>> rng.bit_generator.state = state["rng"].value
+
+    Each rank saves its value, and gets it back; trees, shapes and dtypes may differ between the ranks. In the checkpoint the names have the number
+    of the rank in them: ``"rng.0.state.inc"``.
+
+    Parameters
+    ----------
+    value
+        An array, a bool, int, float, complex, str or bytes, or a tree of these.
+
+    Attributes
+    ----------
+    value
+        What was given.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"PerRank({self.value!r:.80})"
 
 
 @runtime_checkable

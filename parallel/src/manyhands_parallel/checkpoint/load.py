@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from manyhands_parallel.checkpoint.metadata import (
     from_json,
     parse,
 )
-from manyhands_parallel.checkpoint.plan import is_value
+from manyhands_parallel.checkpoint.plan import is_value, own_name
 from manyhands_parallel.checkpoint.progress import progress_bar
 from manyhands_parallel.checkpoint.ranks import Ranks
 from manyhands_parallel.checkpoint.reading import File, Want
-from manyhands_parallel.sharded_arrays import Distributed, ShardedArray
+from manyhands_parallel.sharded_arrays import Distributed, PerRank, ShardedArray
 from manyhands_parallel.trees import flatten, rebuild
 
 __all__ = ["LoadReport", "load", "read_metadata"]
@@ -76,15 +76,16 @@ def load(
     path
         The folder of a checkpoint, the same on all ranks. Or any file in safetensors format.
     like
-        A tree with the names, shapes and dtypes of what shall be loaded, as this rank wants it: arrays are loaded whole, and of a
-        `ShardedArray` or a `DTensor` its pieces. Arrays that can be written get the new content in place: their old content is lost. None: all arrays,
-        whole, as NumPy arrays, and all values, in nested dicts by the keys of the tree that was saved (a list has the keys 0, 1 ...). An empty dict
-        in it takes what the checkpoint has there in the same way, such as the state of an optimizer of torch that has not made a step; as
-        tensors on the CPU, if there is any tensor in ``like``.
+        A tree with the names, shapes and dtypes of what shall be loaded, as this rank wants it: arrays are loaded whole, of a
+        `ShardedArray` or a `DTensor` its pieces, and of a `PerRank` what this rank has saved. Arrays that can be written get the new content in
+        place: their old content is lost. None: all arrays, whole, as NumPy arrays, and all values, in nested dicts by the keys of the tree that was
+        saved (a list has the keys 0, 1 ...). An empty dict in it takes what the checkpoint has there in the same way, such as the state of an
+        optimizer of torch that has not made a step; as tensors on the CPU, if there is any tensor in ``like``.
     group
         The ranks that load; every one of them must call it. None for one process.
     strict
-        Whether ``like`` and the checkpoint must have the same leaves. If not, those that only one of them has stay as they are.
+        Whether ``like`` and the checkpoint must have the same leaves, and as many ranks must load a `PerRank` as have saved it. If not, those
+        that only one of them has stay as they are.
     verify
         Whether to read all blocks (1 MiB) that hold wanted bytes wholly, to compare them with their checksums. Otherwise that is done for
         those that are read in one go anyway: all, where ranks read what they have written.
@@ -127,7 +128,7 @@ def load(
     tree = None
     try:
         metadata = _of_file(folder) if data is None else parse(data, str(folder / storage.METADATA), Metadata)
-        task = _Task.of(metadata, like, strict)
+        task = _Task.of(metadata, like, strict, ranks)
         for name in {want.chunk.file for want in task.wants}:
             _open(folder, metadata, name).close()
     except Exception as error:  # noqa: BLE001 - it is raised on all ranks
@@ -242,22 +243,38 @@ class _Task:
     unused: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, metadata: Metadata, template: Any, strict: bool) -> _Task:
+    def of(cls, metadata: Metadata, template: Any, strict: bool, ranks: Ranks) -> _Task:
         """Compare a tree with what a checkpoint holds."""
         if template is None:
             return cls._of_all(metadata)
-        leaves, spec = flatten(template, is_leaf=_is_open)
+        given, spec = flatten(template, is_leaf=_is_open)
         stored: dict[str, StoredArray | StoredValue] = {**metadata.arrays, **metadata.values}
+        leaves: dict[str, Any] = {}
+        opened: dict[str, tuple[Any, ...]] = {}  # those that take all that the checkpoint has below a path
+        owns: dict[
+            str, tuple[Any, list[str]]
+        ] = {}  # of what each rank has for itself, the tree and the names in the checkpoint
+        found: set[str] = set()  # what is taken by these, and what other ranks have
+        for (name, leaf), path in zip(given.items(), spec.paths(), strict=True):
+            some: Iterable[tuple[str, Any, tuple[Any, ...]]] = [(name, leaf, path)]
+            if isinstance(leaf, PerRank):
+                inner, below = flatten(leaf.value, is_leaf=_is_open)
+                owns[name] = below, [own_name(name, ranks.rank, short) for short in inner]
+                found |= _of_others(name, leaf, stored, metadata.world_size, ranks, strict)
+                some = zip(owns[name][1], inner.values(), ((*path, ranks.rank, *more) for more in below.paths()), strict=True)
+            for full, each, whole_path in some:
+                leaves[full] = each
+                if _is_open(each):
+                    opened[full] = whole_path
         task = cls(lambda: None)
-        opened = {name: path for (name, leaf), path in zip(leaves.items(), spec.paths(), strict=True) if _is_open(leaf)}
         taken = {
             name: {
                 other: each for other, each in stored.items() if len(each.path) > len(path) and each.path[: len(path)] == path
             }
             for name, path in opened.items()
         }
+        found.update(*taken.values())
         task.kept = tuple(name for name in leaves if name not in stored and name not in opened)
-        found = {name for some in taken.values() for name in some}
         task.unused = tuple(name for name in stored if name not in leaves and name not in found)
         if strict and (task.kept or task.unused):
             raise UsageError(
@@ -281,7 +298,14 @@ class _Task:
                     results[name] = lambda leaf=leaf: leaf  # type: ignore[misc]
             except UsageError as error:
                 raise type(error)(f"leaf {name!r}: {error}") from error
-        task.finish = lambda: rebuild(spec, {name: result() for name, result in results.items()})
+
+        def finish() -> Any:
+            found = {name: result() for name, result in results.items()}
+            for name, (below, names) in owns.items():
+                found[name] = PerRank(rebuild(below, {each: found[each] for each in names}))
+            return rebuild(spec, {name: found[name] for name in given})
+
+        task.finish = finish
         return task
 
     @classmethod
@@ -380,6 +404,23 @@ class _Task:
             if common is not None:
                 part = cut(target, common.within(box))
                 self.wants.append(Want(name, chunk, common.within(chunk.box), part))
+
+
+def _of_others(name: str, leaf: PerRank, stored: Mapping[str, Any], saved: int, ranks: Ranks, strict: bool) -> set[str]:
+    """Return what other ranks have saved for themselves under a name.
+
+    Raises
+    ------
+    UsageError
+        Other than ``saved`` ranks load, and with ``strict`` nothing may be left out.
+    """
+    if strict and ranks.count != saved:
+        raise UsageError(
+            f"leaf {name!r}: {leaf!r} is what each rank has for itself; {saved} ranks have saved it, and {ranks.count} load it. Load it on {saved} "
+            "ranks; with strict=False, ranks without one keep what they have; and without like= a load returns those of all ranks"
+        )
+    prefixes = tuple(own_name(name, rank, "") for rank in range(saved) if rank != ranks.rank)
+    return {each for each in stored if any(each == prefix or each.startswith(prefix + ".") for prefix in prefixes)}
 
 
 def _compare(stored: StoredArray, shape: tuple[int, ...], dtype: str) -> None:

@@ -6,8 +6,9 @@ import hashlib
 import operator
 import os
 import secrets
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,15 @@ from manyhands_parallel.arrays import Array, dtype_of, itemsize, shape_of
 from manyhands_parallel.boxes import Box, boxes_of_range, whole
 from manyhands_parallel.checkpoint import storage
 from manyhands_parallel.checkpoint.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointWriteError
-from manyhands_parallel.checkpoint.host import cut, source
+from manyhands_parallel.checkpoint.host import cut, fingerprint, source
 from manyhands_parallel.checkpoint.metadata import BLOCK_BYTES, Stamp, parse, to_json
 from manyhands_parallel.checkpoint.ranks import Failure, Ranks
 from manyhands_parallel.checkpoint.safetensors import check_dtype
 from manyhands_parallel.checkpoint.tiling import find_fault, tile
-from manyhands_parallel.sharded_arrays import Distributed, ShardedArray
+from manyhands_parallel.sharded_arrays import Distributed, PerRank, ShardedArray
 from manyhands_parallel.trees import flatten
 
-__all__ = ["Leaf", "Part", "Plan", "is_value", "make_plan"]
+__all__ = ["Leaf", "Part", "Plan", "is_value", "make_plan", "own_name"]
 
 
 @dataclass(frozen=True)
@@ -96,21 +97,34 @@ def is_value(leaf: Any) -> bool:
     return isinstance(leaf, bool | int | float | complex | str | bytes | bytearray) and not isinstance(leaf, np.generic)
 
 
-def make_plan(tree: Any, path: str | os.PathLike[str], ranks: Ranks, step: int | None, extra: Any) -> Plan:
+def own_name(name: str, rank: int, inner: str) -> str:
+    """Return the name in a checkpoint of a leaf of what one rank has for itself."""
+    return ".".join(part for part in (name, str(rank), inner) if part)
+
+
+def make_plan(
+    tree: Any, path: str | os.PathLike[str], ranks: Ranks, step: int | None, extra: Any, *, check: bool = True
+) -> Plan:
     """Agree with the other ranks, in one collective; see `manyhands_parallel.save` for what is refused.
 
     Rank 0 makes the folder, and removes what earlier saves have left there, before any rank writes.
     """
     folder = Path(path)
     leaves: list[Leaf] = []
+    own: list[Leaf] = []
     same: dict[str, str] = {}
     failure: Failure | None = None
     mine: Exception | None = None
     try:
         step, extra = _checked_step(step), to_json(extra)
-        leaves = _leaves(tree)
+        leaves, own, bearers = _leaves(tree, ranks.rank)
         same = {"the path": os.fspath(path), "the step": str(step), "extra": msgspec.json.encode(extra).decode()}
-        same |= {f"leaf {leaf.name!r}": str(leaf) for leaf in leaves}
+        same |= {"check": str(bool(check))} | {f"leaf {leaf.name!r}": str(leaf) for leaf in leaves}
+        same |= {f"leaf {name!r}": "a value of each rank" for name in bearers}
+        if check and ranks.count > 1:
+            same |= {
+                f"the content of leaf {leaf.name!r}": _content(leaf) for leaf in leaves if leaf.dtype and not leaf.is_sharded
+            }
         if ranks.rank == 0:
             _prepare(folder)
     except OSError as error:
@@ -124,15 +138,37 @@ def make_plan(tree: Any, path: str | os.PathLike[str], ranks: Ranks, step: int |
             "save": secrets.token_hex(8) if ranks.rank == 0 else "",
             "digest": hashlib.sha256(msgspec.json.encode(list(same.items()))).hexdigest(),
             "pieces": {number: list(leaf.pieces) for number, leaf in enumerate(leaves) if leaf.is_sharded},
+            "own": [(leaf.name, leaf.path, leaf.dtype, leaf.shape, leaf.value) for leaf in own],
         }
     )
     ranks.raise_first([offer["failure"] for offer in offers], mine)
     if len({offer["digest"] for offer in offers}) > 1:
-        raise UsageError(difference("save", range(ranks.count), ranks.all_gather(same)), rank=ranks.rank)
+        told = difference("save", range(ranks.count), ranks.all_gather(same))
+        raise UsageError(
+            f"{told}\nWhat each rank has for itself is saved as mp.PerRank(value); arrays that should be alike become so by mp.broadcast(tree, "
+            "group)",
+            rank=ranks.rank,
+        )
     held = [
         {number: [Box(tuple(offset), tuple(shape)) for offset, shape in boxes] for number, boxes in offer["pieces"].items()}
         for offer in offers
     ]
+    for rank, offer in enumerate(offers):
+        for place, (name, keys, dtype, shape, value) in enumerate(offer["own"]):
+            if rank == ranks.rank:
+                leaf = own[place]
+            else:
+                leaf = Leaf(name, tuple(keys), dtype, tuple(shape), is_sharded=dtype is not None, value=value)
+            if leaf.is_sharded:
+                for holder, pieces in enumerate(held):
+                    pieces[len(leaves)] = [whole(leaf.shape)] if holder == rank and whole(leaf.shape).size else []
+            leaves.append(leaf)
+    twice = [name for name, count in Counter(leaf.name for leaf in leaves).items() if count > 1]
+    if twice:
+        raise UsageError(
+            f"two leaves have the name {twice[0]!r}: values of each rank have the number of the rank in their names; rename one of them",
+            rank=ranks.rank,
+        )
     tasks = _divide(leaves, held, ranks.rank)
     parts = [
         Part(leaves[number], box, cut(leaves[number].pieces[whole(leaves[number].shape)], box))
@@ -153,16 +189,40 @@ def _checked_step(step: Any) -> int | None:
     return number
 
 
-def _leaves(tree: Any) -> list[Leaf]:
-    """Return the leaves by sorted names, whatever the order in which this rank's dicts hold them."""
+def _leaves(tree: Any, rank: int) -> tuple[list[Leaf], list[Leaf], list[str]]:
+    """Return the leaves that all ranks have, by sorted names, whatever the order in which this rank's dicts hold them; those that this rank has
+    for itself; and the names under which each rank has some.
+    """
     leaves, spec = flatten(tree)
-    found = []
+    found, own, bearers = [], [], []
     for (name, leaf), path in zip(leaves.items(), spec.paths(), strict=True):
         try:
-            found.append(_leaf(name, _keys(path), leaf))
+            if not isinstance(leaf, PerRank):
+                found.append(_leaf(name, _keys(path), leaf))
+                continue
+            bearers.append(name)
+            inner, below = flatten(leaf.value)
+            for (short, each), more in zip(inner.items(), below.paths(), strict=True):
+                own.append(_own_leaf(own_name(name, rank, short), (*_keys(path), rank, *_keys(more)), each))
         except UsageError as error:
             raise type(error)(f"leaf {name!r}: {error}") from error
-    return sorted(found, key=lambda leaf: leaf.name)
+    return sorted(found, key=lambda leaf: leaf.name), own, sorted(bearers)
+
+
+def _own_leaf(name: str, path: tuple[int | str, ...], leaf: Any) -> Leaf:
+    """Return a leaf that this rank alone has."""
+    if isinstance(leaf, ShardedArray | Distributed | PerRank):
+        raise UsageError(f"a value of each rank is made of arrays and Python values, and {type(leaf).__qualname__} was given")
+    found = _leaf(name, path, leaf)
+    if found.dtype is None:
+        return found
+    return replace(found, is_sharded=True, pieces={box: array for box, array in found.pieces.items() if box.size})
+
+
+def _content(leaf: Leaf) -> str:
+    """Return what is told of the bytes of an array that all ranks should have."""
+    (array,) = leaf.pieces.values()
+    return f"checksum {fingerprint(array)}"
 
 
 def _leaf(name: str, path: tuple[int | str, ...], leaf: Any) -> Leaf:

@@ -42,6 +42,7 @@ def save(
     *,
     step: int | None = None,
     extra: Any = None,
+    check: bool = True,
     progress: bool | None = None,
     timeout_s: float | None = None,
 ) -> None:
@@ -55,9 +56,10 @@ def save(
     tree
         Dicts, lists, tuples and their kin, and in them:
 
-        - arrays of NumPy, CuPy, torch and JAX. All ranks must have the same; each writes a share.
+        - arrays of NumPy, CuPy, torch and JAX. All ranks must have the same, bit for bit; each writes a share.
         - `ShardedArray` and `DTensor`: each rank's pieces. A piece that several ranks have is written once.
         - bool, int, float, complex, str and bytes, equal on all ranks. None is no leaf.
+        - `PerRank`: what each rank has for itself.
     path
         A folder that all ranks see, the same on all. It is made if need be; of what is there, only the files of an earlier checkpoint are
         replaced. Nobody else may save into it at the same time: the files of saves that are not complete are removed.
@@ -67,6 +69,9 @@ def save(
         A number for `latest` and `describe`.
     extra
         What `describe` shall give back: Python values in lists and dicts, equal on all ranks.
+    check
+        Whether the ranks compare checksums of the arrays that all of them have. Each rank reads all of its bytes for that, some GB in a
+        second; arrays on a GPU come to the host. Without, arrays that differ end in a mixture.
     progress
         Whether rank 0 shows a progress bar; by default for 256 MiB or more on a terminal.
     timeout_s
@@ -75,7 +80,7 @@ def save(
     Raises
     ------
     UsageError
-        The ranks gave different trees, steps or the like; a leaf is none of the above; or pieces of an array overlap in part, or leave
+        The ranks gave different trees, steps or the like, or arrays of different content; a leaf is none of the above; or pieces of an array overlap in part, or leave
         elements out. Nothing was written.
     DTypeError
         A dtype cannot be stored: big-endian, structured, long double, text, objects.
@@ -90,7 +95,7 @@ def save(
     All but the last are raised on every rank, and the group stays usable.
     """
     ranks = Ranks(group, timeout_s)
-    plan = make_plan(tree, path, ranks, step, extra)
+    plan = make_plan(tree, path, ranks, step, extra, check=check)
     with progress_bar("saving", plan.largest_bytes, progress, ranks.rank) as advance:
         write(plan, ranks, lambda: plan.parts, advance)
 

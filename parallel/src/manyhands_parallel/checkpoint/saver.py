@@ -150,7 +150,7 @@ class AsyncSaver:
             self._work._future.exception()
         self._is_closed = True
 
-    def save(self, tree: Any, *, step: int, extra: Any = None, progress: bool = False) -> SaveWork:
+    def save(self, tree: Any, *, step: int, extra: Any = None, check: bool = True, progress: bool = False) -> SaveWork:
         """Save a tree, and return when this rank's share is copied: the program may then change its arrays.
 
         One collective compares what the ranks save; the rest happens in the background. If the save before has not ended, this waits for it:
@@ -162,8 +162,8 @@ class AsyncSaver:
             As for `manyhands_parallel.save`.
         step
             The number of the checkpoint: the name of its folder. If it is there, it is replaced.
-        extra, progress
-            As for `manyhands_parallel.save`.
+        extra, check, progress
+            As for `manyhands_parallel.save`. The check is done before this returns.
 
         Returns
         -------
@@ -182,7 +182,7 @@ class AsyncSaver:
         if self._is_closed:
             raise ClosedError("the saver was closed; make another one")
         self._settle()
-        plan = make_plan(tree, self._path / str(step), self._ranks, step, extra)
+        plan = make_plan(tree, self._path / str(step), self._ranks, step, extra, check=check)
         parts: list[Part] = []
         problem: Exception | None = None
         try:

@@ -231,8 +231,7 @@ class GradientSync:
     def state(self) -> dict[str, Any]:
         """Return what the compression of this rank keeps from step to step, for a checkpoint: a tree of arrays and numbers, not copied.
 
-        Without compression it is empty. With it, each rank has its own: save it without a group, in a folder for each rank, since a save by all
-        ranks takes arrays to be alike.
+        Without compression it is empty. With it, each rank has its own: save it as ``mp.PerRank(sync.state())``.
         """
         return {} if self._compressor is None else self._compressor.state()
 
