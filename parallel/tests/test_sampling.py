@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -113,3 +115,103 @@ def test_what_makes_no_sense_is_refused(wrong, said):
         mp.Sampler(**({"n": 3, "group": Place(0, 1), "batch_size": 1} | wrong))
     with pytest.raises(UsageError, match="epoch must be"):
         mp.shard_indices(3, Place(0, 1), -1)
+
+
+# Batches that are taken before they are used
+
+
+def ahead_of(batches, ahead):
+    """Yield batches as a loader does that takes some in advance."""
+    queue = deque()
+    for batch in batches:
+        queue.append(batch)
+        if len(queue) > ahead:
+            yield queue.popleft()
+    yield from queue
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4, 100])
+def test_the_state_within_following_is_that_of_the_batches_that_came_out(ahead):
+    used = []
+    samplers = [mp.Sampler(50, Place(rank, 2), 4, seed=3) for rank in range(2)]
+    for sampler in samplers:
+        for number, batch in enumerate(sampler.following(ahead_of(sampler.epoch(0), ahead))):
+            used += batch.tolist()
+            if number == 2:
+                state = sampler.state()
+                break
+        assert (sampler.epoch_number, sampler.start) == (0, 24)
+    for rank in range(3):  # goes on on three ranks
+        again = mp.Sampler(50, Place(rank, 3), 5, seed=3)
+        again.load_state(state)
+        used += [i for batch in again.following(ahead_of(again.epoch(0), ahead)) for i in batch.tolist()]
+        assert int(again.state()["start"]) == 50
+    assert sorted(used) == list(range(50))
+
+
+def test_following_goes_through_several_epochs():
+    sampler = mp.Sampler(20, Place(0, 1), 4)
+    seen = [
+        (int(sampler.state()["epoch"]), int(sampler.state()["start"]))
+        for epoch in range(2)
+        for _ in sampler.following(ahead_of(sampler.epoch(epoch), 2))
+    ]
+    assert seen == [(epoch, start) for epoch in range(2) for start in (4, 8, 12, 16, 20)]
+
+
+def test_what_following_cannot_count_is_refused():
+    sampler = mp.Sampler(40, Place(0, 1), 4)
+    loader = ahead_of(sampler.epoch(0), 2)
+    next(loader)
+    with pytest.raises(UsageError, match="has taken batches before following"):
+        list(sampler.following(loader))
+    with pytest.raises(UsageError, match="not taken from this sampler within following"):
+        list(sampler.following([1, 2]))
+    one = sampler.following(loader := ahead_of(sampler.epoch(0), 2))
+    next(one)
+    with pytest.raises(UsageError, match="another following"):
+        next(sampler.following([]))
+    one.close()
+    assert int(sampler.state()["start"]) == 4
+    next(loader)
+    with pytest.raises(UsageError, match=r"the loop of following\(\) was left, and its loader goes on"):
+        sampler.state()
+
+
+def test_a_state_after_batches_were_taken_in_another_thread_is_refused():
+    sampler = mp.Sampler(40, Place(0, 1), 4)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: list(sampler.epoch(0))).result()
+    with pytest.raises(UsageError, match=r"another thread has taken the last batch.*sampler.following\(loader\)"):
+        sampler.state()
+    sampler.load_state(mp.Sampler(40, Place(0, 1), 4).state())
+    assert int(sampler.state()["start"]) == 0
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_of_torch_with_workers_needs_following(workers):
+    from torch.utils.data import DataLoader
+
+    sampler = mp.Sampler(96, Place(0, 1), 4, seed=1)
+
+    def loader():
+        return DataLoader(range(96), batch_sampler=(batch for batch in sampler.epoch(0)), num_workers=workers)
+
+    seen = []
+    for number, batch in enumerate(sampler.following(loader())):
+        seen += batch.tolist()
+        if number == 2:
+            break
+    state = sampler.state()
+    assert int(state["start"]) == 12
+    again = mp.Sampler(96, Place(0, 1), 4, seed=1)
+    again.load_state(state)
+    assert sorted(seen + [i for batch in again.epoch(0) for i in batch.tolist()]) == list(range(96))
+    for _ in loader():
+        if workers:
+            with pytest.raises(UsageError, match="a DataLoader with num_workers=2 has taken them"):
+                sampler.state()
+        else:
+            assert int(sampler.state()["start"]) == 4
+        break

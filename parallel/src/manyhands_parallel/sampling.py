@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, SupportsIndex
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any, Protocol, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +17,10 @@ from manyhands.errors import UsageError
 
 __all__ = ["Ranked", "Sampler", "shard_indices"]
 
+T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
+_FRAMES = 16
+"""How many calls may lie between a loader and the sampler."""
 _MODES = ("keep", "pad", "drop")
 
 
@@ -82,6 +89,13 @@ class Sampler:
     Where a rank has fewer samples than others, its last batch is smaller, and may be empty: give the number of its samples as the weight.
     `shard_indices` says which samples they are.
 
+    What fetches batches ahead, such as a ``DataLoader`` with workers, takes them from the sampler before they are used. Iterate over
+    `following` then, so that `state` says which were used:
+
+    >>> loader = DataLoader(data, batch_sampler=sampler.epoch(epoch), num_workers=2)
+    >>> for batch in sampler.following(loader):
+    ...     ...
+
     Parameters
     ----------
     n
@@ -98,9 +112,9 @@ class Sampler:
     batch_size
         The samples of a batch on one rank.
     epoch_number
-        The epoch of the last batch that was given out, or of the state that was loaded.
+        The epoch of the last batch that was given out, with `following` used, or of the state that was loaded.
     start
-        How many samples of this epoch all ranks together have been given.
+        How many samples of this epoch all ranks together have been given, with `following` used.
 
     Raises
     ------
@@ -116,6 +130,10 @@ class Sampler:
         self.epoch_number: int = 0
         self.start: int = 0
         self._loaded = False
+        self._follower: object | None = None  # the loop that says which batches are used
+        self._ahead: deque[tuple[int, int]] = deque()  # where the sampler stands behind each batch that is not used yet
+        self._thread: int | None = None  # that has taken the last batch
+        self._doubt = ""  # why it is not known which batches were used
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch."""
@@ -153,23 +171,98 @@ class Sampler:
         mine = self._share.indices(number, start)
         size, ranks = self.batch_size, self._share.world_size
         last = self._batches(start) - 1
+        follower: object | None = None  # the loop in which this run began
         for batch in range(last + 1):
             # Counted before it is given out: who saves in the body of the loop has used this batch. Behind the last one nothing is left.
-            self.epoch_number, self.start = number, start + (batch + 1) * size * ranks if batch < last else self._share.n
+            place = number, start + (batch + 1) * size * ranks if batch < last else self._share.n
+            if not batch:
+                self._ahead.clear()  # what a run before has given out and nobody has used
+                follower = self._follower
+            if self._follower is not None:
+                if self._follower is not follower:
+                    raise UsageError(
+                        "the loader has taken batches before following() began, and nobody knows which of them were used: give following() the "
+                        "loader, and not an iterator that has begun"
+                    )
+                self._ahead.append(place)
+            elif follower is not None:
+                self._doubt = "the loop of following() was left, and its loader goes on"
+            else:
+                self.epoch_number, self.start = place
+                self._doubt = _prefetcher(sys._getframe(1))
+                self._thread = threading.get_ident()
             yield mine[batch * size : (batch + 1) * size]
+
+    def following(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield what a loader makes of the batches of `epoch`, one for each, and count those that come out as used.
+
+        Parameters
+        ----------
+        batches
+            A loader that takes the batches of an `epoch` of this sampler, in their order, as far ahead as it likes. Give it before it is
+            iterated over: ``sampler.following(loader)``.
+
+        Yields
+        ------
+        object
+            What comes out of the loader.
+
+        Raises
+        ------
+        UsageError
+            The loader has begun before, or gives more than it has taken from this sampler, or another `following` loop is not over.
+        """
+        if self._follower is not None:
+            raise UsageError(
+                "another following() loop of this sampler is not over; leave it first: each loader has a sampler of its own"
+            )
+        self._follower = me = object()
+        self._ahead.clear()
+        try:
+            for item in batches:
+                if not self._ahead:
+                    raise UsageError(
+                        "the loader gave a batch that it has not taken from this sampler within following(): give it batches of "
+                        "sampler.epoch(...), one for one, and do not begin to iterate over it before"
+                    )
+                self.epoch_number, self.start = self._ahead.popleft()
+                self._doubt = ""
+                self._thread = threading.get_ident()
+                yield item
+        finally:
+            if self._follower is me:
+                self._follower = None
+                self._ahead.clear()
 
     def _batches(self, start: int) -> int:
         samples = self._share.stop(start) - start
         return -(-samples // (self.batch_size * self._share.world_size))
 
     def state(self) -> dict[str, Indices]:
-        """Return where the sampler stands, behind the last batch that it gave out, for a checkpoint.
+        """Return where the sampler stands, for a checkpoint: behind the last batch that it gave out, or that `following` did.
 
         Returns
         -------
         dict of ndarray
             int64 numbers, the same on all ranks: ``epoch``, ``start``, ``n``, ``seed``, ``shuffle``.
+
+        Raises
+        ------
+        UsageError
+            Batches were taken ahead, by workers of a ``DataLoader`` or in another thread, and not through `following`, so that nobody knows
+            which were used.
         """
+        doubt = self._doubt
+        if not doubt and self._thread not in (None, threading.get_ident()):
+            doubt = "another thread has taken the last batch"
+        if doubt:
+            raise UsageError(
+                f"which batches were used is not known, since {doubt}, maybe ahead of their use: iterate over sampler.following(loader), "
+                "and ask for the state in that loop"
+            )
+        return self._state()
+
+    def _state(self) -> dict[str, Indices]:
         share = self._share
         numbers = {"epoch": self.epoch_number, "start": self.start, "n": share.n, "seed": share.seed, "shuffle": share.shuffle}
         return {name: np.array(number, np.int64) for name, number in numbers.items()}
@@ -188,7 +281,7 @@ class Sampler:
             The state is of other samples or of another order: ``n``, ``seed`` or ``shuffle`` differs, or an entry is missing. The sampler
             stays as it was.
         """
-        mine = self.state()
+        mine = self._state()
         missing = sorted(set(mine) - set(state))
         if missing:
             raise UsageError(f"the state of a sampler has no {', '.join(missing)}; give what Sampler.state() returned")
@@ -200,6 +293,7 @@ class Sampler:
                 )
         number, start = _whole("epoch", state["epoch"]), _whole("start", state["start"])
         self.epoch_number, self.start, self._loaded = number, start, True
+        self._doubt, self._thread = "", None
 
 
 class _Share:
@@ -231,6 +325,19 @@ class _Share:
             return places
         order: Indices = np.random.default_rng((self.seed, epoch)).permutation(self.n)
         return order[places]
+
+
+def _prefetcher(frame: FrameType | None) -> str:
+    """Return in words what takes batches ahead, if the one that asks for a batch is known to: a DataLoader of torch with workers."""
+    for _ in range(_FRAMES):
+        if frame is None:
+            break
+        if frame.f_globals.get("__name__", "").startswith("torch.utils.data"):
+            workers = getattr(frame.f_locals.get("self"), "_num_workers", None)
+            if workers:
+                return f"a DataLoader with num_workers={workers} has taken them"
+        frame = frame.f_back
+    return ""
 
 
 def _whole(name: str, value: SupportsIndex, least: int = 0) -> int:
