@@ -25,7 +25,7 @@ class Inert:
         raise self._refusal(f"np.{func.__name__} does not take it")
 
     @classmethod
-    def __torch_function__(cls, func: Any, *_: Any) -> NoReturn:
+    def __torch_function__(cls, func: Any, *_: Any, **__: Any) -> NoReturn:
         raise UsageError(
             f"torch.{getattr(func, '__name__', func)} does not take a {cls.__name__}, which is divided among ranks. {cls._advice}"
         )
@@ -36,12 +36,13 @@ class Inert:
     def __bool__(self) -> bool:
         raise self._refusal("it is neither true nor false; write `is not None`")
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return id(self)
 
     def _refusal(self, reason: str) -> UsageError:
         return UsageError(f"{self!r} is divided among ranks: {reason}. {self._advice}")
 
-    _advice = ""
+    _advice: str = ""
 
 
 class ShardedArray(Inert):
