@@ -64,7 +64,13 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def start(
-    directory: Path, script: str, *, end_s: float = 30.0, environ: dict[str, str] | None = None, **job: Any
+    directory: Path,
+    script: str,
+    *,
+    end_s: float = 30.0,
+    environ: dict[str, str] | None = None,
+    process_group: int | None = None,
+    **job: Any,
 ) -> subprocess.Popen[str]:
     """Start a launcher for ``script``; ``job`` is what `Launch` takes."""
     path = directory / "program.py"
@@ -76,6 +82,7 @@ def start(
         stderr=subprocess.PIPE,
         cwd=directory,
         env=environment(**(environ or {})),
+        process_group=process_group,
         text=True,
         errors="surrogateescape",
         # The bytes as they are: no newline is translated.
@@ -89,6 +96,11 @@ def launch(directory: Path, script: str, *, typed: str = "", **job: Any) -> subp
     process = start(directory, script, **job)
     out, err = process.communicate(typed, timeout=50)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def state_of(process: int) -> str:
+    """Return the letter of a process' state, such as T for one that is stopped."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 class Watch:
@@ -245,9 +257,9 @@ def test_a_module_runs_by_its_name(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "[0] __main__ package.inside ['x']\n")
 
 
-def test_only_a_world_of_one_reads_what_is_typed(tmp_path: Path) -> None:
+def test_rank_0_reads_what_is_typed(tmp_path: Path) -> None:
     script = "import sys; print(repr(sys.stdin.read()))"
-    assert sorted(launch(tmp_path, script, ranks=2, typed="you").stdout.splitlines()) == ["[0] ''", "[1] ''"]
+    assert sorted(launch(tmp_path, script, ranks=2, typed="you").stdout.splitlines()) == ["[0] 'you'", "[1] ''"]
     assert launch(tmp_path, script, ranks=1, typed="you").stdout == "[0] 'you'\n"
 
 
@@ -539,7 +551,41 @@ def test_a_signal_that_was_ignored_before_stays_ignored_here_and_in_the_ranks(tm
     assert (process.returncode, out, err) == (0, "[0] True\n", "")
 
 
-def test_what_a_rank_leaves_running_ends_with_it(tmp_path: Path, watch: Watch) -> None:
+def test_ctrl_z_stops_the_ranks_too(tmp_path: Path, watch: Watch) -> None:
+    script = WATCHED + textwrap.dedent("""
+        report(sys.argv[1])
+        while not os.path.exists(sys.argv[2]):
+            time.sleep(0.01)
+    """)
+    gate = tmp_path / "gate"
+    # A process group of its own in a session that has others: elsewhere SIGTSTP does nothing.
+    launcher = start(tmp_path, script, ranks=2, args=[str(watch.path), str(gate)], process_group=0)
+    ranks = watch.wait_for(2)
+    os.kill(launcher.pid, signal.SIGTSTP)
+    _, status = os.waitpid(launcher.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    for rank in ranks:  # which have the signal, and may still be on their way to a stop
+        until(lambda rank=rank: state_of(rank) == "T", "the rank is stopped")
+    os.kill(launcher.pid, signal.SIGCONT)
+    gate.touch()
+    assert launcher.wait(timeout=60) == 0
+
+
+def test_what_a_rank_leaves_running_may_end_by_itself(tmp_path: Path) -> None:
+    script = """
+        import os, subprocess, sys
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5); open('result', 'w').write('all'); print('written')"])
+    """
+    done = launch(tmp_path, script, ranks=2)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] written", "[1] written"])
+    assert re.fullmatch(
+        r"manyhands run: ranks 0 and 1 ended and left processes running, which may take 30 s to end \(--grace\): python\S* \d+, python\S* \d+\n",
+        done.stderr,
+    )
+    assert (tmp_path / "result").read_text() == "all"
+
+
+def test_what_a_rank_leaves_running_for_too_long_is_ended_and_named(tmp_path: Path, watch: Watch) -> None:
     script = WATCHED + textwrap.dedent("""
         if sys.argv[2:]:
             report(sys.argv[1])
@@ -548,8 +594,9 @@ def test_what_a_rank_leaves_running_ends_with_it(tmp_path: Path, watch: Watch) -
         child = subprocess.Popen([sys.executable, __file__, sys.argv[1], "child"], stdout=subprocess.PIPE)
         child.stdout.readline()
     """)
-    done = launch(tmp_path, script, args=[str(watch.path)])
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = launch(tmp_path, script, args=[str(watch.path)], grace_s=0.2)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert re.fullmatch(r"manyhands run: ended what ranks had left running: python\S* \d+\n", done.stderr)
     watch.wait_for(1)
     watch.assert_all_gone()
 

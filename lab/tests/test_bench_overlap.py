@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.errors import ConfigError, DTypeError, InvalidWorldSizeError, UnknownBackendError, UsageError
-from manyhands_lab.bench.machine import processors
 from manyhands_lab.bench.plan import Opened, Overlap, Plan, Point, Problem, Skipped, Target
 from manyhands_lab.bench.statistics import overlapped
 from manyhands_lab.commands.bench_overlap import Table, bench_overlap
@@ -68,14 +67,10 @@ def test_a_row_has_the_three_times_and_the_overlap() -> None:
 
 @pytest.mark.parametrize("spare", [0, 1])
 def test_the_head_says_where_no_processor_is_idle(spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands_lab.bench.machine.processors", lambda: 2 + spare)
+    monkeypatch.setattr("manyhands.api.processors", lambda: 2 + spare)
     table, stream = table_of(2)
     table.heading()
     assert ("2 ranks leave none of 2 processors idle" in stream.getvalue()) == (not spare)
-
-
-def test_a_process_may_use_a_processor() -> None:
-    assert processors() >= 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.common.installing import install_command
 from manyhands.common.lines import line_of, program_frame
+from manyhands.common.processors import processors
 from manyhands.common.threads import Thread, Timer
 from manyhands.contract.backend import (
     API_VERSION,
@@ -159,6 +160,7 @@ __all__ = [
     "install_command",
     "line_of",
     "many",
+    "processors",
     "program_frame",
     "read_cards",
     "screens",

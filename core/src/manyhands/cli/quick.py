@@ -5,9 +5,9 @@ Only what needs no explanation is understood here: where a word is unknown, miss
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
+from manyhands.common.processors import processors
 from manyhands.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def _advise(word: str, value: str) -> None:
     known = {*_FLAGS, *_NUMBERS, *_SECONDS, *_TEXTS}
     name = word.replace("_", "-") if word.startswith("--") else word
     if word in {"-n", "--ranks"} and value and value.isidentifier():
-        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        count = processors()
         raise UsageError(
-            f"{word} {value}: give the number of ranks; this host has {processors} processors for them, as in: manyhands run -n {processors}"
+            f"{word} {value}: give the number of ranks; this host has {count} processors for them, as in: manyhands run -n {count}"
         )
     if name in _OF_OTHERS and name not in known:
         instead = _OF_OTHERS[name]

@@ -37,9 +37,11 @@ _STOP_S = 30.0
 """How long a rank may take to end after a signal to the launcher, as with schedulers."""
 _DRAIN_S = 1.0
 """How long output is still read when all ranks have ended: a process that left its rank's group may keep a pipe open."""
+_LOOK_S = 0.1
+"""How often the launcher looks whether what ranks have left running has ended."""
 _PATIENCE_S = 0.2
 _READ_BYTES = 1 << 16
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGTSTP)
 _RECORDS = "MANYHANDS_RECORDER__DIRECTORY"
 _MISTAKES = {f"manyhands.errors.{name}" for name in ("CollectiveMismatchError", "DeadlockError", "InputChangedError")}
 """What a program has done wrong on all ranks: new ones would find nobody to let them in."""
@@ -98,7 +100,7 @@ def run_job(
         return launcher.wait()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Child:
     rank: int
     process: subprocess.Popen[bytes] | ForkedRank
@@ -138,6 +140,8 @@ class _Launcher:
         self._cleanup = contextlib.ExitStack()
         self._begun = False
         """Whether the ranks of an elastic job have come together."""
+        self._parents: list[_Child] = []
+        """The ranks that have ended well and may have left processes running."""
         self._restarts = job.max_restarts or 0
         """How many failures are still made good."""
 
@@ -153,6 +157,8 @@ class _Launcher:
         for child in self._running():
             self._signal(child, signal.SIGKILL)
             child.process.wait()
+            self._forget(child)
+        for child in self._parents:
             self._forget(child)
         for child in self._children:
             for pipe in (child.process.stdout, child.process.stderr):
@@ -189,7 +195,7 @@ class _Launcher:
         variables = meeting.variables(job, local_rank, self._environ, elastic) | {"MANYHANDS_ERROR_FILE": str(path)}
         holds = meeting.listener is not None and (rank == 0 or job.is_elastic)
         handed_over = (meeting.listener.fileno(),) if holds and meeting.listener is not None else ()
-        process = self._process(variables, handed_over)
+        process = self._process(variables, handed_over, reads=rank == 0)
         self._guard.add(process.pid)
         digits = len(str(max(job.world_size, job.most) - 1))
         prefix = f"[{rank:>{digits}}] ".encode() if job.prefix else b""
@@ -200,14 +206,16 @@ class _Launcher:
         self._read(process.stderr, stderr)
         self._children.append(_Child(rank, process, path, stderr, is_newcomer))
 
-    def _process(self, variables: Mapping[str, str], handed_over: tuple[int, ...]) -> subprocess.Popen[bytes] | ForkedRank:
-        """Start a process, by the server where it can.
+    def _process(
+        self, variables: Mapping[str, str], handed_over: tuple[int, ...], *, reads: bool
+    ) -> subprocess.Popen[bytes] | ForkedRank:
+        """Start a process, by the server where it can. Rank 0 ``reads`` what is typed, as under mpirun; the others read nothing.
 
         A session of its own, and so a process group: signals reach the rank's own children as well, and the terminal's Ctrl-C reaches the
         launcher alone, which passes it on once.
         """
         job = self._job
-        with Path(os.devnull).open("rb") if job.world_size > 1 else contextlib.nullcontext(None) as nothing:
+        with contextlib.nullcontext(None) if reads else Path(os.devnull).open("rb") as nothing:
             if self._server is not None and self._server.open:
                 forked = self._server.fork(job.words, variables, 0 if nothing is None else nothing.fileno(), handed_over)
                 if forked is not None:
@@ -230,6 +238,7 @@ class _Launcher:
         while self._running():
             self._step()
         self._to_send.clear()
+        self._wait_for_what_is_left()
         until = time.monotonic() + _DRAIN_S
         while self._streams and time.monotonic() < until:
             self._step(until)
@@ -242,6 +251,31 @@ class _Launcher:
         if code and records:
             self._say(f"manyhands run: what the ranks recorded: manyhands explain {shlex.quote(records)}\n")
         return code
+
+    def _wait_for_what_is_left(self) -> None:
+        """Let what ranks that ended well have started, and left running, come to its end; end it if that takes too long."""
+        began = time.monotonic()
+        tell_at, until, number = began + _GRACE_S, began + self._stop_s, signal.SIGTERM
+        while left := {child: found for child in self._parents if (found := _left_by(child))}:
+            now = time.monotonic()
+            what = ", ".join(f"{name} {pid}" for found in left.values() for pid, name in found)
+            if number == signal.SIGTERM and (
+                now >= until or self._told_to_end is not None or any(map(_has_failed, self._children))
+            ):
+                if self._told_to_end is None and now >= until:
+                    self._say(f"manyhands run: ended what ranks had left running: {what}\n")
+                for child in left:
+                    _signal_group(child.process.pid, number)
+                until, number = now + _END_S, signal.SIGKILL
+            elif now >= until:
+                return  # and what is still there is killed
+            elif now >= tell_at and self._told_to_end is None:
+                ranks = name_ranks(sorted(child.rank for child in left))
+                self._say(
+                    f"manyhands run: {ranks} ended and left processes running, which may take {self._stop_s:g} s to end (--grace): {what}\n"
+                )
+                tell_at = until + _END_S
+            self._step(now + _LOOK_S)
 
     def _step(self, until: float | None = None) -> None:
         """Wait for the next thing to happen, or for the time ``until``, and deal with it."""
@@ -309,6 +343,8 @@ class _Launcher:
                 self._reap()
             elif number == signal.SIGUSR1:
                 self._pass_on_to_handlers(signal.SIGUSR1)
+            elif number == signal.SIGTSTP:
+                self._stand_still()
             else:
                 self._end_from_outside(signal.Signals(number))
 
@@ -330,6 +366,21 @@ class _Launcher:
                 os.kill(child.process.pid, number)
         whom = f"was passed on to {len(told)} of {len(self._running())} running ranks" if told else "is handled by no rank"
         self._say(f"manyhands run: {number.name} {whom}\n")
+
+    def _stand_still(self) -> None:
+        """Stop the ranks and this process, as Ctrl-Z does, until something continues this process."""
+        # Sessions without a terminal ignore SIGTSTP.
+        stopped = [child for child in self._running() if not _is_stopped(child)]
+        for child in stopped:
+            _signal_group(child.process.pid, signal.SIGSTOP)
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        began = time.monotonic()
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+        pause = time.monotonic() - began
+        self._to_send = deque((at + pause, number) for at, number in self._to_send)
+        for child in stopped:
+            _signal_group(child.process.pid, signal.SIGCONT)
 
     def _end_from_outside(self, number: signal.Signals) -> None:
         now = time.monotonic()
@@ -358,7 +409,10 @@ class _Launcher:
         for child in self._running():
             if child.process.poll() is not None:
                 child.exited_at = time.time()
-                self._forget(child)
+                if child.process.returncode == 0 and not child.signalled:
+                    self._parents.append(child)
+                else:
+                    self._forget(child)
                 ended.append(child)
                 if not self._job.is_elastic:
                     error_file.mark_gone(child.error_file, child.rank, _failure(child).how)
@@ -469,16 +523,14 @@ class _Launcher:
         return [child for child in self._children if child.process.returncode is None]
 
     def _forget(self, child: _Child) -> None:
-        # What the rank itself started ends with it. Its number is not given out again in the moment between the two calls.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.process.pid, signal.SIGKILL)
+        # What the rank itself started ends here. Its number is not given out again in the moment between the two calls.
+        _signal_group(child.process.pid, signal.SIGKILL)
         self._guard.remove(child.process.pid)
 
     def _signal(self, child: _Child, number: signal.Signals) -> None:
         # To one that has ended and was not reaped yet, the signal does nothing.
         child.signalled = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.process.pid, number)
+        _signal_group(child.process.pid, number)
 
     def _conclude(self) -> int:
         if self._told_to_end is not None:
@@ -521,6 +573,34 @@ def _failure(child: _Child) -> Failure:
         child.stderr.tail.decode(errors="replace"),
         error_file.read_place(child.error_file),
     )
+
+
+def _signal_group(leader: int, number: int) -> bool:
+    """Send a signal to a process and all of its group; return whether there was any."""
+    try:
+        os.killpg(leader, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _has_failed(child: _Child) -> bool:
+    return child.process.returncode not in (0, None) and not child.made_good
+
+
+def _left_by(child: _Child) -> list[tuple[int, str]]:
+    """Return the processes, by id and name, that a rank which has ended has left in its group."""
+    group = child.process.pid
+    if not _signal_group(group, 0):
+        return []
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            before, _, after = stat.read_bytes().rpartition(b")")
+            state, _, its_group = after.split()[:3]
+            if int(its_group) == group and state not in (b"Z", b"X"):
+                found.append((int(stat.parent.name), os.fsdecode(before.partition(b"(")[2])))
+    return found or ([] if Path("/proc/self/stat").exists() else [(group, "process group")])
 
 
 def _handles(child: _Child, number: signal.Signals) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from manyhands.common.processors import processors
+
 __all__ = ["shared_variables", "with_hash_seed"]
 
 _MISLEADING = (
@@ -59,5 +61,4 @@ def _threads_per_rank(ranks: int, variables: Mapping[str, str]) -> dict[str, str
     """
     if any(name in variables for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")):
         return {}
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(max(1, processors // ranks))}
+    return {"OMP_NUM_THREADS": str(max(1, processors() // ranks))}

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from manyhands._version import __version__
+from manyhands.api import processors
 
-__all__ = ["describe", "processors"]
+__all__ = ["describe"]
 
 _TELLING = ("MANYHANDS_", "OMPI_", "MPIR_", "MPICH_", "I_MPI_", "UCX_", "GLOO_", "OMP_")
 """The beginnings of variables that change how fast a backend is."""
@@ -31,11 +32,6 @@ def describe() -> list[str]:
         if name.startswith(_TELLING) and not any(word in name for word in _SECRET)
     ]
     return [*lines, *variables]
-
-
-def processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

@@ -134,8 +134,9 @@ class Table:
 
     def heading(self) -> None:
         """Print what is measured where."""
+        from manyhands.api import processors
         from manyhands.common.units import bytes_text
-        from manyhands_lab.bench.machine import describe, processors
+        from manyhands_lab.bench.machine import describe
 
         plan, ranks = self._plan, self._ranks
         size = bytes_text(plan.points[0].nbytes)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from manyhands.api import Backend, Bootstrap, ConfigError, Deadline, LinkLost, Mailbox, Transfer, Transport
+from manyhands.api import Backend, Bootstrap, ConfigError, Deadline, LinkLost, Mailbox, Transfer, Transport, processors
 from manyhands_shm import kernel
 from manyhands_shm.bell import Bell, Ringer
 from manyhands_shm.heap import Heap
@@ -81,7 +81,7 @@ class ShmBackend(Backend):
         self.ended: str = ""
         self.fenced: bool = not (ORDERED and all_have_barrier)
         self.spin_s: float = config.spin_us / 1e6
-        crowded = bootstrap.world_size > len(os.sched_getaffinity(0))
+        crowded = bootstrap.world_size > processors()
         self.tries: int = _TRIES_CROWDED if crowded else _TRIES
         # No other rank's, and not the 0 that stands there in the beginning.
         calls = itertools.count(bootstrap.world_size + bootstrap.rank, bootstrap.world_size)

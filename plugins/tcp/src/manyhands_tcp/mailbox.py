@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Mailbox, Transfer
+from manyhands.api import HEADER_BYTES, HeaderMismatch, LinkLost, Mailbox, Transfer, processors
 from manyhands_tcp.transfers import CLOSED, Receiving, Sending
 
 __all__ = ["SLOT_BYTES", "Box", "Patience", "TcpMailbox", "aligned", "compiled_mailbox", "yield_processor"]
@@ -51,8 +51,7 @@ class Patience(NamedTuple):
     @classmethod
     def of(cls, ranks: int, spin_us: int) -> Patience:
         """Return that of a job of ``ranks`` ranks, which may all be on this host."""
-        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        eager = min(20, spin_us) if ranks <= processors else min(3, spin_us)  # a try takes about a microsecond
+        eager = min(20, spin_us) if ranks <= processors() else min(3, spin_us)  # a try takes about a microsecond
         return cls(eager, spin_us * 1e-6)
 
 
