@@ -231,6 +231,16 @@ def test_before_the_first_generation_a_failure_ends_the_job(tmp_path: Path) -> N
     assert "restart" not in answer.stderr
 
 
+def test_without_restarts_the_launcher_says_how_the_job_would_have_gone_on(tmp_path: Path) -> None:
+    program = TRAINING + "DEATHS = 1" + DYING + ENDING
+    answer = elastic(tmp_path, program, "-n", "2", bearing={})
+    assert answer.returncode == 128 + 9
+    assert answer.stderr.splitlines()[-1] == (
+        "manyhands run: the program has an elastic function; with --max-restarts N, it goes on after a failure, and others come in the places of "
+        "ranks that fail"
+    )
+
+
 def test_a_newcomer_that_cannot_start_is_replaced_in_its_turn(tmp_path: Path) -> None:
     broken = """
 import os

@@ -217,6 +217,36 @@ def test_ranks_whose_other_threads_come_to_the_rescue_are_left_alone(nursery: Nu
         assert len(ranks.await_facts("done", 2 * len(RESCUES))) == 2 * len(RESCUES)
 
 
+def test_a_call_of_a_signal_handler_in_the_midst_of_another_call_is_refused_at_once(nursery: Nursery) -> None:
+    program = """
+        import signal
+        def handler(*_):
+            attempt(group.all_reduce, np.ones(1))
+            tell("handled")
+        signal.signal(signal.SIGUSR1, handler)
+        def interrupt():
+            until_blocked(threading.main_thread())
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        with mh.init(timeout_s=30) as group:
+            if rank == 0:
+                threading.Thread(target=interrupt, daemon=True).start()
+            else:
+                until_told_to_go()
+            group.barrier()
+            tell("sum", sum=float(group.all_reduce(np.ones(1))[0]))
+    """
+    with nursery.ranks(program, 2) as ranks:
+        ranks.start().await_facts("handled", 1)
+        ranks.go()
+        assert [fact["sum"] for fact in ranks.await_facts("sum")] == [2.0, 2.0]
+        failures = ranks.raised()
+    assert list(failures) == [0]
+    assert failures[0]["type"] == "UsageError"
+    assert failures[0]["text"].startswith(
+        "all_reduce was called by a signal handler in the midst of another call of this thread"
+    )
+
+
 def test_a_send_that_nobody_received_is_told_at_close(world: Callable[..., Any]) -> None:
     def program(group: Group) -> None:
         for _ in range(2 + (group.rank == 0)):

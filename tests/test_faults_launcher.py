@@ -189,7 +189,9 @@ def test_a_rank_that_ends_before_init_is_not_waited_for(start: Start, ended: int
             assert time.monotonic() - began < 300
     """)
     code, out, err = launch.finish()
-    told = f"{ended} rank {ended} was lost before the ranks had met: its process ended (exit code 0) before it called init()"
+    told = (
+        f"{ended} rank {ended} was lost before the ranks had met: its process ended (exit code 0) before it came into the job"
+    )
     assert (code, sorted(out.splitlines())) == (0, [f"[{rank}] {told}" for rank in range(3) if rank != ended]), err
 
 

@@ -352,6 +352,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "Struct field": (Model("m", [Point(Fraction(1, 2))]), "obj.layers[0].x, a fractions.Fraction", "give its data"),  # type: ignore[arg-type]
     "circle": (circle, 'obj["next"][1], which contains itself', "circles"),
     "depth": (deep, "nested too deep", "flatter"),
+    "4 GiB": ({"w": bytes((1 << 32) + 5)}, 'obj["w"], a bytes of length 4294967301', "give an array alone"),
     "generator": ((x for x in "ab"), "obj, a generator", "may hold"),
 }
 

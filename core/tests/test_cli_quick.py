@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from manyhands.cli.app import make_app
 from manyhands.cli.main import main
-from manyhands.cli.quick import understand
+from manyhands.cli.quick import advise, understand
 from manyhands.config.plugins.installed import COMMAND_GROUP
 from manyhands.launch import starting
 
@@ -111,12 +111,43 @@ def test_options_of_other_launchers_get_an_answer(capsys, given, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["-n", "2", "--", "h.py", "--np", "3"],
+        ["-n2", "h.py", "-p", "3"],
+        ["-vm", "h", "-f", "x"],
+        ["-n2", "--", "h.py", "-n", "auto"],
+        ["--config", "-p", "h.py"],
+        ["--unknown", "h.py", "--np", "3"],
+    ],
+)
+def test_options_of_the_program_and_values_are_no_options_of_other_launchers(given):
+    advise(given)
+
+
 def test_a_number_of_ranks_behind_the_script_is_told_of(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "h.py").write_text("")
     monkeypatch.setattr("manyhands.launch.processes.run_job", lambda *_: 0)
     assert main(["run", "--backend", "tcp", "h.py", "-n", "4"]) == 0
     assert "so that one rank runs; to run 4 ranks: manyhands run -n 4 h.py" in capsys.readouterr().err
+    assert main(["run", "-n", "1", "--backend", "tcp", "h.py", "-n", "4"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_folder_that_was_removed_is_no_obstacle(run_python: Callable[..., CompletedProcess[str]]):
+    script = """
+import os, sys, tempfile
+folder = tempfile.mkdtemp()
+os.chdir(folder)
+os.rmdir(folder)
+from manyhands.cli.main import main
+sys.argv = ["manyhands", "run", "--help"]
+main()
+"""
+    done = run_python("-c", script)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_plugin_beside_the_script_is_found(run_python: Callable[..., CompletedProcess[str]], tmp_path):

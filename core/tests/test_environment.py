@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.control.environment import LaunchEnvironment, discover, parse_address, why_not_alone
+from manyhands.control.environment import JOINED, LaunchEnvironment, claim, discover, parse_address, why_not_alone
 from manyhands.control.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
 from manyhands.control.environment.variables import derived_port
 from manyhands.errors import ConfigError, RendezvousError
@@ -288,22 +288,12 @@ SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "8", "SLURM_TASK_PID": "77"}
         pytest.param(LSF | LEFT_OVER, ["rank 0 of 1", "jsrun", "rank 6 of 12"], id="lsf"),
         pytest.param(FLUX | LEFT_OVER, ["rank 0 of 1", "Flux", "rank 1 of 2"], id="flux"),
         pytest.param(SLURM_TASK | LEFT_OVER, ["rank 0 of 1", "srun", "rank 5 of 8"], id="slurm"),
-        pytest.param(SLURM | LEFT_OVER | {"WORLD_SIZE": "8"}, ["rank 0 of 8", "rank 5 of 8"], id="another rank"),
+        pytest.param(SLURM_TASK | LEFT_OVER | {"WORLD_SIZE": "8"}, ["rank 0 of 8", "rank 5 of 8"], id="another rank"),
         pytest.param(SLURM_TASK | LEFT_OVER | {"WORLD_SIZE": "9"}, ["rank 0 of 9", "srun"], id="srun is the nearest"),
         pytest.param(
             SLURM_TASK | OPEN_MPI_5 | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
             ["OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE say rank 0 of 1", "srun", "rank 5 of 8"],
             id="mpirun within srun left over",
-        ),
-        pytest.param(
-            OPEN_MPI_5 | TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"},
-            ["rank 0 of 1", "rank 3 of 4"],
-            id="torchrun alone in each",
-        ),
-        pytest.param(
-            OPEN_MPI_5 | LEFT_OVER | {"MANYHANDS_LAUNCHED": "127.0.0.1:1", "TORCHELASTIC_RUN_ID": "a"},
-            ["rank 0 of 1", "rank 3 of 4"],
-            id="manyhands run in each",
         ),
     ],
 )
@@ -318,7 +308,18 @@ def test_contradicting_launchers_are_refused_in_words(environ: dict[str, str], w
     [
         pytest.param(OPEN_MPI_5 | LEFT_OVER | {"RANK": "3", "WORLD_SIZE": "4"}, (3, 4), id="a wrapper says the same"),
         pytest.param(SLURM | LEFT_OVER | {"RANK": "41", "WORLD_SIZE": "64"}, (41, 64), id="an agent for each task"),
-        pytest.param(SLURM | TORCHRUN | {"RANK": "1", "WORLD_SIZE": "8"}, (1, 8), id="torchrun counts anew"),
+        pytest.param(SLURM_TASK | TORCHRUN | {"RANK": "1", "WORLD_SIZE": "8"}, (1, 8), id="torchrun counts anew"),
+        pytest.param(SLURM_TASK | TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, (0, 1), id="torchrun alone in each task"),
+        pytest.param(OPEN_MPI_5 | LEFT_OVER | {"MANYHANDS_LAUNCHED": "127.0.0.1:1"}, (0, 1), id="manyhands run in each"),
+        pytest.param(SLURM | LEFT_OVER | {"RANK": "2", "WORLD_SIZE": "8"}, (2, 8), id="an agent with an order of its own"),
+        pytest.param(
+            SLURM_TASK
+            | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}
+            | LEFT_OVER
+            | {"WORLD_SIZE": "2"},
+            (0, 2),
+            id="a step of one task for each rank",
+        ),
         pytest.param(SLURM | OPEN_MPI_5, (3, 4), id="mpirun's daemons are Slurm's tasks"),
         pytest.param(OPEN_MPI_5 | LEFT_OVER | {"MANYHANDS_RANK": "0", "MANYHANDS_WORLD_SIZE": "1"}, (0, 1), id="by hand"),
         pytest.param({"PMI_RANK": "0", "PMI_SIZE": "1"} | LEFT_OVER | {"WORLD_SIZE": "4"}, (0, 4), id="one task"),
@@ -329,6 +330,15 @@ def test_launchers_within_each_other_are_understood(environ: dict[str, str], ide
     found = discover(environ, parent=PARENT, process=77)
     assert found is not None
     assert (found.rank, found.world_size) == identity
+
+
+def test_a_world_of_its_own_in_a_child_leaves_the_note_of_the_rank_that_started_it() -> None:
+    note = f"{os.getppid()} 1/2@('127.0.0.1', 5)"
+    environ = {JOINED: note}
+    claim(environ, 0, 1, None)()
+    assert environ == {JOINED: note}
+    with pytest.raises(RendezvousError, match="was started by rank 1 of 2"):
+        claim(environ, 1, 2, ("127.0.0.1", 5))
 
 
 def test_ranks_behind_wrapper_scripts_meet_at_one_port() -> None:

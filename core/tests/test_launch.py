@@ -551,6 +551,61 @@ def test_a_signal_that_was_ignored_before_stays_ignored_here_and_in_the_ranks(tm
     assert (process.returncode, out, err) == (0, "[0] True\n", "")
 
 
+def test_a_signal_does_not_put_off_the_end_of_ranks_that_hang_after_a_failure(tmp_path: Path, watch: Watch) -> None:
+    script = WATCHED + textwrap.dedent("""
+        signal.signal(signal.SIGTERM, lambda *_: report(sys.argv[1]))
+        report(sys.argv[1])
+        if os.environ["RANK"] == "1":
+            sys.exit("the cause")
+        while True:
+            signal.pause()
+    """)
+    launcher = start(tmp_path, script, ranks=2, args=[str(watch.path)], end_s=2, grace_s=600)
+    watch.wait_for(3)  # the last time for the launcher's own SIGTERM
+    launcher.terminate()
+    assert launcher.wait(timeout=60) == 128 + signal.SIGTERM
+
+
+def test_the_line_of_the_last_signal_is_told(tmp_path: Path) -> None:
+    script = """
+        import os, signal
+        from manyhands.launch.error_file import install
+        seen = []
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(1) if seen else seen.append(1))
+        install(int(os.environ["RANK"]))
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+    """
+    launcher = start(tmp_path, script, ranks=2)
+    assert launcher.stdout is not None
+    assert {launcher.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
+    launcher.terminate()
+    assert launcher.stderr is not None
+    assert re.search(r"  ranks 0 and 1: at program\.py:(9|10|11)\n", launcher.stderr.read())
+
+
+def test_programs_keep_their_own_handlers_of_signals(tmp_path: Path) -> None:
+    script = """
+        import faulthandler, os, signal, sys
+        from manyhands.launch.error_file import install
+        if os.environ["RANK"] == "0":
+            own = open("own", "w")
+            faulthandler.register(signal.SIGTERM, own, chain=False)
+            install(0)
+            os.kill(os.getpid(), signal.SIGTERM)
+            print("most recent call first" in open("own").read())
+        else:
+            install(1)
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+            if not (child := os.fork()):
+                os.kill(os.getpid(), signal.SIGTERM)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert sorted(launch(tmp_path, script, ranks=2).stdout.splitlines()) == ["[0] True", "[1] 7"]
+
+
 def test_ctrl_z_stops_the_ranks_too(tmp_path: Path, watch: Watch) -> None:
     script = WATCHED + textwrap.dedent("""
         report(sys.argv[1])

@@ -42,6 +42,39 @@ def test_a_killed_rank_is_named_by_all_who_wait(nursery: Nursery, call: str, vic
         assert f"rank {victim} was lost" in failure["text"]
 
 
+def test_memory_that_peers_read_fits_into_limited_addresses(nursery: Nursery) -> None:
+    program = """
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        with mh.init(timeout_s=30) as group:
+            x = group.empty(1 << 20)
+            x[...] = rank + 1
+            tell("sum", sum=float(group.all_reduce(x, out=x)[-1]))
+    """
+    with nursery.ranks(program, 2, MANYHANDS_BACKEND="shm") as ranks:
+        assert [fact["sum"] for fact in ranks.start().await_facts("sum")] == [3.0, 3.0]
+        assert ranks.wait() == {0: 0, 1: 0}
+
+
+def test_a_rank_without_addresses_for_the_memory_of_another_says_so(nursery: Nursery) -> None:
+    program = """
+        import resource
+        group = mh.init(timeout_s=30)
+        x = group.empty(1 << 20) if rank == 0 else np.empty(1 << 20)
+        x[...] = 1
+        group.barrier()
+        if rank == 1:
+            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+        attempt(group.all_reduce, x)
+    """
+    with nursery.ranks(program, 2, MANYHANDS_BACKEND="shm") as ranks:
+        failures = ranks.start().raised()
+    assert {rank: failure["type"] for rank, failure in failures.items()} == {0: "AbortedError", 1: "OutOfMemoryError"}
+    assert "ulimit -v" in failures[1]["text"]
+    assert failures[0]["about"] == 1
+
+
 def test_groups_that_are_closed_leave_nothing() -> None:
     def use(group: Group) -> None:
         group.all_reduce(np.ones(100_000))

@@ -6,10 +6,12 @@ Who makes a call again goes from its key straight to what was made the first tim
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any, Final, cast
 
 import numpy as np
@@ -31,7 +33,7 @@ from manyhands.calls.work import Work
 from manyhands.config import Settings
 from manyhands.contract.deadline import Deadline
 from manyhands.control.computer import COMPUTER
-from manyhands.errors import CommError, DeadlineError
+from manyhands.errors import CommError, DeadlineError, UsageError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
@@ -48,6 +50,24 @@ Key = tuple[Any, ...]
 """The name of a call, and its arguments but for the arrays, in the order of `Programs`; made by the methods of a group alone."""
 _Place = tuple[Key, np.dtype[Any], tuple[int, ...]]
 """A key, and the dtype and shape of the array."""
+
+
+_TURN_HOLDERS = ("manyhands.calls.runner", "manyhands.group.collectives", "manyhands.group.messages")
+
+
+def _has_interrupted_a_call() -> bool:
+    """Return whether this call was made in the midst of another one, below it on the stack: signal handlers run in the main thread, at any time."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    has_left = False
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if has_left and name in _TURN_HOLDERS:
+            return True
+        has_left = has_left or not name.startswith("manyhands.")
+        frame = frame.f_back
+    return False
 
 
 class Call:
@@ -364,6 +384,13 @@ class Calls:
 
     def _take(self, turns: Turns, what: str, deadline: Deadline) -> None:
         """Take a turn for this thread."""
+        if not turns.is_free and _has_interrupted_a_call():
+            raise UsageError(
+                f"{what} was called by a signal handler in the midst of another call of this thread, whose turn it would wait for: set a flag in "
+                "the handler, and make the call where the program is between two calls; nothing was sent",
+                rank=self._job.rank,
+                operation=what,
+            )
         try:
             turns.take(deadline)
         except TimeoutError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -44,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     _open_closed_streams()
     if argv is None:  # `plugins` may name a module that lies here, as with `python -m manyhands`; at the end it hides no other
-        sys.path.append(str(Path.cwd()))
+        with contextlib.suppress(OSError):  # a folder that was removed has no modules
+            sys.path.append(str(Path.cwd()))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show, as may what a plugin says
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -66,8 +68,8 @@ def _open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # It gets the lowest number that is free, which is this one.
-            os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)
+            # It gets the lowest number that is free, which is this one, and ranks inherit it.
+            os.set_inheritable(os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY), True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - never closed
 

@@ -59,35 +59,37 @@ def advise(words: Sequence[str]) -> None:
         One of the words is such an option, or a number of ranks is none.
     """
     position = 0
-    while position < len(words) and words[position].startswith("-"):
+    while position < len(words) and words[position].startswith("-") and words[position] != "--":
         word, has_value, value = words[position].partition("=")
         following = words[position + 1] if position + 1 < len(words) else ""
-        _advise(word, value if has_value else following)
-        position += 1 if has_value or word in _FLAGS or following.startswith("-") else 2
+        if word in _FLAGS:
+            position += 1
+        elif word in _NUMBERS or word in _SECONDS or word in _TEXTS:
+            _advise_number(word, value if has_value else following)
+            position += 1 if has_value else 2
+        else:
+            _advise(word)
+            return  # whether it takes a value, and what follows, is not known
 
 
-def _advise(word: str, value: str) -> None:
-    """Raise if a word is an option of another launcher, or a number of ranks that is none."""
-    known = {*_FLAGS, *_NUMBERS, *_SECONDS, *_TEXTS}
-    name = word.replace("_", "-") if word.startswith("--") else word
-    if word in {"-n", "--ranks"} and value and value.isidentifier():
+def _advise_number(word: str, value: str) -> None:
+    """Raise if a number of ranks is none, such as ``auto``."""
+    if word in {"-n", "--ranks"} and value.isidentifier():
         count = processors()
         raise UsageError(
             f"{word} {value}: give the number of ranks; this host has {count} processors for them, as in: manyhands run -n {count}"
         )
-    if name in _OF_OTHERS and name not in known:
+
+
+def _advise(word: str) -> None:
+    """Raise if a word is an option of another launcher."""
+    name = word.replace("_", "-") if word.startswith("--") else word
+    if name in _OF_OTHERS:
         instead = _OF_OTHERS[name]
-        raise UsageError(
-            f"manyhands run has no option {word}; "
-            + (
-                f"write {instead}, as in: manyhands run -n 4 script.py"
-                if instead == "-n NUMBER"
-                else f"write {instead}"
-                if instead
-                else "leave it out"
-            )
-        )
-    if name != word and name in known:
+        advice = f"write {instead}" if instead else "leave it out"
+        example = ", as in: manyhands run -n 4 script.py" if instead == "-n NUMBER" else ""
+        raise UsageError(f"manyhands run has no option {word}; {advice}{example}")
+    if name != word and name in {*_FLAGS, *_NUMBERS, *_SECONDS, *_TEXTS}:
         raise UsageError(f"manyhands run has no option {word}; write {name}")
 
 

@@ -17,7 +17,10 @@ def run(
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script, passed on untouched.")
     ] = None,
-    ranks: Annotated[int, typer.Option("-n", "--ranks", help="How many ranks to start on this host.")] = 1,
+    ranks: Annotated[
+        int | None,
+        typer.Option("-n", "--ranks", help="How many ranks to start on this host; 1 unless given.", show_default=False),
+    ] = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="Run a module by its name, as python -m does.")] = False,
     backend: Annotated[
         str | None, typer.Option(help="The backend, instead of that of the configuration.", show_default=False)

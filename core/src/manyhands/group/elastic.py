@@ -22,6 +22,7 @@ from manyhands.errors import (
 from manyhands.group.group import Group
 from manyhands.group.init import init
 from manyhands.group.keeping import check, packed, unpacked
+from manyhands.launch.error_file import mark_elastic
 
 __all__ = ["ElasticState", "elastic"]
 
@@ -147,6 +148,7 @@ def elastic(
     def decorate(function: Callable[Concatenate[Group, int, ElasticState, P], T]) -> Callable[P, T]:
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            mark_elastic()
             return _run(init(**options), state or {}, lambda *given: function(*given, *args, **kwargs))
 
         return run

@@ -279,6 +279,8 @@ class Group(CollectiveCalls, MessageCalls, ObjectCalls, BatchCalls, ForeignNames
             job.may_shrink_again = False  # for any other thread
         job.instead = "shrink() has failed, and cannot be tried again: start the job anew"
         formed = shrink(job, self._setup, deadline)
+        formed.job.on_close += job.on_close
+        job.on_close.clear()
         job.instead = "go on with the one that shrink() returned"
         return Group(*formed)
 

@@ -16,7 +16,7 @@ from manyhands.config.select import Selector
 from manyhands.config.selection import make_selector
 from manyhands.contract.deadline import Deadline
 from manyhands.control.credentials import Credentials
-from manyhands.control.environment import LaunchEnvironment, claim, discover, parse_address, release, why_not_alone
+from manyhands.control.environment import LaunchEnvironment, claim, discover, parse_address, why_not_alone
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
 from manyhands.control.verdicts import RunsAlreadyError
@@ -138,7 +138,7 @@ def _come_later(setup: Setup, door: Door) -> Formed:
     install_error_file(launch.rank)
     settings = setup.resolved.settings
     address = _address(setup.resolved, launch, launch.rank)
-    claim(os.environ, launch.rank, launch.world_size, address)
+    release = claim(os.environ, launch.rank, launch.world_size, address)
     meeting = Meeting(
         -1,
         0,
@@ -154,7 +154,13 @@ def _come_later(setup: Setup, door: Door) -> Formed:
     roll = door.roll()
     # Its launcher ends a rank that waits in vain, as far as that knows all others.
     patience_s = AS_LONG_AS_IT_TAKES_S if roll.hosts == 1 else settings.rendezvous_timeout_s
-    return come_later(meeting, roll.most, setup, settings.rendezvous_timeout_s, patience_s)
+    try:
+        formed = come_later(meeting, roll.most, setup, settings.rendezvous_timeout_s, patience_s)
+    except BaseException:
+        release()
+        raise
+    formed.job.on_close.append(release)
+    return formed
 
 
 def _among_processes(rank: int | None, world_size: int | None, setup: Setup, door: Door | None, deadline: Deadline) -> Job:
@@ -170,7 +176,7 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
     install_error_file(rank)
     is_alone = world_size == 1 and door is None
     address = None if is_alone else _address(setup.resolved, launch, rank)
-    note = claim(os.environ, rank, world_size, address)
+    release = claim(os.environ, rank, world_size, address)
     try:
         _log.info(
             "rank %d of %d, by %s", rank, world_size, "plain Python or init's arguments" if launch is None else launch.launcher
@@ -181,9 +187,9 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
         )
         job = _joined(rank, world_size, address, setup, door, deadline, gone if is_launchers and door is None else None)
     except BaseException:
-        release(os.environ, note)
+        release()
         raise
-    job.on_close.append(lambda: release(os.environ, note))
+    job.on_close.append(release)
     return job
 
 

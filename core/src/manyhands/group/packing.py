@@ -6,7 +6,7 @@ import dataclasses
 import math
 import reprlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -28,7 +28,7 @@ _CAN_TRAVEL = (
 _ARRAY = 77
 """The code of msgpack's extension type that carries a NumPy array: the length of a description, the description, and its bytes in C order."""
 _TEXT_CHARACTERS = 120
-_CANNOT = (TypeError, ValueError, OverflowError, RecursionError, BufferError)
+_CANNOT = (TypeError, ValueError, OverflowError, RecursionError, BufferError, msgspec.EncodeError)
 """What msgspec raises for an object that it cannot encode."""
 
 
@@ -223,6 +223,12 @@ def _fields(value: object) -> list[str]:
 
 def _problem(value: object, error: Exception) -> str:
     """Say why one object cannot travel, and what to do instead."""
+    if isinstance(error, msgspec.EncodeError) and isinstance(value, Sized):
+        size = f"{value.nbytes} bytes" if isinstance(value, np.ndarray) else f"length {len(value)}"
+        return (
+            f"a {_type_name(type(value))} of {size}: nothing in an object may have 4 GiB or more; give an array alone, to broadcast(), send() or "
+            "all_gather(), or give the object in parts"
+        )
     if isinstance(value, int):
         if isinstance(error, OverflowError):
             return "an int beyond 64 bits: give it as text, str(n), or as bytes"

@@ -92,16 +92,34 @@ class Meeting:
     def listen(self, deadline: Deadline) -> socket.socket:
         """Return the socket at which rank 0 waits for the others."""
         if self.inherited is not None:
-            try:
-                return close_after_fork(socket.socket(fileno=os.dup(self.inherited)))
-            except OSError as error:
+            sock = _listening(self.inherited)
+            if sock is None:
                 raise RendezvousError(
                     f"MANYHANDS_RENDEZVOUS_FD={self.inherited} is to be the socket at which the ranks meet, and is none in this process "
-                    f"({os.getpid()}): {error.strerror}. A child of a rank cannot be the rank: call init() in the process that manyhands run has "
+                    f"({os.getpid()}). A child of a rank cannot be the rank: call init() in the process that manyhands run has "
                     "started; or start the child with subprocess.Popen(..., close_fds=False); or, for a world of its own, call init(rank=0, world_size=1)",
                     rank=self.rank,
-                ) from None
+                )
+            return close_after_fork(sock)
         return guarded_bind(self.address, bool(self.credentials.secret), deadline)
+
+
+def _listening(inherited: int) -> socket.socket | None:
+    """Return a socket that takes connections at an inherited descriptor; None if that is no such socket."""
+    try:
+        copy = os.dup(inherited)
+    except OSError:
+        return None
+    try:
+        sock = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return None
+    is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
+    if is_tcp and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return sock
+    sock.close()
+    return None
 
 
 def guarded_bind(address: Address, has_secret: bool, deadline: Deadline | None = None) -> socket.socket:

@@ -26,8 +26,20 @@ from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsEr
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["ErrorRecord", "gone", "install", "mark_gone", "read", "read_place", "shown_path"]
+__all__ = [
+    "ErrorRecord",
+    "catches",
+    "gone",
+    "install",
+    "is_elastic",
+    "mark_elastic",
+    "mark_gone",
+    "read",
+    "read_place",
+    "shown_path",
+]
 
+_ELASTIC = "elastic"
 _GONE = "gone-"
 _LONGEST_TRACEBACK = 1 << 16
 _HELPERS = frozenset(
@@ -100,7 +112,6 @@ class _PlaceFile:
     """Where the interpreter writes at which line it is when a signal ends this process, before it does, and also while C code runs."""
 
     opened: ClassVar[int] = -1
-    numbers: ClassVar[list[int]] = []
 
     @classmethod
     def open(cls, path: str) -> None:
@@ -108,22 +119,53 @@ class _PlaceFile:
             return
         import faulthandler
 
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=cls.forget)
         with contextlib.suppress(OSError):
-            cls.opened = os.open(_place_path(Path(path)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            fd = os.open(_place_path(Path(path)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            cls.opened = _moved_up(fd)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=cls.silence)
             for number in (signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) != signal.SIG_IGN:
+                if not _is_taken(number):
                     faulthandler.register(number, cls.opened, all_threads=False, chain=True)
-                    cls.numbers.append(number)
 
     @classmethod
-    def forget(cls) -> None:
-        """Leave a forked child's own ends unwritten."""
-        import faulthandler
+    def silence(cls) -> None:
+        """Leave a forked child's own ends unwritten. Its handlers stay: taking ours back would bring those of before ``init()`` with it."""
+        with contextlib.suppress(OSError):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, cls.opened, inheritable=False)
+            os.close(nothing)
 
-        while cls.numbers:
-            faulthandler.unregister(cls.numbers.pop())
+
+def _moved_up(fd: int) -> int:
+    """Return a descriptor in the place of a low one: programs close all low ones, and the next file of theirs would get what is written here."""
+    import fcntl
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = 1 << 10 if limit == resource.RLIM_INFINITY else min(limit, 1 << 10)
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(3, limit - 16))
+    finally:
+        os.close(fd)
+
+
+def _is_taken(number: signal.Signals) -> bool:
+    """Return whether a signal is ignored, or has a handler below Python's, such as one of the program's own faulthandler, which we would replace."""
+    handler = signal.getsignal(number)
+    if handler is None or handler == signal.SIG_IGN:
+        return True
+    return handler == signal.SIG_DFL and catches(os.getpid(), number)
+
+
+def catches(process: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal, as far as the system says so."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def install(rank: int = -1) -> None:
@@ -159,13 +201,27 @@ def read_place(path: Path) -> str:
         text = _place_path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    first = text.partition("most recent call first")[2].partition("most recent call first")[0]
-    frames = [traceback.FrameSummary(name, int(line), function) for name, line, function in _DUMPED.findall(first)]
+    # A program may have gone on after the signals before.
+    last = text.rpartition("most recent call first")[2]
+    frames = [traceback.FrameSummary(name, int(line), function) for name, line, function in _DUMPED.findall(last)]
     return _place(traceback.StackSummary.from_list(frames[::-1]))
 
 
+def mark_elastic() -> None:
+    """Note for the launcher that the program has an elastic function, which can go on after a failure."""
+    path = os.environ.get("MANYHANDS_ERROR_FILE")
+    if path and not is_of_another(os.environ):
+        with contextlib.suppress(OSError):
+            (Path(path).parent / _ELASTIC).touch()
+
+
+def is_elastic(folder: Path) -> bool:
+    """Return whether a rank has made that note in the folder of the error files."""
+    return (folder / _ELASTIC).exists()
+
+
 def mark_gone(path: Path, rank: int, how: str) -> None:
-    """Note for the other ranks of this host that one has ended before it called ``init()``, if it has.
+    """Note for the other ranks of this host that one has ended before it came into the job, if it has.
 
     Parameters
     ----------
@@ -176,11 +232,13 @@ def mark_gone(path: Path, rank: int, how: str) -> None:
     """
     if not _place_path(path).exists():
         with contextlib.suppress(OSError):  # then the others wait in vain, for a time
-            (path.parent / f"{_GONE}{rank}").write_text(f"its process ended ({how}) before it called init()", encoding="utf-8")
+            (path.parent / f"{_GONE}{rank}").write_text(
+                f"its process ended ({how}) before it came into the job", encoding="utf-8"
+            )
 
 
 def gone() -> dict[int, str]:
-    """Return the ranks of this host that have ended before they called ``init()``, each with how."""
+    """Return the ranks of this host that have ended before they came into the job, each with how."""
     path = os.environ.get("MANYHANDS_ERROR_FILE")
     found: dict[int, str] = {}
     with contextlib.suppress(OSError, ValueError):

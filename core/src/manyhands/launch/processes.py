@@ -360,7 +360,7 @@ class _Launcher:
 
     def _pass_on_to_handlers(self, number: signal.Signals) -> None:
         """Pass a signal on to the ranks that have a handler for it; it would end the others, such as one that is still beginning."""
-        told = [child for child in self._running() if _handles(child, number)]
+        told = [child for child in self._running() if error_file.catches(child.process.pid, number)]
         for child in told:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(child.process.pid, number)
@@ -388,11 +388,13 @@ class _Launcher:
             self._to_send = deque([(now, signal.SIGKILL)])
         elif self._told_to_end is None:
             self._told_to_end = number
+            # Where a rank has failed, the others are to be killed soon, and no later for this.
+            kills = [at for at, each in self._to_send if each == signal.SIGKILL]
             if number == signal.SIGPIPE:
                 self._to_send = deque([(now, signal.SIGTERM), (now + _END_S, signal.SIGKILL)])
                 return
-            self._to_send = deque([(now, number), (now + self._stop_s, signal.SIGKILL)])
-            if self._stop_s > _GRACE_S:
+            self._to_send = deque([(now, number), (min([*kills, now + self._stop_s]), signal.SIGKILL)])
+            if self._stop_s > _GRACE_S and not kills:
                 self._to_send.insert(1, (now + _GRACE_S, None))
 
     def _tell_of_the_slow(self) -> None:
@@ -556,6 +558,11 @@ class _Launcher:
         ended = sorted({child.rank for child in failed if child.signalled and child.rank != first.rank})
         others = [_failure(child) for child in failed if child.rank != first.rank]
         self._say("-" * 80 + "\n" + report(first, also, ended, survived, others))
+        if not may_go_on and error_file.is_elastic(self._guard.folder):
+            self._say(
+                "manyhands run: the program has an elastic function; with --max-restarts N, it goes on after a failure, and others come in the places of "
+                "ranks that fail\n"
+            )
         return exit_code(first.code)
 
     def _say(self, text: str) -> None:
@@ -601,16 +608,6 @@ def _left_by(child: _Child) -> list[tuple[int, str]]:
             if int(its_group) == group and state not in (b"Z", b"X"):
                 found.append((int(stat.parent.name), os.fsdecode(before.partition(b"(")[2])))
     return found or ([] if Path("/proc/self/stat").exists() else [(group, "process group")])
-
-
-def _handles(child: _Child, number: signal.Signals) -> bool:
-    """Tell whether a process has a handler for a signal, where the system says so."""
-    try:
-        status = Path(f"/proc/{child.process.pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _is_stopped(child: _Child) -> bool:

@@ -23,7 +23,7 @@ class RunOptions(NamedTuple):
 
     target: str
     args: tuple[str, ...] = ()
-    ranks: int = 1
+    ranks: int | None = None
     module: bool = False
     backend: str | None = None
     config: str | None = None
@@ -60,7 +60,7 @@ def start(options: RunOptions) -> int:
     if options.nnodes == 1 or environ.get("MANYHANDS_SECRET"):
         environ = with_hash_seed(environ)
         if not options.no_fork:
-            server = fork_server(options.target, options.module, shared_variables(options.ranks, environ))
+            server = fork_server(options.target, options.module, shared_variables(options.ranks or 1, environ))
     try:
         run = _prepared(options, environ, server)
         doing = "got ready to start the ranks"
@@ -106,7 +106,7 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
         options.target,
         options.module,
         options.args,
-        options.ranks,
+        1 if options.ranks is None else options.ranks,
         options.nnodes,
         options.node_rank,
         rendezvous,
@@ -121,7 +121,7 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
         options.grace_s,
     )
     job.validate(environ)
-    if options.ranks == 1 and options.nnodes == 1:
+    if options.ranks is None and options.nnodes == 1:
         _tell_of_options_behind(options)
     if resolution.launcher is None:
         from manyhands.launch.processes import run_job
@@ -155,7 +155,7 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
         )
     chosen["PYTHONHASHSEED"] = environ["PYTHONHASHSEED"]
     request = LaunchRequest(
-        options.target, options.module, job.args, options.ranks, resolution.backend, chosen, job.prefix, resolution.config
+        options.target, options.module, job.args, job.ranks, resolution.backend, chosen, job.prefix, resolution.config
     )
     launcher = resolution.launcher
     return lambda: launcher(request)

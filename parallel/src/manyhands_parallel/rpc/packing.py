@@ -29,7 +29,7 @@ _BESIDE = 78
 """The code of an array that is beside the bytes: which one, its dtype, its shape."""
 _LARGE_BYTES = 1 << 18
 """Arrays of at least so many bytes are beside. Copies of smaller ones cost less than a further message (measured)."""
-_CANNOT = (TypeError, ValueError, OverflowError, RecursionError)
+_CANNOT = (TypeError, ValueError, OverflowError, RecursionError, msgspec.EncodeError)
 """What msgspec raises for an object that it cannot encode."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +30,17 @@ _IN_PLACE_BYTES = 64 << 10
 """What is shorter is copied: to wait until the peer has read it would take longer."""
 _LENT_BYTES = 16 << 20
 """What is shorter passes through slots: both ranks copy at once then, and what is in the slots is in their caches."""
+
+
+def _room(ranks: int) -> int:
+    """Return how many bytes a rank shares for arrays by default.
+
+    Half of the memory of this host, which takes addresses alone until it is used. If addresses are limited (``ulimit -v``), half of them are for the
+    memory of all ranks, each of which this rank may map.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return memory if limit == resource.RLIM_INFINITY else min(memory, limit // 2 // ranks)
 
 
 class ShmBackend(Backend):
@@ -70,7 +82,7 @@ class ShmBackend(Backend):
                 key="backends.shm.segment_bytes",
                 value=config.segment_bytes,
             )
-        heap_bytes = config.heap_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        heap_bytes = config.heap_bytes or _room(bootstrap.world_size)
         has_barrier = kernel.register_barrier()
         company = meet(bootstrap, config.segment_bytes, heap_bytes, has_barrier=has_barrier, single_copy=config.single_copy)
         all_have_barrier = all(card.has_barrier for card in company.cards)

@@ -33,7 +33,7 @@ class ShmConfig:
             "le": 1 << 46,
             "description": (
                 "The most memory, in bytes, that one rank may have in arrays that its peers read in place; "
-                "by default half of the host's memory. What is not in use takes none."
+                "by default half of the memory of the host, or less if addresses are limited (ulimit -v). What is not in use takes none."
             ),
         },
     )

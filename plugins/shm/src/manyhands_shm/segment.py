@@ -170,8 +170,20 @@ class Segment:
         return self._page
 
     def heap(self) -> memoryview:
-        """Map the heap."""
-        return map_shared(self.fd, PAGE, self._heap_bytes)
+        """Map the heap.
+
+        Raises
+        ------
+        MemoryError
+            There is no room for it in the addresses of this process.
+        """
+        try:
+            return map_shared(self.fd, PAGE, self._heap_bytes)
+        except OSError as error:
+            raise MemoryError(
+                f"this process cannot map the memory of a rank: {error.strerror}; raise the limit (ulimit -v), or give each rank less: "
+                "backends.shm.heap_bytes"
+            ) from error
 
     def ring(self, geometry: Geometry, channel: int, peer: int) -> memoryview:
         """Map the messages that the owner sends to ``peer``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 
 from manyhands.control.environment.launchers import (
@@ -25,7 +25,6 @@ __all__ = [
     "discover",
     "is_of_another",
     "parse_address",
-    "release",
     "why_not_alone",
 ]
 
@@ -37,8 +36,8 @@ JOINED = "MANYHANDS_JOINED"
 """What a rank leaves for the processes that it starts: its id, and which rank it is of which job."""
 
 
-def claim(environ: MutableMapping[str, str], rank: int, world_size: int, address: tuple[str, int] | None) -> str:
-    """Note that this process is a rank; return the note, which `release` takes back.
+def claim(environ: MutableMapping[str, str], rank: int, world_size: int, address: tuple[str, int] | None) -> Callable[[], None]:
+    """Note that this process is a rank; return what takes the note back when the rank leaves its job, so that a child may take its place.
 
     Parameters
     ----------
@@ -62,20 +61,24 @@ def claim(environ: MutableMapping[str, str], rank: int, world_size: int, address
             'calls init() below: if __name__ == "__main__":',
             rank=rank,
         )
-    environ[JOINED] = f"{os.getpid()} {who}"
-    return environ[JOINED]
+    before = environ.get(JOINED)
+    environ[JOINED] = note = f"{os.getpid()} {who}"
+
+    def release() -> None:
+        if environ.get(JOINED) != note:
+            return
+        if before is None:
+            del environ[JOINED]
+        else:  # that of the rank which has started this process
+            environ[JOINED] = before
+
+    return release
 
 
 def is_of_another(environ: Mapping[str, str]) -> bool:
     """Return whether the variables belong to a rank that is another process, which has started this one."""
     owner = environ.get(JOINED, "").partition(" ")[0]
     return bool(owner) and owner != str(os.getpid())
-
-
-def release(environ: MutableMapping[str, str], note: str) -> None:
-    """Take a note of `claim` back, since the rank has left its job: a child may take its place now."""
-    if environ.get(JOINED) == note:
-        del environ[JOINED]
 
 
 def discover(environ: Mapping[str, str], *, parent: int | None = None, process: int | None = None) -> LaunchEnvironment | None:
@@ -119,23 +122,22 @@ def discover(environ: Mapping[str, str], *, parent: int | None = None, process: 
 def _refuse_contradiction(variables: Variables, speaker: Reader, found: LaunchEnvironment) -> None:
     """Raise if another launcher has started this process as a rank of another world.
 
-    Launchers may stand in each other: an agent per task of Slurm, such as torchrun or DeepSpeed's launcher, starts at least as many ranks as
-    there are agents. Fewer ranks, or a rank that a task which Slurm itself started does not have, come from variables that are left over.
+    Launchers may stand in each other: an agent in each task, such as DeepSpeed's launcher or Ray, starts at least as many ranks as there are
+    agents, in an order of its own. Fewer ranks, or a rank that a task which Slurm itself started does not have, come from variables that are left over.
     """
-    if variables.text("MANYHANDS_RANK", "MANYHANDS_WORLD_SIZE") is not None:
-        return  # the user's own word wins over all launchers
+    if variables.text("MANYHANDS_RANK", "MANYHANDS_WORLD_SIZE", "MANYHANDS_LAUNCHED", "TORCHELASTIC_RUN_ID") is not None:
+        return  # the user's own word wins over all launchers; and manyhands run and torchrun have started this process, and nobody else
     is_leaf = variables.text("SLURM_TASK_PID") == str(variables.process)
-    fewest = 2 if variables.text("TORCHELASTIC_RUN_ID") is not None else None
     own_rank, own_size = next(((each.rank, each.size) for each in STARTERS if each.read is speaker), ("RANK", "WORLD_SIZE"))
     for each in STARTERS:
         try:
             other = None if each.read is speaker else each.read(variables)
         except ConfigError:  # half of what that launcher sets says nothing
             continue
-        if other is None or (other.rank, other.world_size) == (found.rank, found.world_size):
+        if other is None or other.world_size == 1 or (other.rank, other.world_size) == (found.rank, found.world_size):
             continue
         # mpirun starts its daemons by srun, one for each host, however many ranks there are.
-        is_nested = own_rank != "RANK" or other.world_size == 1 or found.world_size >= (fewest or other.world_size + 1)
+        is_nested = own_rank != "RANK" or found.world_size >= other.world_size
         if is_nested and not (is_leaf and other.launcher == "slurm"):
             continue
         raise ConfigError(

@@ -109,7 +109,8 @@ def _execute(request: LaunchRequest, simulation: Simulation, ranks_per_host: int
         sys.path.insert(0, folder_of(request))
         for name in _MISLEADING:
             os.environ.pop(name, None)
-        os.environ.update(_common_variables(request))
+        # The Python that runs all ranks has its seed of hashes already: one that is not in force would mislead the processes that they start.
+        os.environ.update({name: value for name, value in _common_variables(request).items() if name != "PYTHONHASHSEED"})
         runtime.scheduler.on_switch = processes.show
         try:
             run = simulation.execute(body)
