@@ -8,7 +8,6 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +15,7 @@ import typer
 from manyhands._version import __version__
 from manyhands.cli.console import print_command, print_json, print_table, print_text
 from manyhands.common.bounded import Stuck, bounded
+from manyhands.common.folders import here
 from manyhands.common.installing import install_command
 from manyhands.common.native import why_not_native
 from manyhands.config import load
@@ -148,7 +148,7 @@ def _read_config(manager: PluginManager) -> _Config:
     """Read the config that counts here, and find all that is wrong with it; a doctor must not die of the illness."""
     found, errors = _Config(), []
     try:
-        file = find_file(os.environ, Path.cwd())
+        file = find_file(os.environ, here())
         found.file = str(file) if file else None
         resolved = load()
     except (ConfigError, PluginError) as error:

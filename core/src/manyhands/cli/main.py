@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyhands.cli.quick import advise, understand
+from manyhands.common.folders import here
 from manyhands.errors import ManyHandsError
 
 if TYPE_CHECKING:
@@ -44,9 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     _open_closed_streams()
-    if argv is None:  # `plugins` may name a module that lies here, as with `python -m manyhands`; at the end it hides no other
-        with contextlib.suppress(OSError):  # a folder that was removed has no modules
-            sys.path.append(str(Path.cwd()))
+    if argv is None and here().is_absolute():  # `plugins` may name a module that lies here, as with `python -m manyhands`; at the end it hides no other
+        sys.path.append(str(here()))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show, as may what a plugin says
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

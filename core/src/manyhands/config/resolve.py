@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyhands.common.folders import here
 from manyhands.common.installing import install_command
 from manyhands.config.models import as_dict, check, model_of
 from manyhands.config.plugins import PluginManager, get_plugin_manager
@@ -266,7 +267,7 @@ def load(
     """
     environ = os.environ if environ is None else environ
     manager = get_plugin_manager() if manager is None else manager
-    file, below = _base_layer(config, environ, Path.cwd() if directory is None else Path(directory))
+    file, below = _base_layer(config, environ, here() if directory is None else Path(directory))
     from_environment, problems = read_environment(environ, [field.name for field in fields(Settings)], TABLES)
     from_arguments = [leaf for leaf in flatten(arguments or {}, ARGUMENT) if leaf[1] is not None]
     merged = merge([below, _with_backend_names(from_environment, manager), from_arguments])

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from manyhands.common.folders import here
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -233,7 +235,7 @@ def fork_server(target: str, is_module: bool, environ: Mapping[str, str]) -> For
     """
     if why_no_fork(target, is_module, environ):
         return None
-    return ForkServer(environ, os.getcwd() if is_module else os.path.dirname(os.path.realpath(target)))
+    return ForkServer(environ, str(here()) if is_module else os.path.dirname(os.path.realpath(target)))
 
 
 def why_no_fork(target: str, is_module: bool, environ: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from manyhands.common.folders import here
 from manyhands.control.environment import parse_address
 from manyhands.control.network import bind, show_address
 from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, UsageError
@@ -171,14 +172,14 @@ class Launch:
             path = Path(self.target)
             if not path.exists():
                 hint = "; to run a module by its name, give -m" if path.suffix != ".py" else ""
-                raise UsageError(f"there is no script {self.target!r} in {Path.cwd()}{hint}")
+                raise UsageError(f"there is no script {self.target!r} in {here()}{hint}")
             if path.is_dir() and not (path / "__main__.py").exists():
                 raise UsageError(f"{self.target!r} is a directory without __main__.py; name the script to run")
             return
         top = self.target.partition(".")[0]
         # The first part alone: to look deeper would import the program's packages into the launcher.
-        if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
-            raise UsageError(f"there is no module {self.target!r}: {top!r} is neither installed nor in {Path.cwd()}")
+        if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(here()), *sys.path]) is None:
+            raise UsageError(f"there is no module {self.target!r}: {top!r} is neither installed nor in {here()}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,7 @@ def _run(words: list[str]) -> None:
         runpy._run_module_as_main(words[1])  # type: ignore[attr-defined] # what `python -m` calls
         return
     sys.argv = words
-    path = os.path.join(os.getcwd(), words[0])
+    path = words[0] if os.path.isabs(words[0]) else os.path.join(os.getcwd(), words[0])
     names.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     with io.open_code(path) as file:
         source = file.read()

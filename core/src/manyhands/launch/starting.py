@@ -7,6 +7,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from manyhands.common.folders import here
 from manyhands.errors import ConfigError, UsageError
 from manyhands.launch.forked import ForkServer, fork_server
 from manyhands.launch.variables import shared_variables, with_hash_seed
@@ -79,15 +80,15 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
 
     config, backend, rendezvous = options.config, options.backend, options.rendezvous
     if config is not None and not Path(config).is_file():
-        raise ConfigError(
-            f"--config {config}: there is no such file in {Path.cwd()}", file="argument", key="config", value=config
-        )
+        raise ConfigError(f"--config {config}: there is no such file in {here()}", file="argument", key="config", value=config)
     # Needs pydantic and every plugin that may be chosen, hence a good part of the time until the ranks start.
     from manyhands.launch.launching import Launch
     from manyhands.launch.resolve import resolve_launcher
 
     # A module that `plugins` names may lie beside the program. The ranks find it there first; here, nothing of the program hides what is installed.
-    sys.path.append(str(Path.cwd() if options.module else Path(options.target).resolve().parent))
+    folder = here() if options.module else Path(options.target).resolve().parent
+    if folder.is_absolute():
+        sys.path.append(str(folder))
     file = None if config is None else str(Path(config).resolve())
     resolution = resolve_launcher(backend, file)
     chosen = {}
