@@ -43,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     _open_closed_streams()
-    if argv is None and here().is_absolute():  # `plugins` may name a module that lies here, as with `python -m manyhands`; at the end it hides no other
+    if (
+        argv is None and here().is_absolute()
+    ):  # `plugins` may name a module that lies here, as with `python -m manyhands`; at the end it hides no other
         sys.path.append(str(here()))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show, as may what a plugin says
         sys.stdout.reconfigure(errors="backslashreplace")
