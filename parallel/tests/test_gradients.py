@@ -396,6 +396,30 @@ def test_wrong_use_is_refused_and_says_what_to_do(world):
     assert world(2).run(program).results == [([1.5] * 3, [1.5] * 3)] * 2
 
 
+def test_what_cannot_hold_its_mean_is_refused_and_a_paused_step_takes_it(world):
+    def program(group):
+        mine = group.rank + 1.0
+        read_only = np.full(3, mine)
+        read_only.flags.writeable = False
+        repeated = np.lib.stride_tricks.as_strided(np.array([mine]), (3,), (0,))
+        sync = mp.GradientSync(group, {"w": np.zeros(3), "b": np.float64(0)})
+        for name, gradient in [("w", repeated), ("b", np.float64(mine)), ("w", read_only)]:
+            with sync.paused(), sync.step() as step:
+                step.ready(name, gradient)
+            with sync.step(weight=0) as step:
+                with pytest.raises(
+                    LayoutError, match=f"the mean of '{name}' is written into its gradient.*read-only.*give a copy"
+                ):
+                    step.ready(name, gradient)
+                step.ready(name, copy := np.array(gradient))
+            assert copy.tolist() == step.gradients[name].tolist()
+            assert np.ravel(copy).tolist() == [1.5] * copy.size
+            assert np.ravel(gradient).tolist() == [mine] * copy.size
+        return sync({"w": repeated, "b": np.float64(mine)})["w"].tolist()
+
+    assert world(2).run(program).results == [[1.5] * 3] * 2
+
+
 def test_trees_and_options_that_cannot_be_are_refused(world):
     def program(group):
         for like, options, error, said in [

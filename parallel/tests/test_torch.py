@@ -11,7 +11,7 @@ from peer_worlds import run_ranks
 from worlds import must, thread_world
 
 import manyhands_parallel as mp
-from manyhands.errors import PeerLostError, UnsupportedError, UsageError
+from manyhands.errors import LayoutError, PeerLostError, UnsupportedError, UsageError
 from manyhands_simulated import Kill
 
 pytestmark = pytest.mark.peers
@@ -248,6 +248,36 @@ def test_a_rank_that_dies_in_a_pass_is_named_and_no_gradient_is_half_a_mean(worl
         assert isinstance(run.errors[rank], PeerLostError), run.errors[rank]
         assert "rank 1 was lost" in str(run.errors[rank])
         assert all(p.grad is None for p in left[rank].parameters())
+
+
+def test_a_gradient_by_hand_holds_its_mean_or_is_refused(world):
+    def program(group):
+        import torch
+
+        b, rank = torch.zeros(3, requires_grad=True), group.rank
+        sync = mp.GradientSync(group, {"b": b.detach(), "z": torch.zeros(2, dtype=torch.complex64)})
+        (one,) = torch.autograd.grad(b.sum(), b)
+        assert one.stride() == (0,)
+        sparse = torch.sparse_coo_tensor([[0]], [1.0], (3,), check_invariants=True)
+        with torch.inference_mode():
+            inferred = torch.full((3,), float(rank))
+        with sync.step() as step:
+            with pytest.raises(LayoutError, match=r"the mean of 'b' .* this Tensor cannot hold it.*expanded.*x.clone\(\)"):
+                step.ready("b", one)
+            with pytest.raises(
+                LayoutError, match=r"the gradient of 'b' is a tensor of the layout torch.sparse_coo: use x.to_dense\(\)"
+            ):
+                step.ready("b", sparse)
+            step.ready("b", inferred)
+            step.ready("z", conjugated := torch.full((2,), complex(rank, 1)).conj())
+        with pytest.raises(LayoutError, match=r"use x.to_dense\(\)"):
+            sync({"b": sparse})
+        mine = (one * (rank + 1)).clone()
+        with sync.step() as step:
+            step.ready("b", mine)
+        return inferred.tolist(), conjugated.tolist(), one.tolist(), mine.tolist(), sync({"b": one})["b"].tolist()
+
+    assert world(2).run(program).results == [([0.5] * 3, [0.5 - 1j] * 2, [1.0] * 3, [1.5] * 3, [1.0] * 3)] * 2
 
 
 def test_a_pass_that_fails_is_not_forgotten(world):

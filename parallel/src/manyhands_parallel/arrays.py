@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Memory",
+    "assignable",
     "dtype_of",
     "itemsize",
     "like",
@@ -114,17 +115,26 @@ def write(target: Array, value: Array) -> None:
     target[...] = readable(value)
 
 
-def writable(array: Array) -> bool:
-    """Return whether what is written into ``readable(array)`` changes ``array``: not so for JAX, for numbers and for what is read-only.
+def assignable(array: Array) -> bool:
+    """Return whether ``array`` has the values that its library writes into ``readable(array)``.
 
-    Tensors of torch that are expanded, conjugated or made in inference mode count as read-only: torch writes to none of these.
+    Not so for JAX, for numbers, for what is read-only, and for what repeats an element, as expanded tensors do: there one value wins.
     """
     if isinstance(array, np.ndarray):
-        return bool(array.flags.writeable)
+        return bool(array.flags.writeable) and not _repeats(array.shape, array.strides)
+    if _is_of("torch", "Tensor", array):
+        return not _repeats(array.shape, array.stride())
+    return _is_of("cupy", "ndarray", array) and not _repeats(array.shape, array.strides)
+
+
+def writable(array: Array) -> bool:
+    """Return whether a call of a group can write into ``readable(array)`` as well: `assignable`, and the memory holds the values themselves.
+
+    Not so for tensors of torch that are conjugated or negated views, or were made in inference mode.
+    """
     if not _is_of("torch", "Tensor", array):
-        return _is_of("cupy", "ndarray", array)
-    is_expanded = any(stride == 0 and extent > 1 for stride, extent in zip(array.stride(), array.shape, strict=True))
-    return not (is_expanded or array.is_conj() or array.is_neg() or array.is_inference())
+        return assignable(array)
+    return assignable(array) and not (array.is_conj() or array.is_neg() or array.is_inference())
 
 
 def oddity(array: Array) -> str:
@@ -323,6 +333,11 @@ def _is_of(module: str, name: str, value: Any) -> bool:
     """Tell whether a value is an array of a library; one that nobody has imported has none."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _repeats(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Tell whether some elements of an array are one and the same memory, as far as strides of 0 show it."""
+    return 0 not in shape and any(extent > 1 and not stride for extent, stride in zip(shape, strides, strict=True))
 
 
 def _numpy_dtype(dtype: str) -> np.dtype[Any]:

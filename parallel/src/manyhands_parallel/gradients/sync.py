@@ -19,15 +19,16 @@ from manyhands_parallel.agreement import checked_weight, need_group, same_on_all
 from manyhands_parallel.arrays import (
     Array,
     Memory,
+    assignable,
     dtype_of,
     like,
     namespace,
     need_plain,
+    oddity,
     place_of,
     readable,
     shape_of,
     summed_in,
-    writable,
 )
 from manyhands_parallel.compress import Compression, Compressor
 from manyhands_parallel.dtensor.dtensor import DTensor, divided_axes, lie_alike
@@ -196,7 +197,7 @@ class GradientSync:
 
         Raises
         ------
-        UsageError, SizeMismatchError, DTypeError
+        UsageError, SizeMismatchError, DTypeError, LayoutError
             As `Step.ready`, before anything is sent; and as the end of a `step`.
         """
         leaves = flatten(gradients)[0]
@@ -299,6 +300,9 @@ class GradientSync:
     def _check(self, name: str, gradient: Any) -> None:
         """Refuse what is no gradient of that name."""
         leaf = self._check_kind(name, gradient)
+        words = oddity(gradient)
+        if words:
+            raise LayoutError(f"the gradient of {name!r} is {words}")
         if place_of(gradient) != leaf.place:
             raise UsageError(
                 f"the gradient of {name!r} is an array of {place_of(gradient)}, and one of {leaf.place} is expected"
@@ -569,7 +573,8 @@ class Step:
         SizeMismatchError, DTypeError
             The shape or the dtype is another one.
         LayoutError
-            The array is read-only.
+            Its mean cannot be written into the array, which is read-only, a number, or repeats elements, as expanded tensors do; a step that
+            is paused takes these. Or the array is sparse, quantized, or without memory.
         CommError
             The group has failed.
         """
@@ -577,12 +582,14 @@ class Step:
             raise UsageError("gradients become ready inside of the block of their step: with sync.step() as step: ...")
         gradient = self._sync._part_of(name, gradient)
         self._sync._check(name, gradient)
-        if isinstance(gradient, np.ndarray) and not gradient.flags.writeable and not self.is_paused:
+        can_hold = assignable(gradient)
+        if not (can_hold or self.is_paused or array_api_compat.is_jax_array(gradient)):
             raise LayoutError(
-                f"the gradient of {name!r} is read-only, and its mean is written there: give a copy, or the whole tree: sync(tree)"
+                f"the mean of {name!r} is written into its gradient, and this {type(gradient).__name__} cannot hold it, since it is read-only, a "
+                "number, or repeats elements, as an expanded tensor does: give a copy, by np.array(x) or x.clone(), or the whole tree: sync(tree)"
             )
         self._sync._arrive(name, readable(gradient))
-        if writable(gradient) and memory_of(gradient) not in self._written:
+        if can_hold and memory_of(gradient) not in self._written:
             self._written.add(memory_of(gradient))
             self._targets[name] = gradient
 
