@@ -359,6 +359,33 @@ def test_an_empty_dict_takes_all_that_is_there(tmp_path):
         mp.load(tmp_path / "saved", {"w": np.zeros(3)})
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_empty_dict_does_not_stand_for_an_array_or_a_value(tmp_path, strict):
+    def program(group):
+        mp.save({"a": np.arange(3.0), "n": 5, "own": mp.PerRank(np.ones(2))}, tmp_path / "tree", group)
+        mp.save(np.arange(3.0), tmp_path / "leaf", group)
+        fits = {"a": np.zeros(3), "n": 0, "own": mp.PerRank(np.zeros(2))}
+        for path, like, said in [
+            ("tree", fits | {"a": {}}, "leaf 'a': it is an array in the checkpoint, and an empty dict in like="),
+            ("tree", fits | {"n": {}}, "leaf 'n': it is a value in the checkpoint, and an empty dict in like="),
+            ("tree", fits | {"own": mp.PerRank({})}, "leaf 'own.[01]': it is an array in the checkpoint, and an empty dict"),
+            ("leaf", {}, "leaf '': it is an array in the checkpoint, and an empty dict in like="),
+        ]:
+            with pytest.raises(UsageError, match=said):
+                mp.load(tmp_path / path, like, group, strict=strict)
+        assert not fits["a"].any()
+        return mp.load(tmp_path / "tree", fits, group)["a"].tolist()
+
+    assert run(program, 2).results == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_what_repeats_elements_is_not_written_to(tmp_path):
+    mp.save({"w": np.arange(4.0)}, tmp_path)
+    one = np.zeros(1)
+    found = mp.load(tmp_path, {"w": np.lib.stride_tricks.as_strided(one, (4,), (0,))})
+    assert (found["w"].tolist(), one.tolist()) == ([0.0, 1.0, 2.0, 3.0], [0.0])
+
+
 # What differs between the ranks
 
 
@@ -395,6 +422,22 @@ def test_arrays_that_differ_between_ranks_are_refused_on_every_rank(tmp_path, si
         mp.save({"w": changed}, tmp_path, group, check=False)
 
     run(program, 3)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "uint8"])
+def test_arrays_that_have_the_same_rows_and_columns_in_another_order_differ(tmp_path, dtype):
+    def program(group):
+        eye = np.eye(1024, dtype=dtype)
+        signs = np.ones(1 << 20, dtype)
+        signs[[0, 513 * 8] if group.rank else [8, 512 * 8]] *= np.array(-1 if dtype != "uint8" else 128).astype(dtype)
+        for tree in ({"w": eye[::-1] if group.rank else eye}, {"w": np.roll(eye, group.rank, 0)}, {"w": signs}):
+            with pytest.raises(
+                UsageError, match=r"the content of leaf 'w': checksum [0-9a-f]{8} on rank 0; checksum [0-9a-f]{8} on rank 1"
+            ):
+                mp.save(tree, tmp_path, group)
+        mp.save({"w": eye}, tmp_path, group)
+
+    run(program, 2)
 
 
 def test_each_rank_gets_back_what_it_has_for_itself(tmp_path):

@@ -80,6 +80,9 @@ def test_views_that_torch_computes_are_saved_and_loaded_as_what_they_mean(tmp_pa
     assert store.tolist() == x.tolist()
     assert found["p"] is parameter
     assert parameter.tolist() == [1, 1]
+    expanded = torch.zeros(1).expand(2)
+    assert mp.load(tmp_path, {"c": store, "p": expanded})["p"].tolist() == [1, 1]
+    assert expanded.tolist() == [0, 0]
     with pytest.raises(DTypeError, match=r"leaf 'x': .* layout torch.sparse_coo; save x.to_dense"):
         mp.save({"x": torch.eye(2).to_sparse()}, tmp_path)
 

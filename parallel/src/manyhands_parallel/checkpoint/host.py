@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manyhands.errors import DTypeError, UsageError
-from manyhands_parallel.arrays import Array, dtype_of, itemsize, readable
+from manyhands_parallel.arrays import Array, assignable, dtype_of, itemsize, readable
 from manyhands_parallel.boxes import Box
 
 __all__ = [
@@ -76,25 +76,17 @@ def bytes_of(array: Array) -> Bytes:
     return on_host
 
 
-_BLOCK, _ROW = 1 << 20, 512
-"""The bytes, and the words of eight bytes in a row, of which `fingerprint` makes sums at a time; those stay in the cache."""
+_BLOCK = 1 << 20
+"""The bytes that `fingerprint` brings to the host at a time."""
 
 
 def fingerprint(array: Array) -> str:
-    """Return eight digits that differ for arrays whose bytes differ, but for chance: three times as fast as a CRC of all bytes.
-
-    Of each MiB, its rows and its columns are summed as 64-bit numbers, and the sums go into a CRC; what is left goes into it as it is.
-    """
+    """Return the CRC of the bytes of an array in C order: eight digits that differ where the bytes do, but for one pair in 2**32."""
     flat = array.reshape(-1)
     step = _BLOCK // itemsize(dtype_of(array))
     found = 0
     for start in range(0, int(flat.shape[0]), step):
-        data = bytes_of(flat[start : start + step])
-        if data.size == _BLOCK:
-            words = data.view(np.uint64).reshape(-1, _ROW)
-            found = zlib.crc32(words.sum(axis=0).data, zlib.crc32(words.sum(axis=1).data, found))
-        else:
-            found = zlib.crc32(data.data, found)
+        found = zlib.crc32(bytes_of(flat[start : start + step]).data, found)
     return f"{found:08x}"
 
 
@@ -129,16 +121,14 @@ def host_buffer(nbytes: int, arrays: list[Array]) -> Bytes:
 
 def as_bits(array: Array) -> Bits | None:
     """Return an array's own memory, with integers for elements; None where it is not on the host or cannot be written."""
+    if not assignable(array):
+        return None
     if isinstance(array, np.ndarray):
-        return np.asarray(array).view(_bits(array.dtype.itemsize)) if array.flags.writeable else None
+        return np.asarray(array).view(_bits(array.dtype.itemsize))
     if is_torch(array) and array.device.type == "cpu":
         import torch
 
-        if (
-            array.is_conj()
-            or array.is_neg()
-            or any(n > 1 and not step for n, step in zip(array.shape, array.stride(), strict=True))
-        ):
+        if array.is_conj() or array.is_neg():
             return None
         sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
         signed: Bits = array.view(sizes[array.dtype.itemsize]).numpy()

@@ -12,7 +12,7 @@ import numpy as np
 
 from manyhands import Group
 from manyhands.errors import DTypeError, SizeMismatchError, UsageError
-from manyhands_parallel.arrays import Array, dtype_of, readable, shape_of, write
+from manyhands_parallel.arrays import Array, assignable, dtype_of, readable, shape_of, write
 from manyhands_parallel.arrays import like as as_in_library
 from manyhands_parallel.boxes import Box, whole
 from manyhands_parallel.checkpoint import safetensors, storage
@@ -99,7 +99,8 @@ def load(
     Returns
     -------
     tree
-        Like ``like``: with the same arrays, where they could be written. Those of JAX, and NumPy arrays that are read-only, are new ones.
+        Like ``like``: with the same arrays, where they could be written. Those of JAX, and those that are read-only or repeat elements, as
+        expanded tensors do, are new ones.
 
     Raises
     ------
@@ -287,6 +288,11 @@ class _Task:
         for name, leaf in leaves.items():
             try:
                 if name in opened:
+                    if name in stored:
+                        kind = "an array" if name in metadata.arrays else "a value"
+                        raise UsageError(
+                            f"it is {kind} in the checkpoint, and an empty dict in like=, which takes what is below a dict"
+                        )
                     results[name] = task._nested(taken[name], len(opened[name]), in_torch=in_torch)
                 elif name in metadata.values:
                     if not is_value(leaf):
@@ -390,8 +396,7 @@ class _Task:
 
         def finish() -> Array:
             found = new_array(passing, stored.dtype, own)
-            # What is read-only, and what JAX has, is not written to.
-            if isinstance(own, np.ndarray) or (own is not array and not is_torch(own)):
+            if not assignable(array):
                 return as_in_library(found, array)
             write(own, found)
             return array
