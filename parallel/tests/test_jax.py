@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from gradient_oracles import mean, same_bits
@@ -121,3 +124,26 @@ def test_a_compiled_step_goes_on_beside_calls_of_the_group(tmp_path):
         done = run_ranks(tmp_path, backend, BACKGROUND, 2)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count("all is well") == 2
+
+
+def test_a_group_is_made_once_replaced_where_it_was_closed_and_given_back(world):
+    groups = []
+
+    def program(group):
+        import jax.numpy as jnp
+
+        params = {"w": jnp.ones(2)}
+        first, second = (mp.jax.data_parallel(params, group)[1] for _ in range(2))
+        assert first.group is second.group
+        if group.rank != 1:
+            first.group.close()
+        third, fourth = (mp.jax.data_parallel(params, group)[1] for _ in range(2))
+        assert third.group is fourth.group
+        assert third.group is not first.group
+        assert not first.group.is_usable
+        groups.extend([weakref.ref(group), weakref.ref(third.group)])
+        return third({"w": jnp.full(2, float(group.rank))})["w"].tolist()
+
+    assert world(3).run(program).results == [[1.0, 1.0]] * 3
+    gc.collect()
+    assert [each() for each in groups] == [None] * 6

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Stage", "TracedSync", "data_parallel"]
 
-_beside: weakref.WeakKeyDictionary[Group, Group | None] = weakref.WeakKeyDictionary()
-"""The group of each group's ranks in which they average."""
+_BESIDE = "_manyhands_parallel_beside"
+"""Where a group keeps the group of its ranks in which they average: there it lives no longer than that group, which it refers to."""
 
 
 def data_parallel(
@@ -49,7 +48,7 @@ def data_parallel(
         A tree of JAX arrays: dicts, lists, tuples, named tuples.
     group
         The ranks that average. They get a group of their own for that, once: JAX runs a compiled function in the background, beside the calls that
-        the program makes on ``group`` meanwhile.
+        the program makes on ``group`` meanwhile. It is ``sync.group``; where a rank has closed it, they get a new one.
     bucket_bytes, first_bucket_bytes, reproducible, reduce_dtype, compress, timeout_s
         As for `GradientSync`.
 
@@ -66,12 +65,8 @@ def data_parallel(
         The trees or options of the ranks differ; every rank raises it and says what differs.
     """
     params = broadcast(params, group, timeout_s=timeout_s)
-    beside = _beside.get(group)
-    if beside is None:
-        beside = _beside[group] = group.split(0, timeout_s=timeout_s)
-    assert beside is not None
     sync = TracedSync(
-        beside,
+        _group_beside(group, timeout_s),
         params,
         bucket_bytes=bucket_bytes,
         first_bucket_bytes=first_bucket_bytes,
@@ -81,6 +76,20 @@ def data_parallel(
         timeout_s=timeout_s,
     )
     return params, sync
+
+
+def _group_beside(group: Group, timeout_s: float | None) -> Group:
+    """Return the group in which the ranks of a group average: the one from before, as long as none of them has closed it."""
+    kept: Group | None = vars(group).get(_BESIDE)
+    is_gone = group.all_reduce(np.array(int(kept is None or not kept.is_usable)), "max", timeout_s=timeout_s)
+    if kept is not None and not is_gone:
+        return kept
+    if kept is not None:
+        kept.close(timeout_s=timeout_s)  # its resources are given back when all ranks have
+    new = group.split(0, timeout_s=timeout_s)
+    assert new is not None
+    vars(group)[_BESIDE] = new
+    return new
 
 
 class TracedSync(GradientSync):
