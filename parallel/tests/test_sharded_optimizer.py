@@ -314,6 +314,28 @@ def test_an_update_is_chosen_by_the_name_of_the_parameter(strategy):
     assert run(program, 4).results == [[{0.5}, {1.0}, {0.75}, {1.0}]] * 4
 
 
+def test_functions_without_a_state_to_prepare_have_a_checkpoint_by_name_as_well(tmp_path):
+    params = {"a": np.ones(3), "b": np.ones(2)}
+
+    def descend(param, grad, state):
+        param -= 0.5 * grad
+
+    def program(group):
+        found = []
+        for update in (descend, mp.ByName(lambda name: descend), mp.ByName({"a": descend, "b": mp.Adam()}.get)):
+            opt = mp.ShardedOptimizer(update, params, group)
+            empty = {name: sorted(entries) for name, entries in opt.state()["state"].items()}
+            opt.step(params)
+            mp.save(opt.state(), tmp_path, group)
+            again = mp.ShardedOptimizer(update, params, group)
+            mp.load(tmp_path, again.state(), group)
+            found.append((empty, again.params["a"].tolist()))
+        return found
+
+    halved = [0.5] * 3
+    assert run(program, 2).results == [[({}, halved), ({}, halved), ({"b": ["exp_avg", "exp_avg_sq", "step"]}, halved)]] * 2
+
+
 def test_a_function_gets_the_name_if_it_asks_for_it():
     params = {"a": {"w": np.zeros((2, 2)), "b": np.zeros(1)}, "c": np.zeros(0)}
 

@@ -213,7 +213,7 @@ class ByName:
     choose: Callable[[str], Update | None]
 
     def prepare(self, param: Array, state: dict[str, Any], name: str) -> None:
-        """Make the state that a first call would make, as the chosen update does.
+        """Make the state that a first call would make, as the chosen update does; nothing where that has no ``prepare``.
 
         Parameters
         ----------
@@ -227,17 +227,11 @@ class ByName:
         Raises
         ------
         UsageError
-            The chosen update has no ``prepare``, or is none.
+            What was chosen is no update.
         """
-        update = self._chosen(name)
-        if update is None:
-            return
-        prepare = getattr(update, "prepare", None)
-        if prepare is None:
-            raise UsageError(
-                f"the state of {update!r} does not exist before its first update: give it a method prepare(param, state)"
-            )
-        prepare(param, state, **_named(prepare, name))
+        prepare = getattr(self._chosen(name), "prepare", None)
+        if prepare is not None:
+            prepare(param, state, **_named(prepare, name))
 
     def __call__(self, param: Array, grad: Array, state: dict[str, Any], name: str) -> None:
         """Update ``param`` in place, as the chosen update does."""
