@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import numpy as np
 import pytest
@@ -176,6 +176,36 @@ def test_what_following_cannot_count_is_refused():
     next(loader)
     with pytest.raises(UsageError, match=r"the loop of following\(\) was left, and its loader goes on"):
         sampler.state()
+
+
+def test_another_epoch_within_following_is_refused_until_the_first_has_no_more():
+    sampler = mp.Sampler(12, Place(0, 1), 4)
+    loop = sampler.following(ahead_of(sampler.epoch(0), 1))
+    next(loop)
+    with pytest.raises(UsageError, match=r"goes on with the batches of another epoch\(\).*leave it first"):
+        next(sampler.epoch(1))
+    next(loop)
+    assert (int(sampler.state()["epoch"]), int(sampler.state()["start"])) == (0, 8)
+    loop.close()
+    next(sampler.epoch(1))
+    assert (int(sampler.state()["epoch"]), int(sampler.state()["start"])) == (1, 4)
+    both = chain.from_iterable(sampler.epoch(epoch) for epoch in range(2))
+    places = [(sampler.epoch_number, int(sampler.state()["start"])) for _ in sampler.following(ahead_of(both, 2))]
+    assert places == [(epoch, start) for epoch in range(2) for start in (4, 8, 12)]
+
+
+def test_the_state_is_known_everywhere_when_following_is_over_in_another_thread():
+    sampler = mp.Sampler(40, Place(0, 1), 4)
+    loop = sampler.following(ahead_of(sampler.epoch(0), 2))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(next, loop).result()
+        with pytest.raises(UsageError, match="another thread has taken the last batch"):
+            sampler.state()
+        pool.submit(next, loop).result()
+        pool.submit(loop.close).result()
+        assert int(sampler.state()["start"]) == 8
+        pool.submit(lambda: list(sampler.following(ahead_of(sampler.epoch(1), 2)))).result()
+    assert (int(sampler.state()["epoch"]), int(sampler.state()["start"])) == (1, 40)
 
 
 def test_a_state_after_batches_were_taken_in_another_thread_is_refused():

@@ -131,6 +131,7 @@ class Sampler:
         self.start: int = 0
         self._loaded = False
         self._follower: object | None = None  # the loop that says which batches are used
+        self._source: object | None = None  # the run whose batches it gets, as long as that has some left
         self._ahead: deque[tuple[int, int]] = deque()  # where the sampler stands behind each batch that is not used yet
         self._thread: int | None = None  # that has taken the last batch
         self._doubt = ""  # why it is not known which batches were used
@@ -171,12 +172,12 @@ class Sampler:
         mine = self._share.indices(number, start)
         size, ranks = self.batch_size, self._share.world_size
         last = self._batches(start) - 1
+        me = object()
         follower: object | None = None  # the loop in which this run began
         for batch in range(last + 1):
             # Counted before it is given out: who saves in the body of the loop has used this batch. Behind the last one nothing is left.
             place = number, start + (batch + 1) * size * ranks if batch < last else self._share.n
             if not batch:
-                self._ahead.clear()  # what a run before has given out and nobody has used
                 follower = self._follower
             if self._follower is not None:
                 if self._follower is not follower:
@@ -184,6 +185,12 @@ class Sampler:
                         "the loader has taken batches before following() began, and nobody knows which of them were used: give following() the "
                         "loader, and not an iterator that has begun"
                     )
+                if self._source not in (None, me):
+                    raise UsageError(
+                        "a following() loop of this sampler goes on with the batches of another epoch(), and could not tell them from these: leave it "
+                        "first, or take a sampler of its own for these"
+                    )
+                self._source = me if batch < last else None
                 self._ahead.append(place)
             elif follower is not None:
                 self._doubt = "the loop of following() was left, and its loader goes on"
@@ -210,14 +217,15 @@ class Sampler:
         Raises
         ------
         UsageError
-            The loader has begun before, or gives more than it has taken from this sampler, or another `following` loop is not over.
+            The loader has begun before, or gives more than it has taken from this sampler, or another `following` loop is not over. As long as
+            this one is not over and its epoch has batches left, another `epoch` of this sampler raises it as well.
         """
         if self._follower is not None:
             raise UsageError(
                 "another following() loop of this sampler is not over; leave it first: each loader has a sampler of its own"
             )
-        self._follower = me = object()
-        self._ahead.clear()
+        self._follower = object()
+        has_given = False
         try:
             for item in batches:
                 if not self._ahead:
@@ -228,11 +236,13 @@ class Sampler:
                 self.epoch_number, self.start = self._ahead.popleft()
                 self._doubt = ""
                 self._thread = threading.get_ident()
+                has_given = True
                 yield item
         finally:
-            if self._follower is me:
-                self._follower = None
-                self._ahead.clear()
+            self._follower = self._source = None
+            self._ahead.clear()
+            if has_given:
+                self._thread = None  # nobody is at work on the last batch
 
     def _batches(self, start: int) -> int:
         samples = self._share.stop(start) - start
@@ -250,7 +260,7 @@ class Sampler:
         ------
         UsageError
             Batches were taken ahead, by workers of a ``DataLoader`` or in another thread, and not through `following`, so that nobody knows
-            which were used.
+            which were used. Or a `following` loop goes on in another thread.
         """
         doubt = self._doubt
         if not doubt and self._thread not in (None, threading.get_ident()):
