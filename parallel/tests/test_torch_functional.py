@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 import manyhands_parallel as mp
@@ -86,6 +88,48 @@ def test_gradients_are_those_of_one_process(world, case):
     for found, *wanted in zip(world(3).run(program).results, results, firsts, seconds, strict=True):
         for mine, right in zip(found, wanted, strict=True):
             torch.testing.assert_close(mine, right.detach())
+
+
+@pytest.mark.parametrize(
+    ("call", "first", "second"),
+    [
+        (functional.all_reduce, (8, 8), (8, 8)),
+        (functional.all_gather, (4, 4), (4, 4)),
+        (functional.reduce_scatter, (4, 4), (4, 4)),
+        (lambda x, g, **options: functional.reduce_scatter(x, g, "mean", **options), (1, 1), (1, 1)),
+        (functional.broadcast, (4, 0), (4, 0)),
+    ],
+)
+def test_options_are_those_of_the_backward_pass_as_well(world, call, first, second):
+    def program(group):
+        import torch
+
+        x = torch.arange(4.0, requires_grad=True)
+        y = call(x, group, reproducible=False, timeout_s=9)
+        (once,) = torch.autograd.grad((y**2).sum(), x, create_graph=True)
+        return once.tolist(), torch.autograd.grad(once.sum(), x)[0].tolist()
+
+    wanted = [([one * i for i in range(4)], [two] * 4) for one, two in zip(first, second, strict=True)]
+    assert world(2).run(program).results == wanted
+
+
+def test_a_result_does_not_keep_what_it_was_made_of(world):
+    def program(group):
+        import torch
+
+        leaf = torch.zeros(4, requires_grad=True)
+        kept = {}
+        for call in (functional.all_reduce, functional.all_gather, functional.reduce_scatter, functional.broadcast):
+            x = leaf * 1
+            there = weakref.ref(x)
+            y = call(x, group)
+            del x
+            kept[call.__name__] = there() is not None
+            y.sum().backward()
+        return kept
+
+    for kept in world(2).run(program).results:
+        assert kept == dict.fromkeys(["all_reduce", "all_gather", "reduce_scatter", "broadcast"], False)
 
 
 def test_what_has_no_gradient_is_refused(world):

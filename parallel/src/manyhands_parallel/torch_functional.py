@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
 
 
-def all_reduce(x: torch.Tensor, group: Group, op: str = "sum", **options: Any) -> torch.Tensor:
+def all_reduce(
+    x: torch.Tensor, group: Group, op: str = "sum", *, reproducible: bool | None = None, timeout_s: float | None = None
+) -> torch.Tensor:
     """Return the sum or the mean of all ranks' tensors; its gradient is that of all ranks' gradients.
 
     Parameters
@@ -40,8 +42,8 @@ def all_reduce(x: torch.Tensor, group: Group, op: str = "sum", **options: Any) -
         The ranks.
     op
         ``"sum"`` or ``"mean"``.
-    **options
-        ``reproducible`` and ``timeout_s``, as for `manyhands.Group.all_reduce`; for the backward pass as well.
+    reproducible, timeout_s
+        As for `manyhands.Group.all_reduce`; for the backward pass as well.
 
     Raises
     ------
@@ -50,14 +52,20 @@ def all_reduce(x: torch.Tensor, group: Group, op: str = "sum", **options: Any) -
     """
     _need_linear(op, "all_reduce", group)
     return _apply(
-        lambda t: group.all_reduce(t, op, **options),
-        lambda dy: all_reduce(dy, group, op, **options),
+        lambda t: group.all_reduce(t, op, reproducible=reproducible, timeout_s=timeout_s),
+        lambda dy: all_reduce(dy, group, op, reproducible=reproducible, timeout_s=timeout_s),
         x,
     )
 
 
 def all_gather(
-    x: torch.Tensor, group: Group, *, counts: Sequence[int] | None = None, uneven: bool = False, **options: Any
+    x: torch.Tensor,
+    group: Group,
+    *,
+    counts: Sequence[int] | None = None,
+    uneven: bool = False,
+    reproducible: bool | None = None,
+    timeout_s: float | None = None,
 ) -> torch.Tensor:
     """Return the rows of all ranks, in the order of ranks; the gradient of this rank's is the sum of theirs over all ranks.
 
@@ -71,22 +79,31 @@ def all_gather(
         How many rows each rank has, if they differ.
     uneven
         Whether numbers of rows may differ and are not known: they travel first.
-    **options
-        ``timeout_s``, as for `manyhands.Group.all_gather`; for the backward pass as well.
+    reproducible
+        How the backward pass sums; as for `manyhands.Group.reduce_scatter`.
+    timeout_s
+        As for `manyhands.Group.all_gather`; for the backward pass as well.
     """
     need_group(group)
+    shape = x.shape  # kept for the backward pass, which needs nothing else of x
     if uneven and counts is None:
         rows = np.array([x.shape[0] if x.ndim else 1])
-        counts = tuple(int(each) for each in group.all_gather(rows, **options))
+        counts = tuple(int(each) for each in group.all_gather(rows, timeout_s=timeout_s))
     return _apply(
-        lambda t: group.all_gather(t, counts=counts, **options),
-        lambda dy: reduce_scatter(dy, group, counts=counts, **options).reshape(x.shape),
+        lambda t: group.all_gather(t, counts=counts, timeout_s=timeout_s),
+        lambda dy: reduce_scatter(dy, group, counts=counts, reproducible=reproducible, timeout_s=timeout_s).reshape(shape),
         x,
     )
 
 
 def reduce_scatter(
-    x: torch.Tensor, group: Group, op: str = "sum", *, counts: Sequence[int] | None = None, **options: Any
+    x: torch.Tensor,
+    group: Group,
+    op: str = "sum",
+    *,
+    counts: Sequence[int] | None = None,
+    reproducible: bool | None = None,
+    timeout_s: float | None = None,
 ) -> torch.Tensor:
     """Return this rank's rows of the sum or mean of all ranks' tensors; the gradient has those of all ranks' gradients.
 
@@ -100,8 +117,8 @@ def reduce_scatter(
         ``"sum"`` or ``"mean"``.
     counts
         How many rows each rank gets; by default as many.
-    **options
-        ``timeout_s``, as for `manyhands.Group.reduce_scatter`; for the backward pass as well.
+    reproducible, timeout_s
+        As for `manyhands.Group.reduce_scatter`; for the backward pass as well, where ``reproducible`` is how a second derivative is summed.
 
     Raises
     ------
@@ -110,9 +127,11 @@ def reduce_scatter(
     """
     _need_linear(op, "reduce_scatter", group)
     divisor = group.world_size if op == "mean" else 1
+    shape = x.shape
+    options: dict[str, Any] = {"counts": counts, "reproducible": reproducible, "timeout_s": timeout_s}
     return _apply(
-        lambda t: group.reduce_scatter(t, op, counts=counts, **options),
-        lambda dy: all_gather(dy, group, counts=counts, **options).reshape(x.shape) / divisor,
+        lambda t: group.reduce_scatter(t, op, **options),
+        lambda dy: all_gather(dy, group, **options).reshape(shape) / divisor,
         x,
     )
 
@@ -123,7 +142,7 @@ def all_to_all(
     *,
     send_counts: Sequence[int] | None = None,
     receive_counts: Sequence[int] | None = None,
-    **options: Any,
+    timeout_s: float | None = None,
 ) -> torch.Tensor:
     """Give each rank some rows, and return those that came from each; gradients go back to where the rows came from.
 
@@ -137,20 +156,22 @@ def all_to_all(
         How many rows go to each rank; by default as many to each.
     receive_counts
         How many come from each rank; if they are not given, they travel first.
-    **options
-        ``timeout_s``, as for `manyhands.Group.all_to_all`; for the backward pass as well.
+    timeout_s
+        As for `manyhands.Group.all_to_all`; for the backward pass as well.
     """
     need_group(group)
     if send_counts is not None and receive_counts is None:
-        receive_counts = tuple(int(each) for each in group.all_to_all(np.array(send_counts), **options))
+        receive_counts = tuple(int(each) for each in group.all_to_all(np.array(send_counts), timeout_s=timeout_s))
     return _apply(
-        lambda t: group.all_to_all(t, send_counts=send_counts, receive_counts=receive_counts, **options),
-        lambda dy: all_to_all(dy, group, send_counts=receive_counts, receive_counts=send_counts, **options),
+        lambda t: group.all_to_all(t, send_counts=send_counts, receive_counts=receive_counts, timeout_s=timeout_s),
+        lambda dy: all_to_all(dy, group, send_counts=receive_counts, receive_counts=send_counts, timeout_s=timeout_s),
         x,
     )
 
 
-def broadcast(x: torch.Tensor, group: Group, root: int = 0, **options: Any) -> torch.Tensor:
+def broadcast(
+    x: torch.Tensor, group: Group, root: int = 0, *, reproducible: bool | None = None, timeout_s: float | None = None
+) -> torch.Tensor:
     """Return the root's tensor; the root's gradient is the sum over all ranks, and that of the others is zero.
 
     Parameters
@@ -161,19 +182,25 @@ def broadcast(x: torch.Tensor, group: Group, root: int = 0, **options: Any) -> t
         The ranks.
     root
         The rank whose values they are.
-    **options
-        ``timeout_s``, as for `manyhands.Group.broadcast`; for the backward pass as well.
+    reproducible
+        How the backward pass sums; as for `manyhands.Group.reduce`.
+    timeout_s
+        As for `manyhands.Group.broadcast`; for the backward pass as well.
     """
     need_group(group)
-    return _apply(lambda t: group.broadcast(t, root, **options), lambda dy: _sum_on_root(dy, group, root, **options), x)
+    return _apply(
+        lambda t: group.broadcast(t, root, timeout_s=timeout_s),
+        lambda dy: _sum_on_root(dy, group, root, reproducible, timeout_s),
+        x,
+    )
 
 
-def _sum_on_root(x: torch.Tensor, group: Group, root: int, **options: Any) -> torch.Tensor:
+def _sum_on_root(x: torch.Tensor, group: Group, root: int, reproducible: bool | None, timeout_s: float | None) -> torch.Tensor:
     def call(tensor: torch.Tensor) -> torch.Tensor:
-        total = group.reduce(tensor, root=root, **options)
+        total = group.reduce(tensor, root=root, reproducible=reproducible, timeout_s=timeout_s)
         return tensor.new_zeros(tensor.shape) if total is None else total
 
-    return _apply(call, lambda dy: broadcast(dy, group, root, **options), x)
+    return _apply(call, lambda dy: broadcast(dy, group, root, reproducible=reproducible, timeout_s=timeout_s), x)
 
 
 def _need_linear(op: Any, what: str, group: Any) -> None:
