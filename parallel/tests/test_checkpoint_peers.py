@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import manyhands_parallel as mp
-from manyhands.errors import DTypeError
+from manyhands.errors import LayoutError
 from manyhands_simulated import run
 
 pytestmark = pytest.mark.peers
@@ -83,8 +83,31 @@ def test_views_that_torch_computes_are_saved_and_loaded_as_what_they_mean(tmp_pa
     expanded = torch.zeros(1).expand(2)
     assert mp.load(tmp_path, {"c": store, "p": expanded})["p"].tolist() == [1, 1]
     assert expanded.tolist() == [0, 0]
-    with pytest.raises(DTypeError, match=r"leaf 'x': .* layout torch.sparse_coo; save x.to_dense"):
-        mp.save({"x": torch.eye(2).to_sparse()}, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "meta", "lazy"])
+def test_odd_tensors_are_refused_on_every_rank(tmp_path, kind):
+    import torch
+
+    make, said = {
+        "sparse": (lambda: torch.ones(3).to_sparse(), r"layout torch.sparse_coo: use x.to_dense\(\)"),
+        "meta": (lambda: torch.empty(3, device="meta"), "on the device meta, where it holds no data"),
+        "lazy": (lambda: torch.nn.LazyLinear(3).weight, "not initialised yet: run a batch through the module first"),
+    }[kind]
+
+    def program(group):
+        mp.save({"x": torch.full((3,), 7.0)}, tmp_path, group)
+        odd = make() if group.rank else torch.zeros(3)
+        with pytest.raises(LayoutError, match=f"leaf 'x': nothing can be loaded into what is .*{said}"):
+            mp.load(tmp_path, {"x": odd}, group)
+        if kind != "lazy":  # whose shape is not known
+            with pytest.raises(LayoutError, match=f"leaf 'x': nothing can be loaded into what is .*{said}"):
+                mp.load(tmp_path, {"x": mp.ShardedArray((3,), [((0,), make())])}, group)
+        with pytest.raises(LayoutError, match=f"leaf 'x': a checkpoint cannot hold what is .*{said}"):
+            mp.save({"x": odd}, tmp_path, group)
+        return mp.load(tmp_path, group=group)["x"].tolist()
+
+    assert run(program, 2).results == [[7.0] * 3] * 2
 
 
 def test_a_training_in_torch_goes_on_where_it_was(tmp_path):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manyhands.errors import DTypeError, UsageError
-from manyhands_parallel.arrays import Array, assignable, dtype_of, itemsize, readable
+from manyhands.errors import DTypeError, LayoutError, UsageError
+from manyhands_parallel.arrays import Array, assignable, dtype_of, itemsize, oddity, readable
 from manyhands_parallel.boxes import Box
 
 __all__ = [
@@ -40,20 +40,19 @@ def source(leaf: Any) -> Array:
     ------
     DTypeError
         It is no array.
+    LayoutError
+        It is sparse, quantized, without memory or the like.
     UsageError
         It has more than its elements, such as a mask.
     """
     # Not np.ma, which loads that module: where another thread is about to, it is there in part.
     if isinstance(leaf, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
         raise UsageError("a checkpoint cannot hold a masked array; save x.data and x.mask")
+    words = oddity(leaf)
+    if words:
+        raise LayoutError(f"a checkpoint cannot hold what is {words}")
     array = readable(leaf)
-    if is_torch(array):
-        import torch
-
-        if array.layout != torch.strided:
-            raise DTypeError(f"a checkpoint cannot hold a torch tensor of layout {array.layout}; save x.to_dense()")
-        return array.resolve_conj().resolve_neg()
-    return array
+    return array.resolve_conj().resolve_neg() if is_torch(array) else array
 
 
 def cut(array: Array, box: Box) -> Array:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from manyhands import Group
-from manyhands.errors import DTypeError, SizeMismatchError, UsageError
-from manyhands_parallel.arrays import Array, assignable, dtype_of, readable, shape_of, write
+from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UsageError
+from manyhands_parallel.arrays import Array, assignable, dtype_of, oddity, readable, shape_of, write
 from manyhands_parallel.arrays import like as as_in_library
 from manyhands_parallel.boxes import Box, whole
 from manyhands_parallel.checkpoint import safetensors, storage
@@ -112,6 +112,8 @@ def load(
         It is no checkpoint of manyhands, or of a newer version, or a file belongs to another save.
     SizeMismatchError, DTypeError
         A leaf has another shape or dtype than ``like``.
+    LayoutError
+        A leaf of ``like`` is sparse, quantized, or without memory.
     UsageError
         ``like`` and the checkpoint have different leaves, or the ranks gave different paths.
     CommError
@@ -370,6 +372,10 @@ class _Task:
             raise UsageError(
                 f"it is an array of shape {stored.shape} in the checkpoint, and {type(leaf).__qualname__} in like="
             )
+        for each in [piece for _, piece in leaf.pieces] if isinstance(leaf, ShardedArray) else [leaf]:
+            words = oddity(each)
+            if words:
+                raise LayoutError(f"nothing can be loaded into what is {words}")
         if isinstance(leaf, Distributed):
             pieces_of = self._array(name, stored, leaf.sharded_array())
             return lambda: leaf.with_sharded_array(pieces_of())

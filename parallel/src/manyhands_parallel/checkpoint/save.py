@@ -84,6 +84,8 @@ def save(
         elements out. Nothing was written.
     DTypeError
         A dtype cannot be stored: big-endian, structured, long double, text, objects.
+    LayoutError
+        A leaf is sparse, quantized, or without memory.
     CheckpointWriteError
         A rank could not write; the text names it, and the file. The path holds the checkpoint from before; or the new one, whole, if what
         failed is the very last fsync, which follows the rename.
