@@ -22,17 +22,16 @@ from manyhands_parallel.arrays import (
     assignable,
     dtype_of,
     like,
-    namespace,
     need_plain,
     oddity,
     place_of,
     readable,
     shape_of,
-    summed_in,
 )
 from manyhands_parallel.compress import Compression, Compressor
-from manyhands_parallel.dtensor.dtensor import DTensor, divided_axes, lie_alike
+from manyhands_parallel.dtensor.dtensor import DTensor, lie_alike
 from manyhands_parallel.gradients.buckets import Bucket, Leaf, plan
+from manyhands_parallel.gradients.leaves import emptied, leaf_of, local_part, part_in_words
 from manyhands_parallel.overlaps import memory_of
 from manyhands_parallel.scaling import add_scaled, copy_divided, copy_scaled, copy_to, empty_like
 from manyhands_parallel.trees import flatten, rebuild
@@ -121,7 +120,7 @@ class GradientSync:
     ) -> None:
         need_group(group)
         leaves, self._spec = flatten(like)
-        self._wholes = {name: _emptied(leaf) for name, leaf in leaves.items() if isinstance(leaf, DTensor)}
+        self._wholes = {name: emptied(leaf) for name, leaf in leaves.items() if isinstance(leaf, DTensor)}
         self.group: Group = group
         self.memory: Memory = Memory(group)
         self._bytes = first_bucket_bytes, bucket_bytes
@@ -134,15 +133,15 @@ class GradientSync:
         }
         options |= {"reduce_dtype": reduce_dtype, "compress": compress}
         told = {f"({name})": repr(value) for name, value in options.items()}
-        parts = {name: _part_in_words(leaf) for name, leaf in leaves.items() if isinstance(leaf, DTensor)}
+        parts = {name: part_in_words(leaf) for name, leaf in leaves.items() if isinstance(leaf, DTensor)}
         same_on_all(group, type(self).__name__, stories(leaves) | parts | told, timeout_s=timeout_s)
-        leaves = {name: _local(name, leaf) for name, leaf in leaves.items()}
+        leaves = {name: local_part(name, leaf) for name, leaf in leaves.items()}
         need_plain(type(self).__name__, leaves)
         if any(type(each) is not int or each < 1 for each in self._bytes):
             raise UsageError(f"a bucket holds a positive number of bytes; {bucket_bytes=} and {first_bucket_bytes=} were given")
         if not (compress is None or hasattr(compress, "begin")):
             raise UsageError(f"compress takes what mp.compress has, such as Cast('bfloat16'), and {compress!r} was given")
-        self._leaves = {name: _leaf(name, leaf, reduce_dtype) for name, leaf in leaves.items()}
+        self._leaves = {name: leaf_of(name, leaf, reduce_dtype) for name, leaf in leaves.items()}
         self._compressor: Compressor | None = None if compress is None else compress.begin(self.memory)
         self._buckets: list[Bucket] = []
         self._home: dict[str, Bucket] = {}
@@ -592,41 +591,3 @@ class Step:
         if can_hold and memory_of(gradient) not in self._written:
             self._written.add(memory_of(gradient))
             self._targets[name] = gradient
-
-
-def _emptied(leaf: DTensor) -> DTensor:
-    """Return how a distributed array lies, without its memory."""
-    return DTensor(None, leaf.mesh, leaf._spec)
-
-
-def _part_in_words(leaf: DTensor) -> str:
-    """Return which part of a distributed array this rank has: the ranks that average must have the same one."""
-    part = f"{leaf.dtype}{list(shape_of(leaf.local))} at {list(leaf.offset)}"
-    return f"{part} of a DTensor of shape {leaf.shape}, {list(leaf.placements)}"
-
-
-def _local(name: str, leaf: Any) -> Any:
-    """Return the local part of a distributed array, and anything else as it is."""
-    if not isinstance(leaf, DTensor):
-        return leaf
-    try:
-        divided_axes(leaf)
-    except UsageError as error:
-        raise UsageError(f"leaf {name!r}: {error}") from None
-    return leaf.local
-
-
-def _leaf(name: str, leaf: Any, reduce_dtype: str | None) -> Leaf:
-    buffer = readable(leaf)
-    dtype = dtype_of(buffer)
-    if not dtype.startswith(("float", "bfloat", "complex")):
-        raise DTypeError(f"gradients are floats or complex numbers, and the leaf {name!r} is {dtype}; leave it out of like=")
-    wire = dtype
-    if not dtype.startswith("complex"):
-        wire = summed_in(dtype, reduce_dtype)
-        if not wire.startswith(("float", "bfloat")):
-            raise DTypeError(f"reduce_dtype is a dtype of floats, such as 'float32', and {reduce_dtype!r} was given")
-    if not hasattr(leaf, "dtype"):
-        leaf = buffer
-    template = namespace(leaf).empty((0,), dtype=leaf.dtype, device=array_api_compat.device(leaf))
-    return Leaf(shape_of(leaf), dtype, wire, place_of(leaf), template)
