@@ -540,3 +540,15 @@ def test_parts_that_are_no_copies_of_each_other_are_refused_on_every_rank():
         return True
 
     assert simulated(program, 2).results == [True] * 2
+
+
+def test_a_tree_that_is_nested_too_deep_is_refused_in_words(world):
+    def program(group):
+        tree = np.ones(2)
+        for _ in range(3000):
+            tree = {"a": tree}
+        for call in (mp.broadcast, lambda tree, group: mp.GradientSync(group, like=tree), mp.Sharded):
+            with pytest.raises(UsageError, match="nested too deep"):
+                call(tree, group)
+
+    world(2).run(program)

@@ -26,9 +26,12 @@ def flatten(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> tuple
     Raises
     ------
     UsageError
-        Two leaves have one name, such as those of ``{"a": {"b": x}, "a.b": y}``.
+        Two leaves have one name, such as those of ``{"a": {"b": x}, "a.b": y}``; or the tree is nested too deep.
     """
-    paths, leaves, spec = optree.tree_flatten_with_path(tree, is_leaf, namespace=_OURS)
+    try:
+        paths, leaves, spec = optree.tree_flatten_with_path(tree, is_leaf, namespace=_OURS)
+    except RecursionError:
+        raise UsageError("the tree is nested too deep, or contains itself: give a flatter one, such as a dict of names") from None
     found: dict[str, Any] = {}
     for path, leaf in zip(paths, leaves, strict=True):
         name = ".".join(map(str, path))
