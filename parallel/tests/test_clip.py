@@ -9,7 +9,7 @@ import pytest
 
 import manyhands as mh
 import manyhands_parallel as mp
-from manyhands.errors import DTypeError, UsageError
+from manyhands.errors import DTypeError, LayoutError, UsageError
 from manyhands_simulated import run
 
 
@@ -48,13 +48,14 @@ def test_the_norm_and_the_gradients_are_those_of_one_process(ranks, norm_type):
         np.testing.assert_allclose(got, whole[name] * (0.25 / norm), rtol=1e-14)
 
 
-def test_what_all_ranks_hold_counts_once_and_needs_no_message():
+@pytest.mark.parametrize(("placements", "calls"), [("replicated", 0), (set(), 0), (None, 1), ({"w": "replicated"}, 1)])
+def test_what_all_ranks_hold_counts_once_and_needs_no_message_if_all_say_so(placements, calls):
     def clip(group):
         grads = {"w": np.array([3.0, 4.0]), "b": None}
-        return mp.clip_by_global_norm(grads, 1.0, group, [None, "replicated", {"w": "replicated"}][group.rank])[1], grads["w"]
+        return mp.clip_by_global_norm(grads, 1.0, group, placements)[1], grads["w"]
 
     done = run(clip, 3)
-    assert done.trace.calls == []
+    assert [call.operation for call in done.trace.calls] == ["all_reduce"] * 3 * calls
     assert [norm for norm, _ in done.results] == [5.0] * 3
     assert {tuple(grad) for _, grad in done.results} == {(3 * (1.0 / 5), 4 * (1.0 / 5))}
 
@@ -241,12 +242,130 @@ def test_what_makes_no_sense_is_refused(arguments, error, said):
         mp.clip_by_global_norm([], 1.0, norm_type=1)
 
 
-def test_an_array_of_integers_is_refused_on_every_rank_before_a_message_is_sent():
+@pytest.mark.parametrize("norm_type", [2, math.inf])
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        (
+            lambda x: {"a": x[:3], "b": x[1:]},
+            UsageError,
+            r"'a, piece 0' of shape \(3,\) and 'b, piece 0' of shape \(3,\) share memory",
+        ),
+        (lambda x: {"a": x, "b": np.ones(2, int)}, DTypeError, "b is an array of dtype int64"),
+        (lambda x: {"a": x, "c": x}, UsageError, "the placement of 'c' must be .* and is 'split'"),
+    ],
+)
+def test_what_is_wrong_on_one_rank_is_raised_on_every_rank(wrong, error, said, norm_type):
     def clip(group):
-        with pytest.raises(DTypeError, match="dtype int64"):
-            mp.clip_by_global_norm([np.ones(2), np.ones(2, int)], 1.0, group, lambda name, grad: "replicated")
+        right = {"a": np.full(3, 3.0), "b": np.full(1, 3.0)}
+        grads = wrong(np.ones(4)) if group.rank == 1 else right
+        with pytest.raises(error if group.rank == 1 else UsageError, match=said) as caught:
+            mp.clip_by_global_norm(
+                grads, 1.0, group, lambda name, _: "split" if name == "c" else "sharded", norm_type=norm_type
+            )
+        assert (caught.value.peer == 1) == (group.rank != 1)
+        # Nothing was scaled, and the group goes on.
+        return mp.clip_by_global_norm(right, math.inf, group, "sharded", norm_type=norm_type)[1]
 
-    assert run(clip, 3).trace.calls == []
+    assert run(clip, 3).results == [math.sqrt(9 * 12) if norm_type == 2 else 3.0] * 3
+
+
+@pytest.mark.parametrize("placements", [None, {}])
+def test_a_rank_that_holds_nothing_takes_part(placements):
+    def clip(group):
+        grads = {} if group.rank == 0 else {"a": mp.ShardedArray((4,), [((2 * group.rank - 2,), np.array([3.0, 4.0]))])}
+        return mp.clip_by_global_norm(grads, math.inf, group, placements)[1]
+
+    assert run(clip, 3).results == [math.sqrt(50)] * 3
+
+
+@pytest.mark.parametrize("order", [["view", "array"], ["array", "view"]])
+def test_a_read_only_view_of_an_array_counts_and_is_scaled_once(order):
+    array = np.array([3.0, 4.0])
+    view = array.view()
+    view.flags.writeable = False
+    given = {"view": view, "array": array}
+    clipped, norm = mp.clip_by_global_norm([given[name] for name in order], 2.5)
+    assert (norm, [each.tolist() for each in clipped], array.tolist()) == (5.0, [[1.5, 2.0]] * 2, [1.5, 2.0])
+    with pytest.raises(UsageError, match="share memory and are not the same array"):
+        mp.clip_by_global_norm([array, view[:1]], 2.5)
+    assert mp.clip_by_global_norm([view, view[:1]], math.inf)[1] == math.sqrt(2 * 1.5**2 + 4)  # values
+
+
+def test_values_that_repeat_an_element_and_numbers_count_each():
+    ones = np.float64(1.0)
+    repeated = np.broadcast_to(ones, 4)
+    assert mp.clip_by_global_norm([repeated, np.broadcast_to(ones, 4), repeated], math.inf)[1] == math.sqrt(8)
+    assert mp.clip_by_global_norm([3.0, 3.0, ones, ones], math.inf)[1] == math.sqrt(20)
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda a: [a[:, i] for i in range(200)],
+        lambda a: [a[:, i::10] for i in range(10)],
+        lambda a: [a[k::2, i] for i in range(200) for k in range(2)],
+        lambda a: [a[6 * k : 6 * k + 6, 7 * i : 7 * i + 7][::-1] for i in range(28) for k in range(3)],
+        lambda a: [a.reshape(3, 6, 200)[:, k, i : i + 3] for i in range(0, 198, 3) for k in range(6)],
+        lambda a: [*a[:, :100].T, *a[:, 100:].reshape(18, 2, 50).transpose(1, 2, 0)],
+    ],
+    ids=["columns", "strides", "parity", "blocks", "cube", "mixed"],
+)
+def test_views_that_lie_between_each_other_need_no_solver(views, monkeypatch):
+    solved = []
+
+    def solve(*given, **options):
+        solved.append(given)
+        return False
+
+    monkeypatch.setattr(np, "shares_memory", solve)
+    some = views(np.ones((18, 200)))
+    assert mp.clip_by_global_norm(some, math.inf)[1] == pytest.approx(math.sqrt(sum(each.size for each in some)), rel=1e-12)
+    assert len(solved) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_views_that_share_an_element_are_found_among_many(seed):
+    random = np.random.default_rng(seed)
+    base = np.ones(600)
+
+    def view():
+        start, steps = int(random.integers(200)), sorted(random.integers(1, 40, size=2).tolist(), reverse=True)
+        shape = random.integers(1, 5, size=2).tolist()
+        found = np.lib.stride_tricks.as_strided(base[start:], shape, [8 * step for step in steps])
+        return found[:: int(random.choice([1, -1]))]
+
+    def elements(each):
+        return {
+            (int(each[i, j : j + 1].__array_interface__["data"][0])) for i in range(each.shape[0]) for j in range(each.shape[1])
+        }
+
+    for _ in range(40):
+        some = [each for each in (view() for _ in range(6)) if len(elements(each)) == each.size]  # none that repeats an element
+        kinds = {
+            (
+                each.__array_interface__["data"][0],
+                each.shape,
+                *(s for s, n in zip(each.strides, each.shape, strict=True) if n > 1),
+            ): each
+            for each in some
+        }
+        shares = len(set().union(*map(elements, kinds.values()))) < sum(each.size for each in kinds.values())
+        try:
+            mp.clip_by_global_norm(some, math.inf)
+        except UsageError:
+            assert shares
+        else:
+            assert not shares
+
+
+@pytest.mark.peers
+def test_tensors_without_elements_in_memory_are_refused():
+    import torch
+
+    for odd in (torch.eye(2).to_sparse(), torch.ones(2, device="meta")):
+        with pytest.raises(LayoutError, match=r"clip_by_global_norm cannot take layer\.w, which is"):
+            mp.clip_by_global_norm({"layer": {"w": odd}}, 1.0)
 
 
 @pytest.mark.peers

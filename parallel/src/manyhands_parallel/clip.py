@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from manyhands import DeviceMesh, Group
-from manyhands.errors import DTypeError, UsageError
-from manyhands_parallel.arrays import Array, dtype_of, like, namespace, readable, writable
+from manyhands.errors import DTypeError, ManyHandsError, UsageError
+from manyhands_parallel.arrays import Array, dtype_of, like, namespace, need_plain, readable, writable
 from manyhands_parallel.dtensor.dtensor import DTensor, divided_axes
-from manyhands_parallel.overlaps import memory_of, ties
+from manyhands_parallel.overlaps import memory_of, need_apart
 from manyhands_parallel.sharded_arrays import ShardedArray
 from manyhands_parallel.trees import flatten, named, rebuild
 
@@ -44,15 +44,17 @@ def clip_by_global_norm(
 ) -> tuple[Any, float]:
     """Scale gradients so that the norm of all of them together, over all ranks, is at most ``max_norm``.
 
-    The norm is that of one process that holds every gradient once. It is computed in float64, by at most one all_reduce of a few numbers,
-    and is the same on all ranks, bit for bit. Gradients with a larger norm are multiplied by ``max_norm / norm``.
+    The norm is that of one process that holds every gradient once. It is computed in float64, by one all_reduce of a few numbers if a group is
+    given, and is the same on all ranks, bit for bit. Gradients with a larger norm are multiplied by ``max_norm / norm``.
 
     Parameters
     ----------
     grads
         A tree of arrays of floats, real or complex: gradients that are final, behind all reductions. An array that stands at several places
-        of the tree counts once, also as several views of the same elements. A `ShardedArray` is a part that this rank alone holds. Of a
-        `DTensor` each element counts once, as its placements say.
+        of the tree counts once, also as several views that have the same elements in the same shape, such as ``x`` and ``x[:]``, whether they can be
+        written to or not. Arrays that share memory otherwise, such as ``x`` and ``x.reshape(-1)`` or ``x[::-1]``, are refused if one of them
+        can be written to. Arrays that repeat an element, as broadcast and expanded ones do, are values: the same object counts once. A
+        `ShardedArray` is a part that this rank alone holds. Of a `DTensor` each element counts once, as its placements say.
     max_norm
         The largest norm that stays as it is; infinity to compute the norm alone. The same on all ranks.
     group
@@ -62,7 +64,8 @@ def clip_by_global_norm(
         What this rank holds: ``"replicated"``, the same array as on the other ranks, which counts once; ``"sharded"``, a part that no other
         rank holds; on a mesh of several axes, instead of that, the axis along which the array is divided, or the set of axes. One of these for
         all arrays, a tree like ``grads`` (or a dict by names such as ``"layers.0.w"``), or a function of name and array. By default, a
-        `ShardedArray` is sharded, a `DTensor` lies as it does, and all else is replicated. If nothing is sharded, no message is sent.
+        `ShardedArray` is sharded, a `DTensor` lies as it does, and all else is replicated. If all ranks say ``"replicated"`` for all arrays, no
+        message is sent.
     norm_type
         2, or infinity for the largest magnitude.
     error_if_nonfinite
@@ -83,49 +86,80 @@ def clip_by_global_norm(
         ``max_norm`` is negative or NaN, ``norm_type`` is another, a placement is missing or unknown, is ``"sharded"`` on a mesh of several axes
         of more than one rank, or is not that of a `DTensor`; a `DTensor` is `Partial` or on other ranks; something is sharded and there is no
         group; or arrays share some of their memory. With ``error_if_nonfinite``, on all ranks: the norm is not finite. The gradients are as they were.
+        If a message is sent, what is wrong on one rank is raised on all: on the others as a `UsageError` that names the rank.
     DTypeError
         A gradient is no array, or not one of float16, bfloat16, float32, float64, complex64 and complex128.
+    LayoutError
+        A gradient is sparse, quantized, or without memory.
     """
-    if not max_norm >= 0:
-        raise UsageError(f"max_norm must be a number from 0 on, and is {max_norm!r}")
-    if norm_type not in (2, math.inf):
-        raise UsageError(f"norm_type must be 2 or infinity, and is {norm_type!r}")
     leaves, spec = flatten(grads)
-    parts = {name: _arrays(leaf) for name, leaf in leaves.items()}
     meshes = [leaf.mesh for leaf in leaves.values() if isinstance(leaf, DTensor)]
     if group is None and meshes:
         group = meshes[0]
-    counts, asks = _counted(leaves, group, placements)
-    if asks and group is None:
-        raise UsageError("some gradients are sharded, and no group is given; give group= with the ranks that hold the parts")
-    ranks = _ranks(group) if asks and group is not None else None
-    # The same array may be there several times, or views of the same memory; those that overlap in part would be scaled twice.
-    ties({f"{name}, piece {number}": array for name, arrays in parts.items() for number, array in enumerate(arrays)})
-    counted = {memory_of(array): array for name, arrays in parts.items() if counts[name] or not asks for array in arrays}
-    norm = _norm(list(counted.values()), norm_type, ranks, timeout_s)
+    ranks = _ranks(group) if group is not None and _asks(placements, meshes) else None
+    parts: dict[str, list[Array]] = {}
+    counted: dict[Hashable, Array] = {}
+    failure: ManyHandsError | None = None
+    try:  # what is wrong on one rank goes with the norm, since the others wait for that
+        _check_numbers(max_norm, norm_type)
+        parts = {name: _arrays(name, leaf) for name, leaf in leaves.items()}
+        counts = _counted(leaves, group, placements)
+        # The same array may be there several times, or views of the same memory; those that overlap in part would be scaled twice.
+        need_apart({f"{name}, piece {number}": array for name, arrays in parts.items() for number, array in enumerate(arrays)})
+        counted = {
+            memory_of(array): array for name, arrays in parts.items() if counts[name] or ranks is None for array in arrays
+        }
+    except ManyHandsError as error:
+        failure = error
+    norm, failed = _norm(list(counted.values()), norm_type, failure is not None, ranks, timeout_s)
+    if failed:
+        _refuse(failure, ranks, timeout_s)
     if error_if_nonfinite and not math.isfinite(norm):
         raise UsageError(f"the norm of the gradients is {norm}, and error_if_nonfinite is given; nothing was scaled")
     if norm <= max_norm:
         return grads, norm
-    scaled: dict[Hashable, Any] = {}
+    done: dict[Hashable, Any] = {}
     with np.errstate(invalid="ignore"):  # 0 times infinity
-        return rebuild(spec, {name: _scaled(leaf, max_norm / norm, scaled) for name, leaf in leaves.items()}), norm
+        # First the new ones, as long as what can be written, and may be the same memory, is as it was.
+        for array in sorted((array for arrays in parts.values() for array in arrays), key=writable):
+            _scaled(array, max_norm / norm, done)
+        return rebuild(spec, {name: _scaled(leaf, max_norm / norm, done) for name, leaf in leaves.items()}), norm
 
 
-def _counted(
-    leaves: Mapping[str, Any], group: Group | DeviceMesh | None, placements: Placements
-) -> tuple[dict[str, bool], bool]:
-    """Return whether this rank counts each array, and whether the ranks must ask each other.
+def _asks(placements: Placements, meshes: list[DeviceMesh | Group]) -> bool:
+    """Return whether the ranks ask each other: unless all say that everything is replicated, since what they hold may differ."""
+    return bool(meshes) or not (placements == "replicated" if isinstance(placements, str) else placements == frozenset())
 
-    All ranks must agree on the second, and some may hold no array, so that placements which were given decide, whatever is held.
+
+def _check_numbers(max_norm: float, norm_type: float) -> None:
+    if not max_norm >= 0:
+        raise UsageError(f"max_norm must be a number from 0 on, and is {max_norm!r}")
+    if norm_type not in (2, math.inf):
+        raise UsageError(f"norm_type must be 2 or infinity, and is {norm_type!r}")
+
+
+def _refuse(failure: ManyHandsError | None, group: Group | None, timeout_s: float | None) -> NoReturn:
+    """Raise what was wrong on this rank, or else tell what was on another one."""
+    said = [] if group is None else group.all_gather_object(None if failure is None else str(failure), timeout_s=timeout_s)
+    if failure is not None:
+        raise failure
+    rank, text = next((rank, text) for rank, text in enumerate(said) if text is not None)
+    raise UsageError(f"clip_by_global_norm was refused on rank {rank}, and nothing was scaled: {text}", peer=rank)
+
+
+def _counted(leaves: Mapping[str, Any], group: Group | DeviceMesh | None, placements: Placements) -> dict[str, bool]:
+    """Return whether this rank counts each array.
+
+    Raises
+    ------
+    UsageError
+        A placement is wrong or missing, or something is sharded and there is no group.
     """
     found: dict[str, frozenset[str]] = {}
-    asks = False
     if callable(placements):
-        found, asks = {name: _axes(group, placements(name, leaf), name) for name, leaf in leaves.items()}, group is not None
+        found = {name: _axes(group, placements(name, leaf), name) for name, leaf in leaves.items()}
     elif isinstance(placements, str | AbstractSet):
-        axes = _axes(group, placements, "all")
-        found, asks = dict.fromkeys(leaves, axes), bool(axes)
+        found = dict.fromkeys(leaves, _axes(group, placements, "all"))
     elif placements is not None:
         found = {name: _axes(group, placement, name) for name, placement in named(placements).items()}
         missing = [name for name, leaf in leaves.items() if name not in found and not isinstance(leaf, ShardedArray | DTensor)]
@@ -133,18 +167,20 @@ def _counted(
             raise UsageError(
                 f'no placement is given for {", ".join(map(repr, missing))}; say "replicated" or "sharded" for each gradient'
             )
-        asks = any(found.values())
     counted: dict[str, bool] = {}
     for name, leaf in leaves.items():
         own = _own_axes(name, leaf, group, found.get(name))
         if own is not None:
             counted[name] = _is_first(leaf.mesh, own)
-        else:
-            default = _axes(group, "sharded", name) if isinstance(leaf, ShardedArray) and name not in found else frozenset()
-            own = found.get(name, default)
-            counted[name] = _is_first(group, own)
-        asks = asks or bool(own)
-    return counted, asks
+            continue
+        default = _axes(group, "sharded", name) if isinstance(leaf, ShardedArray) and name not in found else frozenset()
+        own = found.get(name, default)
+        if own and group is None:
+            raise UsageError(
+                "some gradients are sharded, and no group is given; give group= with the ranks that hold the parts"
+            )
+        counted[name] = _is_first(group, own)
+    return counted
 
 
 def _grid(group: Group | DeviceMesh | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -217,31 +253,40 @@ def _is_first(group: Group | DeviceMesh | None, axes: frozenset[str]) -> bool:
     return all(axis in axes or coordinate == 0 for axis, coordinate in zip(*_grid(group), strict=True))
 
 
-def _arrays(leaf: Any) -> list[Array]:
+def _arrays(name: str, leaf: Any) -> list[Array]:
     arrays = [array for _, array in leaf.pieces] if isinstance(leaf, ShardedArray) else [leaf]
     if isinstance(leaf, DTensor):
         arrays = [leaf.local]
     for array in arrays:
+        need_plain("clip_by_global_norm", {name: array})
         if (dtype := dtype_of(readable(array))) not in _FLOATS:
-            raise DTypeError(f"gradients are floats, and an array of dtype {dtype} was given; leave it out of the tree")
+            raise DTypeError(
+                f"gradients are floats, and {name or 'the only leaf'} is an array of dtype {dtype}; leave it out of the tree"
+            )
     return arrays
 
 
-def _norm(arrays: list[Array], norm_type: float, group: Group | None, timeout_s: float | None) -> float:
-    """Return the norm of some arrays, and of those of all other ranks."""
+def _norm(
+    arrays: list[Array], norm_type: float, has_failed: bool, group: Group | None, timeout_s: float | None
+) -> tuple[float, bool]:
+    """Return the norm of some arrays, and of those of all other ranks; and whether any rank has failed."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if norm_type == math.inf:
             # NumPy's maximum keeps a NaN, Python's does not.
-            largest = np.max([0.0, *(_largest(array) for array in arrays)])
-            return float(largest if group is None else group.all_reduce(largest, "max", timeout_s=timeout_s))
-        sums = np.zeros(len(_SCALES))
+            told = np.array([np.max([0.0, *(_largest(array) for array in arrays)]), has_failed])
+            if group is not None:
+                told = group.all_reduce(told, "max", timeout_s=timeout_s)
+            return float(told[0]), bool(told[1])
+        told = np.zeros(len(_SCALES) + 1)
+        told[-1] = has_failed
         for array in arrays:
             place, total = _sum_of_squares(array)
-            sums[place] += total
+            told[place] += total
         if group is not None:
-            sums = group.all_reduce(sums, reproducible=True, timeout_s=timeout_s)
+            told = group.all_reduce(told, reproducible=True, timeout_s=timeout_s)
+        sums = told[:-1]
         # hypot takes infinity for larger than NaN.
-        return math.nan if np.isnan(sums).any() else math.hypot(*(np.sqrt(sums) / _SCALES).tolist())
+        return math.nan if np.isnan(sums).any() else math.hypot(*(np.sqrt(sums) / _SCALES).tolist()), bool(told[-1])
 
 
 def _sum_of_squares(array: Array) -> tuple[int, float]:
@@ -276,14 +321,14 @@ def _scaled(leaf: Any, factor: float, done: dict[Hashable, Any]) -> Any:
     """Return a leaf multiplied by a factor: itself, if its memory can be written. ``done`` has what became of each array so far."""
     if isinstance(leaf, ShardedArray):
         pieces = [(box.offset, _scaled(array, factor, done)) for box, array in leaf.pieces]
-        return leaf if all(map(writable, _arrays(leaf))) else ShardedArray(leaf.shape, pieces, leaf.dtype)
+        return leaf if all(writable(array) for _, array in leaf.pieces) else ShardedArray(leaf.shape, pieces, leaf.dtype)
     if isinstance(leaf, DTensor):
         local = _scaled(leaf.local, factor, done)
         return leaf if writable(leaf.local) else leaf.with_local(local)
-    memory = memory_of(leaf)
-    if memory not in done:
-        done[memory] = _product(leaf, factor)
-    return leaf if writable(leaf) else done[memory]
+    key = writable(leaf), memory_of(leaf)
+    if key not in done:
+        done[key] = _product(leaf, factor)
+    return leaf if writable(leaf) else done[key]
 
 
 def _product(leaf: Array, factor: float) -> Array:
