@@ -483,3 +483,148 @@ def test_ranks_without_a_root_must_tie_alike():
         return mp.Sharded({"a": w, "b": w}, group, root=None).full()["b"].tolist()
 
     assert run(program, 2).results == [[0.0] * 2] * 2
+
+
+@pytest.mark.parametrize("strategy", ["full", "grad", "none", 1, 2])
+def test_memory_that_stands_at_several_places_of_a_tied_array_counts_once_in_a_call_and_values_count_each(strategy):
+    def program(group):
+        w = np.zeros((2, 2))
+        g = np.arange(4.0).reshape(2, 2)
+        value = np.broadcast_to(np.float64(1), (2, 2))
+        stands = [(g, g, None), (g[:], g.view(), g), (g, g.copy(), None), (g, g.T, None), (value, value, None)]
+        found = []
+        for gradients in stands:
+            params = dict(zip("abc", (w, w, w), strict=True))
+            if isinstance(strategy, int):
+                opt = mp.ShardedOptimizer(mp.SGD(1.0), params, group, strategy)
+                opt.step(dict(zip("abc", gradients, strict=True)))
+            else:
+                opt = mp.Sharded(params, group, strategy, units=[""])
+                with opt.step():
+                    opt.reduce("", dict(zip("abc", gradients, strict=True)))
+                opt.update(mp.SGD(1.0))
+            found.append((-opt.full()["c"]).ravel().tolist())
+        return found
+
+    once = [0.0, 1.0, 2.0, 3.0]
+    assert run(program, 2).results == [[once, once, [0.0, 2.0, 4.0, 6.0], [0.0, 3.0, 3.0, 6.0], [2.0] * 4]] * 2
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_memory_that_a_program_fills_anew_is_another_gradient(stage):
+    def program(group):
+        w, buffer = np.zeros(2), np.empty(2)
+        opt = mp.ShardedOptimizer(mp.SGD(1.0), {"a": w, "b": w}, group, stage)
+        with opt.backward():
+            for name, value in (("a", 1.0), ("b", 2.0)):
+                buffer[...] = value
+                opt.ready(name, buffer)
+        opt.update()
+        store = mp.Sharded({"a": w, "b": w}, group)
+        with store.step():
+            for name, value in (("a", 1.0), ("b", 2.0)):
+                buffer[...] = value
+                store.reduce(name, buffer)
+        store.update(mp.SGD(1.0))
+        return opt.full()["b"].tolist(), store.full()["b"].tolist()
+
+    assert run(program, 2).results == [([-3.0] * 2, [-3.0] * 2)] * 2
+
+
+@pytest.mark.parametrize("strategy", ["full", "grad", "none"])
+def test_the_bits_of_a_tied_array_do_not_depend_on_the_units(strategy):
+    def program(group):
+        random = np.random.default_rng(group.rank)
+        one, other = (random.standard_normal(1000).astype("f4") for _ in range(2))
+        w = np.zeros(1000, "f4")
+        params = {"a": {"w": w}, "b": {"w": w}}
+        opt = mp.ShardedOptimizer(mp.SGD(1.0), params, group)
+        opt.step({"a": {"w": one}, "b": {"w": other}}, weight=group.rank + 1)
+        found = [opt.params["a"]["w"].tobytes()]
+        for units in (["a", "b"], [""]):
+            store = mp.Sharded(params, group, strategy, units=units)
+            with store.step(weight=group.rank + 1):
+                for unit in reversed(units):
+                    store.reduce(unit, {"": {"a": {"w": one}, "b": {"w": other}}, "a": {"w": one}, "b": {"w": other}}[unit])
+            store.update(mp.SGD(1.0))
+            found.append(store.full()["b"]["w"].tobytes())
+        return len(set(found))
+
+    assert run(program, 3).results == [1] * 3
+
+
+@pytest.mark.parametrize("strategy", ["full", "grad", "none"])
+def test_a_tied_array_of_which_one_unit_is_not_reduced_gets_the_gradient_of_the_others(strategy):
+    def program(group):
+        w = np.zeros(3)
+        store = mp.Sharded({"a": {"w": w, "v": np.zeros(1)}, "b": w, "c": [w, None]}, group, strategy)
+        found = []
+        for units, pause in ((["b"], False), (["c", "a"], True), (["a", "b", "c"], False)):
+            with store.paused() if pause else contextlib.nullcontext(), store.step():
+                for unit in units:
+                    store.reduce(
+                        unit, {"a": {"w": np.ones(3), "v": None}, "b": np.full(3, 2.0), "c": [np.full(3, 4.0), None]}[unit]
+                    )
+            if not pause:
+                store.update(mp.SGD(1.0))
+                found.append(-store.full()["c"][0][0])
+
+        def fail():
+            with store.step():
+                store.reduce("a", {"w": np.ones(3), "v": None})
+                raise RuntimeError("what was held is dropped")
+
+        with pytest.raises(RuntimeError):
+            fail()
+        with store.step():
+            store.reduce("c", [np.full(3, 1.0), None])
+        store.update(mp.SGD(1.0))
+        return [*found, -store.full()["c"][0][0]]
+
+    # Two steps of an update add up 4 + 1 and 1 + 2 + 4; the mean is over both.
+    assert run(program, 2).results == [[2.0, 2.0 + (5 + 7) / 2, 9.0]] * 2
+
+
+def test_a_tied_array_of_another_dtype_is_refused_on_every_rank():
+    def program(group):
+        w = np.zeros(6)
+        params = {"a": w, "b": w} if group.rank == 0 else {"a": np.zeros(6), "b": np.zeros(6, "f4")}
+        with pytest.raises(
+            UsageError, match=r"rank 0: 'b' float64\[6\] is the array 'a'\n +rank 1: 'b' float32\[6\] is the array 'a'"
+        ):
+            mp.Sharded(params, group)
+        return True
+
+    assert run(program, 2).results == [True] * 2
+
+
+@pytest.mark.parametrize("strategy", ["full", 1])
+def test_none_under_a_name_that_is_not_there_is_refused(strategy):
+    def program(group):
+        w = np.zeros(2)
+        params = {"l": {"a": w, "b": [w, None], "none": None}, "other": {"w": w, "bias": None}}
+        gradients = {"a": np.ones(2), "b": [None, None], "none": None}
+
+        def give(gradients):
+            if strategy == 1:
+                mp.ShardedOptimizer(mp.SGD(1.0), params, group).step({"l": gradients, "other": None})
+            else:
+                store = mp.Sharded(params, group)
+                with store.step():
+                    store.reduce("l", gradients)
+
+        for typo, named in (({"typo": None}, "typo"), ({"a": {"b": None}}, r"a\.b")):
+            with pytest.raises(UsageError, match=rf"unknown are \['(l\.)?{named}'\]"):
+                give({**gradients, **typo})
+        if strategy == 1:
+            opt = mp.ShardedOptimizer(mp.SGD(1.0), params, group)
+            opt.step({"l": gradients, "other": {"w": None, "bias": None}})
+        else:
+            opt = mp.Sharded(params, group)
+            with opt.step():
+                opt.reduce("l", gradients)
+                opt.reduce("other", {"w": None, "bias": None})
+            opt.update(mp.SGD(1.0))
+        return opt.full()["other"]["w"].tolist()
+
+    assert run(program, 2).results == [[-1.0, -1.0]] * 2

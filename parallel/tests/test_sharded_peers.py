@@ -7,7 +7,7 @@ import pytest
 from worlds import must, thread_world
 
 import manyhands_parallel as mp
-from manyhands.errors import UsageError
+from manyhands.errors import LayoutError, UsageError
 
 SHAPES = {"l0": {"w": (3, 5), "b": (5,)}, "l1": {"w": (5, 1)}}
 
@@ -149,3 +149,54 @@ def test_the_tied_tensors_of_a_state_dict_are_one_parameter():
         return [each.unique().tolist() for each in store.full().values()]
 
     assert must(thread_world(program, 2, "simulated")) == [[[-2.0], [-2.0]]] * 2
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("strategy", ["full", 1, 2])
+def test_the_gradient_of_a_tied_parameter_of_torch_counts_once_and_those_of_jax_add_up(strategy):
+    import jax
+    import torch
+
+    def trained(params, gradients, group):
+        if strategy == "full":
+            opt = mp.Sharded(params, group, units=[""])
+            with opt.step():
+                opt.reduce("", gradients)
+            opt.update(mp.SGD(1.0))
+        else:
+            opt = mp.ShardedOptimizer(mp.SGD(1.0), params, group, strategy)
+            opt.step(gradients)
+        return opt.full()
+
+    def program(group):
+        module = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in "ab"})
+        module["b"].weight = module["a"].weight
+        module["a"].weight.data.zero_()
+        both = module["a"].weight + module["b"].weight
+        (both * torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sum().backward()
+        named = dict(module.named_parameters(remove_duplicate=False))
+        tied = trained(named, {name: each.grad for name, each in named.items()}, group)["b.weight"]
+        # An expanded gradient is the sum as well.
+        (expanded,) = torch.autograd.grad(module["a"].weight.sum() * 3, [module["a"].weight])
+        spread = trained(named, dict.fromkeys(named, expanded), group)["b.weight"]
+        # The gradients of a tree of JAX are those of its places, and may be one object; params are tied by NumPy here.
+        w = np.zeros(2, "f4")
+        partial = jax.grad(lambda p: ((p["a"] + p["b"] + 1) ** 2).sum())({"a": w, "b": w})
+        values = trained({"a": w, "b": w}, partial, group)["a"]
+        same = trained({"a": w, "b": w}, {"a": partial["a"], "b": partial["a"]}, group)["a"]
+        return tied.tolist(), spread.tolist(), values.tolist(), same.tolist()
+
+    found = ([[-2.0, -4.0], [-6.0, -8.0]], [[-3.0] * 2] * 2, [-4.0] * 2, [-4.0] * 2)
+    assert must(thread_world(program, 2, "simulated")) == [found] * 2
+
+
+@pytest.mark.peers
+def test_a_refused_parameter_names_the_class():
+    import torch
+
+    def program(group):
+        with pytest.raises(LayoutError, match="ShardedOptimizer cannot take a, which is on the device meta"):
+            mp.ShardedOptimizer(mp.SGD(1.0), {"a": torch.ones(2, device="meta")}, group)
+        return True
+
+    assert must(thread_world(program, 2, "simulated")) == [True] * 2

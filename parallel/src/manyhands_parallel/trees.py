@@ -65,23 +65,35 @@ def named(tree: Any) -> dict[str, Any]:
     return flatten(tree)[0]
 
 
-def partly_named(tree: Any, names: Iterable[str]) -> tuple[dict[str, Any], list[str], list[str]]:
+def partly_named(tree: Any, names: Iterable[str], like: Callable[[], Any]) -> tuple[dict[str, Any], list[str], list[str]]:
     """Return the leaves of a tree in which None may stand for any of some names, or for all below a prefix of them.
+
+    Parameters
+    ----------
+    tree
+        The tree.
+    names
+        The names that its leaves should have.
+    like
+        Returns a tree with leaves of these names, in which None may stand elsewhere as well.
 
     Returns
     -------
     tuple
-        The leaves by name; which of ``names`` are neither there nor stood for; and the names that are not among ``names``.
+        The leaves by name; which of ``names`` are neither there nor stood for; and the names, also those of a None, that do not belong there.
     """
+    found, gaps, wanted = named(tree), _gaps(tree), dict.fromkeys(names)
+    stood_for = {gap: [name for name in wanted if not gap or name == gap or name.startswith(gap + ".")] for gap in gaps}
+    missing = wanted.keys() - found.keys() - {name for some in stood_for.values() for name in some}
+    idle = {gap for gap, some in stood_for.items() if not some}
+    unknown = found.keys() - wanted.keys() | (idle - set(_gaps(like())) if idle else set())
+    return found, sorted(missing), sorted(unknown)
+
+
+def _gaps(tree: Any) -> list[str]:
+    """Return where None stands in a tree."""
     paths, leaves, _ = optree.tree_flatten_with_path(tree, none_is_leaf=True, namespace=_OURS)
-    gaps = [".".join(map(str, path)) for path, leaf in zip(paths, leaves, strict=True) if leaf is None]
-    found, wanted = named(tree), list(names)
-
-    def is_gap(name: str) -> bool:
-        return any(name == gap or not gap or name.startswith(gap + ".") for gap in gaps)
-
-    missing = sorted(name for name in wanted if name not in found and not (gaps and is_gap(name)))
-    return found, missing, sorted(found.keys() - set(wanted))
+    return [".".join(map(str, path)) for path, leaf in zip(paths, leaves, strict=True) if leaf is None]
 
 
 def register_node(kind: type, attributes: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -79,7 +80,8 @@ class Sharded(Store):
     -----
     Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020. Zhao et al., "PyTorch FSDP: Experiences
     on Scaling Fully Sharded Data Parallel", VLDB 2023. With n parameters in float32, Adam and N ranks, a rank holds 16 n / N bytes, and at most
-    4 bytes for each parameter of 1 + ``prefetch`` units and for each gradient of one unit.
+    4 bytes for each parameter of 1 + ``prefetch`` units and for each gradient of one unit. The gradient of an array that stands in several units
+    is held from the first of them that is reduced to the last.
 
     After a failure of the group, the parameters of ``"full"`` and ``"none"`` are those before or after an update, never in between. With
     ``"grad"``, a failure while they are gathered leaves them so on this rank's shard alone, and every use of the others raises the error.
@@ -104,6 +106,8 @@ class Sharded(Store):
         self._compute_dtype = compute_dtype
         self._orders = {"step": Order(prefetch), "evaluation": Order(prefetch)}
         self._reduced: set[str] = set()
+        self._held: dict[Part, Array] = {}  # the gradients of parts that belong to more units, which are not reduced yet
+        self._lacking: Counter[Part] = Counter()  # how many those are
         self._present: dict[str, Unit] = {}  # the units that are there, or on their way
         options = {"prefetch": prefetch, "compute_dtype": compute_dtype}
         super().__init__(params, group, strategy, units, root, reduce_dtype, reproducible, options)
@@ -133,7 +137,11 @@ class Sharded(Store):
         """
         with self._ordered("step", checked_weight(weight)):
             self._reduced = set()
+            self._lacking = Counter(part for unit in self._units.values() for part in unit.parts)
             yield self
+            self._settle()
+            while self._held:  # some of their units were not reduced
+                self._reduce(*self._held.popitem())
 
     @contextmanager
     def evaluation(self) -> Iterator[Self]:
@@ -212,7 +220,8 @@ class Sharded(Store):
             A tree like that which `unit` yields, of this rank's mean gradients: of the dtype of the parameters or of ``compute_dtype``. They are
             copied before this returns. None, in the place of all, of a subtree or of a leaf: this rank has no gradient there, which counts as
             zeros if another rank has one. A parameter that has none on any rank, such as a frozen one, is not updated. The gradients of an array
-            that stands at several places add up.
+            that stands at several places add up, in the order in which they come. In one call, the same memory at several of its places is the
+            sum already, and counts once; see `ShardedOptimizer.step`.
 
         Raises
         ------
@@ -231,7 +240,12 @@ class Sharded(Store):
         self._reduced.add(name)
         self._log.append(f"reduced the unit {name!r}")
         for part in unit.parts:
-            self._reduce(part, self._pack(part, given))
+            flat = self._pack(part, given, self._held.pop(part, None))
+            self._lacking[part] -= 1
+            if self._lacking[part]:
+                self._held[part] = flat  # its places are summed here, and then over the ranks, whatever the units are
+            else:
+                self._reduce(part, flat)
 
     # Gathering
 
@@ -289,6 +303,10 @@ class Sharded(Store):
                     part.gathered = None
                     if part.whole is None:
                         part.pending = None
+
+    def _drop_gradients(self) -> None:
+        super()._drop_gradients()
+        self._held.clear()
 
     def _release(self) -> None:
         for unit in self._units.values():

@@ -13,6 +13,7 @@ from manyhands_parallel import trees
 from manyhands_parallel.agreement import checked_weight
 from manyhands_parallel.arrays import Array, like, readable
 from manyhands_parallel.optimizers import Update
+from manyhands_parallel.overlaps import is_repeated
 from manyhands_parallel.scaling import add_scaled, copy_scaled
 from manyhands_parallel.sharded.store import Store
 from manyhands_parallel.sharded.units import Part, Unit, check, check_dtypes
@@ -125,7 +126,9 @@ class ShardedOptimizer(Store):
         gradients
             A tree like that of the parameters, of this rank's mean gradients. None, in the place of all, of a subtree or of a leaf: this rank
             has no gradient there, which counts as zeros if another rank has one. A parameter that has none on any rank, such as a frozen one,
-            is not updated. The gradients of an array that stands at several places add up.
+            is not updated. The gradients of an array that stands at several places add up, in the order in which they come. The same memory at
+            several of its places, such as the ``.grad`` that the names of a tied parameter of torch have in common, is the sum already, and
+            counts once. Arrays of JAX and read-only ones are values, which may be alike, and count each.
         weight
             How much they count, mostly the number of samples: the mean is sum(weight * gradient) / sum(weight). It may be 0.
 
@@ -135,14 +138,19 @@ class ShardedOptimizer(Store):
             Names, shapes or dtypes differ from those of the parameters. Nothing has been sent. Or all weights are 0, on every rank; the
             parameters are unchanged.
         """
-        given, missing, unknown = trees.partly_named(gradients, self._homes)
+        given, missing, unknown = trees.partly_named(gradients, self._homes, lambda: self._tree(dict.fromkeys(self._homes, 0)))
         if missing or unknown:
             raise UsageError(
                 f"the gradients must have the names of the parameters: missing are {missing or 'none'}, unknown are {unknown or 'none'}; "
                 "give None for a parameter without a gradient: one that has none on any rank is not updated"
             )
-        for name, gradient in given.items():
+        places: dict[str, list[Array]] = {}
+        for name, gradient in [*given.items()]:
             self._check(name, gradient)
+            others = places.setdefault(self._tied.get(name, name), [])
+            if is_repeated(gradient, others):
+                given[name] = None
+            others.append(gradient)
         with self.backward(weight):
             for unit in self._units.values():
                 for name in unit.relative:
@@ -191,7 +199,8 @@ class ShardedOptimizer(Store):
             The name of the parameter: its path in the tree, joined by dots.
         gradient
             This rank's mean gradient, of the shape and dtype of the parameter. It is copied before this returns. None: this rank has none; see
-            `step`.
+            `step`. The gradients of an array that stands at several places add up, also if they come in the same memory, which a program may
+            have filled anew: give the ``.grad`` of a tied parameter of torch under one of its names.
 
         Raises
         ------

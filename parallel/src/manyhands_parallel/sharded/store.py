@@ -71,7 +71,7 @@ class Store:
         leaves: dict[str, Array] = {}
         tied: dict[str, str] = {}
         try:
-            leaves, self._spec = checked(params)
+            leaves, self._spec = checked(params, type(self).__name__)
             if root is None or self._ranks.is_root:  # the others' values do not matter, and may all be one
                 tied = ties(leaves)
         except ManyHandsError as error:
@@ -89,7 +89,10 @@ class Store:
                 for part in unit.parts
                 for slot in part.layout.slots
             ]
-            lines += [f"{name!r} {shape_of(leaves[name])} is the array {first!r}" for name, first in self._tied.items()]
+            lines += [
+                f"{name!r} {dtype_of(leaves[name])}{list(shape_of(leaves[name]))} is the array {first!r}"
+                for name, first in self._tied.items()
+            ]
         except ManyHandsError as error:
             failure = error
             lines = [f"refused its arguments: {error}"]
@@ -224,20 +227,20 @@ class Store:
         assert self._ranks.shard is not None
         return self._ranks.shard.all_gather_async(source, out=out)
 
-    def _pack(self, part: Part, gradients: Mapping[str, Sequence[Array]]) -> Array:
-        """Return a flat buffer of weighted gradients; zeros, where this rank has none."""
-        flat = self._empty_sum(part)
-        flat[part.layout.size :] = 0
+    def _pack(self, part: Part, gradients: Mapping[str, Sequence[Array]], flat: Array | None) -> Array:
+        """Add weighted gradients to a flat buffer, by default a new one; there are zeros where this rank has none."""
+        is_new = flat is None
+        if is_new:
+            flat = self._empty_sum(part)
+            flat[part.layout.size :] = 0
         for slot in part.layout.slots:
             view = slot.view(flat)
-            if slot.name not in gradients or self._weight == 0:
-                view[...] = 0  # and not 0 times what may be infinite
-                continue
-            first, *others = gradients[slot.name]
-            copy_scaled(view, readable(first), self._weight)
-            for other in others:
-                add_scaled(view, readable(other), self._weight)
-            self._mine.add(slot.name)
+            given = gradients.get(slot.name, ()) if self._weight else ()  # 0 times what is infinite is no zero
+            if is_new and not given:
+                view[...] = 0
+            for gradient in given:
+                (add_scaled if slot.name in self._mine else copy_scaled)(view, readable(gradient), self._weight)
+                self._mine.add(slot.name)
         return flat
 
     def _empty_sum(self, part: Part) -> Array:

@@ -24,6 +24,7 @@ from manyhands_parallel.arrays import (
     shape_of,
 )
 from manyhands_parallel.layout import Layout, by_dtype
+from manyhands_parallel.overlaps import is_repeated
 
 __all__ = ["Part", "Unit", "check", "check_dtypes", "checked", "divide", "find"]
 
@@ -73,12 +74,16 @@ class Unit:
     def gradients(self, tree: Any, dtypes: Iterable[str | None]) -> dict[str, list[Array]]:
         """Return the gradients of a tree, checked: for each parameter that has any, by its first name, those of all its places.
 
+        Memory that stands at several of them is the sum already, and there once.
+
         Raises
         ------
         UsageError
             The names, a shape or a dtype is not that of the unit's parameters.
         """
-        given, missing, unknown = trees.partly_named(tree, self.relative.values())
+        given, missing, unknown = trees.partly_named(
+            tree, self.relative.values(), lambda: self.tree(dict.fromkeys([*self.relative, *self.tied.values()], 0))
+        )
         if missing or unknown:
             raise UsageError(
                 f"the gradients of the unit {self.name!r} must be {sorted(self.relative.values())}: missing are {missing or 'none'}, "
@@ -90,7 +95,9 @@ class Unit:
             if short in given:
                 slot, part = homes[self.tied.get(name, name)]
                 check(name, given[short], slot.shape, {part.layout.dtype, *dtypes} - {None})
-                found.setdefault(slot.name, []).append(given[short])
+                places = found.setdefault(slot.name, [])
+                if not is_repeated(given[short], places):
+                    places.append(given[short])
         return found
 
 
@@ -105,8 +112,8 @@ def check(name: str, gradient: Array, shape: tuple[int, ...], dtypes: Iterable[A
         )
 
 
-def checked(params: Any) -> tuple[dict[str, Array], trees.Spec]:
-    """Return the parameters by name.
+def checked(params: Any, what: str) -> tuple[dict[str, Array], trees.Spec]:
+    """Return the parameters by name, for a class with a name.
 
     Raises
     ------
@@ -118,7 +125,7 @@ def checked(params: Any) -> tuple[dict[str, Array], trees.Spec]:
     leaves, spec = trees.flatten(params)
     if not leaves:
         raise UsageError("there are no parameters: the tree has no leaves")
-    _check_leaves(leaves)
+    _check_leaves(leaves, what)
     return leaves, spec
 
 
@@ -226,9 +233,9 @@ def _prefixes(name: str) -> Iterator[str]:
     yield ""
 
 
-def _check_leaves(leaves: Mapping[str, Any]) -> None:
-    """Refuse what cannot be divided, such as one array in two places: what an update makes of each of its shards would differ."""
-    need_plain("Sharded", leaves)
+def _check_leaves(leaves: Mapping[str, Any], what: str) -> None:
+    """Refuse what cannot be trained or divided: what is no array of floats, and arrays of several libraries or places."""
+    need_plain(what, leaves)
     first_name, first = next(iter(leaves.items()))
     for name, leaf in leaves.items():
         readable(leaf)
