@@ -184,6 +184,50 @@ def test_stages_of_different_libraries_meet():
     assert isinstance(results[1][1][1]["weight"], torch.Tensor)
 
 
+def test_an_evaluation_takes_metrics_without_a_derivative_and_makes_no_gradient():
+    import jax.numpy as jnp
+    import torch
+
+    class NoBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            assert not ctx.needs_input_grad[0]
+            return x.sum()
+
+    x, y = np.eye(4, 2, dtype="f4"), np.array([0, 0, 0, 1])
+    plan = mp.schedule("1f1b", 1, 2)
+
+    def program(group):
+        module = torch.nn.Linear(2, 2, bias=False)
+        torch.nn.init.eye_(module.weight)
+        pipeline = mp.Pipeline(group, [mp.torch.Stage(module)], plan)
+        metrics = [
+            lambda out, y: (out.argmax(1) == y).float().mean(),
+            lambda out, y: (out.argmax(1) == y).sum(),
+            lambda out, y: int(out.sum()),
+            lambda out, y: NoBackward.apply(out),
+        ]
+        found = [pipeline.eval(torch.from_numpy(x), torch.from_numpy(y), loss=metric)[0] for metric in metrics]
+        pipeline = mp.Pipeline(group, [mp.jax.Stage(lambda w, x: x @ w, jnp.eye(2))], plan)
+        metrics = [
+            lambda out, y: (out.argmax(1) == y).mean(),
+            lambda out, y: (out.argmax(1) == y).sum(),
+            lambda out, y: int(out.sum()),
+        ]
+        return found + [pipeline.eval(jnp.asarray(x), jnp.asarray(y), loss=metric)[0] for metric in metrics]
+
+    # Right are the first microbatch's first row, and the second one's.
+    assert must(thread_world(program, 1, "simulated")) == [[0.5, 1.0, 1.0, 1.0, 0.5, 1.0, 1.0]]
+    with pytest.raises(UsageError, match=r"loss returned tensor(?s:.*), and a number is expected"):
+        must(
+            thread_world(
+                lambda g: mp.Pipeline(g, [mp.torch.Stage(torch.nn.Linear(2, 2))], plan).eval(x, loss=lambda out, _: out),
+                1,
+                "simulated",
+            )
+        )
+
+
 def test_the_loss_of_a_module_is_a_tensor():
     import torch
 

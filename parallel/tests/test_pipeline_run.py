@@ -479,6 +479,27 @@ def test_an_evaluation_is_the_forward_pass_alone(plan):
     assert results[plan.placement[-1]][1] == [part.tobytes() for part in np.split(expected, plan.microbatches)]
 
 
+def test_an_evaluation_takes_any_metric():
+    plan = mp.schedule("1f1b", 2, 2)
+
+    def program(group):
+        pipeline = mp.Pipeline(group, [mp.Stage(lambda x: (x + 1, None), lambda _, dy: (dy, {}))], plan)
+        metrics = [lambda *_: 0.25, lambda out, y: (out == y).sum(), lambda *_: (np.float32(0.5), None), lambda *_: True]
+        x, y = np.arange(4.0), np.array([2.0, 3.0, 0.0, 5.0])
+        return [pipeline.eval(x, y, loss=metric)[0] for metric in metrics]
+
+    assert run(program, 2).results == [[0.25, 1.5, 0.5, 1.0]] * 2
+
+
+@pytest.mark.parametrize("value", [1j, "much", None, np.ones(2)])
+def test_the_loss_of_an_evaluation_is_a_number(value):
+    def body(group):
+        mp.Pipeline(group, [mp.Stage(*layer(0))], mp.schedule("1f1b", 1, 8)).eval(X, Y, loss=lambda *_: value)
+
+    with pytest.raises(UsageError, match=r"loss returned .*, and a number is expected"):
+        must(thread_world(body, 1, "simulated"))
+
+
 def test_a_step_on_one_rank_and_an_evaluation_on_another_are_refused_on_both():
     plan = mp.schedule("gpipe", 2, 2)
 

@@ -147,7 +147,8 @@ class Pipeline:
         x, y
             As for `step`.
         loss
-            On the rank of the last stage, as for `step`; its gradient is not used. None: there is no loss.
+            On the rank of the last stage, ``loss(output, target)`` returns a number, or an array of one: nothing is differentiated, so that it may be any
+            metric, such as an accuracy. It may also be that of `step`, whose gradient is not used. None: there is no loss.
 
         Returns
         -------
@@ -381,7 +382,9 @@ class _Step:
         if number < self._of._last:
             self._give(action, output)
             return
-        self._here["gradient", microbatch, number] = self._lose(stage, microbatch, output)
+        assert self._loss is not None
+        value, self._here["gradient", microbatch, number] = stage._loss_of(self._loss, output, self._targets[microbatch])
+        self._lose(microbatch, value)
 
     def _pass(self, action: Action) -> None:
         """Make a forward pass of which nothing is kept."""
@@ -393,17 +396,15 @@ class _Step:
             return
         self._outputs[microbatch] = output
         if self._loss is not None:
-            self._lose(stage, microbatch, output)
+            self._lose(microbatch, stage._value_of(self._loss, output, self._targets[microbatch]), alone=True)
 
-    def _lose(self, stage: Stage, microbatch: int, output: Any) -> Any:
-        """Take the loss of a microbatch, and return its gradient."""
-        assert self._loss is not None
-        value, gradient = stage._loss_of(self._loss, output, self._targets[microbatch])
+    def _lose(self, microbatch: int, value: Any, *, alone: bool = False) -> None:
+        """Take the loss of a microbatch."""
         try:
             self._losses[microbatch] = float(value)
-        except (TypeError, ValueError):
-            raise UsageError(f"loss returned {value!r:.80} and a gradient, and a number and a gradient are expected") from None
-        return gradient
+        except (TypeError, ValueError, RuntimeError):  # torch raises the last one for a tensor of several elements
+            expected = ", and a number is expected" if alone else " and a gradient, and a number and a gradient are expected"
+            raise UsageError(f"loss returned {value!r:.80}{expected}") from None
 
     def _take(self, action: Action) -> Any:
         """Return what an action needs: a part of the batch, what another rank sends, or what this rank has."""

@@ -82,6 +82,11 @@ class Stage:
         value, gradient = pair(loss(output, target), "loss")
         return value, gradient
 
+    def _value_of(self, loss: Callable[[Any, Any], Any], output: Activation, target: Any) -> Any:
+        """Return the loss of a microbatch alone, if there will be no backward pass; a gradient may come with it."""
+        found = loss(output, target)
+        return pair(found, "loss")[0] if isinstance(found, tuple) else found
+
 
 _EXPECTED = {
     "forward": "(y, saved)",

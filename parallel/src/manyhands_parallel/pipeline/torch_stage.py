@@ -59,6 +59,13 @@ class Stage(stages.Stage):
             found = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
         return value.detach(), _like(x, inputs, list(found))
 
+    def _value_of(self, loss: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:
+        """Return the loss, without a graph."""
+        import torch
+
+        with torch.no_grad():
+            return loss(output, target)
+
     def _parameters(self) -> tuple[list[str], list[Any]]:
         wanted = {name: each for name, each in self.module.named_parameters() if each.requires_grad}
         return list(wanted), list(wanted.values())
