@@ -9,6 +9,7 @@ import pytest
 
 import manyhands as mh
 import manyhands_parallel as mp
+from manyhands.errors import DTypeError, LayoutError, UsageError
 from manyhands_parallel import Partial, Replicate, Shard
 from manyhands_simulated import run
 
@@ -59,3 +60,48 @@ def test_a_chain_stays_in_its_library_and_keeps_its_values(library, dtype):
             return np.array(d.full().tolist())
 
     assert all((found == numbers).all() for found in run(program, 4).results)
+
+
+class Series:
+    """Looks like an array, and is none."""
+
+    dtype, shape = np.dtype("f4"), (2, 2)
+
+
+ODD = {
+    "a graph": (lambda: 2 * torch_ones().requires_grad_(), UsageError, "requires a gradient"),
+    "sparse": (lambda: torch_ones().to_sparse(), LayoutError, "torch.sparse_coo: use x.to_dense"),
+    "meta": (lambda: torch_ones().to("meta"), LayoutError, "on the device meta"),
+    "no array": (Series, DTypeError, "Series"),
+}
+
+
+def torch_ones():
+    import torch
+
+    return torch.ones(2, 2)
+
+
+@pytest.mark.parametrize("some", ["one", "all"])
+@pytest.mark.parametrize("kind", ODD)
+def test_what_cannot_be_taken_on_one_rank_is_refused_on_every_rank(kind, some):
+    make, error, said = ODD[kind]
+
+    def program(group):
+        x = make() if some == "all" or group.rank == 1 else torch_ones()
+        for call in (mp.distribute, mp.from_local):
+            with pytest.raises(error if some == "all" else UsageError, match=said):
+                call(x, group, [Shard(0)])
+        return group.all_reduce(1)
+
+    assert run(program, 2).results == [2, 2]
+
+
+def test_a_conjugated_tensor_is_distributed():
+    import torch
+
+    def program(group):
+        x = torch.tensor([1j, 2 + 1j]).conj()
+        return [call(x, group, [Shard(0)]).full().tolist() for call in (mp.distribute, mp.from_local)]
+
+    assert run(program, 2).results == [[[-1j, 2 - 1j], [-1j, 2 - 1j] * 2]] * 2

@@ -11,7 +11,7 @@ import numpy as np
 
 from manyhands.errors import DTypeError, SizeMismatchError, UsageError
 from manyhands_parallel.agreement import same_on_all
-from manyhands_parallel.arrays import Array, dtype_of, itemsize, readable, shape_of
+from manyhands_parallel.arrays import Array, dtype_of, itemsize, need_plain, oddity, readable, shape_of
 from manyhands_parallel.axes import flat, value
 from manyhands_parallel.dtensor.moves import Place, move
 from manyhands_parallel.dtensor.placements import Partial, Placement, Replicate, Shard, tuples
@@ -75,8 +75,6 @@ class DTensor(Inert):
     def offset(self) -> tuple[int, ...]:
         """The index of this rank's first element in the whole array."""
         return self._spec.box(self._place.coordinates).offset
-
-    # What Python or NumPy would answer by itself, and wrongly.
 
     def __repr__(self) -> str:
         return f"DTensor({self.shape}, {self.dtype}, {list(self.placements)}, local {shape_of(self.local)} at {self.offset})"
@@ -268,13 +266,17 @@ def distribute(
     Raises
     ------
     UsageError
-        On every rank: the placements do not fit the mesh or the array, or the ranks gave different arrays or placements.
+        On every rank: the placements do not fit the mesh or the array, or the ranks gave different arrays or placements; or a tensor of torch
+        requires a gradient and is no parameter.
     DTypeError
         On every rank: the dtype does not have the reduction of a `Partial`, or ``x`` is no array of numbers.
+    LayoutError
+        On every rank: ``x`` is sparse, quantized, or without memory.
     """
     place = _place_of(mesh)
-    array = f"{_kind(x)}{list(shape_of(x))}{_checksum(x)}" if hasattr(x, "shape") else _kind(x)
+    array = f"{_kind(x)}{list(shape_of(x))}{_checksum(x)}" if _is_plain(x) else _kind(x)
     same_on_all(place.parent, "distribute", {"the array": array, "placements": _words(placements)}, timeout_s=timeout_s)
+    need_plain("distribute", {"the array": x})
     x = value(x, takes_leaves=True)
     everywhere: list[Placement] = [Replicate()] * len(place.shape)
     whole = DTensor(x, mesh, Spec.of(shape_of(x), place.shape, everywhere))
@@ -317,19 +319,22 @@ def from_local(
     Raises
     ------
     UsageError
-        On every rank: the ranks gave different dtypes, placements or global shapes; the shapes of the parts do not fit together; or they do not
-        give ``global_shape`` or the counts.
+        On every rank: the ranks gave different dtypes, placements or global shapes; the shapes of the parts do not fit together; they do not
+        give ``global_shape`` or the counts; or a tensor of torch requires a gradient and is no parameter.
     DTypeError
         On every rank: the dtype does not have the reduction of a `Partial`, or ``part`` is no array of numbers.
+    LayoutError
+        On every rank: ``part`` is sparse, quantized, or without memory.
     """
     place = _place_of(mesh)
     try:
         wanted: Any = None if global_shape is None else [operator.index(extent) for extent in global_shape]
     except TypeError:
         wanted = f"{global_shape!r:.80}"
-    axes = f"{len(shape_of(part))}" if hasattr(part, "shape") else "none"
-    story = {"dtype": _kind(part), "axes": axes, "placements": _words(placements), "global_shape": str(wanted)}
+    axes = f"{len(shape_of(part))}" if _is_plain(part) else "none"
+    story = {"the part": _kind(part), "axes": axes, "placements": _words(placements), "global_shape": str(wanted)}
     same_on_all(place.parent, "from_local", story, timeout_s=timeout_s)
+    need_plain("from_local", {"the part": part})
     part = value(part, takes_leaves=True)
     told = place.parent.all_gather(np.array([shape_of(part)], np.int64), timeout_s=timeout_s)
     shapes = [tuple(int(extent) for extent in shape) for shape in told]
@@ -423,9 +428,20 @@ def _listed(shapes: list[tuple[int, ...]]) -> str:
     return ", ".join(f"{shape} on rank {rank}" for rank, shape in enumerate(shapes))
 
 
+def _is_plain(x: Any) -> bool:
+    """Return whether something is an array whose elements can be sent."""
+    return hasattr(x, "shape") and not oddity(x)
+
+
 def _kind(x: Any) -> str:
-    """Return the dtype of an array, and the type of what is none."""
-    return dtype_of(x) if hasattr(x, "dtype") else type(x).__qualname__
+    """Return the dtype of an array, and what is odd about it; the type of what is none."""
+    try:
+        value(x, takes_leaves=True)
+    except DTypeError:
+        return type(x).__qualname__
+    except UsageError:
+        return "a tensor that requires a gradient: give x.detach()"
+    return oddity(x) or (dtype_of(x) if hasattr(x, "dtype") else type(x).__qualname__)
 
 
 def _words(placements: Any) -> str:
@@ -441,7 +457,7 @@ def _checksum(x: Array) -> str:
     if hasattr(buffer, "untyped_storage") and buffer.device.type == "cpu":
         import torch
 
-        buffer = flat(buffer).view(torch.uint8).numpy()
+        buffer = flat(buffer.resolve_conj().resolve_neg()).view(torch.uint8).numpy()
     if not isinstance(buffer, np.ndarray) or buffer.dtype.hasobject:
         return ""
     return f" with the checksum {zlib.crc32(np.ascontiguousarray(buffer).view(np.uint8).data):08x}"
