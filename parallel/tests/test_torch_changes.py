@@ -358,6 +358,67 @@ def test_a_parameter_whose_elements_share_memory_is_refused_on_every_rank(world)
     assert world(2).run(program).results == [2, 2]
 
 
+def test_frozen_parameters_that_torch_does_not_write_to_get_rank_0s_values(world):
+    def program(group):
+        import torch
+
+        module, own = torch.nn.Linear(1, 1), float(group.rank + 1)
+        module.expanded = torch.nn.Parameter(torch.full((1,), own).expand(3), requires_grad=False)
+        with torch.inference_mode():
+            module.inference = torch.nn.Parameter(torch.full((2,), own), requires_grad=False)
+        module.tied = torch.nn.Identity()
+        module.tied.again = module.expanded
+        mp.torch.data_parallel(module, group)
+        assert module.tied.again is module.expanded
+        for _ in range(2):
+            module.zero_grad()
+            (module(torch.ones(1, 1)) * own).sum().backward()
+        kinds = {type(each) for each in module.parameters()}, [each.requires_grad for each in module.parameters()]
+        assert kinds == ({torch.nn.Parameter}, [True, True, False, False])
+        return module.expanded.tolist(), module.inference.tolist(), module.bias.grad.tolist()
+
+    assert world(2).run(program).results == [([1.0] * 3, [1.0] * 2, [1.5])] * 2
+
+
+def test_the_host_waits_for_buffers_once_however_many_there_are(world):
+    def program(group):
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Counting(TorchDispatchMode):
+            """Counts what returns numbers to Python, for which a GPU must be waited for."""
+
+            count = 0
+
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                self.count += func.overloadpacket in (
+                    torch.ops.aten.equal,
+                    torch.ops.aten._local_scalar_dense,
+                    torch.ops.aten.is_nonzero,
+                )
+                return func(*args, **(kwargs or {}))
+
+        counts = []
+        for buffers in (1, 20):
+            module = torch.nn.Linear(1, 1)
+            for number in range(buffers):
+                module.register_buffer(f"b{number}", torch.zeros(3))
+            sync = mp.torch.data_parallel(module, group)
+            versions = [each._version for each in module.buffers()]
+            module.b0.data.fill_(group.rank)
+            with Counting() as counting, sync.step():
+                module(torch.ones(1, 1)).sum().backward()
+            counts.append(counting.count)
+            assert module.b0.tolist() == [0.0] * 3
+            # Autograd learns of the changed one alone.
+            assert [each._version - then for each, then in zip(module.buffers(), versions, strict=True)] == [
+                group.rank, *[0] * (buffers - 1)
+            ]  # fmt: skip
+        return counts[1] - counts[0]
+
+    assert world(2).run(program).results == [0, 0]
+
+
 def test_a_module_keeps_its_sync_when_another_one_is_refused(world):
     def program(group):
         import torch

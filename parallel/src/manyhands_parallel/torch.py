@@ -106,7 +106,7 @@ def data_parallel(
     ----------
     module
         A ``torch.nn.Module``, the same on all ranks; it is used as before. Parameters that are frozen now (``requires_grad`` is false) are not
-        averaged. Move it to its device first; its optimizer may be made before or after. Modules that share a parameter are wrapped as one, such as
+        averaged; those among them, and buffers, that torch does not write to, such as expanded ones, are replaced. Move it to its device first; its optimizer may be made before or after. Modules that share a parameter are wrapped as one, such as
         ``torch.nn.ModuleList([one, two])``. Of a module that was given before, the new `ModuleSync` takes the place of the old one.
     group
         The ranks that average.
@@ -210,7 +210,7 @@ class ModuleSync(GradientSync):
                     owned[name] = f"averaged by the data_parallel of another module, a {type(sync.module).__name__}"
         fixed = {
             name: "one whose elements share memory, or that torch does not write to"
-            for name, each in self.module.named_parameters()
+            for name, each in self._parameters.items()
             if not (oddity(each) or writable(each))
         }
         same_on_all(group, "data_parallel", owned | fixed, timeout_s=timeout_s)
@@ -228,12 +228,18 @@ class ModuleSync(GradientSync):
         return before
 
     def _put(self, given: dict[str, Any], found: dict[str, Any]) -> None:
-        """Put tensors where buffers were that torch does not write to, such as expanded ones."""
-        new = {id(given[name]): found[name] for name in given if found[name] is not given[name]}
+        """Put tensors where buffers and frozen parameters were that torch does not write to, such as expanded ones."""
+        from torch.nn import Parameter
+
+        new = {id(each): found[name] for name, each in given.items() if found[name] is not each}
+        new |= {
+            id(each): Parameter(new[id(each)], False)
+            for each in given.values()
+            if id(each) in new and isinstance(each, Parameter)
+        }
         for module in self.module.modules() if new else ():
-            for name, buffer in module._buffers.items():
-                if id(buffer) in new:
-                    module._buffers[name] = new[id(buffer)]
+            for held in (module._buffers, module._parameters):
+                held.update({name: new[id(each)] for name, each in held.items() if id(each) in new})
 
     def remove(self) -> None:
         """Take the hooks out of the module, whose gradients then stay on their rank; this takes no further steps. Calling it twice is fine."""
@@ -373,6 +379,7 @@ class ModuleSync(GradientSync):
 
     def _give_buffers(self) -> None:
         """Give rank 0's buffers to all ranks. torch refuses to go on with a graph whose buffers have changed, so that it learns of no other change."""
+        from torch import empty_like
         from torch.nn.modules.batchnorm import _NormBase
 
         buffers = OrderedDict(self.module.named_buffers())
@@ -384,14 +391,14 @@ class ModuleSync(GradientSync):
             for each in one.buffers(False)
         }
         # What is written to .data changes no version. Rank 0 only reads.
-        targets = {
-            name: each.data if self.group.rank == 0 or id(each) in unread else each.data.clone()
-            for name, each in buffers.items()
-        }
+        read = [name for name, each in buffers.items() if self.group.rank and id(each) not in unread]
+        targets = {name: each.data for name, each in buffers.items()}
+        targets |= {name: empty_like(targets[name]) for name in read}
         give(targets, self.group, 0, timeout_s=self._timeout_s)
-        for name, each in buffers.items():
-            if self.group.rank and id(each) not in unread and not _same_bits(each.data, targets[name]):
-                each.detach().copy_(targets[name])
+        changed = _differ([(buffers[name].data, targets[name]) for name in read])
+        for name, is_new in zip(read, changed, strict=True):
+            if is_new:
+                buffers[name].detach().copy_(targets[name])
 
     def _abandon(self, error: BaseException) -> None:
         super()._abandon(error)
@@ -430,10 +437,18 @@ class _Hook:
         return _Hook, ()
 
 
-def _same_bits(one: Any, other: Any) -> bool:
-    from torch import equal, uint8
+def _differ(pairs: list[tuple[Any, Any]]) -> list[bool]:
+    """Return which pairs of tensors differ in a bit. Each device is waited for once, however many pairs there are."""
+    from torch import stack, uint8
 
-    return bool(equal(one.reshape(-1).view(uint8), other.reshape(-1).view(uint8)))
+    flags = [(one.reshape(-1).view(uint8) != other.reshape(-1).view(uint8)).any() for one, other in pairs]
+    of_devices: dict[Any, list[int]] = {}
+    for number, flag in enumerate(flags):
+        of_devices.setdefault(flag.device, []).append(number)
+    found: dict[int, bool] = {}
+    for numbers in of_devices.values():
+        found.update(zip(numbers, stack([flags[number] for number in numbers]).tolist(), strict=True))
+    return [found[number] for number in range(len(pairs))]
 
 
 def _parts(module: Any) -> list[tuple[dict[str, Any], list[Any]]]:
