@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from manyhands import DeviceMesh, Group
-from manyhands.errors import DTypeError, ManyHandsError, UsageError
+from manyhands.errors import DTypeError, UsageError
 from manyhands_parallel.arrays import Array, dtype_of, like, namespace, need_plain, readable, writable
 from manyhands_parallel.dtensor.dtensor import DTensor, divided_axes
 from manyhands_parallel.overlaps import memory_of, need_apart
@@ -99,7 +99,7 @@ def clip_by_global_norm(
     ranks = _ranks(group) if group is not None and _asks(placements, meshes) else None
     parts: dict[str, list[Array]] = {}
     counted: dict[Hashable, Array] = {}
-    failure: ManyHandsError | None = None
+    failure: Exception | None = None
     try:  # what is wrong on one rank goes with the norm, since the others wait for that
         _check_numbers(max_norm, norm_type)
         parts = {name: _arrays(name, leaf) for name, leaf in leaves.items()}
@@ -109,7 +109,7 @@ def clip_by_global_norm(
         counted = {
             memory_of(array): array for name, arrays in parts.items() if counts[name] or ranks is None for array in arrays
         }
-    except ManyHandsError as error:
+    except Exception as error:  # noqa: BLE001 - such as one of a placement function; it is raised below
         failure = error
     norm, failed = _norm(list(counted.values()), norm_type, failure is not None, ranks, timeout_s)
     if failed:
@@ -138,9 +138,13 @@ def _check_numbers(max_norm: float, norm_type: float) -> None:
         raise UsageError(f"norm_type must be 2 or infinity, and is {norm_type!r}")
 
 
-def _refuse(failure: ManyHandsError | None, group: Group | None, timeout_s: float | None) -> NoReturn:
+def _refuse(failure: Exception | None, group: Group | None, timeout_s: float | None) -> NoReturn:
     """Raise what was wrong on this rank, or else tell what was on another one."""
-    said = [] if group is None else group.all_gather_object(None if failure is None else str(failure), timeout_s=timeout_s)
+    said = (
+        []
+        if group is None
+        else group.all_gather_object(None if failure is None else str(failure) or repr(failure), timeout_s=timeout_s)
+    )
     if failure is not None:
         raise failure
     rank, text = next((rank, text) for rank, text in enumerate(said) if text is not None)

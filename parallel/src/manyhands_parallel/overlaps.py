@@ -155,9 +155,8 @@ def _apart(memories: list[_Memory], modulus: int) -> list[list[_Memory]]:
     for each in memories:
         start = (each.first - origin) % modulus
         stop = start + each.span(modulus)
-        intervals.append(
-            (start, stop, each) if stop <= modulus else (0, modulus, each)
-        )  # one that goes around may meet any other
+        # One that goes around may meet any other.
+        intervals.append((start, stop, each) if stop <= modulus else (0, modulus, each))
     sets: list[list[_Memory]] = []
     end = 0
     for start, stop, memory in sorted(intervals, key=lambda interval: interval[0]):
