@@ -556,7 +556,10 @@ def test_a_signal_does_not_put_off_the_end_of_ranks_that_hang_after_a_failure(tm
         signal.signal(signal.SIGTERM, lambda *_: report(sys.argv[1]))
         report(sys.argv[1])
         if os.environ["RANK"] == "1":
+            while not os.path.exists("rank 0 reports"):
+                time.sleep(0.01)
             sys.exit("the cause")
+        open("rank 0 reports", "w").close()
         while True:
             signal.pause()
     """)

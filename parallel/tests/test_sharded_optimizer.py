@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -353,6 +354,16 @@ def test_a_function_gets_the_name_if_it_asks_for_it():
         [("a.b", (1,), [7.0]), ("a.w", (2,), [0.0, 1.0]), ("c", (0,), [])],
         [("a.b", (0,), []), ("a.w", (2,), [2.0, 3.0]), ("c", (0,), [])],
     ]
+
+
+def test_a_name_that_is_bound_stays():
+    def program(group):
+        seen = []
+        update = partial(lambda param, grad, state, name: seen.append(name), name="mine")
+        mp.ShardedOptimizer(update, {"a": np.zeros(2)}, group).step({"a": np.ones(2)})
+        return seen
+
+    assert run(program, 2).results == [["mine"]] * 2
 
 
 @pytest.mark.parametrize("strategy", ["full", "grad", "none", 1, 2])

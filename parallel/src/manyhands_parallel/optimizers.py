@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -253,7 +254,9 @@ def _named(function: Callable[..., Any], name: str) -> dict[str, str]:
 
 
 def takes_name(function: Callable[..., Any]) -> bool:
-    """Return whether an update, or its ``prepare``, has a parameter for the name."""
+    """Return whether an update, or its ``prepare``, has a parameter for the name that nothing is bound to yet."""
+    if isinstance(function, partial) and "name" in function.keywords:
+        return False
     try:
         return "name" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # one of a language that tells nothing of itself

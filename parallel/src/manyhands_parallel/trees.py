@@ -31,7 +31,9 @@ def flatten(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> tuple
     try:
         paths, leaves, spec = optree.tree_flatten_with_path(tree, is_leaf, namespace=_OURS)
     except RecursionError:
-        raise UsageError("the tree is nested too deep, or contains itself: give a flatter one, such as a dict of names") from None
+        raise UsageError(
+            "the tree is nested too deep, or contains itself: give a flatter one, such as a dict of names"
+        ) from None
     found: dict[str, Any] = {}
     for path, leaf in zip(paths, leaves, strict=True):
         name = ".".join(map(str, path))
