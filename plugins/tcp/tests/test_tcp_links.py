@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fault_tools import Nursery
 from waiting import PATIENCE_S, until
 from worlds import must
 from worlds import over_sockets as run
@@ -198,3 +199,23 @@ def test_silence_is_bounded_on_the_control_connection_alone() -> None:
         ]
 
     assert must(run(program)) == [(10_000, [0, 0])] * 2
+
+
+@pytest.mark.parametrize("checksum", ["false", "true"])
+def test_a_connection_that_somebody_on_the_path_leads_to_another_rank_is_refused(nursery: Nursery, checksum: str) -> None:
+    program = """
+        from manyhands.control import network
+        connect = network._connect
+        group = mh.init(timeout_s=30)
+        if rank == 0:
+            one, two = map(tuple, group._job.backend._addresses[1:])
+            network._connect = lambda address, *rest: connect({one: two, two: one}.get(tuple(address), address), *rest)
+            attempt(group.send, np.ones(3), 1)
+        else:
+            attempt(group.recv, 0)
+    """
+    with nursery.ranks(program, MANYHANDS_BACKEND="tcp", MANYHANDS_SECURITY__CHECKSUM=checksum) as ranks:
+        failures = ranks.start().raised()
+    assert failures.keys() == {0, 1, 2}
+    assert (failures[0]["type"], failures[0]["about"]) == ("PeerLostError", 1)
+    assert "is not rank 1 (tcp) of this job: somebody leads connections elsewhere" in failures[0]["text"]

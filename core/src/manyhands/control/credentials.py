@@ -33,3 +33,13 @@ class Credentials(NamedTuple):
     def of_job(self, nonce: bytes) -> Credentials:
         """Return those of one job of many with the same secret: the one whose store has drawn these bytes."""
         return self._replace(secret=hmac.digest(self.secret, nonce, hashlib.sha256))
+
+    def towards(self, whom: str) -> Credentials:
+        """Return those of connections to one listener of the job: nobody on the path can lead a connection to another one.
+
+        Parameters
+        ----------
+        whom
+            The listener: which rank it is, and for what it listens. Both ends say the same.
+        """
+        return self._replace(secret=hmac.digest(self.secret, b"towards " + whom.encode(), hashlib.sha256))

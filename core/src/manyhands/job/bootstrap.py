@@ -42,11 +42,11 @@ class Place(Protocol):
     def local_rank(self) -> int:
         """Which of the ranks of its host this one is."""
 
-    def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
-        """Listen for ranks of this job on a free port."""
+    def listen(self, host: str, accept: Callable[[socket.socket, bytes], None], whom: str) -> Address:
+        """Listen on a free port for ranks of this job that dial ``whom``."""
 
-    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
-        """Connect to a rank of this job."""
+    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline, whom: str) -> socket.socket:
+        """Connect to a rank of this job that listens as ``whom``."""
 
 
 class Maker(msgspec.Struct, frozen=True):
@@ -125,10 +125,15 @@ class _JobBootstrap(Bootstrap):
         return self._job.control.exchange(", ".join(whose), card, self.deadline, members)[0]
 
     def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
-        return self._job.listen(host, accept)
+        return self._job.listen(host, accept, self._whom(self.rank))
 
     def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
-        return self._job.dial(peer, address, hello, deadline)
+        return self._job.dial(peer, address, hello, deadline, self._whom(peer))
+
+    def _whom(self, rank: int) -> str:
+        """Return what a connection is to: a rank of the world, and there the part which it numbers in its own way."""
+        part = "" if len(self._ranks) == self._job.world_size else f" for ranks {', '.join(map(str, self._ranks))}"
+        return f"rank {self._ranks[rank]} ({' in '.join(self._names[::-1])}{part})"
 
     def seals(self, sock: socket.socket) -> Seals | None:
         if not self._maker.resolved.settings.security.checksum:

@@ -33,7 +33,7 @@ from manyhands.control.network import Address, Listener, dial, show_address
 from manyhands.control.protocol import Report, Verdict
 from manyhands.control.remote import SocketControl
 from manyhands.control.store import Store
-from manyhands.errors import ClosedError, ManyHandsError, PeerLostError, RendezvousError
+from manyhands.errors import AuthenticationError, ClosedError, ManyHandsError, PeerLostError, RendezvousError
 from manyhands.job.bootstrap import Maker
 from manyhands.job.meeting import Meeting, guarded_bind
 from manyhands.job.no_transport import NoTransport
@@ -470,8 +470,8 @@ class Job:
         if self._loop is not None:
             self._loop.stop()
 
-    def listen(self, host: str, accept: Callable[[socket.socket, bytes], None]) -> Address:
-        """Listen for ranks of this job on a free port."""
+    def listen(self, host: str, accept: Callable[[socket.socket, bytes], None], whom: str) -> Address:
+        """Listen on a free port for ranks of this job that dial ``whom``."""
 
         def watched(sock: socket.socket, hello: bytes) -> None:
             with contextlib.suppress(OSError):  # it has ended, which its first use tells
@@ -480,11 +480,12 @@ class Job:
 
         sock = guarded_bind((host, 0), self._secure)
         address = sock.getsockname()
-        self._listeners.append(Listener(self.loop, sock, self._credentials, watched))
+        self._listeners.append(Listener(self.loop, sock, self._credentials.towards(whom), watched))
         return address[0], address[1]
 
-    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
-        """Connect to a rank of this job."""
+    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline, whom: str) -> socket.socket:
+        """Connect to a rank of this job that listens as ``whom``."""
+        credentials = self._credentials.towards(whom)
 
         def cancelled() -> bool:
             return self.closed or self.control.failed
@@ -492,7 +493,7 @@ class Job:
         try:
             while True:
                 try:
-                    sock = dial(address, self._credentials, hello, deadline, cancelled)
+                    sock = dial(address, credentials, hello, deadline, cancelled)
                     with contextlib.suppress(OSError):
                         self._liveness.watch(sock)
                     return sock
@@ -505,6 +506,9 @@ class Job:
                     time.sleep(min(0.05, deadline.remaining()))
         except TimeoutError:
             raise
+        except AuthenticationError as error:
+            reason = f"who listens at {show_address(address)} is not {whom} of this job: somebody leads connections elsewhere, or listens there instead"
+            raise LinkLost(peer, reason) from error
         except OSError as error:
             if error.errno in _EXHAUSTED:
                 hint = f"{error.strerror}: close the groups that are done, or raise the limit (`ulimit -n`)"

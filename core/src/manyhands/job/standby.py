@@ -123,7 +123,8 @@ class Standby:
 
         try:
             address, rank = (successor.host, successor.port), self._control.rank
-            sock = dial_patiently(address, self._credentials, _HELLO, rank, Deadline(_CONNECT_S), is_vain)
+            credentials = self._credentials.towards(_whom(successor.rank))
+            sock = dial_patiently(address, credentials, _HELLO, rank, Deadline(_CONNECT_S), is_vain)
         except (OSError, ManyHandsError) as error:
             _log.debug("rank %d does not reach rank %d, the store's successor: %s", self._control.rank, successor.rank, error)
             return
@@ -210,7 +211,7 @@ class Standby:
         if address is None:
             return False
         try:
-            sock = dial(address, self._credentials, _HELLO, Deadline(_TRY_S), lambda: self._ended)
+            sock = dial(address, self._credentials.towards(_whom(rank)), _HELLO, Deadline(_TRY_S), lambda: self._ended)
         except (OSError, OverflowError, ManyHandsError) as error:  # an impossible port, too
             _log.debug("rank %d does not find the others with rank %d: %s", self._control.rank, rank, error)
             return False
@@ -242,5 +243,18 @@ class Standby:
         if self._reserve is not None:  # it has waited here for the others, while the store was only slow
             self._reserve.close()
         self._reserve = control.reserve = Reserve(
-            self._loop, sock, self._credentials, *here, store, self._liveness, gone, control.has_ended, self._door
+            self._loop,
+            sock,
+            self._credentials.towards(_whom(here[0])),
+            *here,
+            store,
+            self._liveness,
+            gone,
+            control.has_ended,
+            self._door,
         )
+
+
+def _whom(rank: int) -> str:
+    """Return what a connection to a rank is to that may go on in the place of the store."""
+    return f"rank {rank} (standby)"
