@@ -157,6 +157,24 @@ def test_ranks_that_never_come_are_named() -> None:
         assert "Rank 0 listens at 127.0.0.1, which only ranks of its own host can reach" in str(error)
 
 
+def test_what_is_left_over_from_another_run_is_a_stranger(nursery: Nursery) -> None:
+    program = """
+        group = attempt(mh.init, timeout_s=40)
+        if isinstance(group, mh.Group):
+            tell("sum", sum=float(group.all_reduce(np.full(1, float(os.environ["MINE"])))[0]))
+            group.close()
+    """
+    with nursery.ranks(program, 2, MINE="2", MANYHANDS_RUN_ID="the second") as ranks:
+        ranks.start(0)
+        ranks.start_as(7, RANK="1", MINE="100", MANYHANDS_RUN_ID="the first")
+        assert ranks.wait([7]) == {7: 0}
+        ranks.start(1)
+        assert [fact["sum"] for fact in ranks.await_facts("sum")] == [4.0, 4.0]
+        ((_, failure),) = ranks.raised().items()
+    assert failure["type"] == "AuthenticationError"
+    assert "holds another secret than this rank, or is another run than 'the first'" in failure["text"]
+
+
 @pytest.mark.parametrize("wrong", [[2], [0]])
 @pytest.mark.parametrize("has_none", [False, True])
 def test_ranks_with_another_secret_are_told_at_once_and_rank_0_that_they_were_refused(

@@ -136,6 +136,30 @@ def test_a_number_of_ranks_behind_the_script_is_told_of(capsys, monkeypatch, tmp
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("option", "variables", "name"),
+    [
+        ([], {}, None),
+        ([], {"SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0"}, None),
+        ([], {"SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0"}, "slurm 3.0"),
+        ([], {"MANYHANDS_RUN_ID": "job 6"}, "job 6"),
+        (["--run-id", "job 7"], {"MANYHANDS_RUN_ID": "job 6"}, "job 7"),
+    ],
+)
+def test_a_run_of_several_hosts_gets_its_name_or_a_warning(capsys, monkeypatch, tmp_path, option, variables, name):
+    monkeypatch.chdir(tmp_path)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("MANYHANDS_SECRET", "x" * 32)
+    (tmp_path / "h.py").write_text("")
+    jobs = []
+    monkeypatch.setattr("manyhands.launch.processes.run_job", lambda job, *_: jobs.append(job) or 0)
+    words = ["--nnodes", "2", "--rendezvous", "127.0.0.1:29500", "--backend", "tcp"]
+    assert main(["run", *words, *option, "h.py"]) == 0
+    assert jobs[0].environ.get("MANYHANDS_RUN_ID") == name
+    assert ("without --run-id, a launcher that is left over" in capsys.readouterr().err) == (name is None)
+
+
 def test_a_folder_that_was_removed_is_no_obstacle(run_python: Callable[..., CompletedProcess[str]]):
     script = """
 import os, sys, tempfile

@@ -341,6 +341,15 @@ def test_a_world_of_its_own_in_a_child_leaves_the_note_of_the_rank_that_started_
         claim(environ, 1, 2, ("127.0.0.1", 5))
 
 
+def test_steps_and_attempts_of_one_job_of_slurm_are_runs_of_their_own() -> None:
+    runs = [
+        discover(SLURM | more)
+        for more in ({"SLURM_STEP_ID": "0"}, {"SLURM_STEP_ID": "1"}, {"SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"})
+    ]
+    assert [run and run.job for run in runs] == ["123456.0", "123456.1", "123456.0.1"]
+    assert len({run and run.port for run in runs}) == 3
+
+
 def test_ranks_behind_wrapper_scripts_meet_at_one_port() -> None:
     program = "import os; from manyhands.control.environment import discover; print(discover(os.environ).port)"
     environ = {name: value for name, value in os.environ.items() if not re.match("RANK|WORLD_SIZE|OMPI|SLURM", name)}

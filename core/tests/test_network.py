@@ -388,8 +388,12 @@ def come_together(door: Door, count: int, monkeypatch: pytest.MonkeyPatch) -> in
     monkeypatch.setattr(network.ClientHandshake, "answer", together)
     job = Job(1, 2, "tcp")
     job._credentials = CREDENTIALS
+    door.listener._credentials = CREDENTIALS.towards("rank 0")
     job.control = LocalHub(2).connect(1, "tcp", "")
-    assert on_threads(lambda _: job.dial(0, door.address, b"hello", Deadline(PATIENCE_S)).close(), count) == [None] * count
+    assert (
+        on_threads(lambda _: job.dial(0, door.address, b"hello", Deadline(PATIENCE_S), "rank 0").close(), count)
+        == [None] * count
+    )
     for _ in range(count):
         door.came.get(timeout=PATIENCE_S)[0].close()
     return len(tries)
@@ -587,7 +591,7 @@ def test_dialling_again_after_a_reset_ends(monkeypatch: pytest.MonkeyPatch, why:
 
     def dialling() -> None:
         try:
-            job.dial(0, ("127.0.0.1", 1), b"hello", Deadline(0.1 if why == "deadline" else 2 * PATIENCE_S))
+            job.dial(0, ("127.0.0.1", 1), b"hello", Deadline(0.1 if why == "deadline" else 2 * PATIENCE_S), "rank 0")
         except (TimeoutError, ConnectionError) as error:
             failures.append(error)
 

@@ -36,16 +36,23 @@ _NUMBERS = {
     "--max-ranks": "max_ranks",
 }
 _SECONDS = {"--grace": "grace_s"}
-_TEXTS = {"--backend": "backend", "--config": "config", "--rendezvous": "rendezvous", "--record": "record"}
+_TEXTS = {
+    "--backend": "backend",
+    "--config": "config",
+    "--rendezvous": "rendezvous",
+    "--record": "record",
+    "--run-id": "run_id",
+}
 _OF_OTHERS = {
     **dict.fromkeys(
         ("-np", "--np", "-p", "--nprocs", "--nproc", "--nproc-per-node", "--num-processes", "--ntasks"), "-n NUMBER"
     ),
     **dict.fromkeys(("--rdzv-endpoint", "--master-addr", "--master-port"), "--rendezvous HOST:PORT"),
+    "--rdzv-id": "--run-id WORD",
     **dict.fromkeys(
         ("-H", "--host", "--hosts", "--hostfile", "-f"), "--nnodes and --node-rank, with a manyhands run on each host"
     ),
-    **dict.fromkeys(("--standalone", "--oversubscribe", "--rdzv-backend", "--rdzv-id", "--allow-run-as-root"), ""),
+    **dict.fromkeys(("--standalone", "--oversubscribe", "--rdzv-backend", "--allow-run-as-root"), ""),
 }
 """What torchrun's and mpirun's options are called here; nothing where they are not needed."""
 

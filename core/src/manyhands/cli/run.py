@@ -71,6 +71,14 @@ def run(
             show_default=False,
         ),
     ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            help="What tells this run from others with the same address and secret: the same word on each host, and a new one for each run.",
+            metavar="WORD",
+            show_default=False,
+        ),
+    ] = None,
     no_fork: Annotated[
         bool, typer.Option("--no-fork", help="Start a Python for each rank, instead of forking one that has imported NumPy.")
     ] = False,
@@ -114,5 +122,6 @@ def run(
         min_ranks,
         max_ranks,
         grace,
+        run_id,
     )
     raise typer.Exit(start(options))

@@ -55,6 +55,7 @@ RESERVED: Final[frozenset[str]] = frozenset(
         "MANYHANDS_RANK",
         "MANYHANDS_RENDEZVOUS",
         "MANYHANDS_RENDEZVOUS_FD",
+        "MANYHANDS_RUN_ID",
         "MANYHANDS_SECRET",
         "MANYHANDS_TRACEBACK",
         "MANYHANDS_TRACE_HOOKS",

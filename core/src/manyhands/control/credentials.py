@@ -21,14 +21,23 @@ class Credentials(NamedTuple):
         What both ends of each connection prove to each other; may be empty on loopback alone.
     tls
         The certificates, where connections are encrypted.
+    run
+        The name of the run, for messages; empty if it has none.
     """
 
     secret: bytes
     tls: Tls | None = None
+    run: str = ""
 
     def __repr__(self) -> str:
         """Show nothing of the secret."""
         return f"{type(self).__name__}(..., {self.tls!r})"
+
+    def of_run(self, run: str) -> Credentials:
+        """Return those of one run: a process that is left over from another one with the same secret is a stranger to it."""
+        if not run:
+            return self
+        return self._replace(secret=hmac.digest(self.secret, b"run " + run.encode(), hashlib.sha256), run=run)
 
     def of_job(self, nonce: bytes) -> Credentials:
         """Return those of one job of many with the same secret: the one whose store has drawn these bytes."""

@@ -178,7 +178,7 @@ def dial(
             reply = _receive_exactly(sock, REPLY_BYTES, deadline, cancelled)
         if not handshake.accepts(reply):
             raise AuthenticationError(
-                f"the job at {where} holds another secret than this rank: give all ranks the same MANYHANDS_SECRET "
+                f"the job at {where} holds another secret than this rank{_or_run(credentials)}: give all ranks the same MANYHANDS_SECRET "
                 "(`manyhands run` makes one per job), and check that the address is that of your own job"
             )
     except BaseException:
@@ -187,6 +187,10 @@ def dial(
     proven = ProvenSocket.over(sock, handshake.seals)
     encrypting = _encrypting(credentials, proven, False, handshake.said)
     return proven if encrypting is None else _encrypt(encrypting, where, deadline, cancelled)
+
+
+def _or_run(credentials: Credentials) -> str:
+    return f", or is another run than {credentials.run!r}" if credentials.run else ""
 
 
 def _magics(credentials: Credentials) -> tuple[bytes, bytes]:
@@ -532,7 +536,7 @@ class Listener:
         with contextlib.suppress(OSError):
             stranger.sock.send(REFUSED)
         self._drop(stranger)
-        self._refuse(stranger.address, "with another secret")
+        self._refuse(stranger.address, f"with another secret{_or_run(self._credentials)}")
 
     def _drop(self, stranger: _Stranger) -> None:
         self._strangers.pop(stranger.sock, None)

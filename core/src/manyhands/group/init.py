@@ -101,7 +101,8 @@ def init(
         _check_arguments(rank, world_size, member.rank, member.world.world_size)
         return Group(*finish(among_threads(member, setup, deadline), setup, selector, deadline))
     is_told = rank is not None or world_size is not None
-    door = None if is_told or "MANYHANDS_ELASTIC" not in os.environ else Door.of(os.environ, _credentials(resolved))
+    is_elastic = not is_told and "MANYHANDS_ELASTIC" in os.environ
+    door = Door.of(os.environ, _credentials(resolved, _run(None))) if is_elastic else None
     if door is not None and "MANYHANDS_NEWCOMER" in os.environ:
         group = Group(*_come_later(setup, door))
     else:
@@ -172,6 +173,7 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
         launch = None  # who is told so here need not understand half of a launcher's words
     if launch is None and rank is None and world_size is None and (doubt := why_not_alone(os.environ)):
         _log.warning("manyhands: %s", doubt)
+    run = _run(launch if rank is None and world_size is None else None)
     rank, world_size = _who(rank, world_size, launch)
     install_error_file(rank)
     is_alone = world_size == 1 and door is None
@@ -185,7 +187,8 @@ def _among_processes(rank: int | None, world_size: int | None, setup: Setup, doo
         is_launchers = (
             launch is not None and launch.launcher == "manyhands" and (rank, world_size) == (launch.rank, launch.world_size)
         )
-        job = _joined(rank, world_size, address, setup, door, deadline, gone if is_launchers and door is None else None)
+        those_gone = gone if is_launchers and door is None else None
+        job = _joined(rank, world_size, address, _credentials(setup.resolved, run), setup, door, deadline, those_gone)
     except BaseException:
         release()
         raise
@@ -197,6 +200,7 @@ def _joined(
     rank: int,
     world_size: int,
     address: tuple[str, int] | None,
+    credentials: Credentials,
     setup: Setup,
     door: Door | None,
     deadline: Deadline,
@@ -212,7 +216,7 @@ def _joined(
         resolved.settings.backend,
         setup.choices,
         address,
-        _credentials(resolved),
+        credentials,
         int(inherited) if inherited is not None else None,
         _liveness(resolved.settings),
         door=door,
@@ -270,13 +274,20 @@ def _address(resolved: Resolved, launch: LaunchEnvironment | None, rank: int) ->
     )
 
 
-def _credentials(resolved: Resolved) -> Credentials:
+def _credentials(resolved: Resolved, run: str) -> Credentials:
     folder = resolved.settings.security.tls
     if folder is None:
-        return Credentials(_secret(resolved))
+        return Credentials(_secret(resolved)).of_run(run)
     from manyhands.control.tls import Tls
 
-    return Credentials(_secret(resolved), Tls(folder))
+    return Credentials(_secret(resolved), Tls(folder)).of_run(run)
+
+
+def _run(launch: LaunchEnvironment | None) -> str:
+    """Return the name of this run: the user's, else that of the launcher which has told the rank."""
+    # manyhands run tells it by the variable alone, so that ranks which come later know it as well.
+    of_launcher = "" if launch is None or launch.launcher == "manyhands" else launch.job
+    return os.environ.get("MANYHANDS_RUN_ID", "") or of_launcher
 
 
 def _secret(resolved: Resolved) -> bytes:

@@ -13,7 +13,7 @@ from manyhands.launch.forked import ForkServer, fork_server
 from manyhands.launch.variables import shared_variables, with_hash_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 __all__ = ["RunOptions", "start"]
@@ -40,6 +40,7 @@ class RunOptions(NamedTuple):
     min_ranks: int | None = None
     max_ranks: int | None = None
     grace_s: float | None = None
+    run_id: str | None = None
 
 
 def start(options: RunOptions) -> int:
@@ -94,6 +95,14 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
     chosen = {}
     if backend is not None:
         chosen["MANYHANDS_BACKEND"] = backend
+    run_id = options.run_id or environ.get("MANYHANDS_RUN_ID") or _step_of_slurm(environ, options.nnodes)
+    if run_id:
+        chosen["MANYHANDS_RUN_ID"] = run_id
+    elif options.nnodes > 1:
+        sys.stderr.write(
+            "manyhands run: without --run-id, a launcher that is left over from an earlier run with this address and secret could join this one: give the "
+            "same new word on each host, such as the number of the scheduler's job\n"
+        )
     if file is not None:
         chosen["MANYHANDS_CONFIG"] = file
     if options.record is not None:
@@ -160,6 +169,15 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
     )
     launcher = resolution.launcher
     return lambda: launcher(request)
+
+
+def _step_of_slurm(environ: Mapping[str, str], nodes: int) -> str:
+    """Return the name of the step of Slurm that has started a launcher on each host; nothing where there is none of that size."""
+    hosts = environ.get("SLURM_STEP_NUM_NODES", "")
+    if nodes == 1 or not (hosts.isdigit() and int(hosts) >= nodes):
+        return ""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return "slurm " + ".".join(environ[name] for name in names if environ.get(name))
 
 
 def _tell_of_options_behind(options: RunOptions) -> None:

@@ -30,7 +30,7 @@ class LaunchEnvironment:
     """Where the ranks meet: a name or an address, without brackets."""
     port: int | None
     job: str
-    """The launcher's name for the job, alike on all ranks; empty when it has none."""
+    """The launcher's name for this run: its job, and the step and the attempt within it. Alike on all ranks; empty when it has none."""
 
 
 Reader = Callable[[Variables], LaunchEnvironment | None]
@@ -58,6 +58,7 @@ def _variables_of_torchrun(found: Variables) -> LaunchEnvironment | None:
         local_world_size=found.integer("LOCAL_WORLD_SIZE"),
         host=host,
         port=port,
+        # Its count of restarts may differ from host to host.
         job=found.text("TORCHELASTIC_RUN_ID") or "",
     )
 
@@ -205,7 +206,8 @@ def _slurm(found: Variables) -> LaunchEnvironment | None:
     if found.text("SLURM_STEP_NODELIST", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS") is None:
         return None
     rank, size = found.identity("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    job = found.text("SLURM_JOB_ID")
+    # Steps of one job run side by side, and a job that was requeued has its old number.
+    job = found.joined("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     hosts = found.text("SLURM_STEP_NODELIST", "SLURM_NODELIST")
     tasks = found.text("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     if found.integer("SLURM_STEP_NUM_NODES") == 1:
@@ -220,7 +222,7 @@ def _slurm(found: Variables) -> LaunchEnvironment | None:
         local_world_size=local_size,
         host=next(expand_hostlist(hosts)) if hosts else None,
         port=derived_port(job or found.starter()),
-        job=job or "",
+        job=job,
     )
 
 

@@ -94,6 +94,10 @@ class Variables:
             self._parent = above
         return str(self._parent)
 
+    def joined(self, first: str, *more: str) -> str:
+        """Return the values of some variables, joined by dots; nothing if the first is not set."""
+        return ".".join(value for name in (first, *more) if (value := self.text(name))) if self.text(first) else ""
+
     def text(self, *names: str) -> str | None:
         """Return the value of the first of ``names`` that is set, None when none is."""
         return next((value for name in names if (value := self._environ.get(name, "").strip())), None)
