@@ -343,12 +343,12 @@ class Bootstrap(ABC):
 
     @abstractmethod
     def dial(self, peer: int, address: tuple[str, int], hello: bytes, deadline: Deadline) -> socket.socket:
-        """Connect to where a rank listens, proving to be a rank of this job.
+        """Connect to where a rank listens, proving to be a rank of this job. Only that rank's listener for this backend takes the connection.
 
         Parameters
         ----------
         peer
-            The rank, for errors.
+            The rank.
         address
             What its `listen` returned.
         hello
