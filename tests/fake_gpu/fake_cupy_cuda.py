@@ -41,6 +41,9 @@ class Device:
     def __hash__(self) -> int:
         return self.id
 
+    def __repr__(self) -> str:
+        return f"<CUDA Device {self.id}>"
+
     def __enter__(self) -> Self:
         self._before.append(fake_cuda.get_device())
         fake_cuda.set_device(self.id)
@@ -250,6 +253,7 @@ cuda: Any = _module(
     PinnedMemoryPointer=PinnedMemoryPointer,
     Stream=Stream,
     alloc_pinned_memory=PinnedMemoryPointer,
+    device=_module("cupy.cuda.device", Device=Device),
     get_current_stream=get_current_stream,
     is_available=lambda: True,
     driver=_module(
