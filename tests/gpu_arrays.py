@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -11,13 +12,57 @@ import pytest
 from fake_gpu import fake_cupy
 
 from manyhands.arrays.libraries import DeviceArray, library_of
+from manyhands.errors import GpuFallbackWarning
 
-__all__ = ["cupy", "held_by", "read"]
+__all__ = ["Library", "cupy", "held_by", "library", "read"]
 
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     yield fake_cupy.install(monkeypatch)
+    fake_cupy.shut_down()
+
+
+class Library:
+    """Gives the arrays of a test to what is tested: as they are, or as arrays of CuPy on a GPU of their own rank."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_cupy = name == "cupy"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def give(self, tree: Any) -> Any:
+        """Return dicts, lists and tuples with arrays of this library instead of those of NumPy, which for NumPy stay the same."""
+        return _over(np.ndarray, fake_cupy.asarray, tree) if self.is_cupy else tree
+
+    def take(self, tree: Any) -> Any:
+        """Return them with arrays of NumPy again."""
+        return _over(fake_cupy.ndarray, fake_cupy.asnumpy, tree) if self.is_cupy else tree
+
+
+def _over(kind: type[Any], function: Callable[[Any], Any], tree: Any) -> Any:
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {name: _over(kind, function, value) for name, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_over(kind, function, value) for value in tree)
+    return tree
+
+
+@pytest.fixture(params=["numpy", "cupy"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    """NumPy, and then CuPy on one GPU, which all ranks share, over backends that move host memory."""
+    if request.param == "numpy":
+        yield Library(request.param)
+        return
+    fake_cupy.install(monkeypatch, 1)
+    monkeypatch.setenv("MANYHANDS_GPU_FALLBACK", "host")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GpuFallbackWarning)
+        yield Library(request.param)
     fake_cupy.shut_down()
 
 

@@ -19,16 +19,16 @@ def steps(path):
     return sorted(int(folder.name) for folder in path.iterdir())
 
 
-def tree_of(group, value):
+def tree_of(group, value, give=lambda array: array):
     return {
-        "all": np.full(100, value),
-        "mine": mp.ShardedArray((2 * group.world_size,), [((2 * group.rank,), np.full(2, value))]),
+        "all": give(np.full(100, value)),
+        "mine": mp.ShardedArray((2 * group.world_size,), [((2 * group.rank,), give(np.full(2, value)))]),
     }
 
 
-def train(group, path, count, keep=2):
+def train(group, path, count, keep=2, give=lambda array: array):
     """Change the arrays right after each save; return what the saver says in the end."""
-    tree = tree_of(group, -1)
+    tree = tree_of(group, -1, give)
     with mp.AsyncSaver(path, group, keep=keep) as saver:
         for step in range(count):
             tree["all"][:] = tree["mine"].pieces[0][1][:] = step
@@ -39,8 +39,8 @@ def train(group, path, count, keep=2):
 
 
 @pytest.mark.parametrize("backend", ["simulated", "tcp"])
-def test_each_checkpoint_has_what_the_arrays_held_when_save_returned(tmp_path, backend):
-    newest = must(thread_world(lambda group: train(group, tmp_path / "c", 5), 3, backend))
+def test_each_checkpoint_has_what_the_arrays_held_when_save_returned(tmp_path, backend, library):
+    newest = must(thread_world(lambda group: train(group, tmp_path / "c", 5, give=library.give), 3, backend))
     assert len(set(newest)) == 1
     assert newest[0].step == 4
     assert steps(tmp_path / "c") == [3, 4]

@@ -24,20 +24,22 @@ def norm_of(arrays, norm_type=2):
 
 @pytest.mark.parametrize("norm_type", [2, math.inf])
 @pytest.mark.parametrize("ranks", [1, 3, 5])
-def test_the_norm_and_the_gradients_are_those_of_one_process(ranks, norm_type):
+def test_the_norm_and_the_gradients_are_those_of_one_process(ranks, norm_type, library):
     whole = whole_gradients()
     norm = norm_of(whole.values(), norm_type)
 
     def clip(group):
         bounds = np.linspace(0, 7, ranks + 1).astype(int)
         start, stop = bounds[group.rank], bounds[group.rank + 1]
-        rows = np.array_split(whole["w"], ranks)[group.rank].copy()  # none on the last ranks, where there are more than rows
-        flat = whole["b"][start:stop].copy()
-        grads = {"w": rows, "b": [mp.ShardedArray.of_range((7,), start, flat)], "e": whole["e"].copy()}
+        rows = library.give(
+            np.array_split(whole["w"], ranks)[group.rank].copy()
+        )  # none on the last ranks, where there are more than rows
+        flat = library.give(whole["b"][start:stop].copy())
+        grads = {"w": rows, "b": [mp.ShardedArray.of_range((7,), start, flat)], "e": library.give(whole["e"].copy())}
         placements = {"w": "sharded", "b": ["sharded"], "e": "replicated"}
         clipped, norm = mp.clip_by_global_norm(grads, 0.25, group, placements, norm_type=norm_type)
         assert clipped["w"] is rows
-        return rows, flat, clipped["e"], norm
+        return library.take((rows, flat, clipped["e"], norm))
 
     done = run(clip, ranks)
     assert [call.operation for call in done.trace.calls] == ["all_reduce"] * ranks
@@ -114,9 +116,9 @@ def test_many_large_sums_of_squares_do_not_overflow_together():
         ([[math.nan, math.inf], [], []], math.nan, [[math.nan] * 3, [math.nan], [math.nan]]),
     ],
 )
-def test_what_is_not_finite_on_one_rank_is_alike_on_all(bad, norm, left, norm_type):
+def test_what_is_not_finite_on_one_rank_is_alike_on_all(bad, norm, left, norm_type, library):
     def clip(group):
-        grad = np.array([1.0, *bad[group.rank]])
+        grad = library.give(np.array([1.0, *bad[group.rank]]))
         with pytest.raises(UsageError, match=f"the norm of the gradients is {norm}"):
             mp.clip_by_global_norm([grad], 1.0, group, "sharded", norm_type=norm_type, error_if_nonfinite=True)
         assert grad[0] == 1
@@ -135,15 +137,15 @@ def test_small_gradients_and_an_infinite_bound_leave_all_as_it_is():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16", "complex64"])
-def test_each_dtype_is_squared_in_float64_and_keeps_its_dtype(dtype):
+def test_each_dtype_is_squared_in_float64_and_keeps_its_dtype(dtype, library):
     if dtype == "bfloat16":
         dtype = pytest.importorskip("ml_dtypes").bfloat16
-    grad = np.full((40, 25), 300, dtype)  # its squares are beyond float16, and so is the factor
+    grad = library.give(np.full((40, 25), 300, dtype))  # its squares are beyond float16, and so is the factor
     norm = 300 * math.sqrt(1000)
     clipped, got = mp.clip_by_global_norm([grad[::2], grad[1::2]], norm * 1e-7)
     assert got == pytest.approx(norm, rel=1e-15)
     assert (clipped[0].base is grad, grad.dtype) == (True, np.dtype(dtype))
-    np.testing.assert_allclose(grad.astype(complex), 3e-5, rtol=4e-3)
+    np.testing.assert_allclose(library.take(grad).astype(complex), 3e-5, rtol=4e-3)
 
 
 def test_an_array_at_two_places_counts_once_and_is_scaled_once():
@@ -170,22 +172,23 @@ def test_arrays_that_share_some_memory_are_refused(other):
     assert tied.tolist() == [3.0, 4.0]
 
 
-def test_each_element_of_a_distributed_array_counts_once():
+def test_each_element_of_a_distributed_array_counts_once(library):
     whole = np.arange(6.0).reshape(2, 3)
 
     def clip(group):
+        given = library.give(whole)
         with mh.DeviceMesh(group, (2, 2), ("dp", "tp")) as mesh:
             grads = {
-                "columns": mp.distribute(whole, mesh, [mp.Replicate(), mp.Shard(1)]),
-                "all": mp.distribute(whole, mesh, [mp.Shard(0), mp.Shard(1)]),
-                "whole": mp.distribute(whole.copy(), mesh, [mp.Replicate(), mp.Replicate()]),
-                "plain": np.array([2.0]),
+                "columns": mp.distribute(given, mesh, [mp.Replicate(), mp.Shard(1)]),
+                "all": mp.distribute(given, mesh, [mp.Shard(0), mp.Shard(1)]),
+                "whole": mp.distribute(given.copy(), mesh, [mp.Replicate(), mp.Replicate()]),
+                "plain": library.give(np.array([2.0])),
             }
             norms = [
                 mp.clip_by_global_norm(grads, math.inf, *more)[1]
                 for more in ((), (mesh,), (group, {"plain": "replicated"}), (mesh, {"columns": "tp", "plain": "replicated"}))
             ]
-            line = mp.distribute(whole, mesh.group("tp"), [mp.Shard(1)])
+            line = mp.distribute(given, mesh.group("tp"), [mp.Shard(1)])
             norms += [mp.clip_by_global_norm([line], math.inf, mesh, ["tp"])[1]]
             for wrong, said in (
                 ((grads, 1.0, mesh, "replicated"), "placement given for 'all' is replicated, and it is DTensor"),

@@ -28,12 +28,13 @@ def mean_of(world_size, step=0):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 2e-3), ("bfloat16", 2e-2), ("float32", 1e-6)])
-def test_a_cast_gives_the_mean_within_the_precision_of_its_dtype(world, dtype, tolerance):
+def test_a_cast_gives_the_mean_within_the_precision_of_its_dtype(world, dtype, tolerance, library):
     def program(group):
-        sync = mp.GradientSync(group, LIKE, compress=mp.compress.Cast(dtype), bucket_bytes=300, first_bucket_bytes=300)
+        like, compress = library.give(LIKE), mp.compress.Cast(dtype)
+        sync = mp.GradientSync(group, like, compress=compress, bucket_bytes=300, first_bucket_bytes=300)
         for step in range(2):
-            found = sync(gradients_of(group.rank, step), weight=group.rank + 1)
-        return found
+            found = sync(library.give(gradients_of(group.rank, step)), weight=group.rank + 1)
+        return library.take(found)
 
     for found in world(3).run(program).results:
         for name, wanted in mean_of(3, 1).items():
@@ -52,15 +53,15 @@ def test_a_cast_halves_what_travels_and_does_not_overflow_by_weights(world):
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_with_error_feedback_what_comes_out_of_powersgd_is_what_goes_in(world, rank):
+def test_with_error_feedback_what_comes_out_of_powersgd_is_what_goes_in(world, rank, library):
     def program(group, compress, steps):
-        sync = mp.GradientSync(group, LIKE, compress=compress)
+        sync = mp.GradientSync(group, library.give(LIKE), compress=compress)
         total = {name: np.zeros(leaf.shape) for name, leaf in LIKE.items()}
         for step in range(steps):
-            found = sync(gradients_of(group.rank, step % 2), weight=group.rank + 1)
-            for name, value in found.items():
+            found = sync(library.give(gradients_of(group.rank, step % 2)), weight=group.rank + 1)
+            for name, value in library.take(found).items():
                 total[name] += value
-        return total, sync.state()["errors"]
+        return total, library.take(sync.state()["errors"])
 
     compress = mp.compress.PowerSGD(rank, min_compression_rate=0)
     sizes = []
@@ -91,15 +92,15 @@ def test_with_error_feedback_a_cast_loses_nothing_for_good(world):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_powersgd_of_full_rank_is_the_mean(world, world_size):
+def test_powersgd_of_full_rank_is_the_mean(world, world_size, library):
     def program(group):
         found = []
         for n, m in itertools.product((1, 2, 3, 6), repeat=2):
             compress = mp.compress.PowerSGD(6, min_compression_rate=0, seed=n)  # the rank is bounded by the shape
-            sync = mp.GradientSync(group, np.zeros((n, m)), compress=compress)
-            mine = np.random.default_rng((n, m, group.rank)).standard_normal((n, m))
+            mine = library.give(np.random.default_rng((n, m, group.rank)).standard_normal((n, m)))
+            sync = mp.GradientSync(group, mine, compress=compress)
             found.append((mine.copy(), sync(mine.copy()), sync(mine.copy())))
-        return found
+        return library.take(found)
 
     for shape in zip(*world(world_size).run(program).results, strict=True):
         wanted = np.mean([mine for mine, *_ in shape], axis=0)
@@ -175,14 +176,15 @@ def test_one_gradient_that_is_not_finite_spoils_no_later_step(world):
             np.testing.assert_allclose(found, np.eye(8), atol=1e-9)
 
 
-def test_the_state_goes_on_where_it_was_and_what_is_foreign_is_refused(world):
+def test_the_state_goes_on_where_it_was_and_what_is_foreign_is_refused(world, library):
     def program(group, compress):
-        one, other = (mp.GradientSync(group, LIKE, compress=compress, first_bucket_bytes=size) for size in (1, 10_000))
-        one(gradients_of(group.rank, 0))
+        like = library.give(LIKE)
+        one, other = (mp.GradientSync(group, like, compress=compress, first_bucket_bytes=size) for size in (1, 10_000))
+        one(library.give(gradients_of(group.rank, 0)))
         other.load_state(one.state())
         for step in (1, 2):
-            here, there = one(gradients_of(group.rank, step)), other(gradients_of(group.rank, step))
-            assert all(np.array_equal(here[name], there[name]) for name in LIKE)
+            here, there = (sync(library.give(gradients_of(group.rank, step))) for sync in (one, other))
+            assert all((here[name] == there[name]).all() for name in LIKE)
         with pytest.raises(UsageError, match=r"is of 'no', and there is no such"):
             one.load_state({**one.state(), "errors": {"no": np.zeros(3)}})
         with pytest.raises(UsageError, match=r"shape \(3,\) for 'b', and \(5,\) is expected"):

@@ -63,11 +63,11 @@ def sent(shape, source, targets, x, **options):
         (S(1), P("min"), set(), lambda p: 0),
     ],
 )
-def test_each_rank_sends_the_bytes_of_the_table(p, source, target, collectives, share):
+def test_each_rank_sends_the_bytes_of_the_table(p, source, target, collectives, share, library):
     x = np.arange(3.0 * (2 * p) * p).reshape(2 * p, 3 * p)
     # Of small arrays on many ranks an all_to_all sends more bytes in fewer messages, where it may.
     config = {"algorithms": {"all_to_all": "pairwise"}}
-    each, calls, explained = sent((p,), [source], [[target]], x, config=config)
+    each, calls, explained = sent((p,), [source], [[target]], library.give(x), config=config)
     assert each == [round(share(p) * x.nbytes)] * p
     assert explained == sum(each)
     assert calls == collectives
@@ -167,12 +167,12 @@ def test_shards_are_those_of_torch_chunk(n, p, rows):
     assert [len(d) for d in run(lambda g: mp.distribute(x, g, [S(0)]).local, p).results] == rows
 
 
-def test_an_axis_that_two_axes_of_the_mesh_shard_is_divided_twice():
+def test_an_axis_that_two_axes_of_the_mesh_shard_is_divided_twice(library):
     """Also with counts that differ from part to part, which come back as they were given."""
     nested = [S(0, [3, 4]), S(0, [[1, 2], [4, 0]])]
 
     def program(mesh):
-        d = mp.distribute(np.arange(7), mesh, nested)
+        d = mp.distribute(library.give(np.arange(7)), mesh, nested)
         return d.local.tolist(), list(d.placements), mp.from_local(d.local, mesh, [S(0), S(0)]).placements == d.placements
 
     done = on_mesh(program, (2, 2))
@@ -180,13 +180,14 @@ def test_an_axis_that_two_axes_of_the_mesh_shard_is_divided_twice():
     assert all(found == nested and again for _, found, again in done.results)
 
 
-def test_operands_of_a_reduction_are_the_array_once_and_elsewhere_nothing():
+def test_operands_of_a_reduction_are_the_array_once_and_elsewhere_nothing(library):
     x, y = np.array([-0.0, np.nan, 3.0]), np.array([5, 7, -9], np.int8)
 
     def program(group):
-        found = [mp.distribute(x, group, [P()]), mp.distribute(y, group, [P("max")]), mp.distribute(y, group, [S(0)])]
+        u, v = library.give([x, y])
+        found = [mp.distribute(u, group, [P()]), mp.distribute(v, group, [P("max")]), mp.distribute(v, group, [S(0)])]
         found.append(found[2].redistribute([P("min")]))
-        return [each.local for each in found], [each.full() for each in found]
+        return library.take(([each.local for each in found], [each.full() for each in found]))
 
     (first, full), (second, _) = run(program, 2).results
     assert [each.tobytes() for each in full] == [each.tobytes() for each in (x, y, y, y)]
@@ -222,15 +223,18 @@ def test_checkpoints_get_the_piece_of_each_rank():
     assert on_mesh(program, (3, 2)).results == [((row, 0), double) for row in (0, 0, 2, 2, 4, 4)]
 
 
-def test_a_checkpoint_of_one_mesh_is_loaded_on_another(tmp_path):
+def test_a_checkpoint_of_one_mesh_is_loaded_on_another(tmp_path, library):
     x = np.arange(35.0).reshape(5, 7)
     x[0, 0], x[1, 1] = -0.0, np.nan
 
     def save(mesh):
-        mp.save({"w": mp.distribute(x, mesh, [S(0), S(0)]), "v": mp.distribute(x, mesh, [R(), S(1)])}, tmp_path, mesh.parent)
+        given = library.give(x)
+        tree = {"w": mp.distribute(given, mesh, [S(0), S(0)]), "v": mp.distribute(given, mesh, [R(), S(1)])}
+        mp.save(tree, tmp_path, mesh.parent)
 
     def load(mesh):
-        like = {"w": mp.distribute(0 * x, mesh, [S(1), S(0)]), "v": mp.distribute(0 * x, mesh, [S(0, [5, 0, 0]), R()])}
+        zero = library.give(0 * x)
+        like = {"w": mp.distribute(zero, mesh, [S(1), S(0)]), "v": mp.distribute(zero, mesh, [S(0, [5, 0, 0]), R()])}
         tree = mp.load(tmp_path, like, mesh.parent)
         assert [type(each) for each in tree.values()] == [mp.DTensor] * 2
         return [each.full().tobytes() for each in tree.values()]
@@ -239,12 +243,12 @@ def test_a_checkpoint_of_one_mesh_is_loaded_on_another(tmp_path):
     assert on_mesh(load, (3, 2)).results == [[x.tobytes()] * 2] * 6
 
 
-def test_sums_have_the_same_bits_however_they_are_made():
+def test_sums_have_the_same_bits_however_they_are_made(library):
     rng = np.random.default_rng(0)
     operands = rng.standard_normal((7, 40, 3)) * 10.0 ** rng.integers(-8, 8, (7, 40, 3))
 
     def program(group):
-        d = mp.from_local(operands[group.rank], group, [P()])
+        d = mp.from_local(library.give(operands[group.rank]), group, [P()])
         return [
             each.tobytes() for each in (d.full(), d.redistribute([S(1)]).full(), group.all_reduce(d.local, reproducible=True))
         ]

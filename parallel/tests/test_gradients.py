@@ -37,21 +37,21 @@ def is_same(found, wanted):
 
 
 @pytest.mark.parametrize(("world_size", "backend"), [(1, "tcp"), (5, "simulated"), (4, "shm"), (3, "tcp")])
-def test_the_bits_are_those_of_one_process_on_every_backend(backend, world_size):
+def test_the_bits_are_those_of_one_process_on_every_backend(backend, world_size, library):
     weights = [rank + 0.7 for rank in range(world_size)]
 
     def program(group):
-        sync = mp.GradientSync(group, PARAMETERS, bucket_bytes=64, first_bucket_bytes=16)
+        sync = mp.GradientSync(group, library.give(PARAMETERS), bucket_bytes=64, first_bucket_bytes=16)
         found = []
         for step in range(3):
-            mine = gradients_of(group.rank, step)
+            mine = library.give(gradients_of(group.rank, step))
             with sync.step(weight=weights[group.rank]) as s:
                 order = np.random.default_rng((group.rank, step, 7)).permutation(list(mine))
                 for name in order:
                     s.ready(name, mine[name])
             found.append(mine)
-        found.append(sync(gradients_of(group.rank, 3), weight=weights[group.rank]))
-        return found
+        found.append(sync(library.give(gradients_of(group.rank, 3)), weight=weights[group.rank]))
+        return library.take(found)
 
     for found in must(thread_world(program, world_size, backend)):
         for step, each in enumerate(found):
@@ -83,24 +83,25 @@ def test_neither_bucket_size_nor_order_nor_a_pause_changes_a_bit(world_size, fir
             assert is_same(each, expected(world_size, weights, step))
 
 
-def test_paused_steps_and_one_more_are_one_step_over_all(world):
+def test_paused_steps_and_one_more_are_one_step_over_all(world, library):
     counts = [3, 1, 0, 2]  # of paused steps, each rank its own
 
     def program(group):
-        sync = mp.GradientSync(group, PARAMETERS, bucket_bytes=40)
+        sync = mp.GradientSync(group, library.give(PARAMETERS), bucket_bytes=40)
         for turn in range(2):
             sums, weight = {name: np.zeros_like(leaf) for name, leaf in PARAMETERS.items()}, 0.0
             for micro in range(counts[group.rank] + 1):
-                mine = gradients_of(group.rank, (turn, micro))
+                given = gradients_of(group.rank, (turn, micro))
+                mine = library.give(given)
                 factor = 0.5 + micro
                 with sync.paused() if micro < counts[group.rank] else contextlib.nullcontext(), sync.step(weight=factor) as s:
                     for name, gradient in mine.items():
-                        product = gradient * gradient.dtype.type(factor)
+                        product = given[name] * gradient.dtype.type(factor)
                         sums[name] = product if micro == 0 else sums[name] + product
                         s.ready(name, gradient)
                 weight += factor
                 assert (s.gradients == {}) == (micro < counts[group.rank])
-        return mine, sums, weight
+        return library.take(mine), sums, weight
 
     found = world(4).run(program).results
     total = sum(weight for _, _, weight in found)
@@ -110,19 +111,20 @@ def test_paused_steps_and_one_more_are_one_step_over_all(world):
             assert same_bits(gradient, np.asarray(ones / ones.dtype.type(total)))
 
 
-def test_what_no_rank_uses_stays_and_what_some_rank_uses_comes_to_all(world):
+def test_what_no_rank_uses_stays_and_what_some_rank_uses_comes_to_all(world, library):
     like = {name: np.zeros(2) for name in ("everywhere", "nowhere", "on one")}
 
     def program(group):
-        sync = mp.GradientSync(group, like, first_bucket_bytes=16, bucket_bytes=32)
+        one, three = library.give([np.ones(2), np.full(2, 3.0)])
+        sync = mp.GradientSync(group, library.give(like), first_bucket_bytes=16, bucket_bytes=32)
         for _ in range(2):
             nowhere = np.full(2, 5.0)
             with sync.step(weight=2) as s:
                 if group.rank == 1:
-                    s.ready("on one", np.full(2, 3.0))
-                s.ready("everywhere", np.full(2, 1.0 + group.rank))
+                    s.ready("on one", three.copy())
+                s.ready("everywhere", one + group.rank)
             assert nowhere.tolist() == [5.0, 5.0]
-            tree = sync({"everywhere": np.ones(2), "nowhere": None} | ({"on one": np.full(2, 3.0)} if group.rank == 1 else {}))
+            tree = sync({"everywhere": one, "nowhere": None} | ({"on one": three} if group.rank == 1 else {}))
             assert tree["nowhere"] is None
             assert tree["on one"].tolist() == [1.0, 1.0]
         return {name: value.tolist() for name, value in s.gradients.items()}
@@ -161,27 +163,28 @@ def test_weights_of_zero_everywhere_are_refused_on_all_ranks_and_the_next_step_g
         assert world(3).run(program, compress).results == [([7.0, 7.0], [7.0, 7.0])] * 3
 
 
-def test_short_dtypes_are_summed_in_float32_unless_told_otherwise(world):
+def test_short_dtypes_are_summed_in_float32_unless_told_otherwise(world, library):
     def program(group, dtype):
-        mine = np.full(3, 300.0, "f2")
+        mine = library.give(np.full(3, 300.0, "f2"))
         return mp.GradientSync(group, mine, reduce_dtype=dtype)(mine, weight=1000).astype("f8").tolist()
 
     assert world(3).run(program, None).results == [[300.0] * 3] * 3
     assert world(3).run(program, "float16").results == [[np.inf] * 3] * 3
 
 
-def test_complex_gradients_are_averaged(world):
+def test_complex_gradients_are_averaged(world, library):
     def program(group):
-        mine = np.array([1 + 2j, 3j], "c8") * group.rank
-        return mp.GradientSync(group, mine)(mine, weight=group.rank + 1)
+        mine = library.give(np.array([1 + 2j, 3j], "c8")) * group.rank
+        return library.take(mp.GradientSync(group, mine)(mine, weight=group.rank + 1))
 
     for found in world(3).run(program).results:
         assert same_bits(found, np.array([8 + 16j, 24j], "c8") / 6)
 
 
-def test_an_array_that_is_used_again_for_another_gradient_keeps_the_means_apart(world):
+def test_an_array_that_is_used_again_for_another_gradient_keeps_the_means_apart(world, library):
     def program(group):
-        sync, scratch = mp.GradientSync(group, {"a": np.zeros(2), "b": np.zeros(2)}), np.zeros(2)
+        scratch = library.give(np.zeros(2))
+        sync = mp.GradientSync(group, {"a": scratch, "b": scratch})
         with sync.step() as step:
             for number, name in enumerate("ab"):
                 scratch[...] = 10 * number + group.rank
@@ -191,10 +194,10 @@ def test_an_array_that_is_used_again_for_another_gradient_keeps_the_means_apart(
     assert world(2).run(program).results == [([0.5] * 2, {"a": [0.5] * 2, "b": [10.5] * 2})] * 2
 
 
-def test_gradients_that_are_not_contiguous_are_written_in_place(world):
+def test_gradients_that_are_not_contiguous_are_written_in_place(world, library):
     def program(group):
-        whole = np.arange(12.0).reshape(3, 4) * group.rank
-        sync = mp.GradientSync(group, np.zeros((4, 2)))
+        whole = library.give(np.arange(12.0).reshape(3, 4)) * group.rank
+        sync = mp.GradientSync(group, whole.T[:, ::2])
         with sync.step() as s:
             s.ready("", whole.T[:, ::2])
         return whole.tolist()
@@ -332,25 +335,25 @@ def test_other_trees_and_options_are_refused_on_all_ranks_with_what_differs(worl
     world(2).run(swapped)
 
 
-def test_a_broadcast_writes_where_it_can_and_joins_what_is_small(world):
+def test_a_broadcast_writes_where_it_can_and_joins_what_is_small(world, library):
     def program(group):
         mine = group.rank + 1
         frozen = np.full(2, mine)
         frozen.flags.writeable = False
         tree = {
-            "weights": [np.full((2, 3), mine, "f4"), np.full(5, mine, "f4"), np.full(600_000, mine, "f8")],
+            "weights": library.give([np.full((2, 3), mine, "f4"), np.full(5, mine, "f4"), np.full(600_000, mine, "f8")]),
             "frozen": frozen,
             "step": 10 * mine,
             "rate": 0.5 * mine,
             "scalar": np.float32(mine),
-            "strided": np.full((4, 4), mine, "f4").T[::2],
+            "strided": library.give(np.full((4, 4), mine, "f4")).T[::2],
         }
         found = mp.broadcast(tree, group, root=1)
         assert found["weights"][0] is tree["weights"][0]
         assert found["strided"] is tree["strided"]
         assert frozen.tolist() == [mine, mine]
         assert type(found["step"]) is int
-        assert all((np.asarray(leaf) == 2).all() for leaf in [*found["weights"], found["frozen"], found["strided"]])
+        assert all((leaf == 2).all() for leaf in [*found["weights"], found["frozen"], found["strided"]])
         return found["step"], found["rate"], found["scalar"], found["scalar"].dtype
 
     run = world(3).run(program)

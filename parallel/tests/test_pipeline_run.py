@@ -59,9 +59,9 @@ class Saved:
         self.parts = parts
 
 
-def layer(number, saved=None):
+def layer(number, saved=None, give=lambda array: array):
     """Return the functions of a layer: tanh(x @ w)."""
-    w = WEIGHTS[number]
+    w = give(WEIGHTS[number])
 
     def forward(x):
         y = np.tanh(x @ w)
@@ -105,12 +105,14 @@ def alone(microbatches):
     return total / microbatches, [each / microbatches for each in sums]
 
 
-def train(group, plan, steps=1):
-    stages = [mp.Stage(*layer(number)) for number in plan.stages_of(group.rank)]
+def train(group, plan, steps=1, give=lambda array: array):
+    stages = [mp.Stage(*layer(number, give=give)) for number in plan.stages_of(group.rank)]
     pipeline = mp.Pipeline(group, stages, plan)
     first, last = group.rank == plan.placement[0], group.rank == plan.placement[-1]
     for _ in range(steps):
-        loss, gradients = pipeline.step(X if first else None, Y if last else None, loss=mean_square if last else None)
+        loss, gradients = pipeline.step(
+            give(X) if first else None, give(Y) if last else None, loss=mean_square if last else None
+        )
     return loss, {number: each["w"] for number, each in zip(plan.stages_of(group.rank), gradients, strict=True)}
 
 
@@ -126,8 +128,11 @@ def check_as_alone(results, microbatches):
 
 @pytest.mark.parametrize("plan", [*PLANS.values(), V_SHAPED, CROSSED], ids=[*PLANS, "v-shaped", "crossed"])
 @pytest.mark.parametrize("backend", ["simulated", "tcp"])
-def test_loss_and_gradients_are_those_of_one_process_bit_for_bit(plan, backend):
-    check_as_alone(must(thread_world(lambda group: train(group, plan, steps=2), plan.stages, backend)), plan.microbatches)
+def test_loss_and_gradients_are_those_of_one_process_bit_for_bit(plan, backend, library):
+    def program(group):
+        return library.take(train(group, plan, 2, library.give))
+
+    check_as_alone(must(thread_world(program, plan.stages, backend)), plan.microbatches)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)

@@ -57,7 +57,7 @@ def json_like_copy(params):
     return {name: {leaf: value.copy() for leaf, value in unit.items()} for name, unit in params.items()}
 
 
-def train(store, optimizer, steps, rank, weight):
+def train(store, optimizer, steps, rank, weight, give=lambda tree: tree):
     """A forward and a backward pass over all units, in each step."""
     for step in range(steps):
         with store.step(weight=weight):
@@ -67,7 +67,7 @@ def train(store, optimizer, steps, rank, weight):
             for name in reversed(store.units):
                 with store.unit(name) as w:
                     gradients = {leaf: gradient_of(rank, step, name, leaf, value.shape) for leaf, value in w.items()}
-                store.reduce(name, gradients)
+                store.reduce(name, give(gradients))
         store.update(optimizer)
     return store.full()
 
@@ -79,13 +79,13 @@ def same_bits(one, other):
 # Values
 
 
-def test_hybrid_shards_within_an_axis_and_averages_over_the_other():
+def test_hybrid_shards_within_an_axis_and_averages_over_the_other(library):
     def program(group):
         with mh.DeviceMesh(group, (2, 2), ("dp", "local")) as mesh:
-            store = mp.Sharded({"w": np.zeros(4)}, mesh, mp.Hybrid("dp", "local"))
+            store = mp.Sharded(library.give({"w": np.zeros(4)}), mesh, mp.Hybrid("dp", "local"))
             node = mesh.coordinates[0]
             with store.step():
-                store.reduce("w", np.array([[2.0, 4, 6, 8], [10.0, 20, 30, 40]][node]))
+                store.reduce("w", library.give(np.array([[2.0, 4, 6, 8], [10.0, 20, 30, 40]][node])))
             ((_, g),) = store.shards()
             return g.tolist()
 
@@ -172,14 +172,15 @@ OPTIMIZERS = [mp.Adam(0.05), mp.SGD(0.1, momentum=0.9)]
 
 @pytest.mark.parametrize("world_size", [1, 5])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
-def test_every_strategy_gives_the_bits_of_one_process(world_size, optimizer):
+def test_every_strategy_gives_the_bits_of_one_process(world_size, optimizer, library):
     params, weights = make_params(SIZES), [rank + 1 for rank in range(world_size)]
     expected = one_process(params, optimizer, 3, weights)
 
     def program(group):
         for strategy in STRATEGIES:
-            store = mp.Sharded(params, group, strategy)
-            assert same_bits(expected, train(store, optimizer, 3, group.rank, weights[group.rank])), strategy
+            store = mp.Sharded(library.give(params), group, strategy)
+            found = train(store, optimizer, 3, group.rank, weights[group.rank], library.give)
+            assert same_bits(expected, found), strategy
 
     run(program, world_size)
 
@@ -218,21 +219,21 @@ def test_hybrid_sums_in_two_stages():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_paused_steps_are_one_step_over_all_micro_batches(strategy):
+def test_paused_steps_are_one_step_over_all_micro_batches(strategy, library):
     def program(group):
-        store = mp.Sharded({"a": np.zeros(3), "b": np.zeros(2)}, group, strategy)
+        store = mp.Sharded(library.give({"a": np.zeros(3), "b": np.zeros(2)}), group, strategy)
         with store.paused():
             for micro in range(3):
                 with store.step(weight=group.rank + micro):
-                    store.reduce("a", np.full(3, 3.0 * micro))
+                    store.reduce("a", library.give(np.full(3, 3.0 * micro)))
                     if micro == 1:
-                        store.reduce("b", None if group.rank else np.full(2, 12.0))
+                        store.reduce("b", None if group.rank else library.give(np.full(2, 12.0)))
         with store.step(weight=0):
             pass
         first = [g.tolist() for _, g in store.shards()]
         store.update(mp.SGD(1.0))
         with store.step():
-            store.reduce("a", np.ones(3))
+            store.reduce("a", library.give(np.ones(3)))
         return first, [g.tolist() for _, g in store.shards()], {name: x.tolist() for name, x in store.full().items()}
 
     # Weights of the three micro-batches: 0 and 1, 1 and 2, 2 and 3; so the mean of a is (3 * 3 + 5 * 6) / 9.
@@ -294,12 +295,13 @@ def test_weighted_sums_that_the_dtype_of_the_parameters_cannot_hold_are_in_float
     assert run(program, 2).results == [[-1.5] * 3] * 2
 
 
-def test_mixed_precision_gathers_and_reduces_in_its_own_dtypes():
+def test_mixed_precision_gathers_and_reduces_in_its_own_dtypes(library):
     def program(group):
-        store = mp.Sharded({"w": np.float32([1 + 2**-20, 2])}, group, compute_dtype="float16", reduce_dtype="float16")
+        params = library.give({"w": np.float32([1 + 2**-20, 2])})
+        store = mp.Sharded(params, group, compute_dtype="float16", reduce_dtype="float16")
         with store.step(weight=2), store.unit("w") as w:
             seen = w.dtype.name, w.tolist()
-            store.reduce("w", np.float16([2**-12, 1 + group.rank * 2**-10]))
+            store.reduce("w", library.give(np.float16([2**-12, 1 + group.rank * 2**-10])))
         ((p, g),) = store.shards()
         return seen, p.dtype.name, g.dtype.name, p.tolist(), g.tolist()
 
@@ -311,14 +313,14 @@ def test_mixed_precision_gathers_and_reduces_in_its_own_dtypes():
 
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "hybrid"])
-def test_the_norm_of_a_store_counts_each_element_once(strategy):
+def test_the_norm_of_a_store_counts_each_element_once(strategy, library):
     def program(group):
         with mh.DeviceMesh(group, (2, 2), ("dp", "local")) as mesh:
             where = {"hybrid": (mesh, mp.Hybrid("dp", "local"))}.get(strategy, (group, strategy))
-            store = mp.Sharded({"w": np.zeros(2), "b": np.zeros(3)}, *where)
+            store = mp.Sharded(library.give({"w": np.zeros(2), "b": np.zeros(3)}), *where)
             with store.step():
-                store.reduce("w", np.array([3.0, 0.0]))
-                store.reduce("b", np.array([0.0, 4.0, 0.0]))
+                store.reduce("w", library.give(np.array([3.0, 0.0])))
+                store.reduce("b", library.give(np.array([0.0, 4.0, 0.0])))
             norm = store.clip_by_global_norm(2.5)
             store.update(mp.SGD(1.0))
             return norm, {name: each.tolist() for name, each in store.full().items()}

@@ -59,14 +59,18 @@ def two_layers(group, x, w1, b1, w2, b2, dy, counts=None, sequence=False, tokens
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("way", ["plain", "sequence", "whole_between"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_layers_of_integers_equal_one_process(world, way, uneven):
+def test_layers_of_integers_equal_one_process(world, way, uneven, library):
     given = [*network(), integers(TOKENS, BATCH, N, seed=1)]
     y, gradients = one_process(*given)
     options = {} if way == "plain" else {way: True}
     if uneven:
         options["counts"] = HIDDEN_COUNTS[world]
         options["tokens"] = TOKEN_COUNTS[world]
-    for found, found_gradients in run(lambda group: two_layers(group, *given, **options), world).results:
+
+    def program(group):
+        return library.take(two_layers(group, *library.give(given), **options))
+
+    for found, found_gradients in run(program, world).results:
         assert np.array_equal(found, y)
         for mine, right in zip(found_gradients, gradients, strict=True):
             assert np.array_equal(mine, right)
@@ -109,7 +113,7 @@ def test_a_part_of_a_weight_does_not_keep_the_weight():
     assert run(lambda group: mp.shard_of(np.ones(4), group).base is None, 2).results == [True, True]
 
 
-def test_each_pair_is_the_transpose_of_the_other():
+def test_each_pair_is_the_transpose_of_the_other(library):
     """The values of each of the operations and of its vjp, on two ranks."""
 
     def program(group):
@@ -124,8 +128,8 @@ def test_each_pair_is_the_transpose_of_the_other():
         }
         found = {}
         for name, (x, dy, options) in calls.items():
-            y, vjp = getattr(mp, name)(x, group, **options)
-            found[name] = y.tolist()[0], vjp(dy).tolist()[0]
+            y, vjp = getattr(mp, name)(library.give(x), group, **options)
+            found[name] = y.tolist()[0], vjp(library.give(dy)).tolist()[0]
         return found
 
     first, second = run(program, 2).results
@@ -141,19 +145,19 @@ def test_each_pair_is_the_transpose_of_the_other():
 
 @pytest.mark.parametrize("sequence_axis", [None, 1])
 @pytest.mark.parametrize("world", WORLDS)
-def test_an_embedding_equals_one_process(world, sequence_axis):
+def test_an_embedding_equals_one_process(world, sequence_axis, library):
     ids = np.array([[0, 6, 2, 2], [5, 2, 1, 0]], np.uint8)
     table, dy = integers(7, 3), integers(2, 4, 3, seed=1)
     gradient = np.zeros_like(table)
     np.add.at(gradient, ids, dy)
 
     def program(group):
-        rows = mp.shard_of(table, group, 0, HIDDEN_COUNTS[world])
-        y, vjp = mp.vocab_parallel_embedding(ids, rows, group, sequence_axis=sequence_axis)
-        mine = dy if sequence_axis is None else mp.shard_of(dy, group, 1)
+        rows = mp.shard_of(library.give(table), group, 0, HIDDEN_COUNTS[world])
+        y, vjp = mp.vocab_parallel_embedding(library.give(ids), rows, group, sequence_axis=sequence_axis)
+        mine = library.give(dy if sequence_axis is None else mp.shard_of(dy, group, 1))
         if sequence_axis is not None:
             y = mp.gather_from(y, group, 1)[0]
-        return y, mp.gather_from(vjp(mine), group, 0)[0]
+        return library.take((y, mp.gather_from(vjp(mine), group, 0)[0]))
 
     for y, found in run(program, world).results:
         assert np.array_equal(y, table[ids])
@@ -172,7 +176,7 @@ def cross_entropy(z, targets, ignore_index=-100):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_cross_entropy_equals_one_process_also_of_large_logits(world, reduction):
+def test_a_cross_entropy_equals_one_process_also_of_large_logits(world, reduction, library):
     rng = np.random.default_rng(world)
     z = rng.standard_normal((2, 5, 7)) * np.array([1, 10, 1e3, 1e4, 1])[:, None] + 1e5
     targets = np.array([[0, 6, -100, 3, 2], [-100, 1, 5, 6, 0]])
@@ -182,9 +186,9 @@ def test_a_cross_entropy_equals_one_process_also_of_large_logits(world, reductio
     scale = {"mean": 3.0 / number, "sum": 3.0, "none": np.asarray(dloss)[..., None]}[reduction]
 
     def program(group):
-        mine = mp.shard_of(z, group, -1, HIDDEN_COUNTS[world])
-        loss, vjp = mp.vocab_parallel_cross_entropy(mine, targets, group, reduction=reduction)
-        return loss, mp.gather_from(vjp(dloss), group)[0]
+        mine = mp.shard_of(library.give(z), group, -1, HIDDEN_COUNTS[world])
+        loss, vjp = mp.vocab_parallel_cross_entropy(mine, library.give(targets), group, reduction=reduction)
+        return library.take((loss, mp.gather_from(vjp(library.give(dloss)), group)[0]))
 
     done = run(program, world)
     for loss, found in done.results:
@@ -229,9 +233,10 @@ def test_infinite_logits_are_as_in_one_process_and_warn_of_nothing():
         np.testing.assert_allclose(gradient, right, rtol=1e-14)
 
 
-def test_targets_that_are_all_ignored_have_no_loss_and_no_gradient():
+def test_targets_that_are_all_ignored_have_no_loss_and_no_gradient(library):
     def program(group):
-        loss, vjp = mp.vocab_parallel_cross_entropy(np.full((3, 2), np.nan, np.float16), np.full(3, -100), group)
+        logits, targets = library.give([np.full((3, 2), np.nan, np.float16), np.full(3, -100)])
+        loss, vjp = mp.vocab_parallel_cross_entropy(logits, targets, group)
         return loss, vjp()
 
     for loss, gradient in run(program, 2).results:
@@ -309,9 +314,10 @@ def test_a_gradient_of_another_shape_is_refused(name):
     run(program, 2)
 
 
-def test_gradients_of_small_integers_keep_their_dtype():
+def test_gradients_of_small_integers_keep_their_dtype(library):
     def program(group):
-        y, vjp = mp.row_linear(*(np.ones(shape, np.int8) for shape in [(2, 3), (3, 4), (4,)]), group)
+        given = library.give([np.ones(shape, np.int8) for shape in [(2, 3), (3, 4), (4,)]])
+        y, vjp = mp.row_linear(*given, group)
         return {each.dtype.name for each in (y, *vjp(y))}
 
     assert run(program, 2).results == [{"int8"}] * 2

@@ -10,6 +10,7 @@ import bisect
 import contextlib
 import itertools
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -79,6 +80,12 @@ class CUDARuntimeError(RuntimeError):
         super().__init__(": ".join(_ERRORS[status]))
 
 
+def _in_earnest() -> contextlib.AbstractContextManager[None]:
+    """Return a block that no simulated world sees, as it sees nothing of a driver: neither its threads nor the waits in it."""
+    primitives = sys.modules.get("manyhands_simulated.primitives")
+    return contextlib.nullcontext() if primitives is None else primitives.in_earnest()
+
+
 class _Point:
     """A place in the work of a stream."""
 
@@ -88,7 +95,7 @@ class _Point:
 
     def wait(self) -> None:
         if not self.reached.is_set():
-            with self.stream.hurried():
+            with _in_earnest(), self.stream.hurried():
                 self.reached.wait()
 
 
@@ -120,7 +127,8 @@ class _Stream:
         self._waiters = 0
         self._hurry = threading.Event()
         self.thread = threading.Thread(target=self._run, name=f"fake stream {handle:#x} of device {device}", daemon=True)
-        self.thread.start()
+        with _in_earnest():
+            self.thread.start()
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:

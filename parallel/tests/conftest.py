@@ -1,0 +1,7 @@
+"""What the tests of the layers share."""
+
+from __future__ import annotations
+
+from gpu_arrays import library
+
+__all__ = ["library"]
