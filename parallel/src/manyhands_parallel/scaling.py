@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from manyhands_parallel.arrays import Array, dtype_of, itemsize, namespace, readable, shape_of
+from manyhands_parallel.arrays import Array, dtype_of, itemsize, namespace, place_of, readable, shape_of
 
 __all__ = ["add_scaled", "copy_divided", "copy_scaled", "copy_to", "empty_like"]
 
@@ -75,12 +75,14 @@ def empty_like(template: Array, shape: tuple[int, ...]) -> Array:
 def copy_to(template: Array, array: Array) -> Array:
     """Return a copy of an array, of any library, as a buffer where ``template`` is; the dtype stays."""
     buffer, array = readable(template), readable(array)
-    if _is_torch(buffer) == _is_torch(array) and isinstance(buffer, np.ndarray) == isinstance(array, np.ndarray):
+    if place_of(buffer) == place_of(array):
         copy = empty_like(array, shape_of(array))
         copy[...] = array
         return copy
     if isinstance(buffer, np.ndarray):
-        return np.array(array)
+        return np.array(array.get() if hasattr(array, "get") else array.cpu())  # CuPy converts nothing unasked
+    if _is_torch(array) and _is_torch(buffer):
+        return array.to(buffer.device)
     return namespace(buffer).asarray(array, device=buffer.device, copy=True)
 
 

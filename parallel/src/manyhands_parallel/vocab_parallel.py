@@ -221,9 +221,8 @@ def _checksum(ids: Array) -> int:
 
 def _refuse(ids: Array, wrong: Array) -> None:
     if bool(wrong.any()):
-        raise UsageError(
-            f"{int(readable(ids)[wrong].reshape(-1)[0])} is not the number of a row on any rank; they begin with 0"
-        )
+        there = namespace(wrong).asarray(readable(ids), device=_device(wrong))  # they may be on the host, and the rows on a GPU
+        raise UsageError(f"{int(there[wrong].reshape(-1)[0])} is not the number of a row on any rank; they begin with 0")
 
 
 def _add_rows(target: Array, ids: Array, rows: Array) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from manyhands_parallel.agreement import same_on_all, stories
-from manyhands_parallel.arrays import Array, like, need_plain, readable, shape_of, writable
+from manyhands_parallel.arrays import Array, like, need_plain, place_of, readable, shape_of, writable
 from manyhands_parallel.layout import Layout, by_dtype
-from manyhands_parallel.scaling import empty_like
+from manyhands_parallel.scaling import copy_to, empty_like
 from manyhands_parallel.trees import flatten, rebuild
 
 if TYPE_CHECKING:
@@ -90,11 +90,16 @@ def _give_together(buffers: dict[str, Array], group: Group, root: int, timeout_s
     layout = Layout.of(buffers)
     flat = empty_like(next(iter(buffers.values())), (layout.size,))
     if group.rank == root:
-        layout.pack(buffers, flat)
+        layout.pack({name: _brought(buffer, flat) for name, buffer in buffers.items()}, flat)
     group.broadcast(flat, root, out=flat, timeout_s=timeout_s)
     if group.rank != root:
         for name, view in layout.views(flat).items():
-            buffers[name][...] = view
+            buffers[name][...] = _brought(view, buffers[name])
+
+
+def _brought(array: Array, where: Array) -> Array:
+    """Return an array in the library and the place of another one: those of one dtype travel together, wherever they are."""
+    return array if place_of(array) == place_of(where) else copy_to(where, array)
 
 
 def _copy(buffer: Array) -> Array:

@@ -460,6 +460,10 @@ class GradientSync:
             names = list(self._leaves)
             order = [names[number] for number in found[1:]]
             if order != expected:
+                for bucket in self._buckets:
+                    # The host waits for the current stream, which may still read the old buckets. Their memory goes to whoever asks on the
+                    # stream on which they were made.
+                    bucket.unused()
                 self._make_buckets(order)
 
     def _make_buckets(self, order: list[str]) -> None:
