@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array_api_compat
 import numpy as np
 import pytest
 from fake_gpu import fake_cupy
@@ -148,3 +149,61 @@ def test_events_and_streams_tell_how_far_they_are(cupy):
     runtime.eventDestroy(event)
     with pytest.raises(CUDARuntimeError, match="InvalidResourceHandle"):
         runtime.eventQuery(event)
+
+
+def test_array_api_compat_takes_its_arrays_for_those_of_cupy(cupy):
+    x = cupy.arange(6.0).reshape(2, 3)
+    xp = array_api_compat.array_namespace(x)
+    assert xp.__name__ == "array_api_compat.cupy"
+    assert array_api_compat.is_cupy_array(x)
+    assert array_api_compat.device(x) == cupy.cuda.Device(0)
+    assert type(x).__module__ == "cupy"
+    found = [
+        xp.concat([x, xp.zeros_like(x)], axis=1).tolist(),
+        xp.sum(x, axis=0, dtype=xp.float64).tolist(),
+        np.sqrt(x * x).tolist(),
+        (np.float64(2) - x).tolist(),
+        xp.astype(x, xp.int32).dtype.name,
+    ]
+    wanted = [[[0, 1, 2, 0, 0, 0], [3, 4, 5, 0, 0, 0]], [3, 5, 7], [[0, 1, 2], [3, 4, 5]], [[2, 1, 0], [-1, -2, -3]], "int32"]
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "said"),
+    [
+        (np.asarray, TypeError, "Implicit conversion to a NumPy array is not allowed"),
+        (lambda x: x + np.ones(3), TypeError, "Unsupported type <class 'numpy.ndarray'>"),
+        (lambda x: np.ones(3) + x, TypeError, "Unsupported type <class 'numpy.ndarray'>"),
+        (lambda x: x * np.ones(()), TypeError, "Unsupported type <class 'numpy.ndarray'>"),
+        (lambda x: x.__setitem__(..., np.ones(3)), ValueError, "non-scalar numpy.ndarray cannot be used for fill"),
+        (lambda x: np.ones(3).__setitem__(..., x), TypeError, "Implicit conversion"),
+        (lambda x: np.concatenate([x, np.ones(3)]), TypeError, "Only cupy arrays can be concatenated"),
+        (lambda x: x.__iadd__(1j), TypeError, "could not be coerced"),
+        (bool, ValueError, "ambiguous"),
+        (lambda x: x.item(), ValueError, "size 1"),
+        (lambda x: [1, 2][x[0].astype(int)], TypeError, "indices"),
+        (lambda x: x.flags.writeable, AttributeError, "writeable"),
+        (hash, TypeError, "unhashable"),
+        (lambda x: x[:2].__setitem__(..., x), ValueError, "broadcast"),
+    ],
+)
+def test_what_cupy_refuses_is_refused(cupy, use, error, said):
+    with pytest.raises(error, match=said):
+        use(cupy.ones(3))
+
+
+def test_work_is_late_and_only_masks_and_numbers_make_the_host_wait(cupy):
+    (stream,) = streams(cupy, 1)
+    with stream:
+        x, places = cupy.arange(4.0), cupy.asarray([3, 0])
+        with fake_cupy.held(stream.ptr):
+            late = [x[places], cupy.concatenate([x, x]), x.sum(), cupy.linalg.qr(x.reshape(2, 2))[1]]
+            x[places] = 7.0
+            cupy.add.at(x, cupy.asarray([1, 1, 2]), cupy.ones(3))
+            assert not stream.done
+        assert [each.tolist() for each in late[:3]] == [[3, 0], [0, 1, 2, 3] * 2, 6]
+        assert x.tolist() == [7, 3, 3, 7]
+        assert x[x > 3].tolist() == [7, 7]
+        x[x > 3] = x[:2]
+        assert x.tolist() == [7, 3, 3, 3]

@@ -185,6 +185,14 @@ def test_the_state_goes_on_where_it_was_and_what_is_foreign_is_refused(world, li
         for step in (1, 2):
             here, there = (sync(library.give(gradients_of(group.rank, step))) for sync in (one, other))
             assert all((here[name] == there[name]).all() for name in LIKE)
+        # Also from the memory of another library.
+        other.load_state(library.take(one.state()))
+        plain = mp.GradientSync(group, LIKE, compress=compress)
+        plain.load_state(one.state())
+        other(like)
+        here, again = one(library.give(gradients_of(group.rank, 3))), plain(gradients_of(group.rank, 3))
+        for name in LIKE:
+            np.testing.assert_allclose(library.take(here)[name], again[name], rtol=1e-6, atol=1e-6)
         with pytest.raises(UsageError, match=r"is of 'no', and there is no such"):
             one.load_state({**one.state(), "errors": {"no": np.zeros(3)}})
         with pytest.raises(UsageError, match=r"shape \(3,\) for 'b', and \(5,\) is expected"):

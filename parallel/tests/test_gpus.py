@@ -186,6 +186,24 @@ def test_functions_of_divided_arrays_give_the_values_of_the_host():
             np.testing.assert_allclose(each, other, rtol=1e-6, atol=1e-6)
 
 
+def test_stages_give_each_other_arrays_of_their_own_gpus():
+    rng = np.random.default_rng(4)
+    weights, x = rng.integers(-3, 4, (4, 3, 3)).astype("f4"), rng.integers(-3, 4, (8, 3)).astype("f4")
+
+    def program(group, give):
+        w = give(weights[group.rank])
+        stage = mp.Stage(lambda x: (x @ w, x), lambda x, dy: (dy @ w.T, {"w": x.T @ dy}))
+        pipeline = mp.Pipeline(group, [stage], mp.schedule("1f1b", 4, 4))
+        loss, (gradient,) = pipeline.step(give(x), None, loss=lambda y, _: (y.sum(), y * 0 + 1))
+        return loss, cupy.asnumpy(gradient["w"])
+
+    right = run(lambda group: program(group, np.asarray), 4).results
+    found = ranks(lambda group: program(group, cupy.asarray), 4)
+    for (loss, gradient), (wanted, other) in zip(found, right, strict=True):
+        assert loss == wanted
+        assert gradient.tobytes() == other.tobytes()
+
+
 def test_ids_on_the_host_look_up_rows_on_gpus_and_a_wrong_one_is_named():
     def program(group):
         rows = cupy.asarray(np.arange(6.0).reshape(2, 3)) + 10 * group.rank

@@ -382,9 +382,6 @@ class ndarray:  # noqa: N801
     def __complex__(self) -> complex:
         return complex(self.get())
 
-    def __index__(self) -> int:
-        return self.get().__index__()
-
     def __repr__(self) -> str:
         return repr(self.get())
 

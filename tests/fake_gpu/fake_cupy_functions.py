@@ -115,7 +115,9 @@ def _waiting(name: str) -> Callable[..., Any]:
 
 
 _METHODS = "sum prod mean var std max min all any ravel transpose squeeze swapaxes round".split()
-_OTHERS = "argmax argmin argsort sort cumsum cumprod tensordot vdot outer cross diff tril triu roll flip repeat tile isclose sinc".split()
+_OTHERS = (
+    "argmax argmin argsort sort cumsum cumprod tensordot vdot outer cross diff tril triu roll flip repeat tile isclose".split()
+)
 FUNCTIONS: dict[str, Any] = {name: ufunc(getattr(np, name)) for name in _UFUNCS}
 """The functions of CuPy, by name."""
 for _names, _make in (

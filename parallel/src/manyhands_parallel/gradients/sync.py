@@ -460,11 +460,13 @@ class GradientSync:
             names = list(self._leaves)
             order = [names[number] for number in found[1:]]
             if order != expected:
-                for bucket in self._buckets:
-                    # The host waits for the current stream, which may still read the old buckets. Their memory goes to whoever asks on the
-                    # stream on which they were made.
-                    bucket.unused()
+                self._finish_reading()
                 self._make_buckets(order)
+
+    def _finish_reading(self) -> None:
+        """Let the host wait until the current stream has read the buckets: on a GPU, memory that is given up goes to its own stream at once."""
+        for bucket in self._buckets:
+            bucket.unused()
 
     def _make_buckets(self, order: list[str]) -> None:
         self._buckets, self._home = [], {}  # the memory of the old ones first
