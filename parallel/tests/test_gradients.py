@@ -361,6 +361,21 @@ def test_a_broadcast_writes_where_it_can_and_joins_what_is_small(world, library)
     assert run.trace.count("broadcast") == 4  # float32, the large one, int64, float64
 
 
+@pytest.mark.peers
+@pytest.mark.parametrize("first", ["torch", "numpy"])
+def test_a_broadcast_takes_arrays_of_several_libraries(world, first):
+    import torch
+
+    def program(group):
+        tree = {"torch": torch.full((3,), float(group.rank)), "numpy": np.full(2, group.rank, "f4")}
+        found = mp.broadcast({first: tree[first], **tree}, group, root=1)
+        assert found["torch"] is tree["torch"]
+        assert found["numpy"] is tree["numpy"]
+        return {name: array.tolist() for name, array in tree.items()}
+
+    assert world(3).run(program).results == [{"torch": [1.0] * 3, "numpy": [1.0] * 2}] * 3
+
+
 def test_wrong_use_is_refused_and_says_what_to_do(world):
     def program(group):
         sync = mp.GradientSync(group, {"w": np.zeros(3), "b": np.zeros(1)})

@@ -80,7 +80,7 @@ def copy_to(template: Array, array: Array) -> Array:
         copy[...] = array
         return copy
     if isinstance(buffer, np.ndarray):
-        return np.array(array.get() if hasattr(array, "get") else array.cpu())  # CuPy converts nothing unasked
+        return np.array(array.get() if hasattr(array, "get") else array.cpu().numpy())  # CuPy converts nothing unasked
     if _is_torch(array) and _is_torch(buffer):
         return array.to(buffer.device)
     return namespace(buffer).asarray(array, device=buffer.device, copy=True)
