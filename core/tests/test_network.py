@@ -387,13 +387,9 @@ def come_together(door: Door, count: int, monkeypatch: pytest.MonkeyPatch) -> in
 
     monkeypatch.setattr(network.ClientHandshake, "answer", together)
     job = Job(1, 2, "tcp")
-    job._credentials = CREDENTIALS
-    door.listener._credentials = CREDENTIALS.towards("rank 0")
+    job._credentials, door.listener._credentials = CREDENTIALS, CREDENTIALS.towards("rank 0")
     job.control = LocalHub(2).connect(1, "tcp", "")
-    assert (
-        on_threads(lambda _: job.dial(0, door.address, b"hello", Deadline(PATIENCE_S), "rank 0").close(), count)
-        == [None] * count
-    )
+    assert [None] * count == on_threads(lambda _: job.dial(0, door.address, b"", Deadline(40), "rank 0").close(), count)
     for _ in range(count):
         door.came.get(timeout=PATIENCE_S)[0].close()
     return len(tries)

@@ -10,12 +10,14 @@ import bisect
 import contextlib
 import itertools
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+
+from fake_gpu.fake_earnest import in_earnest
+from fake_gpu.fake_errors import CUDARuntimeError
 
 __all__ = [
     "CUDARuntimeError",
@@ -57,33 +59,6 @@ LATENESS_S = 0.005
 
 _PATIENCE_S = 20.0
 _ALIGNMENT = 512
-_ERRORS = {
-    100: ("cudaErrorNoDevice", "no CUDA-capable device is detected"),
-    101: ("cudaErrorInvalidDevice", "invalid device ordinal"),
-    400: ("cudaErrorInvalidResourceHandle", "invalid resource handle"),
-    600: ("cudaErrorNotReady", "device not ready"),
-    700: ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
-    719: ("cudaErrorLaunchFailure", "unspecified launch failure"),
-    900: ("cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"),
-    904: ("cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"),
-    905: ("cudaErrorStreamCaptureIsolation", "dependency created on uncaptured work in another stream"),
-    906: ("cudaErrorStreamCaptureImplicit", "operation would make the legacy stream depend on a capturing blocking stream"),
-    907: ("cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"),
-}
-
-
-class CUDARuntimeError(RuntimeError):
-    """As CuPy's."""
-
-    def __init__(self, status: int) -> None:
-        self.status = status
-        super().__init__(": ".join(_ERRORS[status]))
-
-
-def _in_earnest() -> contextlib.AbstractContextManager[None]:
-    """Return a block that no simulated world sees, as it sees nothing of a driver: neither its threads nor the waits in it."""
-    primitives = sys.modules.get("manyhands_simulated.primitives")
-    return contextlib.nullcontext() if primitives is None else primitives.in_earnest()
 
 
 class _Point:
@@ -95,7 +70,7 @@ class _Point:
 
     def wait(self) -> None:
         if not self.reached.is_set():
-            with _in_earnest(), self.stream.hurried():
+            with in_earnest(), self.stream.hurried():
                 self.reached.wait()
 
 
@@ -127,7 +102,7 @@ class _Stream:
         self._waiters = 0
         self._hurry = threading.Event()
         self.thread = threading.Thread(target=self._run, name=f"fake stream {handle:#x} of device {device}", daemon=True)
-        with _in_earnest():
+        with in_earnest():
             self.thread.start()
 
     @contextlib.contextmanager

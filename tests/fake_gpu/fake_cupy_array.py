@@ -11,6 +11,7 @@ import numpy as np
 from fake_gpu import fake_cuda
 from fake_gpu.fake_cuda import Memory, enqueue, view
 from fake_gpu.fake_cupy_cuda import Device, ExternalStream, get_current_stream
+from fake_gpu.fake_cupy_parts import Flags, Foreign, Pointer
 
 __all__ = [
     "Capsule",
@@ -38,38 +39,6 @@ def set_namespace(module: Any) -> None:
     _namespace = module
 
 
-class _Pointer:
-    """An address in device memory, as CuPy's MemoryPointer."""
-
-    def __init__(self, mem: Memory | _Foreign, ptr: int) -> None:
-        self.mem = mem
-        self.ptr = ptr
-        self.device_id = mem.device_id
-
-    @property
-    def device(self) -> Device:
-        return Device(self.device_id)
-
-
-class _Foreign:
-    """Device memory that another array owns."""
-
-    def __init__(self, owner: Any, pointer: int) -> None:
-        self.owner = owner
-        self.device_id = fake_cuda.device_at(pointer) if pointer else fake_cuda.get_device()
-
-
-class Flags:
-    """As CuPy's: nothing is read-only."""
-
-    def __init__(self, c_contiguous: bool, f_contiguous: bool, owndata: bool) -> None:
-        self.c_contiguous = c_contiguous
-        self.f_contiguous = f_contiguous
-        self.owndata = owndata
-        self.fnc = f_contiguous and not c_contiguous
-        self.forc = f_contiguous or c_contiguous
-
-
 class ndarray:  # noqa: N801
     """As CuPy's. ``_view`` is its memory: only what runs on a stream may look into it."""
 
@@ -77,9 +46,9 @@ class ndarray:  # noqa: N801
     __array_priority__ = 100
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, mem: Memory | _Foreign, array: np.ndarray[Any, Any], base: ndarray | None = None) -> None:
+    def __init__(self, mem: Memory | Foreign, array: np.ndarray[Any, Any], base: ndarray | None = None) -> None:
         self._view = array
-        self.data = _Pointer(mem, array.ctypes.data if array.size else 0)
+        self.data = Pointer(mem, array.ctypes.data if array.size else 0)
         self.base = base
 
     dtype = property(lambda self: self._view.dtype)
@@ -592,7 +561,7 @@ def _from_interface(value: Any) -> ndarray:
     # As CuPy: the host waits for the stream that is named there.
     if interface.get("stream") is not None:
         fake_cuda.stream_synchronize(interface["stream"])
-    return ndarray(_Foreign(value, pointer), np.ndarray(interface["shape"], dtype, memory.data, strides=strides))
+    return ndarray(Foreign(value, pointer), np.ndarray(interface["shape"], dtype, memory.data, strides=strides))
 
 
 def from_dlpack(array: Any, *, device: Any = None, copy: Any = None) -> ndarray:
@@ -603,7 +572,7 @@ def from_dlpack(array: Any, *, device: Any = None, copy: Any = None) -> ndarray:
     with Device(number):
         capsule = array.__dlpack__(stream=get_current_stream().ptr or 1, max_version=(1, 0), copy=copy)
     found: ndarray = capsule.consume()
-    return ndarray(_Foreign(found, found.data.ptr), found._view)
+    return ndarray(Foreign(found, found.data.ptr), found._view)
 
 
 def asnumpy(a: Any, stream: Any = None, order: str = "C", out: Any = None, *, blocking: bool = True) -> np.ndarray[Any, Any]:

@@ -8,12 +8,11 @@ import select
 import selectors
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self, cast
@@ -22,6 +21,7 @@ from manyhands.errors import UsageError
 from manyhands.launch import error_file
 from manyhands.launch.failure import Failure, exit_code, last_straw, name_ranks, primary, report, report_ended, report_lost
 from manyhands.launch.forked import ForkedRank, ForkServer, fork_server, why_no_fork
+from manyhands.launch.groups import is_stopped, left_in_group, signal_group, signals_as_bytes
 from manyhands.launch.guard import Guard, guarded
 from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
 from manyhands.launch.output import Stream, screens
@@ -147,7 +147,7 @@ class _Launcher:
 
     def __enter__(self) -> Self:
         self._cleanup.enter_context(self._selector)
-        self._signals = self._cleanup.enter_context(_signals_as_bytes())
+        self._signals = self._cleanup.enter_context(signals_as_bytes(_PASSED_ON))
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         if self._server is not None:
             self._selector.register(self._server, selectors.EVENT_READ, self._on_news)
@@ -256,7 +256,7 @@ class _Launcher:
         """Let what ranks that ended well have started, and left running, come to its end; end it if that takes too long."""
         began = time.monotonic()
         tell_at, until, number = began + _GRACE_S, began + self._stop_s, signal.SIGTERM
-        while left := {child: found for child in self._parents if (found := _left_by(child))}:
+        while left := {child: found for child in self._parents if (found := left_in_group(child.process.pid))}:
             now = time.monotonic()
             what = ", ".join(f"{name} {pid}" for found in left.values() for pid, name in found)
             if number == signal.SIGTERM and (
@@ -265,7 +265,7 @@ class _Launcher:
                 if self._told_to_end is None and now >= until:
                     self._say(f"manyhands run: ended what ranks had left running: {what}\n")
                 for child in left:
-                    _signal_group(child.process.pid, number)
+                    signal_group(child.process.pid, number)
                 until, number = now + _END_S, signal.SIGKILL
             elif now >= until:
                 return  # and what is still there is killed
@@ -370,9 +370,9 @@ class _Launcher:
     def _stand_still(self) -> None:
         """Stop the ranks and this process, as Ctrl-Z does, until something continues this process."""
         # Sessions without a terminal ignore SIGTSTP.
-        stopped = [child for child in self._running() if not _is_stopped(child)]
+        stopped = [child for child in self._running() if not is_stopped(child.process.pid)]
         for child in stopped:
-            _signal_group(child.process.pid, signal.SIGSTOP)
+            signal_group(child.process.pid, signal.SIGSTOP)
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         began = time.monotonic()
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -380,7 +380,7 @@ class _Launcher:
         pause = time.monotonic() - began
         self._to_send = deque((at + pause, number) for at, number in self._to_send)
         for child in stopped:
-            _signal_group(child.process.pid, signal.SIGCONT)
+            signal_group(child.process.pid, signal.SIGCONT)
 
     def _end_from_outside(self, number: signal.Signals) -> None:
         now = time.monotonic()
@@ -511,7 +511,7 @@ class _Launcher:
         """Say which ranks stand still where no others are left: nobody ends them, and nothing else tells why the job does not end."""
         running = self._running()
         may_go_on = self._job.keep_going or self._job.is_elastic
-        if not may_go_on or len(running) == len(self._children) or not all(map(_is_stopped, running)):
+        if not may_go_on or len(running) == len(self._children) or not all(is_stopped(child.process.pid) for child in running):
             return
         for child in running:
             if not child.told:
@@ -526,13 +526,13 @@ class _Launcher:
 
     def _forget(self, child: _Child) -> None:
         # What the rank itself started ends here. Its number is not given out again in the moment between the two calls.
-        _signal_group(child.process.pid, signal.SIGKILL)
+        signal_group(child.process.pid, signal.SIGKILL)
         self._guard.remove(child.process.pid)
 
     def _signal(self, child: _Child, number: signal.Signals) -> None:
         # To one that has ended and was not reaped yet, the signal does nothing.
         child.signalled = True
-        _signal_group(child.process.pid, number)
+        signal_group(child.process.pid, number)
 
     def _conclude(self) -> int:
         if self._told_to_end is not None:
@@ -582,61 +582,5 @@ def _failure(child: _Child) -> Failure:
     )
 
 
-def _signal_group(leader: int, number: int) -> bool:
-    """Send a signal to a process and all of its group; return whether there was any."""
-    try:
-        os.killpg(leader, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
 def _has_failed(child: _Child) -> bool:
     return child.process.returncode not in (0, None) and not child.made_good
-
-
-def _left_by(child: _Child) -> list[tuple[int, str]]:
-    """Return the processes, by id and name, that a rank which has ended has left in its group."""
-    group = child.process.pid
-    if not _signal_group(group, 0):
-        return []
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            before, _, after = stat.read_bytes().rpartition(b")")
-            state, _, its_group = after.split()[:3]
-            if int(its_group) == group and state not in (b"Z", b"X"):
-                found.append((int(stat.parent.name), os.fsdecode(before.partition(b"(")[2])))
-    return found or ([] if Path("/proc/self/stat").exists() else [(group, "process group")])
-
-
-def _is_stopped(child: _Child) -> bool:
-    """Tell whether a signal has stopped a process, where the system says so."""
-    try:
-        stat = Path(f"/proc/{child.process.pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return stat.rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
-
-
-@contextlib.contextmanager
-def _signals_as_bytes() -> Iterator[socket.socket]:
-    """Turn the signals that concern the launcher into bytes of a socket, which the selector waits for like for output."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        # A signal that is ignored, as under nohup, stays ignored.
-        handled = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, _no_action) for number in (*handled, signal.SIGCHLD)}
-        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        try:
-            yield ours
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _no_action(_number: int, _frame: object) -> None:
-    """Stand in for a handler: with one, Python writes the signal's number to the wakeup socket."""
