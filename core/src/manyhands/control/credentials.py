@@ -23,11 +23,19 @@ class Credentials(NamedTuple):
         The certificates, where connections are encrypted.
     run
         The name of the run, for messages; empty if it has none.
+    guessable
+        Whether the secret is made of nothing that is secret, such as the name of a run alone.
     """
 
     secret: bytes
     tls: Tls | None = None
     run: str = ""
+    guessable: bool = False
+
+    @property
+    def keep_out(self) -> bool:
+        """Whether they keep strangers out, who reach more than loopback."""
+        return bool(self.secret) and not self.guessable
 
     def __repr__(self) -> str:
         """Show nothing of the secret."""
@@ -37,7 +45,8 @@ class Credentials(NamedTuple):
         """Return those of one run: a process that is left over from another one with the same secret is a stranger to it."""
         if not run:
             return self
-        return self._replace(secret=hmac.digest(self.secret, b"run " + run.encode(), hashlib.sha256), run=run)
+        secret = hmac.digest(self.secret, b"run " + run.encode(), hashlib.sha256)
+        return self._replace(secret=secret, run=run, guessable=not self.keep_out)
 
     def of_job(self, nonce: bytes) -> Credentials:
         """Return those of one job of many with the same secret: the one whose store has drawn these bytes."""

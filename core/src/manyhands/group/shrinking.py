@@ -221,4 +221,4 @@ def _listen(old: Job, deadline: Deadline) -> contextlib.AbstractContextManager[s
     """Return the socket at which this rank waits for the others, on the address by which it reaches them; to be closed by the context."""
     if old.meeting is None:
         return contextlib.nullcontext()
-    return guarded_bind((old.control.host, 0), bool(old.meeting.credentials.secret), deadline)
+    return guarded_bind((old.control.host, 0), old.meeting.credentials.keep_out, deadline)

@@ -169,7 +169,7 @@ class Job:
             welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
             job._credentials = meeting.credentials.of_job(welcome.key)
             job.hosts = tuple(welcome.hosts)
-            job._secure = bool(meeting.credentials.secret)
+            job._secure = meeting.credentials.keep_out
             if meeting.world_size > 1:
                 job._standby = Standby(loop, control, job._credentials, job._secure, meeting.liveness, meeting.door)
         except BaseException as error:

@@ -101,7 +101,7 @@ class Meeting:
                     rank=self.rank,
                 )
             return close_after_fork(sock)
-        return guarded_bind(self.address, bool(self.credentials.secret), deadline)
+        return guarded_bind(self.address, self.credentials.keep_out, deadline)
 
 
 def _listening(inherited: int) -> socket.socket | None:
