@@ -198,9 +198,7 @@ def test_ranks_with_another_secret_are_told_at_once_and_rank_0_that_they_were_re
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "OWN"])
 @pytest.mark.parametrize("run", ["", "a word that everybody may know"])
-def test_without_a_secret_nothing_but_loopback_is_listened_on(
-    address: str, run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_secret_nothing_but_loopback_is_listened_on(address: str, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANYHANDS_RUN_ID", run)
     host = address.replace("OWN", own_address() or "0.0.0.0")
     (error,) = meeting([0], 2, host)

@@ -384,7 +384,9 @@ class Calls:
 
     def _take(self, turns: Turns, what: str, deadline: Deadline) -> None:
         """Take a turn for this thread."""
-        if not turns.is_free and _has_interrupted_a_call():
+        if turns.take_if_free():
+            return
+        if _has_interrupted_a_call():
             raise UsageError(
                 f"{what} was called by a signal handler in the midst of another call of this thread, whose turn it would wait for: set a flag in "
                 "the handler, and make the call where the program is between two calls; nothing was sent",

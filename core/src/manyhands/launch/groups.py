@@ -7,9 +7,10 @@ import os
 import signal
 import socket
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["is_stopped", "left_in_group", "signal_group", "signals_as_bytes"]
+__all__ = ["Left", "is_stopped", "left_in_group", "signal_group", "signals_as_bytes"]
 
 
 def signal_group(leader: int, number: int) -> bool:
@@ -21,18 +22,30 @@ def signal_group(leader: int, number: int) -> bool:
     return True
 
 
-def left_in_group(group: int) -> list[tuple[int, str]]:
-    """Return the processes, by id and name, that a leader which has ended has left in its group."""
+@dataclass(frozen=True)
+class Left:
+    """A process that a rank has left running; another one with its number has begun at another time."""
+
+    process: int
+    began: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.process}"
+
+
+def left_in_group(group: int) -> set[Left]:
+    """Return the processes that a leader which has ended has left in its group."""
     if not signal_group(group, 0):
-        return []
-    found = []
+        return set()
+    found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             before, _, after = stat.read_bytes().rpartition(b")")
-            state, _, its_group = after.split()[:3]
-            if int(its_group) == group and state not in (b"Z", b"X"):
-                found.append((int(stat.parent.name), os.fsdecode(before.partition(b"(")[2])))
-    return found or ([] if Path("/proc/self/stat").exists() else [(group, "process group")])
+            words = after.split()
+            if int(words[2]) == group and words[0] not in (b"Z", b"X"):
+                found.add(Left(int(stat.parent.name), int(words[19]), os.fsdecode(before.partition(b"(")[2])))
+    return found if found or Path("/proc/self/stat").exists() else {Left(group, 0, "process group")}
 
 
 def is_stopped(process: int) -> bool:

@@ -21,7 +21,7 @@ from manyhands.errors import UsageError
 from manyhands.launch import error_file
 from manyhands.launch.failure import Failure, exit_code, last_straw, name_ranks, primary, report, report_ended, report_lost
 from manyhands.launch.forked import ForkedRank, ForkServer, fork_server, why_no_fork
-from manyhands.launch.groups import is_stopped, left_in_group, signal_group, signals_as_bytes
+from manyhands.launch.groups import Left, is_stopped, left_in_group, signal_group, signals_as_bytes
 from manyhands.launch.guard import Guard, guarded
 from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
 from manyhands.launch.output import Stream, screens
@@ -140,8 +140,8 @@ class _Launcher:
         self._cleanup = contextlib.ExitStack()
         self._begun = False
         """Whether the ranks of an elastic job have come together."""
-        self._parents: list[_Child] = []
-        """The ranks that have ended well and may have left processes running."""
+        self._left: dict[_Child, set[Left]] = {}
+        """What ranks that have ended well have left running, as it was seen last."""
         self._restarts = job.max_restarts or 0
         """How many failures are still made good."""
 
@@ -158,7 +158,8 @@ class _Launcher:
             self._signal(child, signal.SIGKILL)
             child.process.wait()
             self._forget(child)
-        for child in self._parents:
+        self._look_at_what_is_left()
+        for child in self._left:
             self._forget(child)
         for child in self._children:
             for pipe in (child.process.stdout, child.process.stderr):
@@ -256,9 +257,10 @@ class _Launcher:
         """Let what ranks that ended well have started, and left running, come to its end; end it if that takes too long."""
         began = time.monotonic()
         tell_at, until, number = began + _GRACE_S, began + self._stop_s, signal.SIGTERM
-        while left := {child: found for child in self._parents if (found := left_in_group(child.process.pid))}:
+        while left := self._look_at_what_is_left():
             now = time.monotonic()
-            what = ", ".join(f"{name} {pid}" for found in left.values() for pid, name in found)
+            found = sorted((each for some in left.values() for each in some), key=lambda each: each.process)
+            what = ", ".join(map(str, found))
             if number == signal.SIGTERM and (
                 now >= until or self._told_to_end is not None or any(map(_has_failed, self._children))
             ):
@@ -276,6 +278,15 @@ class _Launcher:
                 )
                 tell_at = until + _END_S
             self._step(now + _LOOK_S)
+
+    def _look_at_what_is_left(self) -> Mapping[_Child, set[Left]]:
+        """Return what ranks have left running. A group of which no process is left that was seen before is somebody else's, with the same number."""
+        for child, known in list(self._left.items()):
+            self._left[child] = found = left_in_group(child.process.pid)
+            if found.isdisjoint(known):
+                del self._left[child]
+                self._guard.remove(child.process.pid)
+        return self._left
 
     def _step(self, until: float | None = None) -> None:
         """Wait for the next thing to happen, or for the time ``until``, and deal with it."""
@@ -411,13 +422,16 @@ class _Launcher:
         for child in self._running():
             if child.process.poll() is not None:
                 child.exited_at = time.time()
-                if child.process.returncode == 0 and not child.signalled:
-                    self._parents.append(child)
+                found = left_in_group(child.process.pid) if child.process.returncode == 0 and not child.signalled else None
+                if found:
+                    self._left[child] = found
                 else:
                     self._forget(child)
                 ended.append(child)
                 if not self._job.is_elastic:
                     error_file.mark_gone(child.error_file, child.rank, _failure(child).how)
+        if ended:
+            self._look_at_what_is_left()
         members: list[_Child] = []
         if ended and self._job.is_elastic:
             self._has_begun()

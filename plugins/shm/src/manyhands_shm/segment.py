@@ -176,10 +176,14 @@ class Segment:
         ------
         MemoryError
             There is no room for it in the addresses of this process.
+        OSError
+            The file is closed, or the process has too many mappings.
         """
         try:
             return map_shared(self.fd, PAGE, self._heap_bytes)
         except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
             raise MemoryError(
                 f"this process cannot map the memory of a rank: {error.strerror}; raise the limit (ulimit -v), or give each rank less: "
                 "backends.shm.heap_bytes"
