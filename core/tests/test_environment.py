@@ -350,6 +350,14 @@ def test_steps_and_attempts_of_one_job_of_slurm_are_runs_of_their_own() -> None:
     assert len({run and run.port for run in runs}) == 3
 
 
+def test_steps_and_elements_of_one_job_of_lsf_are_runs_of_their_own() -> None:
+    runs = [
+        discover(LSF | {"LSB_JOBINDEX": index, "PMIX_NAMESPACE": step}) for index, step in (("0", "1"), ("0", "2"), ("3", "1"))
+    ]
+    assert [run and run.job for run in runs] == ["777.0.1", "777.0.2", "777.3.1"]
+    assert len({run and run.port for run in runs}) == 3
+
+
 def test_ranks_behind_wrapper_scripts_meet_at_one_port() -> None:
     program = "import os; from manyhands.control.environment import discover; print(discover(os.environ).port)"
     environ = {name: value for name, value in os.environ.items() if not re.match("RANK|WORLD_SIZE|OMPI|SLURM", name)}

@@ -40,8 +40,6 @@ def test_hosts_are_told_as_numbers_that_ranks_of_one_host_share(names: str, host
     ("changes", "words"),
     [
         ({"world_size": 4}, "rank 1 (process 101 on host1) was started for 4 ranks, and rank 0 for 3"),
-        ({"rank": 3}, "rank 3 (process 101 on host1) is not in a world of 3"),
-        ({"rank": -1}, "rank -1 (process 101 on host1) is not in a world of 3"),
         ({"rank": 0}, "two processes say that they are rank 0: 100 on host0, 101 on host1"),
         ({"backend": "shm"}, "rank 0 has backend 'tcp', and rank 1 has 'shm'"),
         ({"choices": "all_reduce=ring"}, "rank 0 has choices '', and rank 1 has 'all_reduce=ring'"),
@@ -58,6 +56,30 @@ def test_a_rank_that_does_not_fit_ends_the_meeting(changes: dict[str, Any], word
     assert verdict.text.startswith(words)
     assert job.told[0] == [verdict]
     assert job.join(2) == verdict  # whoever comes later learns it, too
+
+
+@pytest.mark.parametrize("changes", [{"rank": 3}, {"rank": -1}, {"rank": 7, "world_size": 8}])
+def test_a_rank_beyond_the_world_is_refused_alone(changes: dict[str, Any]) -> None:
+    job = Job(joined=False)
+    job.join(0)
+    refused = job.join(1, **changes)
+    who = f"rank {changes['rank']} (process 101 on host1) is not in a world of 3"
+    assert refused is not None
+    assert (refused.kind, refused.peer) == ("rendezvous", None)  # a number that the process itself would not take for a rank
+    assert refused.text.startswith(who)
+    assert (len(job.told[0]), job.join(1), job.join(2)) == (0, None, None)
+    assert [type(each) for each in job.told[0]] == [Welcome]
+
+
+def test_who_was_refused_is_named_when_the_ranks_do_not_meet_in_time() -> None:
+    job = Job(joined=False)
+    job.join(0)
+    job.join(5)
+    job.store.late(1.0)
+    text = job.the_verdict(but=(1, 2)).text
+    assert text.startswith(
+        "the ranks did not meet within 1 s: ranks 1-2 of 3 did not come. Refused: rank 5 (process 105 on host5)"
+    )
 
 
 def test_a_connection_that_ends_is_a_lost_rank() -> None:

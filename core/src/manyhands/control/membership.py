@@ -71,6 +71,8 @@ _INQUEST_S = 0.4
 _SUSPICION_S = 0.5
 _AGREEMENT_S = 0.25
 """How long the store waits for its successor before it tells the others the first cause."""
+_MAX_NAMED = 4
+"""How many processes that were refused an error names, at most."""
 _NOWHERE = -2
 """The number of no call: whoever is asked for it tells what it did last. Where ranks meet is -1."""
 _ORDER = "every rank must make the same calls, in the same order"
@@ -122,6 +124,7 @@ class Membership:
         self.world_size = world_size
         self.members: dict[int, Join] = {}
         self.verdict: Verdict | None = None
+        self._misfits: set[str] = set()
         self._key = key
         self._send = send
         self._call_later = call_later
@@ -166,9 +169,13 @@ class Membership:
         return [rank for rank in range(self.world_size) if rank not in self.members]
 
     def join(self, message: Join) -> Verdict | None:
-        """Take a rank in; a verdict in return means that it cannot be, and that the job has failed."""
+        """Take a rank in; a verdict in return means that it cannot be: the job has failed, or the others wait on without it."""
         if self.verdict is not None:
             return self.verdict
+        if not 0 <= message.rank < self.world_size:  # all whom the job waits for can still come
+            who = f"{_show(message)} is not in a world of {self.world_size}, which rank 0 was started for"
+            self._misfits.add(who)
+            return Verdict("rendezvous", f"{who}: start all ranks alike, or give this job an address of its own")
         problem = self._objection(message)
         if problem:
             self.fail(Verdict("rendezvous", problem, peer=message.rank))
@@ -182,11 +189,8 @@ class Membership:
         return None
 
     def _objection(self, message: Join) -> str:
-        who = f"rank {message.rank} (process {message.pid} on {message.host})"
         if message.world_size != self.world_size:
-            return f"{who} was started for {message.world_size} ranks, and rank 0 for {self.world_size}: start all ranks alike"
-        if not 0 <= message.rank < self.world_size:
-            return f"{who} is not in a world of {self.world_size}"
+            return f"{_show(message)} was started for {message.world_size} ranks, and rank 0 for {self.world_size}: start all ranks alike"
         if message.rank in self.members:
             other = self.members[message.rank]
             return f"two processes say that they are rank {message.rank}: {other.pid} on {other.host}, {message.pid} on {message.host}"
@@ -299,7 +303,8 @@ class Membership:
         missing = self.missing()
         if missing:
             text = f"the ranks did not meet within {timeout_s:g} s: {show_ranks(missing)} of {self.world_size} did not come"
-            self.fail(Verdict("deadline", text + (f". {hint}" if hint else ""), peer=missing[0]))
+            refused = f". Refused: {'; '.join(sorted(self._misfits)[:_MAX_NAMED])}" if self._misfits else ""
+            self.fail(Verdict("deadline", text + refused + (f". {hint}" if hint else ""), peer=missing[0]))
 
     def take_over(
         self,
@@ -577,6 +582,10 @@ class Membership:
         for rank in sorted(self.members):
             if rank not in self._gone:
                 self._send(rank, message)
+
+
+def _show(message: Join) -> str:
+    return f"rank {message.rank} (process {message.pid} on {message.host})"
 
 
 def _difference(ours: Join, theirs: Join, who: str) -> str:

@@ -248,7 +248,7 @@ def dial_patiently(
         pause = min(pause * 1.5, 0.25)
     raise RendezvousError(
         f"{f'rank {rank}' if rank >= 0 else 'a new rank'} could not reach rank 0 at {show_address(address)} within {deadline.timeout_s:g} s ({failure}): is rank 0 running, "
-        "and is that its address and port?",
+        "and is that its address and port? If the ranks have met without this process, another one has its number",
         rank=rank,
         peer=0,
     )

@@ -68,7 +68,8 @@ def _lsf(found: Variables) -> LaunchEnvironment | None:
     if found.text("JSM_NAMESPACE_RANK") is None:
         return None
     rank, size = found.identity("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE")
-    job = found.text("LSB_JOBID")
+    # The jobs of an array have one number, and so have the steps of a job, which jsrun gives namespaces.
+    job = found.joined("LSB_JOBID", "LSB_JOBINDEX", "PMIX_NAMESPACE")
     hosts = hosts_of_lsf(found.text("LSB_MCPU_HOSTS") or "")
     local_size = found.integer("JSM_NAMESPACE_LOCAL_SIZE")
     return LaunchEnvironment(
@@ -79,7 +80,7 @@ def _lsf(found: Variables) -> LaunchEnvironment | None:
         local_world_size=local_size,
         host=hosts[0] if hosts and local_size != size else None,
         port=derived_port(job or found.starter()),
-        job=job or "",
+        job=job,
     )
 
 
