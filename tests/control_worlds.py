@@ -151,7 +151,7 @@ class Process:
             place: Any = Place(self.network, self, _STORE).listen()
             Store(self.loop, place, credentials, self._size, deadline, liveness)
         self.control = SocketControl(self.loop, self._join(), _STORE, credentials, deadline, liveness)
-        Standby(self.loop, self.control, credentials, True, liveness, None)
+        Standby(self.loop, self.control, credentials, liveness, None)
         self.control.on_failure(self.go_on)
         self.control.on_gone(self.try_again)
 

@@ -80,7 +80,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             *(options or ("--max-restarts", "1")),
         ]
         words += ["--node-rank", str(node_rank), "--rendezvous", address, str(script)]
-        jobs.append(Started(words, cwd=tmp_path, environ=clean | BEARING | {"MANYHANDS_SECRET": "of the test"}))
+        jobs.append(Started(words, cwd=tmp_path, environ=clean | BEARING | {"MANYHANDS_SECRET": "the secret of the test"}))
         return jobs[-1]
 
     yield start

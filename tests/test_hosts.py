@@ -41,7 +41,9 @@ with mh.init(timeout_s=30) as group:
     print(group.rank, int(big[0]), group.all_gather(np.array([group.rank])).tolist(), flush=True)
 """
     )
-    jobs = [start(pair, host, script, MANYHANDS_SECRET="of the test", MANYHANDS_RUN_ID="of the test") for host in (0, 1)]
+    jobs = [
+        start(pair, host, script, MANYHANDS_SECRET="the secret of the test", MANYHANDS_RUN_ID="of the test") for host in (0, 1)
+    ]
     outputs = [job.communicate(timeout=50)[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], outputs
     assert sorted("".join(outputs).splitlines()) == [f"[{rank}] {rank} 6 [0, 1, 2, 3]" for rank in range(4)]
@@ -76,7 +78,9 @@ with mh.init(timeout_s=50) as group:
         print("lost", error.peer, flush=True)
 """
     )
-    jobs = [start(pair, host, script, MANYHANDS_SECRET="of the test", MANYHANDS_RUN_ID="of the test") for host in (0, 1)]
+    jobs = [
+        start(pair, host, script, MANYHANDS_SECRET="the secret of the test", MANYHANDS_RUN_ID="of the test") for host in (0, 1)
+    ]
     for job in jobs:
         assert job.stdout is not None
         assert [job.stdout.readline()[4:] for _ in range(2)] == ["all here\n"] * 2

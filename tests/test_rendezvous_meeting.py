@@ -123,9 +123,10 @@ def meeting(
     timeout_s: float = 2,
     secrets: Sequence[Path | None] = (),
     other: Mapping[str, Any] | None = None,
+    port: int | None = None,
 ) -> list[Any]:
     """Let some ranks meet, as threads, of which the last has other settings; return what became of each."""
-    port = free_port()
+    port = free_port() if port is None else port
 
     def body(number: int) -> None:
         rendezvous: dict[str, Any] = {"address": f"{address}:{port}", "timeout_s": timeout_s}
@@ -215,13 +216,31 @@ def test_ranks_with_another_secret_are_told_at_once_and_rank_0_that_they_were_re
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "OWN"])
 @pytest.mark.parametrize("run", ["", "a word that everybody may know"])
-def test_without_a_secret_nothing_but_loopback_is_listened_on(address: str, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("secret", ["", "changeme"])
+def test_without_a_secret_that_nobody_can_guess_nothing_but_loopback_is_listened_on(
+    address: str, run: str, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MANYHANDS_RUN_ID", run)
+    monkeypatch.setenv("MANYHANDS_SECRET", secret)
     host = address.replace("OWN", own_address() or "0.0.0.0")
     (error,) = meeting([0], 2, host)
     assert type(error) is mh.AuthenticationError
-    assert f"listening at {host} without a secret is refused" in str(error)
+    assert f"listening at {host} with{' a secret that can be guessed' if secret else 'out a secret'}" in str(error)
     assert "MANYHANDS_SECRET" in str(error)
+    assert "changeme" not in str(error)
+
+
+def test_a_secret_that_can_be_guessed_is_not_shown_to_whoever_has_taken_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = own_address()
+    if host is None:
+        pytest.skip("this host has no address but loopback")
+    monkeypatch.setenv("MANYHANDS_SECRET", "changeme")
+    with socket.create_server((host, 0)) as squatter:
+        (error,) = meeting([1], 2, host, port=squatter.getsockname()[1])
+        assert type(error) is mh.AuthenticationError
+        assert f"meeting at {host} with a secret that can be guessed" in str(error)
+        with squatter.accept()[0] as heard:
+            assert heard.recv(1000) == b""
 
 
 def test_two_processes_of_one_rank_are_refused(nursery: Nursery) -> None:

@@ -22,7 +22,7 @@ from manyhands.contract.backend import LinkLost
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
 from manyhands.control import network
-from manyhands.control.credentials import Credentials
+from manyhands.control.credentials import Credentials, is_loopback
 from manyhands.control.frames import FrameConnection
 from manyhands.control.handshake import (
     CLIENT_BYTES,
@@ -38,7 +38,7 @@ from manyhands.control.handshake import (
 from manyhands.control.liveness import Liveness
 from manyhands.control.local import LocalHub
 from manyhands.control.loop import Loop
-from manyhands.control.network import Listener, bind, dial, is_loopback, show_address
+from manyhands.control.network import Listener, bind, dial, show_address
 from manyhands.control.proven import ProvenSocket
 from manyhands.errors import AuthenticationError, RendezvousError
 from manyhands.job.job import Job

@@ -317,7 +317,7 @@ def test_who_cannot_listen_where_others_would_find_it_gives_up_in_the_end(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("manyhands.job.standby._LOOKING_S", 0.1)
-    standby = Standby(stage.loop, stage.control, SECRET, True, Liveness(), None)
+    standby = Standby(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0] * 3, [None] * 3))
     stage.control.welcome(Deadline(PATIENCE_S))
     assert stage.control._place is not None
@@ -396,7 +396,7 @@ def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage)
 @pytest.mark.parametrize("places", [[None] * 3, [None, Whereabouts("127.0.0.1", 1, 1, ""), None]])
 def test_who_finds_no_others_gives_up(stage: Stage, monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts | None]) -> None:
     monkeypatch.setattr("manyhands.job.standby._LOOKING_S", 0.1)
-    standby = Standby(stage.loop, stage.control, SECRET, True, Liveness(), None)
+    standby = Standby(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0, 0, 0], places))
     stage.control.welcome(Deadline(PATIENCE_S))
     stage.store.connection.close()

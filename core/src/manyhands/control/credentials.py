@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
+import string
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
+
+from manyhands.errors import AuthenticationError
 
 if TYPE_CHECKING:
     from manyhands.control.tls import Tls  # imported by jobs that use it: ssl takes time and memory
 
-__all__ = ["Credentials"]
+__all__ = ["Credentials", "is_loopback"]
+
+_LEAST_BITS = 128
+_LEAST_CHARACTERS = 6
+"""How many different ones a text has at least, of which nobody says that it was not drawn at random."""
+_ALPHABETS = (
+    string.digits,
+    string.digits + "abcdef",
+    string.digits + "ABCDEF",
+    string.digits + string.ascii_lowercase,
+    string.digits + string.ascii_letters,
+    string.printable,
+)
+_JUDGED = 256
+"""How many characters of a text are looked at, at most."""
+_ROUNDS = 100_000
+"""Of PBKDF2 (RFC 8018). They cost a rank some 50 ms, and whoever guesses as much for each guess."""
 
 
 class Credentials(NamedTuple):
@@ -23,19 +44,56 @@ class Credentials(NamedTuple):
         The certificates, where connections are encrypted.
     run
         The name of the run, for messages; empty if it has none.
-    guessable
-        Whether the secret is made of nothing that is secret, such as the name of a run alone.
+    weakness
+        Why anybody could join, in words that follow "listening"; empty for a secret that nobody can guess, and for none.
     """
 
     secret: bytes
     tls: Tls | None = None
     run: str = ""
-    guessable: bool = False
+    weakness: str = ""
+
+    @classmethod
+    def of_text(cls, text: bytes, tls: Tls | None = None) -> Credentials:
+        """Return those of a secret that users have given, or of none."""
+        if not text:
+            return cls(b"", tls)
+        bits = _bits(text)
+        # Whatever was not drawn as digits of a key may be a word: who guesses it is to take long.
+        is_key = bits >= _LEAST_BITS and all(byte in b"0123456789abcdefABCDEF" for byte in text)
+        weakness = f"with a secret that can be guessed (too short, or of too few characters, for {_LEAST_BITS} bits)"
+        return cls(text if is_key else _stretched(text), tls, weakness="" if bits >= _LEAST_BITS else weakness)
 
     @property
     def keep_out(self) -> bool:
         """Whether they keep strangers out, who reach more than loopback."""
-        return bool(self.secret) and not self.guessable
+        return not self._hole
+
+    @property
+    def _hole(self) -> str:
+        return self.weakness or ("" if self.secret else "without a secret")
+
+    def check_reach(self, host: str, doing: str) -> None:
+        """Refuse to meet where others than processes of this host can be.
+
+        Parameters
+        ----------
+        host
+            The numeric address at which this rank listens, or which it has reached.
+        doing
+            What it does there, as in ``"listening at"``.
+
+        Raises
+        ------
+        AuthenticationError
+            The address is not loopback, and there is no secret, or one that can be guessed.
+        """
+        if self._hole and not is_loopback(host):
+            raise AuthenticationError(
+                f"{doing} {host} {self._hole} is refused: anybody who reaches this host could join the job. Set MANYHANDS_SECRET to the same "
+                "long random text on all ranks (or rendezvous.secret_file in the config), such as the output of: python -c 'import secrets; "
+                "print(secrets.token_hex(32))'; or meet at 127.0.0.1"
+            )
 
     def __repr__(self) -> str:
         """Show nothing of the secret."""
@@ -46,11 +104,11 @@ class Credentials(NamedTuple):
         if not run:
             return self
         secret = hmac.digest(self.secret, b"run " + run.encode(), hashlib.sha256)
-        return self._replace(secret=secret, run=run, guessable=not self.keep_out)
+        return self._replace(secret=secret, run=run, weakness=self._hole)
 
     def of_job(self, nonce: bytes) -> Credentials:
         """Return those of one job of many with the same secret: the one whose store has drawn these bytes."""
-        return self._replace(secret=hmac.digest(self.secret, nonce, hashlib.sha256))
+        return self._replace(secret=hmac.digest(self.secret, nonce, hashlib.sha256), weakness=self._hole)
 
     def towards(self, whom: str) -> Credentials:
         """Return those of connections to one listener of the job: nobody on the path can lead a connection to another one.
@@ -61,3 +119,24 @@ class Credentials(NamedTuple):
             The listener: which rank it is, and for what it listens. Both ends say the same.
         """
         return self._replace(secret=hmac.digest(self.secret, b"towards " + whom.encode(), hashlib.sha256))
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address, not a name, is reachable from this host alone."""
+    return host.startswith("127.") or host in ("::1", "::ffff:127.0.0.1")
+
+
+def _bits(text: bytes) -> float:
+    """Return how many bits a text of this length and these characters has at most; what is repeated counts once."""
+    text = text[:_JUDGED]
+    once = next(length for length in range(1, len(text) + 1) if text == (text[:length] * len(text))[: len(text)])
+    characters = set(text)
+    if len(characters) < _LEAST_CHARACTERS:
+        return 0.0
+    sizes = (len(alphabet) for alphabet in _ALPHABETS if characters <= set(alphabet.encode()))
+    return once * math.log2(next(sizes, 256))
+
+
+@lru_cache(maxsize=4)
+def _stretched(text: bytes) -> bytes:
+    return hashlib.pbkdf2_hmac("sha256", text, b"manyhands secret", _ROUNDS)

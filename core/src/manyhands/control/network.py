@@ -45,8 +45,9 @@ __all__ = [
     "bind",
     "dial",
     "dial_patiently",
+    "guarded",
+    "guarded_bind",
     "hold",
-    "is_loopback",
     "resolve",
     "show_address",
 ]
@@ -74,11 +75,6 @@ def show_address(address: Address) -> str:
     """Return ``host:port``, with brackets around an IPv6 host."""
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether an address, not a name, is reachable from this host alone."""
-    return host.startswith("127.") or host in ("::1", "::ffff:127.0.0.1")
 
 
 def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socket:
@@ -117,6 +113,29 @@ def bind(host: str, port: int, deadline: Deadline | None = None) -> socket.socke
     raise RendezvousError(f"this host cannot listen at {where}: {remedy}") from failure
 
 
+def guarded_bind(address: Address, credentials: Credentials, deadline: Deadline | None = None) -> socket.socket:
+    """Return a socket that listens at ``address``, unless it is public and the job has no secret that keeps strangers out.
+
+    Raises
+    ------
+    RendezvousError
+        As `bind`.
+    AuthenticationError
+        Anybody could join.
+    """
+    return guarded(bind(*address, deadline), credentials)
+
+
+def guarded(sock: socket.socket, credentials: Credentials) -> socket.socket:
+    """Return a socket that listens, or close it and raise an `AuthenticationError` where anybody could join there."""
+    try:
+        credentials.check_reach(sock.getsockname()[0], "listening at")
+    except AuthenticationError:
+        sock.close()
+        raise
+    return sock
+
+
 def hold(host: str) -> socket.socket:
     """Return a socket that is bound to a free port of an address of this host, and does not listen: until it does, connections are refused.
 
@@ -148,7 +167,8 @@ def dial(
         Nobody listens there, or the connection broke, or the dial was cancelled; `RendezvousError` when the listener is no
         manyhands.
     AuthenticationError
-        The two sides hold different secrets, or one does not trust the other's certificate, or one has none.
+        The two sides hold different secrets, or one does not trust the other's certificate, or one has none; or the other side is on another
+        host, and the job has no secret that nobody can guess.
     TimeoutError
         The other side did not answer in time.
     OSError
@@ -157,6 +177,8 @@ def dial(
     where = show_address(address)
     sock = _connect(address, deadline, cancelled)
     try:
+        # Who has taken the port sees the knock, by which a secret can be guessed.
+        credentials.check_reach(sock.getpeername()[0], "meeting at")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         magic, other_magic = _magics(credentials)
         sock.send(knock(credentials.secret, magic))  # 72 bytes, and later 136, into an empty socket buffer always fit

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
-from manyhands.control.credentials import Credentials
+from manyhands.control.credentials import Credentials, is_loopback
 from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import NEWCOMER_HELLO, Door, Lobby
 from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
-from manyhands.control.network import Address, Listener, is_loopback
+from manyhands.control.network import Address, Listener
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
 from manyhands.control.proven import ProvenSocket
 

@@ -277,10 +277,10 @@ def _address(resolved: Resolved, launch: LaunchEnvironment | None, rank: int) ->
 def _credentials(resolved: Resolved, run: str) -> Credentials:
     folder = resolved.settings.security.tls
     if folder is None:
-        return Credentials(_secret(resolved)).of_run(run)
+        return Credentials.of_text(_secret(resolved)).of_run(run)
     from manyhands.control.tls import Tls
 
-    return Credentials(_secret(resolved), Tls(folder)).of_run(run)
+    return Credentials.of_text(_secret(resolved), Tls(folder)).of_run(run)
 
 
 def _run(launch: LaunchEnvironment | None) -> str:

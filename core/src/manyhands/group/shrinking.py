@@ -11,12 +11,12 @@ from collections.abc import Callable
 import msgspec
 
 from manyhands.contract.deadline import Deadline
-from manyhands.control.network import Address
+from manyhands.control.network import Address, guarded_bind
 from manyhands.control.protocol import Shrunk
 from manyhands.errors import CommError, DeadlineError, RendezvousError, UnsupportedError
 from manyhands.group.forming import Formed, Setup, among_processes, come_alone, finish
 from manyhands.job.job import Job
-from manyhands.job.meeting import Meeting, guarded_bind
+from manyhands.job.meeting import Meeting
 
 __all__ = ["check_possible", "come_later", "shrink"]
 
@@ -221,4 +221,4 @@ def _listen(old: Job, deadline: Deadline) -> contextlib.AbstractContextManager[s
     """Return the socket at which this rank waits for the others, on the address by which it reaches them; to be closed by the context."""
     if old.meeting is None:
         return contextlib.nullcontext()
-    return guarded_bind((old.control.host, 0), old.meeting.credentials.keep_out, deadline)
+    return guarded_bind((old.control.host, 0), old.meeting.credentials, deadline)

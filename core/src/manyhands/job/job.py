@@ -29,13 +29,13 @@ from manyhands.control.forking import forget_after_fork
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import NEWCOMER_HELLO
 from manyhands.control.loop import Loop
-from manyhands.control.network import Address, Listener, dial, show_address
+from manyhands.control.network import Address, Listener, dial, guarded_bind, show_address
 from manyhands.control.protocol import Report, Verdict
 from manyhands.control.remote import SocketControl
 from manyhands.control.store import Store
 from manyhands.errors import AuthenticationError, ClosedError, ManyHandsError, PeerLostError, RendezvousError
 from manyhands.job.bootstrap import Maker
-from manyhands.job.meeting import Meeting, guarded_bind
+from manyhands.job.meeting import Meeting
 from manyhands.job.no_transport import NoTransport
 from manyhands.job.standby import Standby
 
@@ -128,7 +128,6 @@ class Job:
         self._listeners: list[Listener] = []
         self._credentials = Credentials(b"")
         self._liveness = Liveness()
-        self._secure = True
         self.left: set[int] = set()
         self.told: bool = False
         self.how_closed: str = "the group is closed"
@@ -169,9 +168,8 @@ class Job:
             welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
             job._credentials = meeting.credentials.of_job(welcome.key)
             job.hosts = tuple(welcome.hosts)
-            job._secure = meeting.credentials.keep_out
             if meeting.world_size > 1:
-                job._standby = Standby(loop, control, job._credentials, job._secure, meeting.liveness, meeting.door)
+                job._standby = Standby(loop, control, job._credentials, meeting.liveness, meeting.door)
         except BaseException as error:
             # Ranks that are still on their way are told why, instead of looking for a store that has gone.
             if job._store is not None and meeting.keep is not None:
@@ -478,7 +476,7 @@ class Job:
                 self._liveness.watch(sock)
             accept(sock, hello)
 
-        sock = guarded_bind((host, 0), self._secure)
+        sock = guarded_bind((host, 0), self._credentials)
         address = sock.getsockname()
         self._listeners.append(Listener(self.loop, sock, self._credentials.towards(whom), watched))
         return address[0], address[1]

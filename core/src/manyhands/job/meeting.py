@@ -12,10 +12,10 @@ from manyhands.control.credentials import Credentials
 from manyhands.control.forking import close_after_fork
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
-from manyhands.control.network import Address, bind, is_loopback
-from manyhands.errors import AuthenticationError, RendezvousError
+from manyhands.control.network import Address, guarded, guarded_bind
+from manyhands.errors import RendezvousError
 
-__all__ = ["Meeting", "guarded_bind"]
+__all__ = ["Meeting"]
 
 
 class Meeting:
@@ -100,8 +100,8 @@ class Meeting:
                     "started; or start the child with subprocess.Popen(..., close_fds=False); or, for a world of its own, call init(rank=0, world_size=1)",
                     rank=self.rank,
                 )
-            return close_after_fork(sock)
-        return guarded_bind(self.address, self.credentials.keep_out, deadline)
+            return guarded(close_after_fork(sock), self.credentials)
+        return guarded_bind(self.address, self.credentials, deadline)
 
 
 def _listening(inherited: int) -> socket.socket | None:
@@ -120,24 +120,3 @@ def _listening(inherited: int) -> socket.socket | None:
         return sock
     sock.close()
     return None
-
-
-def guarded_bind(address: Address, has_secret: bool, deadline: Deadline | None = None) -> socket.socket:
-    """Return a socket that listens at ``address``, unless it is public and the job has no secret.
-
-    Raises
-    ------
-    RendezvousError
-        As `bind`.
-    AuthenticationError
-        Anybody could join.
-    """
-    sock = bind(*address, deadline)
-    host = sock.getsockname()[0]
-    if has_secret or is_loopback(host):
-        return sock
-    sock.close()
-    raise AuthenticationError(
-        f"listening at {host} without a secret is refused: anybody who reaches this host could join the job. Set MANYHANDS_SECRET to "
-        "the same long random text on all ranks (or rendezvous.secret_file in the config), or meet at 127.0.0.1"
-    )

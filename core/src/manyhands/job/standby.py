@@ -17,12 +17,11 @@ from manyhands.control.credentials import Credentials
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
 from manyhands.control.loop import Loop
-from manyhands.control.network import Address, dial, dial_patiently
+from manyhands.control.network import Address, dial, dial_patiently, guarded_bind
 from manyhands.control.protocol import Prepare, Successor
 from manyhands.control.remote import SocketControl
 from manyhands.control.reserve import NOBODY, Reserve
 from manyhands.errors import ManyHandsError
-from manyhands.job.meeting import guarded_bind
 
 __all__ = ["Standby"]
 
@@ -48,8 +47,8 @@ class Standby:
         Where a `Reserve` runs.
     control
         This rank's control connection.
-    credentials, has_secret
-        What shows that a process belongs to this job, and whether the job has a secret.
+    credentials
+        What shows that a process belongs to this job.
     liveness
         How a silent rank is noticed.
     door
@@ -61,7 +60,6 @@ class Standby:
         loop: Loop,
         control: SocketControl,
         credentials: Credentials,
-        has_secret: bool,
         liveness: Liveness,
         door: Door | None,
     ) -> None:
@@ -69,7 +67,6 @@ class Standby:
         self._loop = loop
         self._control = control
         self._credentials = credentials
-        self._has_secret = has_secret
         self._door = door
         self._changing = threading.Lock()
         self._ended = False
@@ -225,7 +222,7 @@ class Standby:
     def _stand_by(self, store: int, gone: Collection[int]) -> None:
         control = self._control
         try:
-            sock = control.take_place() or guarded_bind((control.host, 0), self._has_secret)
+            sock = control.take_place() or guarded_bind((control.host, 0), self._credentials)
         except (OSError, ManyHandsError) as error:  # as where there are no descriptors left
             _log.warning("rank %d cannot go on in the place of rank %d, should that die: %s", control.rank, store, error)
             return

@@ -11,8 +11,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from manyhands.common.folders import here
+from manyhands.control.credentials import Credentials
 from manyhands.control.environment import parse_address
-from manyhands.control.network import bind, show_address
+from manyhands.control.network import bind, guarded_bind, show_address
 from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, UsageError
 from manyhands.launch.variables import shared_variables
 
@@ -227,6 +228,8 @@ def arrange_meeting(job: Launch, environ: Mapping[str, str]) -> MeetingPlace:
     ------
     RendezvousError
         The address of ``job.rendezvous`` is in use, or is none of this host's.
+    AuthenticationError
+        It is reached from other hosts, and the secret can be guessed.
     """
     secret = environ.get("MANYHANDS_SECRET") or os.urandom(32).hex()
     if job.rendezvous is None:
@@ -235,7 +238,9 @@ def arrange_meeting(job: Launch, environ: Mapping[str, str]) -> MeetingPlace:
             free_port = other.getsockname()[1]
         return MeetingPlace("127.0.0.1", listener.getsockname()[1], secret, os.urandom(8).hex(), free_port, listener)
     host, port = parse_address(job.rendezvous)
-    own = bind(host, port) if job.node_rank == 0 else None
+    own = None
+    if job.node_rank == 0:
+        own = guarded_bind((host, port), Credentials.of_text(os.fsencode(secret)))
     # All hosts must know it without a word; `--rendezvous` names a port of a free range, mostly.
     free_port = port + 1 if port < _MAX_PORT else port - 1
     return MeetingPlace(host, port, secret, f"manyhands-{job.rendezvous}", free_port, own)
