@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tomllib
 from dataclasses import FrozenInstanceError
@@ -130,6 +131,28 @@ def test_the_file_is_the_argument_or_the_variable_or_the_one_that_is_there(read:
     assert read().file == tmp_path / "pyproject.toml"
     (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1")
     assert read().file is None
+
+
+@pytest.mark.parametrize("name", ["manyhands.toml", "pyproject.toml"])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_of_another_user_is_taken_only_if_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, link: bool
+) -> None:
+    table = "[tool.manyhands]\n" if name == "pyproject.toml" else ""
+    file = tmp_path / "elsewhere" / name if link else tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"{table}timeout_s = 10")
+    if link:
+        (tmp_path / name).symlink_to(file)
+    if os.geteuid() == 0:
+        os.chown(file, 54321, -1)
+    else:
+        monkeypatch.setattr("os.geteuid", lambda: 54321)
+    with pytest.raises(ConfigError, match=f"{name}' belongs to the user .* If you trust it, name it: --config {name}"):
+        load(None, environ={}, directory=tmp_path)
+    assert load(None, environ={"MANYHANDS_CONFIG": name}, directory=tmp_path).settings.timeout_s == 10
+    if os.geteuid() == 0:
+        assert load(None, environ={"SUDO_UID": "54321"}, directory=tmp_path).settings.timeout_s == 10
 
 
 def test_a_named_file_that_is_missing_is_an_error(read: Load, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Nothing here knows what the values mean; `manyhands.config` does.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -226,7 +227,8 @@ def find_file(environ: Mapping[str, str], directory: Path) -> Path | None:
     Raises
     ------
     ConfigError
-        ``MANYHANDS_CONFIG`` names a file that is not there, or ``pyproject.toml`` cannot be read.
+        ``MANYHANDS_CONFIG`` names a file that is not there, ``pyproject.toml`` cannot be read, or the file that was found in the directory
+        is another user's.
     """
     if named := environ.get("MANYHANDS_CONFIG"):
         path = directory / named
@@ -239,11 +241,29 @@ def find_file(environ: Mapping[str, str], directory: Path) -> Path | None:
         return path
     own = directory / FILE_NAME
     if own.is_file():
-        return own
+        return _trusted(own, environ)
     project = directory / "pyproject.toml"
     if project.is_file() and "manyhands" in _read_toml(project).get("tool", {}):
-        return project
+        return _trusted(project, environ)
     return None
+
+
+def _trusted(path: Path, environ: Mapping[str, str]) -> Path:
+    """Return a file that nobody has named, unless another user has put it there: it says which code runs, and which secret counts."""
+    if not hasattr(os, "geteuid"):
+        return path
+    trusted = {0, os.geteuid()}
+    if os.geteuid() == 0 and (behind_sudo := environ.get("SUDO_UID", "")).isdecimal():
+        trusted.add(int(behind_sudo))
+    owner = next((status.st_uid for status in (path.lstat(), path.stat()) if status.st_uid not in trusted), None)
+    if owner is not None:
+        raise ConfigError(
+            f"{str(path)!r} belongs to the user {owner}, and this process to {os.geteuid()}: a configuration file of somebody else, which nobody has named, is "
+            f"not read, since it could choose code to run. If you trust it, name it: --config {path.name}, MANYHANDS_CONFIG={path.name}, or config= of init(); "
+            "else leave the folder",
+            file=str(path),
+        )
+    return path
 
 
 def read_file(path: Path) -> dict[str, Any]:
