@@ -36,10 +36,11 @@ _ERRORS = {
     5: "invalid usage (run with NCCL_DEBUG=WARN for details)",
     6: "remote process exited or there was a network error",
     7: "NCCL operation in progress",
+    8: "operation timed out",
 }
 _NAMES = dict(
     enumerate(
-        "Success UnhandledCudaError SystemError InternalError InvalidArgument InvalidUsage RemoteError InProgress".split()
+        "Success UnhandledCudaError SystemError InternalError InvalidArgument InvalidUsage RemoteError InProgress Timeout".split()
     )
 )
 _DTYPES = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64".split()
@@ -50,9 +51,11 @@ _SHORT = 3
 
 
 class NCCLError(Exception):
-    """As nccl4py's."""
+    """As nccl4py's, which has no words for what NCCL has added since."""
 
     def __init__(self, status: int) -> None:
+        if status not in _NAMES:
+            raise ValueError(f"{status} is not a valid Result")
         self.status = status
         super().__init__(f"{_NAMES[status]} ({status}): {_ERRORS[status]}")
 
@@ -62,7 +65,7 @@ class Config:
 
     def __init__(self) -> None:
         self.ptr = next(_addresses)
-        self.blocking = self.max_ctas = _UNSET
+        self.blocking = self.max_ctas = self.launch_order_implicit = _UNSET
         _configs[self.ptr] = self
 
 
@@ -331,7 +334,7 @@ class FakeNccl:
         return "/fake/libnccl.so.2"
 
     def get_error_string(self, status: int) -> str:
-        return _ERRORS[status]
+        return _ERRORS.get(status, "unknown result code")
 
     def get_last_error(self, comm: Comm) -> str:
         return ""
@@ -507,15 +510,15 @@ class FakeNccl:
                 self._launch(found, [call], stream)
 
     def _launch(self, found: _Rank, calls: list[_Call], stream: int) -> None:
-        """Enqueue a kernel; the first one is enqueued only once somebody has asked for a while, as the ranks connect before."""
-        if found.is_connected:
+        """Enqueue a kernel once somebody has asked; the first one once that was for a while, as the ranks connect before."""
+        if found.meeting.size == 1 or found.is_blocking:
             self._enqueue(found, calls, stream)
             return
+        polls, is_first = itertools.count(), not found.is_connected
         found.is_connected = True
-        polls = itertools.count()
 
         def is_done() -> bool:
-            if "connect" in self.hanging or next(polls) < _SHORT:
+            if is_first and ("connect" in self.hanging or next(polls) < _SHORT):
                 return False
             self._enqueue(found, calls, stream)
             return True
@@ -523,7 +526,13 @@ class FakeNccl:
         found.pending = is_done
 
     def _enqueue(self, found: _Rank, calls: list[_Call], stream: int) -> None:
-        """Launch as NCCL 2.27 and newer does for communicators that do not block: on another thread, with streams of its own by default."""
+        """Launch as NCCL 2.27 and newer does for communicators that do not block: on another thread, with streams of its own by default.
+
+        A communicator of one rank launches on the caller's thread, whatever the current device is there.
+        """
+        if found.meeting.size == 1:
+            fake_cuda.enqueue(stream, lambda: found.run(calls))
+            return
 
         def launch() -> None:
             fake_cuda.set_device(found.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
@@ -116,7 +117,8 @@ def test_a_closed_channel_refuses_launches(world):
     assert world(body, 1) == ["NCCL 2.32.3: the communicator cannot be used any more: it was closed"]
 
 
-def test_calls_work_while_another_device_is_current_and_leave_it_so(world):
+@pytest.mark.parametrize("size", [1, 2])
+def test_calls_work_while_another_device_is_current_and_leave_it_so(world, size):
     def body(rank):
         launch, array = rank.channel.prepare(SUM), ones(rank)
         fake_cuda.stream_synchronize(0)
@@ -131,7 +133,23 @@ def test_calls_work_while_another_device_is_current_and_leave_it_so(world):
         fake_cuda.set_device(rank.channel.device)
         return left, array.get().tolist()
 
-    assert world(body, 2) == [(3, [3.0] * 4)] * 2
+    assert world(body, size) == [(3, [sum(range(size + 1))] * 4)] * size
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_calls_on_the_default_stream_are_on_that_of_the_groups_device(world, size, grouped):
+    def body(rank):
+        launch, array = rank.channel.prepare(SUM), rank.empty(4, F4)
+        with fake_cupy.held(0):
+            array.array.view(np.float32)[:] = np.float32(1)  # queued behind the point where the stream is held
+            fake_cuda.set_device(3)
+            with rank.channel.together() if grouped else contextlib.nullcontext():
+                rank.run(launch, array, array, 0)
+            fake_cuda.set_device(rank.channel.device)
+        return array.get().tolist()
+
+    assert world(body, size) == [[float(size)] * 4] * size
 
 
 def test_a_group_is_enqueued_as_one_at_its_end(world, nccl):

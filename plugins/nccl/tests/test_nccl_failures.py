@@ -159,6 +159,8 @@ def test_all_ranks_learn_that_the_first_cannot_make_an_id(outcomes, nccl):
     [
         (6, "NCCL 2.32.3: remote process exited or there was a network error", True),
         (1, "NCCL 2.32.3: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", False),
+        (8, "NCCL 2.32.3: operation timed out", True),
+        (10, "NCCL 2.32.3: unknown result code", False),
     ],
 )
 def test_an_asynchronous_error_is_found_by_whoever_looks(world, nccl, status, said, is_remote):
@@ -193,6 +195,16 @@ def test_a_launch_raises_an_asynchronous_error(world, nccl):
         return caught.value.is_remote, rank.channel.failure() is caught.value
 
     assert world(body, 1) == [(True, True)]
+
+
+def test_an_error_that_the_binding_does_not_know_is_a_failure(world, nccl):
+    def body(rank):
+        array, launch = ones(rank), rank.channel.prepare(SUM)
+        nccl.refuse("all_reduce", 10)
+        with pytest.raises(DeviceFailure, match=r"NCCL 2\.32\.3: 10 is not a valid Result"):
+            rank.run(launch, array, array)
+
+    world(body, 1)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -233,36 +245,38 @@ def test_an_uneven_call_that_fails_half_way_closes_its_group(world, nccl):
     assert world(body, 1) == [([1.0] * 3, [1.0] * 4)]
 
 
-def test_only_the_thread_that_launches_looks_at_what_is_in_progress(world, nccl):
+def test_only_the_thread_that_launches_looks_at_what_is_in_progress(world, nccl, monkeypatch):
     nccl.hanging.add("connect")
+    look, settling, looks = nccl.comm_get_async_error, threading.Event(), []
+
+    def looking(comm):
+        looks.append(threading.current_thread())
+        if looks.count(launching[0]) == 5:
+            settling.set()
+        return look(comm)
+
+    launching = [None]
 
     def body(rank):
-        nccl.pollers.clear()
-        array, launch, settling = ones(rank), rank.channel.prepare(SUM), threading.Event()
-        look = nccl.comm_get_async_error
-        looks = []
-
-        def looking(comm):
-            looks.append(threading.current_thread().name)
-            if len(looks) == 5:
-                settling.set()
-            return look(comm)
-
-        nccl.comm_get_async_error = looking
+        array, launch = ones(rank), rank.channel.prepare(SUM)
 
         def watch():
             assert settling.wait(20)
             assert rank.channel.failure() is None
             nccl.hanging.clear()
 
-        watcher = threading.Thread(target=watch, name="watcher")
-        watcher.start()
-        rank.run(rank.channel.prepare(SUM), array, array)
-        watcher.join()
-        del nccl.comm_get_async_error
-        return launch is not None, array.get().tolist()
+        if rank.number == 0:
+            nccl.pollers.clear()
+            launching[0] = threading.current_thread()
+            monkeypatch.setattr(nccl, "comm_get_async_error", looking)
+            watcher = threading.Thread(target=watch, name="watcher")
+            watcher.start()
+        rank.run(launch, array, array)
+        if rank.number == 0:
+            watcher.join()
+        return array.get().tolist()
 
-    assert world(body, 1) == [(True, [1.0] * 4)]
+    assert world(body, 2) == [[3.0] * 4] * 2
     assert "watcher" not in nccl.pollers
 
 

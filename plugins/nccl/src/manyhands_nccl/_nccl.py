@@ -69,7 +69,7 @@ class Library:
     raw
         That module.
     error
-        What it raises; its ``status`` is NCCL's number of the error.
+        What it raises: an error whose ``status`` is NCCL's number of it, or that the binding does not know the number.
     version
         The version as NCCL numbers it, such as 23203.
     name
@@ -78,7 +78,7 @@ class Library:
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
-        self.error: type[Exception] = raw.NCCLError
+        self.error: tuple[type[Exception], ...] = (raw.NCCLError, ValueError)
         self.version: int = raw.get_version()
         self.name: str = f"NCCL {named(self.version)}"
         self.all_reduce: Callable[..., None] = raw.all_reduce
@@ -119,7 +119,7 @@ class Library:
     def _detailed(self, words: str, handle: Any) -> str:
         last = ""
         if handle is not None:
-            with contextlib.suppress(self.error):
+            with contextlib.suppress(*self.error):
                 last = str(self.raw.get_last_error(handle)).strip()
         return f"{self.name}: {words}; {last}" if last else f"{self.name}: {words}"
 
@@ -192,6 +192,7 @@ class Communicator:
         self._cuda = cuda
         self._device = device
         self._patience_s = patience_s
+        self._size = 0
         # Reentrant: whoever launches several calls together holds it meanwhile.
         self._lock = threading.RLock()
         self._ending = threading.Lock()
@@ -216,6 +217,7 @@ class Communicator:
             The deadline passed; likewise.
         """
         raw = self.library.raw
+        self._size = size
         try:
             with self._lock, self._cuda.on(self._device):
                 self._check()
@@ -231,6 +233,8 @@ class Communicator:
     def guard(self, enqueue: Launch) -> Launch:
         """Return what calls NCCL by ``enqueue(source, target, stream)``, and raises what comes of it as `DeviceFailure`."""
         lock, look, handle, error_type = self._lock, self.library.raw.comm_get_async_error, self.handle, self.library.error
+        if self._size == 1:
+            enqueue = self._on_device(enqueue)
 
         def launch(source: int, target: int, stream: int) -> None:
             with lock:
@@ -243,6 +247,15 @@ class Communicator:
                         self._settle_launch()
                 except error_type as error:
                     raise self._failed(self.library.failure(error, handle)) from error
+
+        return launch
+
+    def _on_device(self, enqueue: Launch) -> Launch:
+        """Return what launches on the communicator's device, which NCCL makes the current one by itself unless it is the only rank's."""
+
+        def launch(source: int, target: int, stream: int) -> None:
+            with self._cuda.on(self._device):
+                enqueue(source, target, stream)
 
         return launch
 
@@ -263,7 +276,8 @@ class Communicator:
 
     def _end_group(self) -> None:
         try:
-            self.library.group_end()
+            with contextlib.nullcontext() if self._size > 1 else self._cuda.on(self._device):
+                self.library.group_end()
             if self.library.raw.comm_get_async_error(self.handle):
                 self._settle_launch()
         except self.library.error as error:
@@ -351,7 +365,7 @@ class Communicator:
             try:
                 with self._cuda.on(self._device):
                     body()
-            except (self.library.error, DeviceFailure) as error:
+            except (*self.library.error, DeviceFailure) as error:
                 _log.warning("%s: ending a communicator failed: %s", self.library.name, error)
             finally:
                 late.cancel()
@@ -372,7 +386,7 @@ class Communicator:
         is_ours = self._lock.acquire(timeout=_LOCK_S)
         if not is_ours and self.handle is not None and self.library.version >= _REVOKE_VERSION and hasattr(raw, "comm_revoke"):
             # A launch that is stuck in a full queue of the device comes back once the kernels have ended, and this frees nothing.
-            with contextlib.suppress(self.library.error):
+            with contextlib.suppress(*self.library.error):
                 raw.comm_revoke(self.handle, 0)
             is_ours = self._lock.acquire(timeout=_LOCK_S)
         try:
@@ -390,7 +404,7 @@ class Communicator:
             try:
                 raw.comm_finalize(self.handle)
                 self._settle(self.handle, Deadline(_FINALIZE_S))
-            except (self.library.error, DeviceFailure, TimeoutError) as error:
+            except (*self.library.error, DeviceFailure, TimeoutError) as error:
                 _log.warning("%s: closing a communicator failed, so that it is aborted: %s", self.library.name, error)
                 raw.comm_abort(self.handle)
             else:

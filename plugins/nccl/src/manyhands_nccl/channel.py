@@ -68,7 +68,6 @@ class NcclChannel(DeviceChannel):
         return self._launch_of(self._collectives.recv(elements * dtype.itemsize, source))
 
     def _launch_of(self, enqueue: Launch | None) -> Launch:
-        # NCCL makes the communicator's device the current one itself, and gives the other one back.
         return _nothing if enqueue is None else self._communicator.guard(enqueue)
 
     def together(self) -> AbstractContextManager[None]:
