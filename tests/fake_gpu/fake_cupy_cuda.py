@@ -230,6 +230,7 @@ def _properties(device: int) -> dict[str, Any]:
         "pciDomainID": 0,
         "pciBusID": device + 1,
         "pciDeviceID": 0,
+        "uuid": bytes([0xFA, 0xCE, *bytes(13), device]),
     }
 
 

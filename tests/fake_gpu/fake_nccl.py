@@ -140,6 +140,7 @@ class _Rank:
         self.rank = rank
         self.device = fake_cuda.get_device()
         self.max_ctas = _UNSET if config is None else config.max_ctas
+        self.is_ordered = config is not None and config.launch_order_implicit == 1
         self.is_blocking = config is None or config.blocking != 0
         self.error = 0
         self.pending: Callable[[], bool] | None = None

@@ -140,6 +140,20 @@ def test_communicators_have_the_limit_of_the_config(world, nccl, config, limit):
     assert {found.max_ctas for found in nccl._ranks.values()} == {limit}
 
 
+@pytest.mark.parametrize(("version", "is_ordered"), [(22600, True), (22500, False)])
+def test_kernels_of_several_groups_run_in_the_order_of_their_launches_where_nccl_can(world, nccl, version, is_ordered):
+    nccl.version = version
+    world(lambda rank: None, 2)
+    assert {found.is_ordered for found in nccl._ranks.values()} == {is_ordered}
+
+
+def test_parts_of_one_gpu_are_gpus(start, monkeypatch):
+    """As MIG makes them, which share a place on the bus."""
+    describe = fake_cupy.cuda.runtime.getDeviceProperties
+    monkeypatch.setattr(fake_cupy.cuda.runtime, "getDeviceProperties", lambda device: describe(device) | {"pciBusID": 1})
+    assert [backend.device for backend in must(start(2))] == [0, 1]
+
+
 def test_closing_a_backend_ends_what_was_left_open(world, nccl):
     def body(rank):
         rank.backend.close()

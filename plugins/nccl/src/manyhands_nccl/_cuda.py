@@ -33,13 +33,16 @@ class Description:
     capability
         Its compute capability.
     bus_id
-        Where it is plugged in, which no other device of its host shares.
+        Where it is plugged in; the parts of one GPU (MIG) share that.
+    uuid
+        What no other device has, and no other part of one; as hexadecimal digits.
     """
 
     name: str
     memory: int
     capability: tuple[int, int]
     bus_id: str
+    uuid: str
 
 
 class Cuda:
@@ -87,6 +90,7 @@ class Cuda:
             memory=found["totalGlobalMem"],
             capability=(found["major"], found["minor"]),
             bus_id=f"{found['pciDomainID']:04x}:{found['pciBusID']:02x}:{found['pciDeviceID']:02x}",
+            uuid=found.get("uuid", b"").hex(),
         )
 
     @contextmanager

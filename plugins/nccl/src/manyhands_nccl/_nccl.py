@@ -35,6 +35,7 @@ _log = logging.getLogger("manyhands.nccl")
 _IN_PROGRESS = 7
 _REMOTE = frozenset({6, 8})
 """Errors that blame another rank or the way to it, among them what breaks connections; and time that is up."""
+_ORDER_VERSION = 22600
 _REVOKE_VERSION = 22900
 
 _EAGER_S = 0.002
@@ -127,6 +128,9 @@ class Library:
         """Return the configuration of a communicator that never blocks."""
         config = self.raw.Config()
         config.blocking = 0
+        if self.version >= _ORDER_VERSION and hasattr(config, "launch_order_implicit"):
+            # Kernels of two groups that share GPUs may each wait for the other one, unless a GPU runs them in the order of their launches.
+            config.launch_order_implicit = 1
         if max_ctas is not None:
             config.max_ctas = max_ctas
         return config
@@ -359,13 +363,14 @@ class Communicator:
         """Run what ends the communicator, once, on a thread of its own: it may hang in NCCL, which then is said."""
 
         def run() -> None:
+            known: tuple[type[Exception], ...] = (*self.library.error, DeviceFailure)
             late = Timer(_END_S, _log.warning, ("%s: ending a communicator hangs, and is left alone", self.library.name))
             late.daemon = True
             late.start()
             try:
                 with self._cuda.on(self._device):
                     body()
-            except (*self.library.error, DeviceFailure) as error:
+            except known as error:
                 _log.warning("%s: ending a communicator failed: %s", self.library.name, error)
             finally:
                 late.cancel()
@@ -398,13 +403,14 @@ class Communicator:
 
     def _finish(self) -> None:
         raw = self.library.raw
+        known: tuple[type[Exception], ...] = (*self.library.error, DeviceFailure, TimeoutError)
         with self._lock:
             if self.handle is None:
                 return
             try:
                 raw.comm_finalize(self.handle)
                 self._settle(self.handle, Deadline(_FINALIZE_S))
-            except (*self.library.error, DeviceFailure, TimeoutError) as error:
+            except known as error:
                 _log.warning("%s: closing a communicator failed, so that it is aborted: %s", self.library.name, error)
                 raw.comm_abort(self.handle)
             else:

@@ -41,6 +41,7 @@ class _Card:
     version: int = 0
     device: int = 0
     bus_id: str = ""
+    uuid: str = ""
     capability: tuple[int, int] = (0, 0)
     may_share: bool = False
     max_ctas: int | None = None
@@ -98,6 +99,7 @@ def _card(library: _nccl.Library, cuda: _cuda.Cuda, config: NcclConfig, local_ra
         version=library.version,
         device=device,
         bus_id=described.bus_id,
+        uuid=described.uuid,
         capability=described.capability,
         may_share=may_share,
         max_ctas=config.max_ctas,
@@ -139,10 +141,10 @@ def _compare(cards: Sequence[_Card], hosts: Sequence[int]) -> None:
 
 def _shared(cards: Sequence[_Card], hosts: Sequence[int]) -> dict[int, int]:
     """Return the ranks whose GPU a rank before them has, with that rank."""
-    owners: dict[tuple[int, str], int] = {}
+    owners: dict[tuple[int, str, str], int] = {}
     shared: dict[int, int] = {}
     for rank, card in enumerate(cards):
-        owner = owners.setdefault((hosts[rank], card.bus_id), rank)
+        owner = owners.setdefault((hosts[rank], card.bus_id, card.uuid), rank)
         if owner != rank:
             shared[rank] = owner
     return shared
