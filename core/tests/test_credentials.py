@@ -15,8 +15,7 @@ from manyhands.errors import AuthenticationError
 
 
 def test_sixteen_random_bytes_keep_strangers_out_in_whatever_letters() -> None:
-    for _ in range(3):
-        drawn = os.urandom(16)
+    for drawn in (b"/7\xaf\xe0\xaf\xa5M\xaa\xeb\xaf=\xa5G\xdd6/", os.urandom(16), os.urandom(16)):
         letters = [drawn.hex(), drawn.hex().upper(), str(uuid.UUID(bytes=drawn)), secrets.token_urlsafe(16)]
         for text in (*(each.encode() for each in letters), base64.b64encode(drawn)):
             assert Credentials.of_text(text).keep_out

@@ -129,7 +129,9 @@ def is_loopback(host: str) -> bool:
 def _bits(text: bytes) -> float:
     """Return how many bits a text of this length and these characters has at most; what is repeated counts once."""
     text = text[:_JUDGED]
-    once = next(length for length in range(1, len(text) + 1) if text == (text[:length] * len(text))[: len(text)])
+    # By chance alone a random text ends as it begins, but does not say all of it twice.
+    periods = (length for length in range(1, len(text) // 2 + 1) if text == (text[:length] * len(text))[: len(text)])
+    once = next(periods, len(text))
     characters = set(text)
     if len(characters) < _LEAST_CHARACTERS:
         return 0.0
