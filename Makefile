@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-flaky | mutants | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-all | test-flaky | mutants | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | lock | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
@@ -21,7 +21,7 @@ endef
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-flaky mutants test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu clean venv-gpu venv venv-dev
+.PHONY: help demo test test-all test-flaky mutants test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu lock clean venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
@@ -44,6 +44,7 @@ help:
 	@echo "make bench-parallel what training layers cost, next to torch's; installs that in an environment of its own"
 	@echo "make bench-gpu      what a call on a GPU costs, next to NCCL's raw binding, cupyx and torch; CUDA=13 for CUDA 13"
 	@echo "make venv-dev       make .venv with all distributions, and with the tools that develop them"
+	@echo "make lock           write the versions and hashes of all that the tools install (requirements-*.lock), after a change of a requirement; LOCK_ARGS=--upgrade for the newest"
 	@echo "make clean          remove the environments and what the tools leave behind"
 
 demo: venv
@@ -139,6 +140,10 @@ bench-parallel:
 bench-gpu: venv-gpu
 	$(GPU_VENV)/bin/python benchmarks/gpu.py --json docs/measured/gpu.json $(BENCH_ARGS)
 
+lock:
+	@$(PYTHON) tools/make_venv.py requirements-install.txt .venv-install
+	.venv-install/bin/python tools/lock.py $(LOCK_ARGS)
+
 venv-gpu:
 	@$(PYTHON) tools/make_venv.py requirements-gpu$(GPU_SUFFIX).txt $(GPU_VENV)
 
@@ -149,5 +154,5 @@ venv-dev:
 	@$(PYTHON) tools/make_venv.py requirements-dev.txt
 
 clean:
-	rm -rf .venv .venv-peers .venv-peers-mpich .venv-gpu .venv-gpu-cuda13 .venv-install .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

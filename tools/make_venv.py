@@ -1,6 +1,10 @@
 """Make a virtual environment, .venv unless named, where it is missing or stale, and install a requirements file into it.
 
-A stamp in it, written last, holds a digest of everything the installation depends on: the requirements files, every
+If a lock lies beside the requirements file (`requirements-dev.lock` beside `requirements-dev.txt`), all that comes from an index is
+installed from the lock first, and pip compares the hash of each file. What the requirements file names then finds everything installed:
+no index is asked a second time, and what the lock lacks is an error. `make lock` writes the locks.
+
+A stamp in it, written last, holds a digest of everything the installation depends on: the requirements files, their locks, every
 pyproject.toml, the interpreter and the place of the repository. A mark that exists only while pip works tells that an
 installation was interrupted; such an environment is made again from nothing. Any other environment is kept and updated.
 
@@ -35,12 +39,18 @@ def included(root: Path, requirements: str) -> list[str]:
     return [requirements, *(line.removeprefix("-r ").strip() for line in lines if line.startswith("-r "))]
 
 
+def lock_of(root: Path, requirements: str) -> list[Path]:
+    """Return the lock beside ``requirements``, if there is one."""
+    lock = (root / requirements).with_suffix(".lock")
+    return [lock] if lock.exists() else []
+
+
 def digest(root: Path, requirements: str) -> str:
     """Return the digest of all that an installation of ``requirements`` depends on."""
     projects = [root / "pyproject.toml", *sorted(root.glob("*/pyproject.toml")), *sorted(root.glob("plugins/*/pyproject.toml"))]
     projects += sorted((root / "native" / "src").glob("*/*.[ch]"))  # what is compiled at installation
     state = hashlib.sha256(f"{VERSION}\n{root}\n".encode())
-    for file in [root / name for name in included(root, requirements)] + projects:
+    for file in [root / name for name in included(root, requirements)] + lock_of(root, requirements) + projects:
         state.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
     return state.hexdigest()
 
@@ -72,7 +82,13 @@ def install(environment: Path, root: Path, requirements: str) -> None:
     has_pip = subprocess.run([*own, "--version"], check=False, capture_output=True).returncode == 0
     pip = own if has_pip else [sys.executable, "-m", "pip", "--python", python]
     # Errors are shown. Warnings tell of this machine's indexes rather than of this repository, and whoever meets an error may ask for them.
-    subprocess.run([*pip, "install", "-qq", "--disable-pip-version-check", "-r", requirements], cwd=root, check=True)
+    command = [*pip, "install", "-qq", "--disable-pip-version-check"]
+    rest = []
+    for lock in lock_of(root, requirements):
+        subprocess.run([*command, "--require-hashes", "-r", lock.name], cwd=root, check=True)
+        # A build in isolation would fetch what it builds with, and compare no hash.
+        rest = ["--no-index", "--no-build-isolation"]
+    subprocess.run([*command, *rest, "-r", requirements], cwd=root, check=True)
 
 
 @contextlib.contextmanager
@@ -122,5 +138,6 @@ if __name__ == "__main__":
         sys.exit(
             f"pip could not install {sys.argv[1]} (exit code {error.returncode}). Its errors stand above.\n"
             "If it found no version of something, look whether this computer reaches its package index. The same command tries again.\n"
+            "If it is told not to ask an index, a requirement has changed and its lock has not: `make lock` writes it.\n"
             f"With pip's warnings: {shlex.join(word for word in error.cmd if word != '-qq')}"
         )
