@@ -48,7 +48,10 @@ def lock_of(root: Path, requirements: str) -> list[Path]:
 def digest(root: Path, requirements: str) -> str:
     """Return the digest of all that an installation of ``requirements`` depends on."""
     projects = [root / "pyproject.toml", *sorted(root.glob("*/pyproject.toml")), *sorted(root.glob("plugins/*/pyproject.toml"))]
-    projects += sorted((root / "native" / "src").glob("*/*.[ch]"))  # what is compiled at installation
+    projects += [
+        *sorted((root / "native").glob("setup.py")),
+        *sorted((root / "native" / "src").glob("*/*.[ch]")),
+    ]  # compiled at installation
     state = hashlib.sha256(f"{VERSION}\n{root}\n".encode())
     for file in [root / name for name in included(root, requirements)] + lock_of(root, requirements) + projects:
         state.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())

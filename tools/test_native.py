@@ -64,7 +64,12 @@ def sanitized(part: str, folder: Path) -> bool:
     suppressions = folder / "suppressions"
     suppressions.write_text(SUPPRESSED)
     more = {name: value.format(suppressions) for name, value in OPTIONS.items()}
-    return run_tests("native/tests", more={**more, "LD_PRELOAD": " ".join(found), "PYTHONPATH": str(folder)})
+    # What setup.py adds when it builds, this build has not.
+    return run_tests(
+        "native/tests",
+        "--ignore=native/tests/test_native_hardened.py",
+        more={**more, "LD_PRELOAD": " ".join(found), "PYTHONPATH": str(folder)},
+    )
 
 
 def main(parts: list[str]) -> int:
