@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-flaky | mutants | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | lock | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-all | test-flaky | mutants | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | lock | wheels | sbom | audit | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
@@ -21,7 +21,7 @@ endef
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-flaky mutants test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu lock clean venv-gpu venv venv-dev
+.PHONY: help demo test test-all test-flaky mutants test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu lock wheels sbom audit clean venv-audit venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
@@ -45,6 +45,9 @@ help:
 	@echo "make bench-gpu      what a call on a GPU costs, next to NCCL's raw binding, cupyx and torch; CUDA=13 for CUDA 13"
 	@echo "make venv-dev       make .venv with all distributions, and with the tools that develop them"
 	@echo "make lock           write the versions and hashes of all that the tools install (requirements-*.lock), after a change of a requirement; LOCK_ARGS=--upgrade for the newest"
+	@echo "make wheels         build the wheel and the sdist of each distribution twice, from the last commit, and compare them; they land in dist/"
+	@echo "make sbom           write dist/sbom.cdx.json (CycloneDX): what an installation of all of dist/ consists of"
+	@echo "make audit          ask the package index which of the locked versions have known vulnerabilities"
 	@echo "make clean          remove the environments and what the tools leave behind"
 
 demo: venv
@@ -143,6 +146,19 @@ bench-gpu: venv-gpu
 lock:
 	@$(PYTHON) tools/make_venv.py requirements-install.txt .venv-install
 	.venv-install/bin/python tools/lock.py $(LOCK_ARGS)
+
+wheels:
+	@$(PYTHON) tools/make_venv.py requirements-install.txt .venv-install
+	.venv-install/bin/python tools/build_wheels.py $(WHEELS_ARGS)
+
+sbom: venv-audit
+	.venv-audit/bin/python tools/sbom.py
+
+audit: venv-audit
+	.venv-audit/bin/pip-audit --disable-pip --require-hashes $(foreach lock,$(wildcard requirements-*.lock),-r $(lock)) $(AUDIT_ARGS)
+
+venv-audit:
+	@$(PYTHON) tools/make_venv.py requirements-audit.txt .venv-audit
 
 venv-gpu:
 	@$(PYTHON) tools/make_venv.py requirements-gpu$(GPU_SUFFIX).txt $(GPU_VENV)

@@ -1,12 +1,17 @@
 """The compiled part; what else there is to say stands in pyproject.toml."""
 
+import gzip
+import io
+import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 SOURCES = Path("src/manyhands_native")
 
@@ -43,6 +48,29 @@ class Build(build_ext):
         super().build_extensions()
 
 
+class Pack(sdist):
+    """Writes the same bytes each time, where SOURCE_DATE_EPOCH says of which time."""
+
+    def make_archive(self, *arguments, **more) -> str:
+        """Pack, and pack again without what this machine and this minute add."""
+        path = super().make_archive(*arguments, **more)
+        date = os.environ.get("SOURCE_DATE_EPOCH")
+        if date is None:
+            return path
+        with tarfile.open(path) as packed:
+            files = [(each, packed.extractfile(each)) for each in sorted(packed.getmembers(), key=lambda each: each.name)]
+            plain = io.BytesIO()
+            with tarfile.open(fileobj=plain, mode="w") as again:
+                for each, data in files:
+                    each.mtime, each.mode = int(date), 0o755 if each.mode & 0o100 else 0o644
+                    each.uid = each.gid = 0
+                    each.uname = each.gname = ""
+                    each.pax_headers = {}
+                    again.addfile(each, data)
+        Path(path).write_bytes(gzip.compress(plain.getvalue(), mtime=int(date)))
+        return path
+
+
 # One wheel for Python 3.11 and all later versions. Where there is no compiler, the package is installed without it, and says so.
 core = Extension(
     "manyhands_native._core",
@@ -65,4 +93,4 @@ core = Extension(
     py_limited_api=True,
     optional=True,
 )
-setup(ext_modules=[core], cmdclass={"build_ext": Build})
+setup(ext_modules=[core], cmdclass={"build_ext": Build, "sdist": Pack})
