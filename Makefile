@@ -155,7 +155,7 @@ sbom: venv-audit
 	.venv-audit/bin/python tools/sbom.py
 
 audit: venv-audit
-	.venv-audit/bin/pip-audit --disable-pip --require-hashes $(foreach lock,$(wildcard requirements-*.lock),-r $(lock)) $(AUDIT_ARGS)
+	.venv-audit/bin/pip-audit --strict --disable-pip --require-hashes $(foreach lock,$(wildcard requirements-*.lock),-r $(lock)) $(AUDIT_ARGS)
 
 venv-audit:
 	@$(PYTHON) tools/make_venv.py requirements-audit.txt .venv-audit

@@ -29,14 +29,31 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="manyhands-sbom-") as folder:
         python = Path(folder) / "bin" / "python"
         subprocess.run([TOOLS / "uv", "venv", "--quiet", "--no-project", "--python", sys.executable, folder], check=True)
-        install = [TOOLS / "uv", "pip", "install", "--quiet", "--no-config", "--python", python, "--find-links", dist]
+        install: list[str | Path] = [
+            TOOLS / "uv",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-config",
+            "--python",
+            python,
+            "--find-links",
+            dist,
+        ]
         # Ours come from here alone: an index may have something else under these names.
         ours = [f"{name}=={version}" for name, version in wheels.items()]
         subprocess.run([*install, "--no-index", "--no-deps", *ours], check=True)
         everything = f"manyhands[all]=={wheels['manyhands']}"
         subprocess.run([*install, "--constraints", ROOT / "requirements-dev.lock", everything, *ours], check=True)
         target = dist / "sbom.cdx.json"
-        options = ["--output-reproducible", "--validate", "--pyproject", ROOT / "pyproject.toml", "--mc-type", "library"]
+        options: list[str | Path] = [
+            "--output-reproducible",
+            "--validate",
+            "--pyproject",
+            ROOT / "pyproject.toml",
+            "--mc-type",
+            "library",
+        ]
         subprocess.run([TOOLS / "cyclonedx-py", "environment", *options, "--output-file", target, python], check=True)
     print(f"{target.relative_to(ROOT)} is written")
     return 0
