@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-flaky | mutants | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | lock | wheels | sbom | audit | clean     Each makes the virtual environment .venv first, where it is missing or stale.
+# make demo | test | test-all | test-flaky | mutants | test-faults | test-elastic | test-fuzz | soak | test-peers | test-peers-faults | test-native | test-gpu | test-install | check | prove | bench-startup | bench-gpu | lock | wheels | sbom | audit | workflows | clean     Each makes the virtual environment .venv first, where it is missing or stale.
 PYTHON ?= python3
 BIN := .venv/bin
 # Node comes with the pinned pyright; another one on this machine must not change what it finds. It asks `python` on the PATH
@@ -21,7 +21,7 @@ endef
 # Tests start Python many times; what it compiles is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-flaky mutants test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu lock wheels sbom audit clean venv-audit venv-gpu venv venv-dev
+.PHONY: help demo test test-all test-flaky mutants test-faults test-elastic test-fuzz soak test-peers test-peers-faults test-native test-gpu test-install check prove bench-startup bench-parallel bench-gpu lock wheels sbom audit workflows clean venv-audit venv-gpu venv venv-dev
 
 help:
 	@echo "make demo           train a small network on handwritten digits, on 4 processes over TCP"
@@ -48,6 +48,7 @@ help:
 	@echo "make wheels         build the wheel and the sdist of each distribution twice, from the last commit, and compare them; they land in dist/"
 	@echo "make sbom           write dist/sbom.cdx.json (CycloneDX): what an installation of all of dist/ consists of"
 	@echo "make audit          ask the package index which of the locked versions have known vulnerabilities"
+	@echo "make workflows      check the workflows of .github: their form by a schema, and their weaknesses by zizmor"
 	@echo "make clean          remove the environments and what the tools leave behind"
 
 demo: venv
@@ -156,6 +157,12 @@ sbom: venv-audit
 
 audit: venv-audit
 	.venv-audit/bin/pip-audit --strict --disable-pip --require-hashes $(foreach lock,$(wildcard requirements-*.lock),-r $(lock)) $(AUDIT_ARGS)
+
+# Without a network, so that the result depends on the files alone.
+workflows: venv-audit
+	.venv-audit/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	.venv-audit/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	.venv-audit/bin/zizmor --offline --quiet .github
 
 venv-audit:
 	@$(PYTHON) tools/make_venv.py requirements-audit.txt .venv-audit
