@@ -28,7 +28,7 @@ def anchors(page: Path) -> set[str]:
         found[name] = found.get(name, -1) + 1
         if found[name]:
             found[f"{name}-{found[name]}"] = 0
-    return set(found)
+    return set(found) | set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text))
 
 
 def test_links_lead_to_files_and_headings_that_are_there(repository):
