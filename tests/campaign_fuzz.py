@@ -22,14 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
+import forged_checkpoints
 import msgspec
 import numpy as np
 from membership_tools import Job, progress, recv
@@ -64,7 +65,7 @@ from manyhands.explain.timeline import timeline
 from manyhands.group.packing import Unpacker, pack
 from manyhands.launch import error_file
 from manyhands.schedule.simulation import Network
-from manyhands_parallel.checkpoint import metadata
+from manyhands_parallel.checkpoint import metadata, storage
 from manyhands_parallel.checkpoint.errors import CheckpointError
 from manyhands_parallel.checkpoint.safetensors import read_header
 from manyhands_parallel.rpc import packing
@@ -233,14 +234,25 @@ def _network(data: bytes) -> None:
                 read(path)
 
 
+_home = tempfile.TemporaryDirectory(prefix="fuzz-")
+_SAVED = Path(_home.name, "c")
+forged_checkpoints.save_some(_SAVED)
+
+
 def _checkpoint(data: bytes) -> None:
-    """Whatever its checksum, which is put right."""
+    """Whatever its checksum, which is put right. Each element that is loaded comes from a file."""
     head = metadata._HEAD.match(data)
     if head is not None and int(head[1]) == 1:
-        crc = zlib.crc32(metadata._begin("") + data[head.end() :])
-        data = metadata._begin(f"{crc:08x}") + data[head.end() :]
+        data = forged_checkpoints.sealed(data[head.end() :])
+    with patch.object(storage, "read_metadata", lambda _: data):
+        forged_checkpoints.look(_SAVED, data)
     with suppress(CheckpointError):
-        metadata.parse(data, "file", metadata.Metadata)
+        metadata.parse(data, "file", metadata.Stamp)
+
+
+def _plain(data: bytes) -> None:
+    """Metadata without their beginning: what stands there is JSON, whose meaning a fuzzer can change."""
+    _checkpoint(forged_checkpoints.sealed(data[1:]))
 
 
 def _safetensors(data: bytes) -> None:
@@ -336,9 +348,6 @@ _FROM_STORE: list[Any] = [
     messages.Shrunk([0, 2], "host", 1234),
     messages.Agreement("agree #0", 3, messages.Verdict("lost", "rank 1 was lost", 1)),
 ]
-_METADATA = metadata.Metadata(
-    save="s", time=1.5, step=3, files={"0.safetensors": 8}, world_size=2, block_bytes=64, extra=metadata.to_json({"a": [1, 1j, b"x"]}), arrays={}, values={},
-)  # fmt: skip
 _SENT = tuple(messages.encode(each) for each in _FROM_RANK[:3])
 _SIGNATURE = wire.CallSignature("all_reduce", 11, (4,), "sum", 1, count=4)
 
@@ -375,7 +384,8 @@ READERS: Final[dict[str, Reader]] = {
     "network": Reader(
         [b"[links]\nlatency_us = 2.0\nbandwidth_GBps = 10.0\n", b'summary = "x"\n[[kill]]\nrank = 1\nat_us = 3.0\n'], _network
     ),
-    "checkpoint": Reader([metadata.dump(_METADATA)], _checkpoint),
+    "checkpoint": Reader([(_SAVED / storage.METADATA).read_bytes()], _checkpoint),
+    "metadata": Reader([json.dumps(forged_checkpoints.body_of(_SAVED)).encode()], _plain),
     "safetensors": Reader(
         [b'{"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'.ljust(88) + bytes(8)], _safetensors
     ),

@@ -148,3 +148,25 @@ def test_the_size_of_each_call_is_kept_also_of_those_that_were_made_before(nativ
         assert sizes["broadcast"] == [4000, 400_000] * 3
     assert [call.nbytes for call in job.dumps[0].calls if call.operation == "send"] == [8000, 800_000] * 3
     assert next(call.nbytes for call in job.dumps[1].calls if call.operation == "recv") == 8000
+
+
+def test_a_record_whose_name_is_taken_gets_another_and_is_for_its_owner_alone(nursery: Nursery, tmp_path: Path) -> None:
+    program = """
+        os.umask(0)
+        with mh.init(timeout_s=30) as group:
+            tell("there")
+            until_told_to_go()
+    """
+    with nursery.ranks(program, 2, MANYHANDS_RECORDER__DIRECTORY=str(tmp_path)) as ranks:
+        ranks.start().await_facts("there", 2)
+        ranks.signal(0, signal.SIGUSR1)
+        until(lambda: list(tmp_path.glob("*.json")))
+        (first,) = tmp_path.glob("*.json")
+        assert first.stat().st_mode & 0o777 == 0o600
+        first.unlink()
+        first.mkdir()
+        ranks.go()
+        assert set(ranks.wait().values()) == {0}
+    (job,), left_out = read_jobs([tmp_path])
+    assert {rank: dump.reason for rank, dump in job.dumps.items()} == {0: "closed", 1: "closed"}
+    assert [text.partition(":")[0] for text in left_out] == [str(first)]

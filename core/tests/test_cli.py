@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from manyhands.cli.console import print_table
+from manyhands.cli.console import print_command, print_table, print_text
 from manyhands.common.installing import install_command
 from manyhands.config.plugins import EXTENSION_GROUP
+from manyhands.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -377,3 +378,13 @@ def test_a_table_on_a_terminal_takes_brackets_literally(
     print_table(("name", "value"), [("[bold]", "[/bold]")])
 
     assert "[bold]" in capsys.readouterr().out
+
+
+def test_tables_and_errors_show_control_characters_and_do_not_obey_them(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[31m\x9b\r\u202e"
+    print_table([evil], [["a" + evil]])
+    print_text(f"text {evil}")
+    print_command(f"command {evil}", "$ ")
+    shown = r"\x1b[31m\u009b\x0d\u202e"
+    assert capsys.readouterr().out.splitlines() == [shown, "a" + shown, f"text {shown}", f"$ command {shown}"]
+    assert str(UsageError(f"a\n\t{evil}")) == f"a\n\t{shown}"

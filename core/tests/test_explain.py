@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -210,6 +211,39 @@ def test_files_are_put_together_by_job_and_what_cannot_be_read_is_told(
     assert out.startswith("job new: 1 rank, and")
     assert "1 older job as well; see --job: old" in out
     assert json.loads((tmp_path / "trace").read_text())["traceEvents"]
+
+
+EVIL = "\x1b]0;title\x07\x9b31m\rX\u202eY\u2066"
+SHOWN = r"\x1b]0;title\x07\u009b31m\x0dX\u202eY\u2066"
+
+
+def test_what_others_have_put_into_a_record_does_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = call("all_reduce", 0, 9.0, what=f"what {EVIL}", place=f"place {EVIL}")
+    idle = dump(1, [], 2, job=f"job {EVIL}", places=[Place(5, "MainThread", f"line {EVIL}")])
+    verdict = Verdict("lost", f"first\nsecond {EVIL}", 1)
+    one = dump(0, [running], 2, job=f"job {EVIL}", reason="failed", verdict=verdict)
+    for each in (one, idle):
+        (tmp_path / f"x-rank-{each.rank}.json").write_bytes(msgspec.json.encode(each))
+    older = dump(0, [], 1, job=f"old {EVIL}", time=5.0)
+    (tmp_path / "y-rank-0.json").write_bytes(msgspec.json.encode(older))
+    (tmp_path / f"{EVIL}-rank-1.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        main(["explain", str(tmp_path)])
+    seen = capsys.readouterr()
+    assert not set("\x1b\x07\x9b\r\u202e\u2066") & set(seen.out + seen.err)
+    for words in ("job ", "first\nsecond ", "what ", "place ", "line ", "old "):
+        assert words + SHOWN in seen.out
+    assert f"{SHOWN}-rank-1.json" in seen.err
+
+
+def test_a_pipe_among_the_records_is_left_out_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x-rank-1.json")
+    (tmp_path / "x-rank-0.json").write_bytes(msgspec.json.encode(dump(0, [], 1)))
+    jobs, left_out = read_jobs([tmp_path])
+    assert [job.name for job in jobs] == ["abcd"]
+    assert "no regular file" in left_out[0]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ known, and survives pickling. An error inherits the builtin that a caller would 
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 __all__ = [
     "AbortedError",
@@ -70,6 +71,18 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
 ]
+
+
+_CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Return a text so that it can be shown: a terminal would obey the control characters that others have put into it.
+
+    Newlines and tabs stay. Other control characters, those that turn the direction of writing, and halves of surrogate pairs become
+    ``\x1b`` and the like, and beyond ASCII ``\u009b``, which TOML and JSON have as well.
+    """
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0].isascii() else f"\\u{ord(found[0]):04x}", text)
 
 
 class ManyHandsError(Exception):
@@ -107,7 +120,7 @@ class ManyHandsError(Exception):
         self.sequence: int | None = sequence
 
     def __str__(self) -> str:
-        return self.message
+        return printable(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.message, dict(self.__dict__))

@@ -12,6 +12,7 @@ from manyhands.cli.console import columns, print_json
 from manyhands.config import json_schema, load
 from manyhands.config.plugins import get_plugin_manager
 from manyhands.config.sources import HIDDEN, REQUIRED, as_toml
+from manyhands.errors import printable
 
 __all__ = ["config_app"]
 
@@ -36,7 +37,10 @@ def show(
         if description.error is None:
             usable.append(description.plugin.name)
         else:
-            print(f"note: the table of {description.plugin.name!r} cannot be checked: {description.error}", file=sys.stderr)
+            print(
+                printable(f"note: the table of {description.plugin.name!r} cannot be checked: {description.error}"),
+                file=sys.stderr,
+            )
     rows = resolved.explain(backends=usable)
     if as_json:
         print_json(
@@ -46,7 +50,7 @@ def show(
             }
         )
         return
-    print(f"# file: {resolved.file or 'none'}\n")
+    print(printable(f"# file: {resolved.file or 'none'}\n"))
     incomplete = tuple(key.rpartition(".")[0] + "." for key, _, origin in rows if origin == REQUIRED)
     lines = [
         (_line(key, value, origin, key.startswith(incomplete)), _shown(origin, resolved.file)) for key, value, origin in rows
@@ -55,9 +59,9 @@ def show(
     width = max((len(line) for line, origin in lines if len(line) + len(origin) + 4 <= wide), default=0)
     for line, origin in lines:
         if max(width, len(line)) + len(origin) + 4 <= wide:
-            print(f"{line.ljust(width)}  # {origin}")
+            print(printable(f"{line.ljust(width)}  # {origin}"))
         else:
-            print(f"# {origin}:\n{line}")
+            print(printable(f"# {origin}:\n{line}"))
 
 
 def _line(key: str, value: object, origin: str, incomplete: bool) -> str:

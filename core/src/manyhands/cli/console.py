@@ -7,6 +7,8 @@ import shutil
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any, Final
 
+from manyhands.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,7 +27,7 @@ def columns() -> int:
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table to stdout as aligned columns; the widest are wrapped where the table is wider than a line may be."""
-    table = [[str(cell) for cell in row] for row in [headers, *rows]]
+    table = [[printable(str(cell)) for cell in row] for row in [headers, *rows]]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     # No word is broken: names, paths and numbers are there to be copied.
     least = [max((len(word) for cell in cells for word in cell.split()), default=0) for cells in zip(*table, strict=True)]
@@ -43,14 +45,14 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_text(text: str, first: str = "", rest: str = "  ") -> None:
     """Print text to stdout, wrapped; ``first`` stands before its first line, and ``rest`` before the others."""
-    for line in text.splitlines() or [""]:
+    for line in printable(text).splitlines() or [""]:
         print("\n".join(_wrapped(line, columns(), first, rest)))
         first = rest
 
 
 def print_command(command: str, first: str) -> None:
     """Print a command to stdout; where it is too long, its lines end so that a shell takes them for one."""
-    lines = _wrapped(command, columns() - 2, first, " " * (len(first) + 2))
+    lines = _wrapped(printable(command), columns() - 2, first, " " * (len(first) + 2))
     print(" \\\n".join(lines))
 
 

@@ -25,7 +25,7 @@ from manyhands.config.plugins.loading import IN_PROCESS, named
 from manyhands.config.selection import make_selector
 from manyhands.config.sources import find_file
 from manyhands.contract.backend import BackendSpec
-from manyhands.errors import ConfigError, ManyHandsError, PluginError
+from manyhands.errors import ConfigError, ManyHandsError, PluginError, printable
 
 __all__ = ["doctor"]
 
@@ -101,7 +101,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     print_text(f"compiled executor: {f'{without}; {_WITHOUT_NATIVE}' if without else 'yes'}", "", "  ")
     if without:
         print_command(install_command("pip install 'manyhands[native]'"), "  try: ")
-    print(f"config file: {config.file or 'none'}")
+    print(printable(f"config file: {config.file or 'none'}"))
     for line in config.error.splitlines() if config.error else ():
         print_text(line, "config error: ")
     print()
@@ -117,7 +117,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         print_text(f"programs take {config.backend}, as {config.origin} says")
         return
     where = " for ranks of one host" if apart != chosen else ""
-    print(f"auto takes {chosen or 'no backend'}{where}")
+    print(printable(f"auto takes {chosen or 'no backend'}{where}"))
     if apart != chosen:
         print_text(f"auto takes {apart or 'no backend'} for ranks of several hosts, or where {chosen} does not start")
     said = {finding.name for finding in findings if not finding.available}
@@ -277,7 +277,7 @@ def _about(finding: _Finding) -> str:
 
 def _print_diagnoses(diagnoses: dict[str, list[tuple[str, str]]]) -> None:
     for name, facts in diagnoses.items():
-        print(f"\n{name}:")
+        print(printable(f"\n{name}:"))
         width = max((len(what) for what, _ in facts), default=0)
         for what, value in facts:
             # Libraries may say why in several lines.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from manyhands.errors import UsageError
+from manyhands.errors import UsageError, printable
 from manyhands.explain.reading import Job, read_jobs
 from manyhands.explain.story import tell
 from manyhands.explain.timeline import how_exact, timeline
@@ -43,14 +43,13 @@ def explain(
     """
     jobs, left_out = read_jobs(paths)
     for each in left_out:
-        print(f"manyhands explain: left out {each}", file=sys.stderr)
+        print(printable(f"manyhands explain: left out {each}"), file=sys.stderr)
     chosen = _chosen(jobs, job)
-    print(tell(chosen), end="")
+    print(printable(tell(chosen)), end="")
     others = [each.name for each in jobs if each is not chosen]
     if others and job is None:
-        print(
-            f"there are files of {len(others)} older job{'s' if len(others) > 1 else ''} as well; see --job: {', '.join(others[:8])}"
-        )
+        names = printable(", ".join(others[:8]))
+        print(f"there are files of {len(others)} older job{'s' if len(others) > 1 else ''} as well; see --job: {names}")
     if trace is not None:
         text, count = timeline(chosen)
         try:

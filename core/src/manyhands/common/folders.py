@@ -1,10 +1,15 @@
-"""The folder in which this process works."""
+"""Folders: the one in which this process works, and those where others may write too."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 from pathlib import Path
 
-__all__ = ["here"]
+from manyhands.errors import UsageError
+
+__all__ = ["here", "read_regular", "write_new"]
 
 
 def here() -> Path:
@@ -13,3 +18,58 @@ def here() -> Path:
         return Path.cwd()
     except OSError:
         return Path()
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that its owner alone can read, whole or not at all, in a folder where others may write too.
+
+    It comes into being under a name that nobody can foretell, and is renamed. So a link that somebody has put there is replaced, and not
+    followed to a file of this user.
+
+    Raises
+    ------
+    OSError
+        It cannot be written: as when the folder keeps what others have put there under its name. What was there before is as it was.
+    """
+    unfinished = path.with_name(f"{path.name}.{os.urandom(8).hex()}.unfinished")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
+            file.write(data)
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Return what is in a file that others may have put there.
+
+    Parameters
+    ----------
+    path
+        The file, or a link to it.
+    most
+        The most bytes that it may have.
+
+    Raises
+    ------
+    UsageError
+        It is a pipe, a device or a folder, or larger.
+    OSError
+        It cannot be read.
+    """
+    # Without O_NONBLOCK, a pipe that nobody writes to would be waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError("it is no regular file, but a pipe, a device or a folder")
+        if status.st_size > most:
+            raise UsageError(f"it has {status.st_size:,} bytes, and may have {most:,}")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
+        return file.read(most)

@@ -6,7 +6,6 @@ nothing: the line of the program at which a call waits is that of the thread tha
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -23,6 +22,7 @@ import msgspec
 
 from manyhands.arrays.dtypes import dtype_name
 from manyhands.common.checks import UNREADABLE
+from manyhands.common.folders import write_new
 from manyhands.common.lines import OURS, PROGRAM, kind_of, line_of
 from manyhands.common.threads import Thread
 from manyhands.control.bystanders import current_frames
@@ -322,14 +322,15 @@ class Dumper:
             return None
 
     def _write(self, dump: Dump) -> None:
-        unfinished = self.path.with_suffix(f".{threading.get_ident()}.unfinished")
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            unfinished.write_bytes(msgspec.json.encode(dump))
-            unfinished.replace(self.path)
+            data = msgspec.json.encode(dump)
+            try:
+                write_new(self.path, data)
+            except (PermissionError, IsADirectoryError):  # somebody else has something of this name, in a folder like /tmp
+                self.path = self.path.with_name(f"{self.path.stem}-{os.urandom(8).hex()}.json")
+                write_new(self.path, data)
         except (OSError, MemoryError) as error:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
             _log.warning("manyhands: rank %d could not write its flight recorder to %s: %s", dump.rank, self.path, error)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from manyhands.common.folders import write_new
 from manyhands.control.credentials import Credentials
 from manyhands.control.forking import close_after_fork
 from manyhands.control.frames import FrameConnection
@@ -57,10 +58,7 @@ class Roll(msgspec.Struct, frozen=True):
 
     def write(self, folder: Path) -> None:
         """Put this where the ranks look for it."""
-        # Renamed into place, so that nobody reads half of it.
-        unfinished = folder / "roll.unfinished"
-        unfinished.write_bytes(msgspec.json.encode(self))
-        unfinished.replace(folder / "roll.json")
+        write_new(folder / "roll.json", msgspec.json.encode(self))
 
 
 class Door:

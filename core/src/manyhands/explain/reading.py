@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from manyhands.common.folders import read_regular
 from manyhands.control.dump import Dump, decode
 from manyhands.errors import UsageError
 
@@ -91,9 +92,7 @@ def _files(paths: Sequence[Path]) -> Iterable[Path]:
 
 def _read(path: Path) -> tuple[Dump | None, str]:
     try:
-        if path.stat().st_size > _LARGEST:
-            return None, "it is larger than 1 GiB"
-        dump = decode(path.read_bytes())
-    except (OSError, MemoryError) as error:
+        dump = decode(read_regular(path, _LARGEST))
+    except (OSError, MemoryError, UsageError) as error:
         return None, str(error)
     return dump, "it is none of this version of manyhands, or damaged"

@@ -1,4 +1,4 @@
 """Checkpoints of trees of arrays: written by many ranks, read by any number of them.
 
-``errors`` < ``safetensors``, ``metadata``, ``storage``, ``tiling``, ``host`` < ``ranks``, ``plan``, ``reading`` < ``save``, ``load`` < ``folder`` < ``saver``.
+``errors`` < ``documents``, ``storage``, ``tiling``, ``host`` < ``safetensors`` < ``metadata`` < ``ranks``, ``plan``, ``reading`` < ``save``, ``load`` < ``folder`` < ``saver``.
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyhands import Group
+from manyhands.errors import printable
 from manyhands_parallel.arrays import itemsize
 from manyhands_parallel.boxes import whole
 from manyhands_parallel.checkpoint import storage
@@ -100,10 +101,12 @@ class CheckpointInfo:
 
     def __str__(self) -> str:
         step = f", step {self.step}" if self.step is not None else ""
-        lines = [f"{self.path}{step}: {self.nbytes:,} bytes; ranks: {self.world_size}; files: {len(self.files)}"]
-        width = max(map(len, [*self.arrays, *self.values]), default=0)
-        lines += [f"  {name:{width}}  {array.dtype}{list(array.shape)}" for name, array in self.arrays.items()]
-        lines += [f"  {name:{width}}  {value!r}" for name, value in self.values.items()]
+        lines = [f"{printable(self.path)}{step}: {self.nbytes:,} bytes; ranks: {self.world_size}; files: {len(self.files)}"]
+        leaves = {name: f"{array.dtype}{list(array.shape)}" for name, array in self.arrays.items()}
+        leaves |= {name: repr(value) for name, value in self.values.items()}
+        rows = {printable(name).replace("\n", "\\n"): text for name, text in leaves.items()}  # a line each
+        width = max(map(len, rows), default=0)
+        lines += [f"  {name:{width}}  {text}" for name, text in rows.items()]
         return "\n".join(lines)
 
 
@@ -179,7 +182,7 @@ def newest(path: Path) -> Saved | None:
 
 def remove_old(path: Path, keep: int | None) -> None:
     """Remove from the folder of an `AsyncSaver` all checkpoints but the last ``keep``, and what killed saves have left."""
-    ours = {folder for folder in _folders(path) if folder.name.isdecimal()}
+    ours = {folder for folder in _folders(path) if folder.name.isdecimal() and not folder.is_symlink()}
     complete = [saved for saved in _complete(path) if Path(saved.path) in ours]
     complete.sort(key=lambda saved: saved.time)
     old = {Path(saved.path) for saved in complete[: -keep if keep else 0]}
@@ -199,14 +202,13 @@ def _complete(path: Path) -> list[Saved]:
     """Return the checkpoints of which all files are there."""
     found = []
     for folder in _folders(path):
-        data = storage.read_metadata(folder)
-        if data is None:
-            continue
         try:
+            data = storage.read_metadata(folder)
+            if data is None:
+                continue
             stamp = parse(data, str(folder / storage.METADATA), Stamp)
         except CheckpointError:
             continue
-        files = {folder / name: nbytes for name, nbytes in stamp.files.items()}
-        if all(file.is_file() and file.stat().st_size == nbytes for file, nbytes in files.items()):
+        if all(storage.length_of(folder / name) == nbytes for name, nbytes in stamp.files.items()):
             found.append(Saved(str(folder), stamp.step, stamp.time))
     return found

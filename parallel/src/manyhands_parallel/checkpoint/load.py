@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from manyhands import Group
-from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UsageError
+from manyhands.errors import DTypeError, LayoutError, OutOfMemoryError, SizeMismatchError, UsageError
 from manyhands_parallel.arrays import Array, assignable, dtype_of, oddity, readable, shape_of, write
 from manyhands_parallel.arrays import like as as_in_library
 from manyhands_parallel.boxes import Box, whole
@@ -35,6 +36,8 @@ from manyhands_parallel.sharded_arrays import Distributed, PerRank, ShardedArray
 from manyhands_parallel.trees import flatten, rebuild
 
 __all__ = ["LoadReport", "load", "read_metadata"]
+
+_RANK = re.compile("0|[1-9][0-9]{0,18}")
 
 
 @dataclass
@@ -109,7 +112,10 @@ def load(
     CheckpointCorruptError
         A file is not as it was written. If a checksum says so, ``like`` is partly overwritten; load another checkpoint.
     CheckpointFormatError
-        It is no checkpoint of manyhands, or of a newer version, or a file belongs to another save.
+        It is no checkpoint of manyhands, or of a newer version, or a file belongs to another save, or is a link, a pipe or the like. Or its
+        metadata are none that `save` writes, whatever their checksum: no array is returned of which an element did not come from a file.
+    OutOfMemoryError
+        There is no memory for an array. If it is of ``like``, there is no memory for its copy.
     SizeMismatchError, DTypeError
         A leaf has another shape or dtype than ``like``.
     LayoutError
@@ -125,15 +131,12 @@ def load(
     folder = Path(path)
     report = LoadReport() if report is None else report
     data = _meet(folder, ranks)
-    metadata: Metadata | None = None
     task: _Task | None = None
     failure, mine = None, None
     tree = None
     try:
         metadata = _of_file(folder) if data is None else parse(data, str(folder / storage.METADATA), Metadata)
-        task = _Task.of(metadata, like, strict, ranks)
-        for name in {want.chunk.file for want in task.wants}:
-            _open(folder, metadata, name).close()
+        task = _Task.of(folder, metadata, like, strict, ranks)
     except Exception as error:  # noqa: BLE001 - it is raised on all ranks
         failure, mine = ranks.failure(error), error
     offers = ranks.all_gather({"failure": failure, "path": os.fspath(path), "nbytes": task.nbytes if task else 0})
@@ -142,10 +145,9 @@ def load(
     if len(set(paths)) > 1:
         raise UsageError(f"all ranks must load from one path, and they gave {paths}", rank=ranks.rank)
     assert task is not None
-    assert metadata is not None
     try:
         with progress_bar("loading", task.nbytes, progress, ranks.rank) as advance:
-            report.bytes_read = task.read(folder, metadata, verify, advance)
+            report.bytes_read = task.read(verify, advance)
         tree = task.finish()
         report.kept, report.unused = task.kept, task.unused
     except Exception as error:  # noqa: BLE001 - it is raised on all ranks
@@ -204,9 +206,10 @@ def _meet(folder: Path, ranks: Ranks) -> bytes | None:
 def _of_file(path: Path) -> Metadata:
     """Return what the header of a safetensors file says."""
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            begin, tensors = safetensors.read_header(file, status.st_size, str(path))
+        descriptor, nbytes = storage.open_file(path, follow=True)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
+            time = os.fstat(descriptor).st_mtime
+            begin, tensors = safetensors.read_header(file, nbytes, str(path))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}", file=str(path)) from error
     arrays = {
@@ -218,7 +221,7 @@ def _of_file(path: Path) -> Metadata:
         )
         for tensor in tensors
     }
-    return Metadata("", status.st_mtime, None, {path.name: status.st_size}, 1, BLOCK_BYTES, None, arrays, {})
+    return Metadata("", time, None, {path.name: nbytes}, 1, BLOCK_BYTES, None, arrays, {})
 
 
 def _open(folder: Path, metadata: Metadata, name: str) -> File:
@@ -232,24 +235,30 @@ class _Task:
 
     Attributes
     ----------
+    folder, metadata
+        The checkpoint.
+    finish
+        Returns the tree, when all is read.
     wants
         What is to be read, and where to.
     nbytes
         The bytes of that.
-    finish
-        Returns the tree, when all is read.
     """
 
-    finish: Callable[[], Any]
+    folder: Path
+    metadata: Metadata
+    finish: Callable[[], Any] = lambda: None
     wants: list[Want] = field(default_factory=list)
     kept: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    _found: set[str] = field(default_factory=set)
+    """The files that are there, and as long as they should be."""
 
     @classmethod
-    def of(cls, metadata: Metadata, template: Any, strict: bool, ranks: Ranks) -> _Task:
+    def of(cls, folder: Path, metadata: Metadata, template: Any, strict: bool, ranks: Ranks) -> _Task:
         """Compare a tree with what a checkpoint holds."""
         if template is None:
-            return cls._of_all(metadata)
+            return cls._of_all(folder, metadata)
         given, spec = flatten(template, is_leaf=_is_open)
         stored: dict[str, StoredArray | StoredValue] = {**metadata.arrays, **metadata.values}
         leaves: dict[str, Any] = {}
@@ -269,7 +278,7 @@ class _Task:
                 leaves[full] = each
                 if _is_open(each):
                     opened[full] = whole_path
-        task = cls(lambda: None)
+        task = cls(folder, metadata)
         taken = {
             name: {
                 other: each for other, each in stored.items() if len(each.path) > len(path) and each.path[: len(path)] == path
@@ -317,9 +326,9 @@ class _Task:
         return task
 
     @classmethod
-    def _of_all(cls, metadata: Metadata) -> _Task:
+    def _of_all(cls, folder: Path, metadata: Metadata) -> _Task:
         """Take all, whole, in nested dicts."""
-        task = cls(lambda: None)
+        task = cls(folder, metadata)
         task.finish = task._nested({**metadata.arrays, **metadata.values}, 0)
         return task
 
@@ -330,8 +339,7 @@ class _Task:
         passing: dict[str, Bits] = {}
         for name, stored in leaves.items():
             if isinstance(stored, StoredArray):
-                passing[name] = empty(stored.shape, stored.dtype)
-                self._want(name, stored, whole(stored.shape), passing[name])
+                passing[name] = self._want(name, stored, whole(stored.shape))
 
         def finish() -> Any:
             root: dict[Any, Any] = {(): {}}
@@ -354,14 +362,14 @@ class _Task:
         """The bytes that are read."""
         return sum(want.target.nbytes for want in self.wants)
 
-    def read(self, folder: Path, metadata: Metadata, verify: bool, advance: Callable[[int], object]) -> int:
+    def read(self, verify: bool, advance: Callable[[int], object]) -> int:
         """Read all that is wanted; return how many bytes that were."""
         by_file: dict[str, list[Want]] = {}
         for want in self.wants:
             by_file.setdefault(want.chunk.file, []).append(want)
         count = 0
         for name, wants in by_file.items():
-            with _open(folder, metadata, name) as file:
+            with _open(self.folder, self.metadata, name) as file:
                 file.read(wants, verify, advance)
                 count += file.bytes_read
         return count
@@ -397,8 +405,7 @@ class _Task:
         if bits is not None:
             self._want(name, stored, box, bits)
             return lambda: array
-        passing = empty(box.shape, stored.dtype)
-        self._want(name, stored, box, passing)
+        passing = self._want(name, stored, box)
 
         def finish() -> Array:
             found = new_array(passing, stored.dtype, own)
@@ -409,12 +416,23 @@ class _Task:
 
         return finish
 
-    def _want(self, name: str, stored: StoredArray, box: Box, target: Bits) -> None:
-        for chunk in stored.chunks:
-            common = chunk.box.intersection(box)
-            if common is not None:
-                part = cut(target, common.within(box))
-                self.wants.append(Want(name, chunk, common.within(chunk.box), part))
+    def _want(self, name: str, stored: StoredArray, box: Box, target: Bits | None = None) -> Bits:
+        """Let a box be read into memory, by default new one, which is returned."""
+        parts = [(chunk, common) for chunk in stored.chunks if (common := chunk.box.intersection(box)) is not None]
+        # Before there is any memory for what they hold: they are as long as all the arrays that they should have.
+        for file in {chunk.file for chunk, _ in parts} - self._found:
+            _open(self.folder, self.metadata, file).close()
+            self._found.add(file)
+        if target is None:
+            try:
+                target = empty(box.shape, stored.dtype)
+            except MemoryError as error:
+                raise OutOfMemoryError(
+                    f"leaf {name!r}: there is no memory for its shape {box.shape} of {stored.dtype}"
+                ) from error
+        for chunk, common in parts:
+            self.wants.append(Want(name, chunk, common.within(chunk.box), cut(target, common.within(box))))
+        return target
 
 
 def _of_others(name: str, leaf: PerRank, stored: Mapping[str, Any], saved: int, ranks: Ranks, strict: bool) -> set[str]:
@@ -430,8 +448,12 @@ def _of_others(name: str, leaf: PerRank, stored: Mapping[str, Any], saved: int, 
             f"leaf {name!r}: {leaf!r} is what each rank has for itself; {saved} ranks have saved it, and {ranks.count} load it. Load it on {saved} "
             "ranks; with strict=False, ranks without one keep what they have; and without like= a load returns those of all ranks"
         )
-    prefixes = tuple(own_name(name, rank, "") for rank in range(saved) if rank != ranks.rank)
-    return {each for each in stored if any(each == prefix or each.startswith(prefix + ".") for prefix in prefixes)}
+    found, start = set(), len(own_name(name, 0, "")) - 1
+    for each in stored:
+        number = each[start:].partition(".")[0]
+        if _RANK.fullmatch(number) and each.startswith(own_name(name, int(number), "")):
+            found |= {each} if int(number) < saved and int(number) != ranks.rank else set()
+    return found
 
 
 def _compare(stored: StoredArray, shape: tuple[int, ...], dtype: str) -> None:

@@ -250,8 +250,8 @@ def _keys(path: tuple[Any, ...]) -> tuple[int | str, ...]:
 def _prepare(folder: Path) -> None:
     """Make a folder ready: what killed saves have left is removed, and what is there is ours."""
     storage.make_folder(folder)
-    data = storage.read_metadata(folder)
     try:
+        data = storage.read_metadata(folder)
         kept = parse(data, str(folder / storage.METADATA), Stamp).files if data is not None else {}
     except CheckpointCorruptError:
         return  # which files it meant is not known; they go once there is a new one

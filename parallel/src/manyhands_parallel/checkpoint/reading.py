@@ -24,6 +24,7 @@ from manyhands_parallel.checkpoint.errors import (
 from manyhands_parallel.checkpoint.host import Bits
 from manyhands_parallel.checkpoint.metadata import Chunk
 from manyhands_parallel.checkpoint.safetensors import prefix
+from manyhands_parallel.checkpoint.storage import open_file
 
 __all__ = ["File", "Want"]
 
@@ -116,7 +117,7 @@ class File:
     CheckpointCorruptError
         It has another length.
     CheckpointFormatError
-        It is of another save.
+        It is of another save, or no regular file.
     """
 
     def __init__(self, path: Path, nbytes: int, save: str | None, block_bytes: int) -> None:
@@ -125,13 +126,15 @@ class File:
         self._mapped: mmap.mmap | None = None
         self.bytes_read: int = 0
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Of a safetensors file, the path is the user's, who may have made it a link.
+            self._descriptor, found = open_file(path, follow=save is None)
+        except CheckpointError:
+            raise
         except FileNotFoundError as error:
             raise CheckpointMissingError(f"{path} is missing, and the checkpoint needs it", file=self._path) from error
         except OSError as error:
             raise CheckpointError(f"{path} cannot be opened: {error}", file=self._path) from error
         try:
-            found = os.fstat(self._descriptor).st_size
             if found != nbytes:
                 raise CheckpointCorruptError(f"{path} has {found} bytes, and had {nbytes} when it was saved", file=self._path)
             if save is not None:

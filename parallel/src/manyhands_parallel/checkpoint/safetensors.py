@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
 from manyhands.errors import DTypeError
 from manyhands_parallel.arrays import itemsize
+from manyhands_parallel.checkpoint.documents import Count, Extents, decode
 from manyhands_parallel.checkpoint.errors import CheckpointCorruptError, CheckpointFormatError
 
-__all__ = ["Tensor", "check_dtype", "header", "prefix", "read_header"]
+__all__ = ["Tensor", "check_dtype", "header", "nbytes_of", "prefix", "read_header"]
 
 _CODES = {
     "bool": "BOOL",
@@ -37,6 +38,8 @@ _IN_DISGUISE: dict[str, tuple[str, tuple[int, ...]]] = {
 }
 """Dtypes that the format lacks: the one that stands for them, and the axes that it adds. The checkpoint's metadata has the true one."""
 _NAMES = {code: name for name, code in _CODES.items()}
+_NONE: Final = "is no safetensors file"
+_WIDTHS = {"bfloat16": 2, **{name: 1 for name in (*_CODES, *_IN_DISGUISE) if name.startswith("float8_")}}
 _ALIGNMENT = 8
 _LARGEST_HEADER = 100_000_000
 """As in the package: what is larger is no safetensors file."""
@@ -64,6 +67,32 @@ def check_dtype(dtype: str) -> None:
     if dtype not in _CODES and dtype not in _IN_DISGUISE:
         hint = "; convert it with x.astype(x.dtype.newbyteorder('='))" if dtype[:1] == ">" else ""
         raise DTypeError(f"a checkpoint cannot hold dtype {dtype}{hint}: it holds {', '.join([*_CODES, *_IN_DISGUISE])}")
+
+
+def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of an array that a file may say it has.
+
+    Raises
+    ------
+    DTypeError
+        A checkpoint cannot hold this dtype.
+    ValueError
+        There can be no such array in memory: its axes without those of length 0 have more bytes than an address can tell.
+    """
+    check_dtype(dtype)
+    # What a file holds can be told where ml_dtypes is not installed.
+    each = _WIDTHS.get(dtype) or itemsize(dtype)
+    if math.prod(extent or 1 for extent in shape) * each >= 2**63:
+        raise ValueError(f"no memory can hold an array of {dtype} with shape {tuple(shape)}")
+    return math.prod(shape) * each
+
+
+class _Entry(msgspec.Struct):
+    """What a header says of an array."""
+
+    dtype: str
+    shape: Extents
+    data_offsets: tuple[Count, Count]
 
 
 def prefix(identity: str) -> bytes:
@@ -103,36 +132,48 @@ def read_header(file: BinaryIO, nbytes: int, name: str) -> tuple[int, list[Tenso
     Raises
     ------
     CheckpointFormatError
-        It is no such file, or has a dtype that this does not know.
+        It is no such file, or has a dtype that this does not know, or its arrays do not fill it: they overlap, or leave bytes out.
     CheckpointCorruptError
         It is shorter than its header says.
     OSError
         It cannot be read.
     """
-    (length,) = struct.unpack("<Q", file.read(8)) if nbytes >= 8 else (0,)
+    (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
     if not 0 < length <= min(_LARGEST_HEADER, nbytes - 8):
-        raise CheckpointFormatError(
-            f"{name} is no safetensors file: of {nbytes} bytes its header would have {length}", file=name
-        )
+        raise CheckpointFormatError(f"{name} {_NONE}: of {nbytes} bytes its header would have {length}", file=name)
+    found = decode(file.read(length), dict[str, Any], name, _NONE)
+    found.pop("__metadata__", None)
     try:
-        entries = msgspec.json.decode(file.read(length), type=dict[str, Any])
-        entries.pop("__metadata__", None)
-        tensors = [
-            Tensor(key, _NAMES[entry["dtype"]], tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
-            for key, entry in entries.items()
-        ]
-    except KeyError as error:
-        raise CheckpointFormatError(f"{name} has an array without {error}, or of this dtype", file=name) from error
-    except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise CheckpointFormatError(f"{name} is no safetensors file: {error}", file=name) from error
-    for tensor in tensors:
-        if min(tensor.start, *tensor.shape, 0) < 0 or tensor.stop - tensor.start != math.prod(tensor.shape) * itemsize(
-            tensor.dtype
-        ):
+        entries = msgspec.convert(found, dict[str, _Entry])
+    except msgspec.ValidationError as error:
+        raise CheckpointFormatError(f"{name} {_NONE}: {error}", file=name) from error
+    tensors = [_tensor(key, entry, name) for key, entry in entries.items()]
+    end, last = 0, ""
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.start, tensor.stop)):
+        if tensor.start != end:
+            how = "overlap" if tensor.start < end else "leave bytes out between them"
             raise CheckpointFormatError(
-                f"{name} is no safetensors file: {tensor.name!r} has a wrong number of bytes", file=name
+                f"{name} {_NONE}: {tensor.name!r} begins at byte {tensor.start} of the data, and {last or 'the data'!r} "
+                f"{'ends' if last else 'begins'} at byte {end}, so that they {how}",
+                file=name,
             )
-    missing = 8 + length + max([tensor.stop for tensor in tensors], default=0) - nbytes
+        end, last = tensor.stop, tensor.name
+    missing = 8 + length + end - nbytes
     if missing > 0:
         raise CheckpointCorruptError(f"{name} is truncated: {missing} bytes are missing at its end", file=name)
+    if missing < 0:
+        raise CheckpointFormatError(f"{name} {_NONE}: there are {-missing} bytes behind its last array", file=name)
     return 8 + int(length), tensors
+
+
+def _tensor(key: str, entry: _Entry, file: str) -> Tensor:
+    start, stop = entry.data_offsets
+    try:
+        if entry.dtype not in _NAMES:
+            raise ValueError(f"it has dtype {entry.dtype!r}, and manyhands reads {', '.join(_NAMES)}")
+        nbytes = nbytes_of(_NAMES[entry.dtype], entry.shape)
+        if stop - start != nbytes:
+            raise ValueError(f"its shape {entry.shape} takes {nbytes} bytes, and it has bytes {start} to {stop}")
+    except ValueError as error:
+        raise CheckpointFormatError(f"{file} {_NONE} that can be read here: {key!r}: {error}", file=file, leaf=key) from error
+    return Tensor(key, _NAMES[entry.dtype], entry.shape, start, stop)

@@ -1,6 +1,7 @@
 """Files: each step that a crash may come between, on its own.
 
-What must survive a crash of the computer is synchronised before what refers to it. All else of this package reaches files through here.
+What must survive a crash of the computer is synchronised before what refers to it. All else of this package reaches files through here. The
+files of a checkpoint are regular ones: a link in its folder may lead anywhere, and a pipe is waited for.
 """
 
 from __future__ import annotations
@@ -8,15 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from manyhands_parallel.checkpoint.errors import CheckpointFormatError
+
 __all__ = [
+    "DATA_FILE",
+    "LARGEST_METADATA",
     "METADATA",
     "commit",
     "data_file",
     "is_data_file",
+    "length_of",
     "make_folder",
+    "open_file",
     "read_metadata",
     "remove",
     "remove_checkpoint",
@@ -27,7 +35,10 @@ __all__ = [
 
 METADATA = "metadata.json"
 _TEMPORARY = METADATA + ".tmp"
-_DATA_FILE = re.compile(r"data-[0-9a-f]{16}-\d+\.safetensors")
+LARGEST_METADATA = 256 << 20
+"""The most bytes of it: the checksums of 32 TiB."""
+DATA_FILE = r"\Adata-([0-9a-f]{16})-[0-9]{1,9}\.safetensors\Z"
+"""The names that `data_file` gives."""
 _SLICE_BYTES = 8 << 20
 """How much is written at once: enough for the speed of the disk, and little enough that progress is seen."""
 
@@ -39,7 +50,7 @@ def data_file(save: str, rank: int) -> str:
 
 def is_data_file(name: str) -> bool:
     """Tell whether a name is one that `data_file` gives."""
-    return _DATA_FILE.fullmatch(name) is not None
+    return re.match(DATA_FILE, name) is not None
 
 
 def make_folder(path: Path) -> None:
@@ -53,12 +64,68 @@ def make_folder(path: Path) -> None:
         raise NotADirectoryError(f"{path} is a file; a checkpoint is a folder")
 
 
-def read_metadata(path: Path) -> bytes | None:
-    """Return the content of ``metadata.json``; None where there is none."""
+def open_file(path: Path, *, follow: bool = False) -> tuple[int, int]:
+    """Open a regular file to read it, and return its descriptor and its length; a link to one only with ``follow``.
+
+    Raises
+    ------
+    CheckpointFormatError
+        It is none: a link, a folder, a pipe or a device.
+    OSError
+        It cannot be opened.
+    """
+    # Without O_NONBLOCK, a pipe that nobody writes to would be waited for.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
-        return (path / METADATA).read_bytes()
+        descriptor = os.open(path, flags)
+    except OSError:
+        if not follow and path.is_symlink():
+            raise _irregular(path, "a link, which may lead out of the folder") from None
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise _irregular(path, "a folder, a pipe or a device")
+    return descriptor, status.st_size
+
+
+def _irregular(path: Path, what: str) -> CheckpointFormatError:
+    return CheckpointFormatError(
+        f"{path} is {what}, and a checkpoint has regular files alone: put the file itself there", file=str(path)
+    )
+
+
+def length_of(path: Path) -> int | None:
+    """Return the length of a regular file; None where there is none."""
+    try:
+        status = os.lstat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def read_metadata(path: Path) -> bytes | None:
+    """Return the content of ``metadata.json``; None where there is none.
+
+    Raises
+    ------
+    CheckpointFormatError
+        It is no regular file, or larger than any that a save writes.
+    OSError
+        It cannot be read.
+    """
+    try:
+        descriptor, nbytes = open_file(path / METADATA)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
+        if nbytes > LARGEST_METADATA:
+            name = str(path / METADATA)
+            raise CheckpointFormatError(
+                f"{name} is no metadata of a manyhands checkpoint: it has {nbytes:,} bytes, and these at most {LARGEST_METADATA:,}",
+                file=name,
+            )
+        return file.read(nbytes)
 
 
 def write_file(path: Path, parts: Iterable[memoryview | bytes], advance: Callable[[int], object]) -> None:
