@@ -42,6 +42,7 @@ class End:
         """What was sent here and not yet read; None is the end."""
         self.frames: Frames | None = None
         self.is_open = True
+        self.certificate = ""
         process.ends.append(self)
 
     def getsockname(self) -> Address:

@@ -23,11 +23,12 @@ from test_wire_tampering import LINK, PROGRAM
 from worlds import free_port, on_threads
 
 import manyhands as mh
-from manyhands.cli.certs import made
+from manyhands.cli.certs import made, new_authority
 from manyhands.cli.main import main
 from manyhands.config.resolve import Resolved
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
+from manyhands.control import tls as tls_
 from manyhands.control.credentials import Credentials
 from manyhands.control.handshake import CLIENT_BYTES, GREETING_BYTES, KNOCK_BYTES, REPLY_BYTES
 from manyhands.control.loop import Loop
@@ -176,8 +177,9 @@ def test_ranks_of_which_one_does_not_encrypt_do_not_meet(folder: Path, which: in
     assert "set security.tls on all ranks or on none" in str(first)
 
 
-def test_a_certificate_that_has_run_out_is_refused(tmp_path: Path) -> None:
-    files = made(["manyhands"], dt.timedelta(seconds=-1))["manyhands"]
+def test_a_certificate_that_has_run_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_, "_shown", lambda *_: {})  # it ran out later
+    files = made({"all": []}, dt.timedelta(seconds=-1), new_authority(dt.timedelta(days=1)))["all"]
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     _, first = meeting([tmp_path, tmp_path], timeout_s=3)
@@ -301,7 +303,7 @@ with group.shrink() as rest:
 
 
 def test_survivors_meet_again_over_encrypted_connections(nursery: Nursery, folder: Path) -> None:
-    with nursery.ranks(GO_ON, 4, MANYHANDS_SECURITY__TLS=str(folder / "job")) as ranks:
+    with nursery.ranks(GO_ON, 4, MANYHANDS_SECURITY__TLS=str(folder / "hosts" / "node1")) as ranks:
         ranks.start().await_facts("ready")
         ranks.signal(0, signal.SIGKILL)
         ranks.wait()

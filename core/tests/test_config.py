@@ -99,6 +99,7 @@ def test_each_source_goes_before_the_next_and_is_remembered(read: Load, tmp_path
         "recorder.calls": "default",
         "security.checksum": "default",
         "security.tls": "default",
+        "security.tls_names": "default",
         "backends.alpha.interface": "MANYHANDS_BACKENDS__ALPHA__INTERFACE",
         "backends.alpha.mode": str(file),
         "backends.alpha.token": "default",

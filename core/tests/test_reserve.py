@@ -46,20 +46,22 @@ FIRST = Verdict("lost", "rank 3 was lost", 3)
 class Company:
     """A reserve on rank 1, and the other ends of its connections; of ranks that have come."""
 
-    def __init__(self, come: int = SIZE) -> None:
+    def __init__(self, come: int = SIZE, certificates: tuple[str, ...] = ()) -> None:
         self.loop = Loop("test", lambda error: pytest.fail(str(error)))
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setblocking(False)
-        self.reserve = Reserve(self.loop, listening, Credentials(b"key"), 1, SIZE, store=0, liveness=Liveness())
+        credentials = Credentials(b"key", certificates=certificates)
+        self.reserve = Reserve(self.loop, listening, credentials, 1, SIZE, store=0, liveness=Liveness())
         self.ends: list[socket.socket] = []
         self.seals = [Seal(bytes(32)) for _ in range(SIZE)]
         for rank in range(come):
             self.come(rank)
         until(lambda: len(self.reserve._seats) == come)
 
-    def come(self, rank: int, *and_say: FromRank) -> None:
+    def come(self, rank: int, *and_say: FromRank, certificate: str = "") -> None:
         end, its = socket.socketpair()
         its = ProvenSocket.over(its, (Seal(b"out".ljust(32)), Seal(bytes(32))))
+        its.certificate = certificate
         end.settimeout(PATIENCE_S)
         self.ends.append(end)
         for message in (Join(rank, SIZE, "tcp", "", "1", "little", "host", 100 + rank), *and_say):
@@ -293,3 +295,18 @@ def test_who_gives_up_does_not_name_a_rank_whose_word_is_on_its_way(monkeypatch:
         told.append(company.hear(2))
     assert told[-1].problem is None
     company.close()
+
+
+def test_a_rank_comes_with_the_certificate_of_the_beginning_alone() -> None:
+    company = Company(0, ("DNS:a", "DNS:b", "DNS:c", ""))
+    try:
+        for certificate in ("DNS:b", ""):
+            company.come(0, certificate=certificate)
+            with company.ends.pop() as refused:
+                assert refused.recv(1) == b""
+            company.seals[0] = Seal(bytes(32))
+        for rank, certificate in enumerate(("DNS:a", "DNS:b", "DNS:c", "")):
+            company.come(rank, certificate=certificate)
+        until(lambda: len(company.reserve._seats) == SIZE)
+    finally:
+        company.close()

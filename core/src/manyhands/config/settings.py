@@ -143,6 +143,12 @@ class SecuritySettings:
             "description": "A folder with ca.crt, tls.crt and tls.key, as `manyhands certs` makes it: connections between ranks are encrypted (TLS 1.3), and ranks without a certificate of that authority refused; so are backends that cannot. A relative path is taken from the working directory."
         },
     )
+    tls_names: Literal["host", "any"] = field(
+        default="host",
+        metadata={
+            "description": "Which names a certificate must have: those of the host that is dialled and, later, those with which the rank has come; or any."
+        },
+    )
 
 
 @dataclass(frozen=True)

@@ -372,6 +372,26 @@ class Bootstrap(ABC):
             The deadline passed.
         """
 
+    def is_from(self, sock: socket.socket, peer: int) -> bool:
+        """Return whether a connection that ``accept`` got may be from the rank that its hello names, which its certificate then tells.
+
+        A backend asks this before it takes the connection for that rank's, and closes the connection if not. It does not block. Without
+        ``security.tls`` there is nothing to compare.
+
+        Parameters
+        ----------
+        sock
+            The connection.
+        peer
+            The rank, from 0 to ``world_size`` - 1.
+
+        Returns
+        -------
+        bool
+            False if its certificate has other names than the one with which that rank has come to the job. A warning is logged then.
+        """
+        return True
+
     def seals(self, sock: socket.socket) -> tuple[Seal, Seal] | None:
         """Return what seals the messages of a connection, where ``security.checksum`` asks for it.
 

@@ -221,8 +221,9 @@ class Control(ABC):
                 rank=self.rank,
                 peer=0,
             )
-        if not len(self._welcome.hosts) == len(self._welcome.places) == self.world_size:
-            told = f"{len(self._welcome.hosts)} hosts and {len(self._welcome.places)} places"
+        hosts, places, certificates = self._welcome.hosts, self._welcome.places, self._welcome.certificates
+        if not len(hosts) == len(places) == len(certificates or hosts) == self.world_size:
+            told = f"{len(hosts)} hosts, {len(places)} places and {len(certificates)} certificates"
             text = f"the store told rank {self.rank} of the {told} of {self.world_size} ranks"
             raise self.report(Report("protocol", text, 0))
         return self._welcome

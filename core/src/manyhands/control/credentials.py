@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import math
 import string
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from manyhands.control.proven import ProvenSocket
 from manyhands.errors import AuthenticationError
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ _JUDGED = 256
 _ROUNDS = 100_000
 """Of PBKDF2 (RFC 8018). They cost a rank some 50 ms, and whoever guesses as much for each guess."""
 
+_log = logging.getLogger("manyhands.security")
+
 
 class Credentials(NamedTuple):
     """What shows that a process belongs to a job.
@@ -46,12 +51,18 @@ class Credentials(NamedTuple):
         The name of the run, for messages; empty if it has none.
     weakness
         Why anybody could join, in words that follow "listening"; empty for a secret that nobody can guess, and for none.
+    certificates
+        For each rank of the job the names in its certificate; empty if nothing is to be compared.
+    expected
+        The names in the certificate of the listener that is dialled. If None, the certificate must name the host that is dialled.
     """
 
     secret: bytes
     tls: Tls | None = None
     run: str = ""
     weakness: str = ""
+    certificates: tuple[str, ...] = ()
+    expected: str | None = None
 
     @classmethod
     def of_text(cls, text: bytes, tls: Tls | None = None) -> Credentials:
@@ -106,19 +117,37 @@ class Credentials(NamedTuple):
         secret = hmac.digest(self.secret, b"run " + run.encode(), hashlib.sha256)
         return self._replace(secret=secret, run=run, weakness=self._hole)
 
-    def of_job(self, nonce: bytes) -> Credentials:
-        """Return those of one job of many with the same secret: the one whose store has drawn these bytes."""
-        return self._replace(secret=hmac.digest(self.secret, nonce, hashlib.sha256), weakness=self._hole)
+    def of_job(self, nonce: bytes, certificates: Sequence[str] = ()) -> Credentials:
+        """Return those of one job of many with the same secret: the one whose store has drawn these bytes, and taken ranks with such certificates."""
+        secret = hmac.digest(self.secret, nonce, hashlib.sha256)
+        return self._replace(secret=secret, weakness=self._hole, certificates=tuple(certificates), expected=None)
 
-    def towards(self, whom: str) -> Credentials:
+    def towards(self, whom: str, rank: int | None = None) -> Credentials:
         """Return those of connections to one listener of the job: nobody on the path can lead a connection to another one.
 
         Parameters
         ----------
         whom
             The listener: which rank it is, and for what it listens. Both ends say the same.
+        rank
+            Which rank of the job it is, where it is dialled.
         """
-        return self._replace(secret=hmac.digest(self.secret, b"towards " + whom.encode(), hashlib.sha256))
+        secret = hmac.digest(self.secret, b"towards " + whom.encode(), hashlib.sha256)
+        return self._replace(
+            secret=secret, expected=self.certificates[rank] if self.certificates and rank is not None else None
+        )
+
+    def is_from(self, sock: ProvenSocket, rank: int) -> bool:
+        """Return whether a connection that came may be a rank's: its certificate has the names with which the rank has come to the job."""
+        if not self.certificates or sock.certificate == self.certificates[rank]:
+            return True
+        _log.warning(
+            "manyhands: a connection says that it is rank %d's, whose certificate names %s, and shows one that names %s: it was refused",
+            rank,
+            self.certificates[rank] or "no host",
+            sock.certificate or "no host",
+        )
+        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -71,8 +71,7 @@ _INQUEST_S = 0.4
 _SUSPICION_S = 0.5
 _AGREEMENT_S = 0.25
 """How long the store waits for its successor before it tells the others the first cause."""
-_MAX_NAMED = 4
-"""How many processes that were refused an error names, at most."""
+_MAX_NAMED = 4  # processes that were refused, in one error
 _NOWHERE = -2
 """The number of no call: whoever is asked for it tells what it did last. Where ranks meet is -1."""
 _ORDER = "every rank must make the same calls, in the same order"
@@ -182,9 +181,10 @@ class Membership:
             return self.verdict
         self.members[message.rank] = message
         if self.complete:
-            names = [self.members[rank].host for rank in range(self.world_size)]
-            places = [self.members[rank].place for rank in range(self.world_size)]
-            self._tell_all(Welcome(self._key, [names.index(name) for name in names], places))
+            ranks = [self.members[rank] for rank in range(self.world_size)]
+            names, places, certificates = zip(*((rank.host, rank.place, rank.certificate) for rank in ranks), strict=True)
+            hosts = [names.index(name) for name in names]
+            self._tell_all(Welcome(self._key, hosts, [*places], [*certificates] if any(certificates) else []))
             self._appoint()
         return None
 

@@ -207,7 +207,7 @@ def dial(
         sock.close()
         raise
     proven = ProvenSocket.over(sock, handshake.seals)
-    encrypting = _encrypting(credentials, proven, False, handshake.said)
+    encrypting = _encrypting(credentials, proven, False, handshake.said, address[0])
     return proven if encrypting is None else _encrypt(encrypting, where, deadline, cancelled)
 
 
@@ -220,14 +220,16 @@ def _magics(credentials: Credentials) -> tuple[bytes, bytes]:
     return (MAGIC, MAGIC_BEFORE_TLS) if credentials.tls is None else (MAGIC_BEFORE_TLS, MAGIC)
 
 
-def _encrypting(credentials: Credentials, sock: ProvenSocket, is_server: bool, said: bytes) -> TlsHandshake | None:
+def _encrypting(
+    credentials: Credentials, sock: ProvenSocket, is_server: bool, said: bytes, host: str = ""
+) -> TlsHandshake | None:
     """Return the handshake of TLS, which takes the socket over, where the job wants it; the socket is closed if that fails."""
     if credentials.tls is None:
         return None
     from manyhands.control.tls import TlsHandshake
 
     try:
-        return TlsHandshake(credentials.tls, sock, is_server, credentials.secret, said)
+        return TlsHandshake(credentials.tls, sock, is_server, credentials.secret, said, host, credentials.expected)
     except BaseException:
         sock.close()
         raise
@@ -241,7 +243,7 @@ def _encrypt(encrypting: TlsHandshake, where: str, deadline: Deadline, cancelled
         encrypting.sock.close()
         if isinstance(error, AuthenticationError):
             remedy = "give all ranks certificates of one authority, which have not run out; `manyhands certs` makes them"
-            hint = f". To mend it, {remedy}" if "certificate" in str(error) else ""
+            hint = f". To mend it, {remedy}" if "certificate" in str(error) and "tls_names" not in str(error) else ""
             raise AuthenticationError(f"the connection to {where} cannot be encrypted: {error}{hint}") from None
         raise
     return encrypting.sock

@@ -71,7 +71,8 @@ class Whereabouts(msgspec.Struct, frozen=True):
 class Join(msgspec.Struct, frozen=True, tag=True):
     """A rank comes.
 
-    ``verdict`` is the first cause, where it has been told one and looks for the others since; ``place`` where it is found by them.
+    ``verdict`` is the first cause, where it has been told one and looks for the others since; ``place`` where it is found by them. The store writes
+    into ``certificate`` the names in that of the connection.
     """
 
     rank: int
@@ -84,6 +85,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     pid: int
     verdict: Verdict | None = None
     place: Whereabouts | None = None
+    certificate: str = ""
 
 
 class Exchange(msgspec.Struct, frozen=True, tag=True):
@@ -182,12 +184,13 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """All ranks have come.
 
     ``key`` proves membership on data connections, ``hosts`` tells by numbers who shares a host, and ``places`` where each rank is found if the store
-    and its successor both end.
+    and its successor both end. ``certificates`` are the names in those of all ranks, by which later connections are judged; empty if there are none.
     """
 
     key: bytes
     hosts: list[int]
     places: list[Whereabouts | None]
+    certificates: list[str] = []
 
 
 class Cards(msgspec.Struct, frozen=True, tag=True):
@@ -220,6 +223,7 @@ class Shrink(msgspec.Struct, frozen=True, tag=True):
     """A rank of a job that has failed asks to go on with those that are left; if it is the first of them, it listens for them there.
 
     It waits for ``patience_s`` at most for newcomers, and ``has_door`` tells whether it could let them in. ``attempt`` is how often it has asked.
+    ``certificate`` are the names in its certificate, if names are compared.
     """
 
     host: str
@@ -227,6 +231,7 @@ class Shrink(msgspec.Struct, frozen=True, tag=True):
     patience_s: float = 0.0
     has_door: bool = False
     attempt: int = 0
+    certificate: str | None = None
 
 
 class Agree(msgspec.Struct, frozen=True, tag=True):
@@ -329,7 +334,7 @@ class Shrunk(msgspec.Struct, frozen=True, tag=True):
     """The ranks that are left, in order, and where the first of them waits for the others; or why they cannot go on.
 
     Behind them stand newcomers, with numbers behind those of the job that has failed; ``you`` is that of the one that is told. ``attempt`` is that of
-    the question, and 0 where none was waited for.
+    the question, and 0 where none was waited for. ``certificate`` are the names in that of the first one.
     """
 
     ranks: list[int]
@@ -338,6 +343,7 @@ class Shrunk(msgspec.Struct, frozen=True, tag=True):
     problem: Verdict | None = None
     you: int = -1
     attempt: int = 0
+    certificate: str | None = None
 
 
 class Agreement(msgspec.Struct, frozen=True, tag=True):

@@ -17,11 +17,14 @@ class ProvenSocket(socket.socket):
     ----------
     seals
         For what this end sends, and for what comes.
+    certificate
+        The names in the certificate of the other end; empty if it has none, or if no names are compared.
     """
 
-    __slots__ = ("seals",)
+    __slots__ = ("certificate", "seals")
 
     seals: Seals
+    certificate: str
 
     @classmethod
     def over(cls, sock: socket.socket, seals: Seals) -> ProvenSocket:
@@ -30,4 +33,5 @@ class ProvenSocket(socket.socket):
         close_after_fork(proven)
         proven.setblocking(False)
         proven.seals = seals
+        proven.certificate = ""
         return proven

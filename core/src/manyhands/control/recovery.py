@@ -53,8 +53,10 @@ class Recovery:
         self.gone_on: set[int] = set()
         self.cut: Verdict | None = None
 
-    def shrink(self, address: Address, deadline: Deadline, *, has_door: bool = False) -> Shrunk:
+    def shrink(self, address: Address, deadline: Deadline, *, has_door: bool = False, certificate: str | None = None) -> Shrunk:
         """Ask to go on with the ranks that are left; wait until all of them have. The first of them waits for the others at its address.
+
+        Its ``certificate`` has the names by which they know it there.
 
         Raises
         ------
@@ -66,7 +68,7 @@ class Recovery:
         with self._changed:
             self._shrunk = None
             self._attempts += 1
-            self._shrink = Shrink(*address, deadline.remaining() / 2, has_door, self._attempts)
+            self._shrink = Shrink(*address, deadline.remaining() / 2, has_door, self._attempts, certificate)
             self._giving_up.pop("", None)
             self._post(self._shrink)
         shrunk = self._await_shrunk(deadline.remaining())

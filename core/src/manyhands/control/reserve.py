@@ -133,6 +133,7 @@ class Reserve:
         self._waited_s: float | None = None
         self._is_gathering = False
         self._found: Verdict | None = None
+        self._credentials = credentials
         self._closed = False
         self._parted = False
         self._changed = threading.Condition()
@@ -339,6 +340,7 @@ class _Seat:
 
     def __init__(self, reserve: Reserve, sock: ProvenSocket) -> None:
         self._reserve = reserve
+        self._sock = sock
         self._rank: int | None = None
         self.connection = FrameConnection(reserve._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, reserve._liveness)
 
@@ -348,7 +350,12 @@ class _Seat:
             reserve._hear(self._rank, frame)
             return
         message = decode_from_rank(frame)
-        if isinstance(message, Join) and 0 <= message.rank < reserve._world_size and message.rank not in reserve._members:
+        if (
+            isinstance(message, Join)
+            and 0 <= message.rank < reserve._world_size
+            and message.rank not in reserve._members
+            and reserve._credentials.is_from(self._sock, message.rank)
+        ):
             self._rank = message.rank
             reserve._members[message.rank] = message
             reserve._seats[message.rank] = self.connection

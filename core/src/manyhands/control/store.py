@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
 from manyhands.control.credentials import Credentials, is_loopback
@@ -187,6 +189,7 @@ class _Seat:
     def __init__(self, store: Store, sock: ProvenSocket) -> None:
         self._store = store
         self._rank: int | None = None
+        self._certificate = sock.certificate
         self._connection = FrameConnection(store._loop, sock, self._frame, self._lost, MAX_FROM_RANK_BYTES, store._liveness)
         store._seats.add(self._connection)
 
@@ -210,7 +213,7 @@ class _Seat:
         if free:
             self._store._ranks[message.rank] = self._connection
             self._rank = message.rank
-        verdict = membership.join(message)
+        verdict = membership.join(msgspec.structs.replace(message, certificate=self._certificate))
         if verdict is not None:
             if free:
                 del self._store._ranks[message.rank]

@@ -202,7 +202,7 @@ class Survivors:
     def _go_on(self, ranks: list[int]) -> None:
         ranks = sorted(ranks, key=lambda rank: not self._asking[rank].has_door)  # the first has the store, which lets others in
         first = self._asking[ranks[0]]
-        self._tell_shrunk(Shrunk(ranks, first.host, first.port))
+        self._tell_shrunk(Shrunk(ranks, first.host, first.port, certificate=first.certificate))
 
     def _tell_shrunk(self, message: Shrunk) -> None:
         asked, self._asking = self._asking, {}

@@ -3,8 +3,11 @@
 The secret comes first, since its proof is cheap: no stranger can make a rank compute signatures. Within TLS each end then proves it once more,
 together with both certificates. So whoever sits on the path with a certificate of his own, and lets the proof of the secret pass, is found out.
 
-Names of hosts are not compared with certificates: ranks meet at addresses that nobody knows before. Whoever holds the secret and a certificate of
-the job's authority is a rank.
+The names in certificates bind ranks, if ``security.tls_names`` is "host". Where the ranks meet, the certificate must name the host that was dialled.
+The store then tells all ranks the names in the certificate of each, and later connections of a rank must show the same names. Which
+host a rank is to run on nobody knows before: a process that holds the secret and a certificate of the authority can come as any rank that has not come.
+
+The files may change while the job runs. Each handshake takes them as they are then.
 """
 
 from __future__ import annotations
@@ -13,23 +16,32 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import logging
 import selectors
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from manyhands.common.private import warn_of_readers
 from manyhands.contract.seal import TAMPERED
 from manyhands.control.forking import close_after_fork
 from manyhands.control.proven import ProvenSocket
 from manyhands.errors import AuthenticationError, ConfigError
 
-__all__ = ["FILES", "Tls", "TlsHandshake", "TlsSocket"]
+__all__ = ["CRL", "FILES", "Tls", "TlsHandshake", "TlsSocket"]
+
+_log = logging.getLogger("manyhands.security")
 
 FILES = ("ca.crt", "tls.crt", "tls.key")
 """The authority's certificate, this rank's own, and the key of that: named as in the secrets of Kubernetes."""
+CRL = "crl.pem"
+"""The certificates that their authority has revoked; need not be there."""
+_NAMES_OF_HOSTS = ("DNS", "IP Address")
+_NAMES_ANOTHER_HOST = (62, 64)
+"""OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 _PROOF_BYTES = 32
 _RECORD_BYTES = 1 << 14
 _MOST_BYTES = 1 << 18
@@ -37,59 +49,136 @@ _MOST_BYTES = 1 << 18
 T = TypeVar("T")
 
 
+class _Loaded(NamedTuple):
+    """What the files held at a time.
+
+    ``named`` is the context of a client that compares the host which it dials with the certificate. ``names`` are those in this rank's own certificate,
+    and ``names_hosts`` tells whether hosts are among them.
+    """
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    named: ssl.SSLContext
+    digest: bytes
+    names: str
+    names_hosts: bool
+
+
 class Tls:
-    """The certificates of a rank.
+    """The certificates of a rank, as its files are at each handshake.
 
     Parameters
     ----------
     folder
-        Where the files `FILES` are.
+        Where the files `FILES` are, and perhaps `CRL`.
+    compares
+        Whether names in certificates are compared.
 
     Raises
     ------
     ConfigError
-        One of them cannot be read, or they do not belong together.
+        One of the files cannot be read, or they do not belong together.
     """
 
-    def __init__(self, folder: Path) -> None:
-        authority, certificate, key = (folder / name for name in FILES)
-        for path in (authority, certificate, key):
-            try:
-                path.read_bytes()
-            except OSError as error:
-                raise _problem(folder, f"where {path.name} cannot be read: {error.strerror}") from error
+    def __init__(self, folder: Path, compares: bool = True) -> None:
+        self.compares = compares
+        self._folder = folder
+        self._changing = threading.Lock()
+        self._state = _state(folder)
+        self._loaded = _load(folder)
+        warn_of_readers(folder / FILES[-1], "the key")
+
+    @property
+    def names(self) -> str | None:
+        """The names in this rank's own certificate; None if no names are compared."""
+        return self.current().names if self.compares else None
+
+    def current(self) -> _Loaded:
+        """Return what the files hold now, or what they held last while they do not belong together, as when half of them are written."""
+        with self._changing:
+            state = _state(self._folder)
+            if state != self._state:
+                try:
+                    loaded = _load(self._folder)
+                except ConfigError as error:
+                    self._state = state
+                    _log.warning(
+                        "manyhands: the certificates have changed and cannot be used, so that the old ones stay: %s", error
+                    )
+                else:
+                    if state == _state(self._folder):  # else they changed meanwhile, and the next handshake looks again
+                        self._state, self._loaded = state, loaded
+                        _log.info(
+                            "the certificates in %s have changed: connections from now on take the new ones", self._folder
+                        )
+            return self._loaded
+
+
+def _state(folder: Path) -> list[tuple[int, ...] | None]:
+    """Return what tells whether the files have changed."""
+    found: list[tuple[int, ...] | None] = []
+    for name in (*FILES, CRL):
         try:
-            self._server = _context(ssl.PROTOCOL_TLS_SERVER, authority, certificate, key)
-            self._client = _context(ssl.PROTOCOL_TLS_CLIENT, authority, certificate, key)
-            own = ssl.PEM_cert_to_DER_cert(_first(certificate.read_text("ascii")))
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise _problem(folder, f"whose files do not make a certificate: {error}") from error
-        self.digest: bytes = hashlib.sha256(own).digest()
-
-    def over(self, sock: ProvenSocket, is_server: bool) -> TlsSocket:
-        """Take over a connection, which counts as closed from now on; the handshake is to come."""
-        sock.getpeername()  # of one that has ended ssl would make a socket that nobody closes
-        context = self._server if is_server else self._client
-        wrapped = context.wrap_socket(sock, is_server, do_handshake_on_connect=False)
-        assert isinstance(wrapped, TlsSocket)
-        wrapped.seals = sock.seals
-        wrapped.lock = threading.Lock()
-        close_after_fork(wrapped)
-        return wrapped
+            status = (folder / name).stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return found
 
 
-def _context(side: int, authority: Path, certificate: Path, key: Path) -> ssl.SSLContext:
+def _load(folder: Path) -> _Loaded:
+    for name in FILES:
+        try:
+            (folder / name).read_bytes()
+        except OSError as error:
+            raise _problem(folder, f"where {name} cannot be read: {error.strerror}") from error
+    try:
+        server = _context(ssl.PROTOCOL_TLS_SERVER, folder)
+        client, named = (_context(ssl.PROTOCOL_TLS_CLIENT, folder) for _ in range(2))
+        named.check_hostname = True
+        named.hostname_checks_common_name = False
+        own = ssl.PEM_cert_to_DER_cert(_first((folder / FILES[1]).read_text("ascii")))
+        certificate = _shown(server, client)
+    except ssl.SSLCertVerificationError as error:
+        raise _problem(folder, f"whose certificate its own {FILES[0]} does not trust: {error.verify_message}") from error
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise _problem(folder, f"whose files do not make a certificate: {error}") from error
+    names_hosts = any(kind in _NAMES_OF_HOSTS for kind, _ in certificate.get("subjectAltName", ()))
+    return _Loaded(server, client, named, hashlib.sha256(own).digest(), _names(certificate), names_hosts)
+
+
+def _context(side: int, folder: Path) -> ssl.SSLContext:
+    authority, certificate, key = (folder / name for name in FILES)
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(authority)
+    with contextlib.suppress(FileNotFoundError):
+        context.load_verify_locations(folder / CRL)
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     # An encrypted key would make OpenSSL ask at the terminal, and a rank has none.
     context.load_cert_chain(certificate, key, password=lambda: b"")
     context.sslsocket_class = TlsSocket
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # each connection has a handshake of its own
     return context
+
+
+def _shown(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
+    """Return this rank's own certificate, as it shows it to itself: Python's ssl reads none in another way."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+    for end in (*ends, *ends):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    return ends[0].getpeercert() or {}
+
+
+def _names(certificate: dict[str, Any]) -> str:
+    """Return the names in a certificate that was verified, always in one order."""
+    return ", ".join(sorted(f"{kind}:{value}" for kind, value in certificate.get("subjectAltName", ())))
 
 
 def _first(text: str) -> str:
@@ -185,6 +274,10 @@ class TlsHandshake:
         Whether this end is the one that listens.
     secret, words
         What each end proves within TLS, and what makes the proof this connection's own.
+    host
+        The host that was dialled, which the certificate must name if ``names`` is None; the listening end leaves it out.
+    names
+        The names that the other end's certificate must have, where they are known.
 
     Attributes
     ----------
@@ -192,9 +285,27 @@ class TlsHandshake:
         The encrypted connection, to be used once `advance` has returned 0, and closed in any case.
     """
 
-    def __init__(self, tls: Tls, sock: ProvenSocket, is_server: bool, secret: bytes, words: bytes) -> None:
-        self.sock: TlsSocket = tls.over(sock, is_server)
-        self._tls = tls
+    def __init__(
+        self,
+        tls: Tls,
+        sock: ProvenSocket,
+        is_server: bool,
+        secret: bytes,
+        words: bytes,
+        host: str = "",
+        names: str | None = None,
+    ) -> None:
+        self._loaded = loaded = tls.current()
+        self._compares = tls.compares
+        self._names = names if tls.compares else None
+        is_within_host = (
+            sock.getsockname()[0] == sock.getpeername()[0]
+        )  # raises of one that has ended, of which ssl would make a socket that nobody closes
+        # Where this rank's own certificate names no host, one is for all ranks. It alone says so: another one may be stolen.
+        names_host = host and names is None and tls.compares and loaded.names_hosts and not is_within_host
+        self._host = host.partition("%")[0].rstrip(".") if names_host else None
+        context = loaded.server if is_server else loaded.client if self._host is None else loaded.named
+        self.sock: TlsSocket = _over(context, sock, is_server, self._host)
         self._is_server = is_server
         self._secret = secret
         self._words = words
@@ -226,14 +337,15 @@ class TlsHandshake:
             raise ConnectionResetError(errno.ECONNRESET, "it closed the connection during the handshake of TLS") from None
         except ssl.SSLError as error:
             self._empty()
-            raise AuthenticationError(_why(error)) from None
+            raise AuthenticationError(_why(error, self._host)) from None
 
     def _advance(self) -> int:
         if not self._shaken:
             self.sock.do_handshake()
             self._shaken = True
+            self._compare_names()
         other = hashlib.sha256(self.sock.getpeercert(binary_form=True) or b"").digest()
-        certificates = self._tls.digest + other if self._is_server else other + self._tls.digest
+        certificates = self._loaded.digest + other if self._is_server else other + self._loaded.digest
         client, server = (
             hmac.digest(self._secret, b"within tls " + side + certificates + self._words, hashlib.sha256)
             for side in (b"client", b"server")
@@ -252,6 +364,15 @@ class TlsHandshake:
             )
         return 0
 
+    def _compare_names(self) -> None:
+        self.sock.certificate = _names(self.sock.getpeercert() or {}) if self._compares else ""
+        if self._names is not None and self.sock.certificate != self._names:
+            names, wanted = (each or "no host" for each in (self.sock.certificate, self._names))
+            raise AuthenticationError(
+                f"the certificate of the other end names {names}, and that of the rank that was dialled {wanted} (security.tls_names): another process "
+                "answers in its place"
+            )
+
     def _empty(self) -> None:
         """Take what has come, or closing would reset the connection, and the other end would not read why."""
         with contextlib.suppress(OSError):
@@ -259,9 +380,28 @@ class TlsHandshake:
                 pass
 
 
-def _why(error: ssl.SSLError) -> str:
+def _over(context: ssl.SSLContext, sock: ProvenSocket, is_server: bool, host: str | None) -> TlsSocket:
+    """Take over a connection, which counts as closed from now on; the handshake is to come."""
+    try:
+        wrapped = context.wrap_socket(sock, is_server, do_handshake_on_connect=False, server_hostname=host)
+    except ValueError as error:
+        raise AuthenticationError(f"no certificate can name the host that was dialled, {host!r}: {error}") from None
+    assert isinstance(wrapped, TlsSocket)
+    wrapped.seals = sock.seals
+    wrapped.certificate = ""
+    wrapped.lock = threading.Lock()
+    close_after_fork(wrapped)
+    return wrapped
+
+
+def _why(error: ssl.SSLError, host: str | None) -> str:
     """Say what is wrong with whose certificate."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _NAMES_ANOTHER_HOST:
+            return (
+                f"the certificate of the other end does not name {host!r}, the host that was dialled. Make certificates that name each host as the ranks "
+                f'dial it (`manyhands certs DIR HOST=NAME,NAME`), or set security.tls_names = "any" on all ranks'
+            )
         return f"the certificate of the other end is not trusted here: {error.verify_message}"
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if "alert" in reason and ("certificate" in reason or "unknown ca" in reason):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.common.checks import whole
+from manyhands.common.private import warn_of_readers
 from manyhands.config import Resolved, Settings, load
 from manyhands.config.plugins import get_plugin_manager
 from manyhands.config.select import Selector
@@ -128,6 +129,7 @@ def _choices(resolved: Resolved, selector: Selector) -> str:
     words += [f"ranks_per_host={settings.ranks_per_host}"] if settings.ranks_per_host else []
     words += ["reproducible"] if settings.reproducible else []
     words += ["security.checksum"] if settings.security.checksum else []
+    words += ["security.tls_names=any"] if settings.security.tls is not None and settings.security.tls_names == "any" else []
     words += ["gpu_check=always"] if settings.gpu_check == "always" else []
     return ", ".join([*words, f"algorithms {selector.digest}"])
 
@@ -280,7 +282,8 @@ def _credentials(resolved: Resolved, run: str) -> Credentials:
         return Credentials.of_text(_secret(resolved)).of_run(run)
     from manyhands.control.tls import Tls
 
-    return Credentials.of_text(_secret(resolved), Tls(folder)).of_run(run)
+    tls = Tls(folder, resolved.settings.security.tls_names == "host")
+    return Credentials.of_text(_secret(resolved), tls).of_run(run)
 
 
 def _run(launch: LaunchEnvironment | None) -> str:
@@ -297,6 +300,7 @@ def _secret(resolved: Resolved) -> bytes:
     path: Path | None = resolved.settings.rendezvous.secret_file
     if path is None:
         return b""
+    warn_of_readers(path, "the secret")
     try:
         secret = path.read_bytes().strip()
     except OSError as error:

@@ -163,7 +163,9 @@ class _Shrinking(msgspec.Struct, frozen=True):
     def ask(self, address: Address) -> Shrunk:
         meeting = self.old.meeting
         has_door = meeting is not None and meeting.door is not None and meeting.door.is_here
-        shrunk = self.old.control.recovery.shrink(address, self.deadline, has_door=has_door)
+        tls = None if meeting is None else meeting.credentials.tls
+        certificate = None if tls is None else tls.names
+        shrunk = self.old.control.recovery.shrink(address, self.deadline, has_door=has_door, certificate=certificate)
         if shrunk.you >= 0:
             self.old.rank = self.old.control.rank = shrunk.you
         return shrunk
@@ -199,7 +201,7 @@ class _Shrinking(msgspec.Struct, frozen=True):
             before.backend,
             before.choices,
             (shrunk.host, shrunk.port),
-            before.credentials,
+            before.credentials._replace(expected=shrunk.certificate),
             None if listener is None else listener.fileno(),
             before.liveness,
             (old.control, ranks),

@@ -45,8 +45,13 @@ class Place(Protocol):
     def listen(self, host: str, accept: Callable[[socket.socket, bytes], None], whom: str) -> Address:
         """Listen on a free port for ranks of this job that dial ``whom``."""
 
-    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline, whom: str) -> socket.socket:
-        """Connect to a rank of this job that listens as ``whom``."""
+    def is_from(self, sock: socket.socket, rank: int) -> bool:
+        """Return whether a connection that came may be a rank's."""
+
+    def dial(
+        self, peer: int, address: Address, hello: bytes, deadline: Deadline, whom: str, rank: int | None = None
+    ) -> socket.socket:
+        """Connect to a ``rank`` of this job that listens as ``whom``; to the backend that dials it is ``peer``."""
 
 
 class Maker(msgspec.Struct, frozen=True):
@@ -128,7 +133,10 @@ class _JobBootstrap(Bootstrap):
         return self._job.listen(host, accept, self._whom(self.rank))
 
     def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline) -> socket.socket:
-        return self._job.dial(peer, address, hello, deadline, self._whom(peer))
+        return self._job.dial(peer, address, hello, deadline, self._whom(peer), self._ranks[peer])
+
+    def is_from(self, sock: socket.socket, peer: int) -> bool:
+        return self._job.is_from(sock, self._ranks[peer])
 
     def _whom(self, rank: int) -> str:
         """Return what a connection is to: a rank of the world, and there the part which it numbers in its own way."""

@@ -31,6 +31,7 @@ from manyhands.control.lobby import NEWCOMER_HELLO
 from manyhands.control.loop import Loop
 from manyhands.control.network import Address, Listener, dial, guarded_bind, show_address
 from manyhands.control.protocol import Report, Verdict
+from manyhands.control.proven import ProvenSocket
 from manyhands.control.remote import SocketControl
 from manyhands.control.store import Store
 from manyhands.errors import AuthenticationError, ClosedError, ManyHandsError, PeerLostError, RendezvousError
@@ -166,7 +167,7 @@ class Job:
             )
             # The store ends the wait for the others, and knows who is missing: this rank's own clock should not run out first.
             welcome = job.control.welcome(Deadline(deadline.remaining() + 2.0))
-            job._credentials = meeting.credentials.of_job(welcome.key)
+            job._credentials = meeting.credentials.of_job(welcome.key, welcome.certificates)
             job.hosts = tuple(welcome.hosts)
             if meeting.world_size > 1:
                 job._standby = Standby(loop, control, job._credentials, meeting.liveness, meeting.door)
@@ -481,9 +482,15 @@ class Job:
         self._listeners.append(Listener(self.loop, sock, self._credentials.towards(whom), watched))
         return address[0], address[1]
 
-    def dial(self, peer: int, address: Address, hello: bytes, deadline: Deadline, whom: str) -> socket.socket:
-        """Connect to a rank of this job that listens as ``whom``."""
-        credentials = self._credentials.towards(whom)
+    def is_from(self, sock: socket.socket, rank: int) -> bool:
+        """Return whether a connection that came may be a rank's."""
+        return not isinstance(sock, ProvenSocket) or self._credentials.is_from(sock, rank)
+
+    def dial(
+        self, peer: int, address: Address, hello: bytes, deadline: Deadline, whom: str, rank: int | None = None
+    ) -> socket.socket:
+        """Connect to a ``rank`` of this job that listens as ``whom``; to the backend that dials it is ``peer``."""
+        credentials = self._credentials.towards(whom, rank)
 
         def cancelled() -> bool:
             return self.closed or self.control.failed

@@ -120,7 +120,7 @@ class Standby:
 
         try:
             address, rank = (successor.host, successor.port), self._control.rank
-            credentials = self._credentials.towards(_whom(successor.rank))
+            credentials = self._credentials.towards(_whom(successor.rank), successor.rank)
             sock = dial_patiently(address, credentials, _HELLO, rank, Deadline(_CONNECT_S), is_vain)
         except (OSError, ManyHandsError) as error:
             _log.debug("rank %d does not reach rank %d, the store's successor: %s", self._control.rank, successor.rank, error)
@@ -208,7 +208,7 @@ class Standby:
         if address is None:
             return False
         try:
-            sock = dial(address, self._credentials.towards(_whom(rank)), _HELLO, Deadline(_TRY_S), lambda: self._ended)
+            sock = dial(address, self._credentials.towards(_whom(rank), rank), _HELLO, Deadline(_TRY_S), lambda: self._ended)
         except (OSError, OverflowError, ManyHandsError) as error:  # an impossible port, too
             _log.debug("rank %d does not find the others with rank %d: %s", self._control.rank, rank, error)
             return False

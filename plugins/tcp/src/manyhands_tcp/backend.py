@@ -268,7 +268,12 @@ class TcpBackend(Backend):
     def _accept(self, sock: socket.socket, hello: bytes) -> None:
         """Take an authenticated connection; runs in core's background thread, so that it must not block."""
         magic, purpose, index, count, channel, peer, attempt = _HELLO.unpack_from(hello)
-        is_known = magic.rstrip(b"\0") == b"tcp" and 0 <= peer < self._size and peer != self.rank
+        is_known = (
+            magic.rstrip(b"\0") == b"tcp"
+            and 0 <= peer < self._size
+            and peer != self.rank
+            and self._bootstrap.is_from(sock, peer)
+        )
         if is_known and purpose == _LINK and index < count <= MOST_STREAMS:
             self._gather((channel, peer, attempt, count), index, sock)
             return

@@ -37,6 +37,7 @@ class SocketBackend(Backend):
     def __init__(self, bootstrap: Bootstrap) -> None:
         assert isinstance(bootstrap.config, Config)
         self._piece = bootstrap.config.piece_bytes
+        self._is_from = bootstrap.is_from
         self._ended = ""
         self._lost: dict[int, str] = {}
         self._sockets: list[socket.socket] = []
@@ -51,7 +52,11 @@ class SocketBackend(Backend):
             self._add(peer, bootstrap.dial(peer, addresses[peer], hello, bootstrap.deadline))
 
     def _accept(self, sock: socket.socket, hello: bytes) -> None:  # in a thread of core's, which must not block
-        self._add(int.from_bytes(hello[:4], "little"), sock)
+        peer = int.from_bytes(hello[:4], "little")
+        if self._is_from(sock, peer):
+            self._add(peer, sock)
+        else:
+            sock.close()
 
     def _add(self, peer: int, sock: socket.socket) -> None:
         sock.setblocking(True)
