@@ -60,7 +60,9 @@ if TYPE_CHECKING:
     from manyhands.control.recorder import FlightRecorder, Record
     from manyhands.group.group import Group
     from manyhands.group.init import init
+    from manyhands.group.keyvalue import KeyValueStore
     from manyhands.group.mesh import DeviceMesh
+    from manyhands.group.sealing import Sealer
     from manyhands.job.threads import ThreadWorld, current_rank, current_runtime, current_world, inherit_rank
     from manyhands.launch.guard import Guard, guarded
     from manyhands.launch.output import Stream as OutputStream
@@ -112,6 +114,7 @@ __all__ = [
     "InternalError",
     "Jitter",
     "JitterSource",
+    "KeyValueStore",
     "Launch",
     "LaunchRequest",
     "LinkLost",
@@ -138,6 +141,7 @@ __all__ = [
     "Runtime",
     "Schedule",
     "Seal",
+    "Sealer",
     "Send",
     "Sink",
     "Thread",
@@ -181,6 +185,7 @@ _HOMES = {
     "Group": "manyhands.group.group",
     "Jitter": "manyhands.schedule.simulation.jitter",
     "JitterSource": "manyhands.schedule.simulation.jitter",
+    "KeyValueStore": "manyhands.group.keyvalue",
     "NETWORKS": "manyhands.schedule.simulation.network:PRESETS",
     "Network": "manyhands.schedule.simulation.network",
     "NetworkLevel": "manyhands.schedule.simulation.network:Level",
@@ -189,6 +194,7 @@ _HOMES = {
     **dict.fromkeys(("Condition", "Place", "Runtime"), "manyhands.contract.runtime"),
     "Path": "manyhands.schedule.simulation.paths",
     "Paths": "manyhands.schedule.simulation.paths",
+    "Sealer": "manyhands.group.sealing",
     "ThreadWorld": "manyhands.job.threads",
     "Work": "manyhands.calls.work",
     "current_frames": "manyhands.control.bystanders",

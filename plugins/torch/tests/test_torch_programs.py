@@ -63,6 +63,14 @@ def test_a_work_raises_our_error_and_its_futures_name_it():
     ], done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what listens")
+def test_torch_and_its_store_listen_on_loopback_alone():
+    done = launch("listening.py", backend="tcp")
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition("listens at ")[2] for line in done.stdout.splitlines()]
+    assert lines == ["0100007F"] * 6
+
+
 def test_torchrun_starts_a_program():
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", HERE / "calls.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=55)

@@ -26,6 +26,7 @@ from manyhands.control.computer import COMPUTER
 from manyhands.control.connection import Control, make_join
 from manyhands.control.credentials import Credentials
 from manyhands.control.forking import forget_after_fork
+from manyhands.control.frames import FrameConnection
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import NEWCOMER_HELLO
 from manyhands.control.loop import Loop
@@ -485,6 +486,17 @@ class Job:
     def is_from(self, sock: socket.socket, rank: int) -> bool:
         """Return whether a connection that came may be a rank's."""
         return not isinstance(sock, ProvenSocket) or self._credentials.is_from(sock, rank)
+
+    def frames(
+        self, sock: socket.socket, on_frame: Callable[[bytes | None], None], on_lost: Callable[[str], None], max_bytes: int
+    ) -> FrameConnection:
+        """Return a connection of frames over what `listen` or `dial` gave, which owns it from now on; as `FrameConnection`."""
+        assert isinstance(sock, ProvenSocket)
+        return FrameConnection(self.loop, sock, on_frame, on_lost, max_bytes, self._liveness)
+
+    def key_for(self, purpose: str) -> bytes:
+        """Return 32 bytes that the ranks of this job know and nobody else, for this purpose alone."""
+        return self._credentials.towards(purpose).secret
 
     def dial(
         self, peer: int, address: Address, hello: bytes, deadline: Deadline, whom: str, rank: int | None = None

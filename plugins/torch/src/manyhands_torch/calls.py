@@ -48,12 +48,18 @@ class Calls:
         The ranks.
     timeout
         The most time that a call may last, if it names none itself.
+
+    Attributes
+    ----------
+    kept
+        What must live as long as the process group.
     """
 
     def __init__(self, group: Group, timeout: timedelta) -> None:
         self.group: Group = group
         self._timeout_s = timeout.total_seconds()
         self._batch: list[Handle] | None = None
+        self.kept: object = None
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return the name of the backend."""

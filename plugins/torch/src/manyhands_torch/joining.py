@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import torch
 import torch.distributed as dist
@@ -18,14 +19,15 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 from manyhands import Group, init
 from manyhands.api import current_rank
 from manyhands_torch.backend import Backend
-from manyhands_torch.calls import Calls
+from manyhands_torch.objects import group_below
 from manyhands_torch.process_group import ProcessGroup
 from manyhands_torch.ranks import be_rank
+from manyhands_torch.stores import GroupStore
 
 __all__ = ["create", "meet"]
 
-_met: ContextVar[Group | None] = ContextVar("manyhands_torch_group", default=None)
-"""The group of all ranks that `meet` has made, until a process group takes it."""
+_met: ContextVar[tuple[Group, GroupStore] | None] = ContextVar("manyhands_torch_group", default=None)
+"""The group of all ranks that `meet` has made, and torch's store, until a process group takes them."""
 _torch_meets = _rendezvous_handlers["env"]
 
 
@@ -38,40 +40,40 @@ def create(opts: Any, _: object = None) -> Backend | ProcessGroup:
     be_rank()
     ranks, timeout = list(opts.global_ranks_in_group), opts.timeout
     group: Group | None = None
+    met = None
     if ranks:
-        world = dist.distributed_c10d._get_default_group()
-        for ours in world, *map(world._get_backend, world._device_types):
-            if isinstance(ours, Calls):
-                group = ours.group.subgroup(ranks, timeout_s=timeout.total_seconds())
-                break
-    else:
-        group = _met.get()
+        world = group_below(None)
+        group = None if world is None else world.subgroup(ranks, timeout_s=timeout.total_seconds())
+    elif (met := _met.get()) is not None:
+        group, _ = met
         _met.set(None)
     if group is None:
         group = _by_store(opts.store, opts.group_rank, opts.group_size)
-    return ProcessGroup(group, opts.store, timeout) if torch.__version__ < (2, 14) else Backend(group, timeout)
+    made = ProcessGroup(group, opts.store, timeout) if torch.__version__ < (2, 14) else Backend(group, timeout)
+    made.kept = met  # torch's C++ refers to the store, and does not keep what of it is Python
+    return made
 
 
 def meet(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any) -> Iterator[tuple[Any, int, int]]:
     """Find out who this process is from its environment, as torch does for ``env://``, and return torch's store, rank and world size.
 
     Where `manyhands` knows more than torch, it does so: under ``manyhands run``, and under launchers that do not set torch's variables. There
-    the ranks meet first, and rank 0 then opens torch's store.
+    the ranks meet first, and torch's store goes by the connections with which they know each other.
     """
-    if "?" in url or ("RANK" in os.environ and "MANYHANDS_LAUNCHED" not in os.environ):
+    if _is_another(url) or ("RANK" in os.environ and "MANYHANDS_LAUNCHED" not in os.environ):
         yield from _torch_meets(url, timeout, **options)
         return
     group = init()
-    _met.set(group)
-    store: Any = None
-    if group.rank == 0:
-        host = os.environ.get("MASTER_ADDR") or socket.gethostname()
-        store = dist.TCPStore(host, 0, group.world_size, is_master=True, timeout=timeout, wait_for_workers=False)
-    host, port = group.broadcast_object(None if store is None else (host, store.port))
-    if store is None:
-        store = dist.TCPStore(host, port, group.world_size, is_master=False, timeout=timeout)
+    store = GroupStore(group, timeout)
+    _met.set((group, store))
     yield store, group.rank, group.world_size
     raise RuntimeError("these ranks have met, and cannot meet again: start the job anew")
+
+
+def _is_another(url: str) -> bool:
+    """Return whether the program says that this process has another rank or world size than its launcher says, if that says any."""
+    given = dict(parse_qsl(urlsplit(url).query))
+    return any(name in given and given[name] != os.environ.get(name.upper()) for name in ("rank", "world_size"))
 
 
 def _by_store(store: Any, rank: int, size: int) -> Group:

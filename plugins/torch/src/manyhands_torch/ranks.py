@@ -9,20 +9,14 @@ from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed import Reducer, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyhands.api import Place, Runtime, UnsupportedError, Work, current_rank, current_runtime, current_world
-
-if TYPE_CHECKING:
-
-    class _StoreBase:  # what is public has complete types without torch as well
-        pass
-else:
-    from torch.distributed import Store as _StoreBase
+from manyhands_torch.stores import StoreBase
 
 __all__ = ["NAME", "Completion", "Store", "be_rank", "within_world"]
 
@@ -130,7 +124,7 @@ def within_world(meet: Callable[..., Iterator[tuple[Any, int, int]]]) -> Callabl
     return meet_here
 
 
-class Store(_StoreBase):
+class Store(StoreBase):
     """torch's store, for ranks that are threads, whose waits pass through their world.
 
     Parameters

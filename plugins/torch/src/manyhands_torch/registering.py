@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 from manyhands_torch.joining import create, meet
+from manyhands_torch.objects import seal_objects
 from manyhands_torch.ranks import NAME, be_rank, within_world
 
 __all__ = ["register"]
@@ -21,4 +22,5 @@ def register() -> None:
         _rendezvous_handlers["env"] = meet
         for scheme, handler in list(_rendezvous_handlers.items()):
             _rendezvous_handlers[scheme] = within_world(handler)
+        seal_objects()
     be_rank()
