@@ -35,7 +35,7 @@ for ways in {}, {"init_method": "env://"}, {"rank": rank, "world_size": size}:
     mesh = dist.init_device_mesh("cpu", (size,))
     torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     dist.barrier(part)
-    total = torch.tensor(store.add("n", 1) > 0)
+    total = torch.tensor(float(store.add("n", 1)))
     dist.all_reduce(total, group=mesh.get_group())
     print("listens at", *sorted(addresses()))
     dist.destroy_process_group()
