@@ -125,3 +125,16 @@ def test_what_has_functions_of_its_own_for_objects_moves_them(call, dist):
         dist.destroy_process_group()
 
     run(program, 2)
+
+
+def test_objects_over_a_backend_of_torchs_own_stay_as_they_are(dist):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        world = dist.distributed_c10d._get_default_group()
+        # torch's RPC hands over a backend that has no group around it.
+        for group in world, world._get_backend(dist.distributed_c10d.torch.device("cpu")):
+            found = [None]
+            dist.all_gather_object(found, LONG, group=group)
+            assert found == [LONG]
+    finally:
+        dist.destroy_process_group()

@@ -36,7 +36,7 @@ def group_below(process_group: Any) -> Group | None:
     given = process_group or distributed_c10d._get_default_group()
     if isinstance(given, Calls):
         return given.group
-    for device in given._device_types:
+    for device in getattr(given, "_device_types", ()):  # torch hands over its own backends without a group around them, too
         with suppress(RuntimeError):  # no backend serves it
             if isinstance(ours := given._get_backend(device), Calls):
                 return ours.group
