@@ -380,7 +380,6 @@ READERS: Final[dict[str, Reader]] = {
         [b"[links]\nlatency_us = 2.0\nbandwidth_GBps = 10.0\n", b'summary = "x"\n[[kill]]\nrank = 1\nat_us = 3.0\n'], _network
     ),
     "checkpoint": Reader([(_SAVED / storage.METADATA).read_bytes()], _checkpoint),
-    # JSON without the beginning of metadata, whose meaning a fuzzer can change.
     "metadata": Reader(
         [json.dumps(forged_checkpoints.body_of(_SAVED)).encode()], lambda data: _checkpoint(forged_checkpoints.sealed(data[1:]))
     ),
