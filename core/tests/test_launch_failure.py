@@ -7,18 +7,15 @@ import os
 import signal
 import sys
 from typing import TYPE_CHECKING
-from unittest.mock import Mock, call
 
 import pytest
 
 from manyhands.contract import deadline
 from manyhands.contract.deadline import Deadline
 from manyhands.errors import AbortedError, DeadlineError, InternalError, PeerLostError
-from manyhands.launch import error_file, processes
+from manyhands.launch import error_file
 from manyhands.launch.error_file import ErrorRecord
 from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
-from manyhands.launch.groups import Left
-from manyhands.launch.launching import Launch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 def failure(
     rank: int, at: float, *, secondary: bool | None = None, time: float = 0.0, code: int = 1, stderr: str = ""
 ) -> Failure:
-    record = None if secondary is None else ErrorRecord(rank, "E", "m", f"trace of {rank}\n", time, secondary)
+    record = None if secondary is None else ErrorRecord(rank, "E", "m", f"trace of {rank}\n", time, secondary, clock=time)
     return Failure(rank, code, at, record, stderr)
 
 
@@ -265,7 +262,9 @@ def test_what_a_rank_itself_says_where_its_launcher_says_the_rest(
 
 
 def told_failure(rank: int, message: str, where: str = "at x.py:1", kind: str = "manyhands.errors.UsageError") -> Failure:
-    record = ErrorRecord(rank, kind, message, f"trace\n{kind}: {message}\n", float(rank), secondary=False, where=where)
+    record = ErrorRecord(
+        rank, kind, message, f"trace\n{kind}: {message}\n", float(rank), secondary=False, where=where, clock=float(rank)
+    )
     return Failure(rank, 1, float(rank), record, "")
 
 
@@ -333,18 +332,3 @@ def test_of_very_many_that_were_lost_only_the_last_are_shown() -> None:
     lines = report(lost[-1], [], [], lost[:-1]).splitlines()
     assert lines[0] == "manyhands run: 29 ranks failed, and the others went on; the last 10 of them:"
     assert lines[1] == "manyhands run: rank 19 failed, and the others went on: killed by SIGKILL"
-
-
-def test_a_group_that_has_got_the_number_of_an_ended_one_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard, rank = Mock(), Mock()
-    rank.process.pid = 7
-    launcher = processes._Launcher(Launch("train.py"), guard, None)
-    launcher._left[rank] = {Left(8, 100, "gzip")}
-    here = [{Left(8, 100, "gzip"), Left(9, 120, "gzip")}, {Left(9, 120, "gzip")}, {Left(7, 900, "sshd")}]
-    monkeypatch.setattr(processes, "left_in_group", lambda group: here.pop(0))
-    assert [sorted(each.process for some in launcher._look_at_what_is_left().values() for each in some) for _ in range(3)] == [
-        [8, 9],
-        [9],
-        [],
-    ]
-    assert guard.remove.mock_calls == [call(7)]

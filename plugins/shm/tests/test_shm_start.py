@@ -120,7 +120,9 @@ def test_memory_that_cannot_be_made_is_told_by_all(monkeypatch: pytest.MonkeyPat
         raise OSError(27, "File too large")
 
     monkeypatch.setattr(os, "ftruncate", refuse)
-    assert "rank 0 cannot make any (File too large)" in told(outcomes(2))
+    text = told(outcomes(2))
+    assert "rank 0 cannot make any (files of this process are limited to" in text
+    assert "remove the limit (ulimit -f unlimited)" in text
 
 
 def test_what_another_process_has_open_is_not_touched() -> None:

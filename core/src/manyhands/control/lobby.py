@@ -6,6 +6,7 @@ in once a rank asks to go on, until it has told all who goes on. As all ranks ho
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -83,7 +84,12 @@ class Door:
     def of(cls, environ: Mapping[str, str], credentials: Credentials) -> Door | None:
         """Return that of this process; None where no launcher lets ranks come later."""
         folder, fd = environ.get("MANYHANDS_ELASTIC"), environ.get("MANYHANDS_RENDEZVOUS_FD")
-        return cls(int(fd) if fd else None, Path(folder), credentials) if folder else None
+        if not folder:
+            return None
+        if fd:
+            with contextlib.suppress(OSError):  # it is missed where the port is needed
+                os.set_inheritable(int(fd), False)  # what the program starts from now on must not keep the port
+        return cls(int(fd) if fd else None, Path(folder), credentials)
 
     @property
     def is_here(self) -> bool:

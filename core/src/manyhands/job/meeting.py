@@ -100,6 +100,7 @@ class Meeting:
                     "started; or start the child with subprocess.Popen(..., close_fds=False); or, for a world of its own, call init(rank=0, world_size=1)",
                     rank=self.rank,
                 )
+            os.set_inheritable(self.inherited, False)  # what the program starts from now on must not keep the port
             return guarded(close_after_fork(sock), self.credentials)
         return guarded_bind(self.address, self.credentials, deadline)
 

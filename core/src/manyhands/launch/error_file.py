@@ -66,6 +66,8 @@ class ErrorRecord:
     """The last line of the program that it came to, and the call of manyhands there: ``"in all_reduce at train.py:12"``."""
     is_short: bool = False
     """Whether frames inside manyhands were left out of the traceback."""
+    clock: float | None = None
+    """The same time by `time.monotonic`, which all processes of a host share, and which nobody sets."""
 
     @property
     def is_told(self) -> bool:
@@ -270,7 +272,9 @@ def _record(rank: int, kind: type[BaseException], error: BaseException, trace: T
     where = _place(story.stack)
     is_short = _is_ours(error) and _is_brief() and _leave_users_part(story)
     text = "".join(story.format())
-    return ErrorRecord(rank, name, safe_str(error), text[-_LONGEST_TRACEBACK:], time.time(), told, where, is_short)
+    return ErrorRecord(
+        rank, name, safe_str(error), text[-_LONGEST_TRACEBACK:], time.time(), told, where, is_short, time.monotonic()
+    )
 
 
 def _is_brief() -> bool:

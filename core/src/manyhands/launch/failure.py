@@ -34,7 +34,7 @@ class Failure:
     code: int
     """Its exit code; minus the signal's number when a signal ended it, as in `subprocess`."""
     at: float
-    """When it exited, in seconds since the epoch."""
+    """When it exited, by the launcher's `time.monotonic`."""
     record: ErrorRecord | None
     stderr: str
     """The end of what it wrote to its standard error."""
@@ -71,7 +71,7 @@ class Failure:
     @property
     def began(self) -> float:
         """When it failed. The interpreter may take its time between the error and the exit: the error's own time is the better one."""
-        return self.at if self.record is None else self.record.time
+        return self.at if self.record is None or self.record.clock is None else self.record.clock
 
 
 def primary(failures: Sequence[Failure]) -> Failure:

@@ -12,6 +12,7 @@ import sys
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from manyhands.common.folders import here
+from manyhands.launch.groups import signal_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,17 +36,7 @@ _TOLD_BY_PYTHON: Final = (
 
 
 class ForkedRank:
-    """A rank that the server has forked, as far as `subprocess.Popen` would be needed for it.
-
-    Attributes
-    ----------
-    pid
-        Its process.
-    returncode
-        As that of `subprocess.Popen`: None until `poll` or `wait` has found its end.
-    stdout, stderr
-        What it writes.
-    """
+    """A rank that the server has forked, with the attributes and methods of `manyhands.launch.groups.Spawned`."""
 
     def __init__(self, pid: int, stdout: IO[bytes], stderr: IO[bytes], server: ForkServer) -> None:
         self.pid: int = pid
@@ -67,6 +58,10 @@ class ForkedRank:
             self._server.read(waits=True)
         self.returncode = self.told
         return self.told
+
+    def release(self) -> None:
+        """Let others have its number, after its end."""
+        self._server.reap(self.pid)
 
 
 class ForkServer:
@@ -163,6 +158,18 @@ class ForkServer:
                 self._note(self._line())
                 waits = False
 
+    def reap(self, rank: int) -> None:
+        """Have a rank reaped that has ended, and is a zombie until then."""
+        try:
+            if self.open:
+                self._send({"reap": rank})
+                return
+        except OSError:
+            self._lose()
+        # As an orphan it has come to this process. Where it has not ended yet, it is one orphan of several from now on.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(rank, os.WNOHANG)
+
     def _speaks(self) -> bool:
         """Tell whether it has said something, or has ended."""
         poll = select.poll()
@@ -215,8 +222,7 @@ class ForkServer:
         """Take note that the server is gone, and with it whoever would tell how its ranks end."""
         self.open = False
         for rank in self._ranks.values():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(rank.pid, signal.SIGKILL)
+            signal_group(rank.pid, signal.SIGKILL)  # it is this process's child now, and was not reaped
             rank.told = -signal.SIGKILL
         self._ranks.clear()
 

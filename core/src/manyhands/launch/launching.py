@@ -233,14 +233,19 @@ def arrange_meeting(job: Launch, environ: Mapping[str, str]) -> MeetingPlace:
     """
     secret = environ.get("MANYHANDS_SECRET") or os.urandom(32).hex()
     if job.rendezvous is None:
-        listener = bind("127.0.0.1", 0)
+        listener = _to_hand_over(bind("127.0.0.1", 0))
         with bind("127.0.0.1", 0) as other:
             free_port = other.getsockname()[1]
         return MeetingPlace("127.0.0.1", listener.getsockname()[1], secret, os.urandom(8).hex(), free_port, listener)
     host, port = parse_address(job.rendezvous)
     own = None
     if job.node_rank == 0:
-        own = guarded_bind((host, port), Credentials.of_text(os.fsencode(secret)))
+        own = _to_hand_over(guarded_bind((host, port), Credentials.of_text(os.fsencode(secret))))
     # All hosts must know it without a word; `--rendezvous` names a port of a free range, mostly.
     free_port = port + 1 if port < _MAX_PORT else port - 1
     return MeetingPlace(host, port, secret, f"manyhands-{job.rendezvous}", free_port, own)
+
+
+def _to_hand_over(listener: socket.socket) -> socket.socket:
+    """Return a socket that children have, which sockets of manyhands do not stay in; what this process forks becomes a rank."""
+    return socket.socket(fileno=listener.detach())

@@ -8,22 +8,31 @@ import select
 import selectors
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self, cast
 
 from manyhands.errors import UsageError
 from manyhands.launch import error_file
-from manyhands.launch.failure import Failure, exit_code, last_straw, name_ranks, primary, report, report_ended, report_lost
+from manyhands.launch.child import Child
+from manyhands.launch.failure import exit_code, last_straw, name_ranks, primary, report, report_ended, report_lost
 from manyhands.launch.forked import ForkedRank, ForkServer, fork_server, why_no_fork
-from manyhands.launch.groups import Left, is_stopped, left_in_group, signal_group, signals_as_bytes
+from manyhands.launch.groups import (
+    Left,
+    Spawned,
+    all_signals,
+    is_stopped,
+    left_in_group,
+    name_of,
+    signal_group,
+    signals_as_bytes,
+)
 from manyhands.launch.guard import Guard, guarded
 from manyhands.launch.launching import Launch, MeetingPlace, arrange_meeting
+from manyhands.launch.orphans import Orphans
 from manyhands.launch.output import Stream, screens
 from manyhands.launch.variables import shared_variables, with_hash_seed
 
@@ -47,6 +56,7 @@ _MISTAKES = {f"manyhands.errors.{name}" for name in ("CollectiveMismatchError", 
 """What a program has done wrong on all ranks: new ones would find nobody to let them in."""
 
 
+@all_signals()
 def run_job(
     job: Launch, environ: Mapping[str, str] | None = None, server: ForkServer | None = None, modules: Sequence[str] = ()
 ) -> int:
@@ -100,25 +110,6 @@ def run_job(
         return launcher.wait()
 
 
-@dataclass(slots=True, eq=False)
-class _Child:
-    rank: int
-    process: subprocess.Popen[bytes] | ForkedRank
-    error_file: Path
-    stderr: Stream
-    is_newcomer: bool
-    """Whether it was started to come into a job that runs already."""
-    signalled: bool = False
-    """Whether the launcher asked it to end before it did by itself."""
-    exited_at: float = 0.0
-    told: bool = False
-    """Whether the user knows that it is stopped."""
-    needless: bool = False
-    """Whether it was ended because there was nobody left to whom it could have come."""
-    made_good: bool = False
-    """Whether the job is no worse off for its failure: another one has come in its place, or it never came in."""
-
-
 class _Launcher:
     """The ranks of one host, from their start to their end."""
 
@@ -130,7 +121,7 @@ class _Launcher:
         for screen in self._screens:
             screen.wait = self._wait_to_write
         self._selector = selectors.DefaultSelector()
-        self._children: list[_Child] = []
+        self._children: list[Child] = []
         self._streams: set[Stream] = set()
         self._to_send: deque[tuple[float, signal.Signals | None]] = deque()
         """Signals that the ranks will get, each with its time, unless they end before; None says which ranks are waited for."""
@@ -140,27 +131,30 @@ class _Launcher:
         self._cleanup = contextlib.ExitStack()
         self._begun = False
         """Whether the ranks of an elastic job have come together."""
-        self._left: dict[_Child, set[Left]] = {}
-        """What ranks that have ended well have left running, as it was seen last."""
+        self._left: dict[Child, set[Left]] = {}
+        """What ranks that have ended well have left running, as it was seen last. They are released when nothing is left."""
         self._restarts = job.max_restarts or 0
         """How many failures are still made good."""
 
     def __enter__(self) -> Self:
         self._cleanup.enter_context(self._selector)
+        self._orphans = Orphans()
+        self._cleanup.callback(self._orphans.close)
         self._signals = self._cleanup.enter_context(signals_as_bytes(_PASSED_ON))
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         if self._server is not None:
             self._selector.register(self._server, selectors.EVENT_READ, self._on_news)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for child in self._running():
             self._signal(child, signal.SIGKILL)
             child.process.wait()
             self._forget(child)
-        self._look_at_what_is_left()
         for child in self._left:
             self._forget(child)
+        if kind is not None or self._is_ended_early():
+            self._orphans.kill()
         for child in self._children:
             for pipe in (child.process.stdout, child.process.stderr):
                 if pipe is not None:
@@ -197,6 +191,7 @@ class _Launcher:
         holds = meeting.listener is not None and (rank == 0 or job.is_elastic)
         handed_over = (meeting.listener.fileno(),) if holds and meeting.listener is not None else ()
         process = self._process(variables, handed_over, reads=rank == 0)
+        self._orphans.ours.add(process.pid)
         self._guard.add(process.pid)
         digits = len(str(max(job.world_size, job.most) - 1))
         prefix = f"[{rank:>{digits}}] ".encode() if job.prefix else b""
@@ -205,11 +200,9 @@ class _Launcher:
         self._read(process.stdout, Stream(self._screens[0], 1, prefix, _PATIENCE_S))
         stderr = Stream(self._screens[1], 2, prefix, _PATIENCE_S)
         self._read(process.stderr, stderr)
-        self._children.append(_Child(rank, process, path, stderr, is_newcomer))
+        self._children.append(Child(rank, process, path, stderr, is_newcomer))
 
-    def _process(
-        self, variables: Mapping[str, str], handed_over: tuple[int, ...], *, reads: bool
-    ) -> subprocess.Popen[bytes] | ForkedRank:
+    def _process(self, variables: Mapping[str, str], handed_over: tuple[int, ...], *, reads: bool) -> Spawned | ForkedRank:
         """Start a process, by the server where it can. Rank 0 ``reads`` what is typed, as under mpirun; the others read nothing.
 
         A session of its own, and so a process group: signals reach the rank's own children as well, and the terminal's Ctrl-C reaches the
@@ -221,15 +214,7 @@ class _Launcher:
                 forked = self._server.fork(job.words, variables, 0 if nothing is None else nothing.fileno(), handed_over)
                 if forked is not None:
                     return forked
-            return subprocess.Popen(
-                job.command(),
-                env=variables,
-                stdin=nothing,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=handed_over,
-                start_new_session=True,
-            )
+            return Spawned(job.command(), variables, nothing, handed_over)
 
     def wait(self) -> int:
         """Pass on output and signals until all ranks have ended; return the exit code."""
@@ -240,6 +225,7 @@ class _Launcher:
             self._step()
         self._to_send.clear()
         self._wait_for_what_is_left()
+        self._wait_for_daemons()
         until = time.monotonic() + _DRAIN_S
         while self._streams and time.monotonic() < until:
             self._step(until)
@@ -261,9 +247,7 @@ class _Launcher:
             now = time.monotonic()
             found = sorted((each for some in left.values() for each in some), key=lambda each: each.process)
             what = ", ".join(map(str, found))
-            if number == signal.SIGTERM and (
-                now >= until or self._told_to_end is not None or any(map(_has_failed, self._children))
-            ):
+            if number == signal.SIGTERM and (now >= until or self._is_ended_early()):
                 if self._told_to_end is None and now >= until:
                     self._say(f"manyhands run: ended what ranks had left running: {what}\n")
                 for child in left:
@@ -279,14 +263,34 @@ class _Launcher:
                 tell_at = until + _END_S
             self._step(now + _LOOK_S)
 
-    def _look_at_what_is_left(self) -> Mapping[_Child, set[Left]]:
-        """Return what ranks have left running. A group of which no process is left that was seen before is somebody else's, with the same number."""
-        for child, known in list(self._left.items()):
-            self._left[child] = found = left_in_group(child.process.pid)
-            if found.isdisjoint(known):
+    def _look_at_what_is_left(self) -> Mapping[Child, set[Left]]:
+        """Return what ranks have left running."""
+        for child in list(self._left):
+            self._left[child] = self._left_by(child)
+            if not self._left[child]:
                 del self._left[child]
-                self._guard.remove(child.process.pid)
+                self._forget(child)
         return self._left
+
+    def _left_by(self, child: Child) -> set[Left]:
+        """Return what a rank that has ended has left in its group. What lives on without it is an orphan, or descends from one."""
+        return left_in_group(child.process.pid) if self._orphans.reap() or not self._orphans.are_known else set()
+
+    def _wait_for_daemons(self) -> None:
+        """After a failure or a signal, end what has left the groups of the ranks; after a good end, say what goes on."""
+        is_early, asked = self._is_ended_early(), set[int]()
+        until = time.monotonic() + (_END_S if is_early else _GRACE_S)
+        while (found := self._orphans.reap()) and time.monotonic() < until:
+            if is_early:
+                self._orphans.signal(found - asked, signal.SIGTERM)
+            asked |= found
+            self._step(time.monotonic() + _LOOK_S)
+        if found and not self._is_ended_early():
+            names = ", ".join(str(name_of(each)) for each in sorted(found))
+            self._say(f"manyhands run: daemons that ranks have started go on: {names}\n")
+
+    def _is_ended_early(self) -> bool:
+        return self._told_to_end is not None or any(child.has_failed for child in self._children)
 
     def _step(self, until: float | None = None) -> None:
         """Wait for the next thing to happen, or for the time ``until``, and deal with it."""
@@ -359,6 +363,13 @@ class _Launcher:
             else:
                 self._end_from_outside(signal.Signals(number))
 
+    def _renew_guard(self) -> None:
+        """Start another guard where somebody has killed it."""
+        problem = self._guard.renew()
+        self._orphans.ours.add(self._guard.pid)
+        if problem:
+            self._say(f"manyhands run: the guard was killed; if this is killed too, ranks may stay ({problem})\n")
+
     def _on_news(self) -> None:
         """Hear of ranks that were forked."""
         assert self._server is not None
@@ -418,21 +429,23 @@ class _Launcher:
         )
 
     def _reap(self) -> None:
+        self._renew_guard()
+        self._orphans.reap()
         ended = []
         for child in self._running():
             if child.process.poll() is not None:
-                child.exited_at = time.time()
-                found = left_in_group(child.process.pid) if child.process.returncode == 0 and not child.signalled else None
+                child.exited_at = time.monotonic()
+                found = self._left_by(child) if child.process.returncode == 0 and not child.signalled else None
                 if found:
                     self._left[child] = found
                 else:
                     self._forget(child)
                 ended.append(child)
                 if not self._job.is_elastic:
-                    error_file.mark_gone(child.error_file, child.rank, _failure(child).how)
+                    error_file.mark_gone(child.error_file, child.rank, child.failure().how)
         if ended:
             self._look_at_what_is_left()
-        members: list[_Child] = []
+        members: list[Child] = []
         if ended and self._job.is_elastic:
             self._has_begun()
             members = [child for child in ended if self._may_be_member(child)]
@@ -454,7 +467,7 @@ class _Launcher:
             self._reap()  # who starts a rank may hear of others that have ended
         self._tell_of_the_stopped()
 
-    def _survives(self, failed: _Child, *, was_member: bool) -> bool:
+    def _survives(self, failed: Child, *, was_member: bool) -> bool:
         """Tell whether the others go on without a rank that has failed; start another one in its place, where that is to be.
 
         Where the job has several hosts, one that never came in is not replaced: it may be that the others have ended.
@@ -464,7 +477,7 @@ class _Launcher:
         if not self._has_begun() or not self._has_members():
             return False
         failed.made_good = not was_member
-        failure = _failure(failed)
+        failure = failed.failure()
         is_mistake = failure.record is not None and failure.record.type in _MISTAKES
         if self._restarts and not is_mistake and not self._is_ending() and (self._job.nodes == 1 or was_member):
             self._restarts -= 1
@@ -499,7 +512,7 @@ class _Launcher:
         self._begun = self._begun or any(self._mark(rank).exists() for rank in range(self._job.most))
         return self._begun
 
-    def _may_be_member(self, child: _Child) -> bool:
+    def _may_be_member(self, child: Child) -> bool:
         """Tell whether a rank is in a job that has begun, or about to say so."""
         return not child.is_newcomer or self._mark(child.rank).exists()
 
@@ -535,15 +548,17 @@ class _Launcher:
                     f"manyhands run: rank {child.rank} is stopped, and no other one runs: kill -CONT {pid}, or kill -KILL {pid}\n"
                 )
 
-    def _running(self) -> list[_Child]:
+    def _running(self) -> list[Child]:
         return [child for child in self._children if child.process.returncode is None]
 
-    def _forget(self, child: _Child) -> None:
-        # What the rank itself started ends here. Its number is not given out again in the moment between the two calls.
+    def _forget(self, child: Child) -> None:
+        # What the rank itself started ends here.
         signal_group(child.process.pid, signal.SIGKILL)
         self._guard.remove(child.process.pid)
+        child.process.release()
+        self._orphans.ours.discard(child.process.pid)
 
-    def _signal(self, child: _Child, number: signal.Signals) -> None:
+    def _signal(self, child: Child, number: signal.Signals) -> None:
         # To one that has ended and was not reaped yet, the signal does nothing.
         child.signalled = True
         signal_group(child.process.pid, number)
@@ -551,17 +566,17 @@ class _Launcher:
     def _conclude(self) -> int:
         if self._told_to_end is not None:
             if self._told_to_end != signal.SIGPIPE:
-                self._say("-" * 80 + "\n" + report_ended(self._told_to_end, list(map(_failure, self._children))))
+                self._say("-" * 80 + "\n" + report_ended(self._told_to_end, [child.failure() for child in self._children]))
             return 128 + self._told_to_end
         children = [child for child in self._children if not child.needless]
         failed = [child for child in children if child.process.returncode != 0]
         if not failed:
             return 0
         own = [child for child in failed if not child.signalled] or failed
-        failures = list(map(_failure, own))
+        failures = [child.failure() for child in own]
         may_go_on = self._job.keep_going or self._job.is_elastic
         # Who ended only because of another rank's end was left, and did not end well.
-        are_left = [_failure(child).is_secondary for child in own if not child.made_good]
+        are_left = [child.failure().is_secondary for child in own if not child.made_good]
         is_survived = len(failed) < len(children) and not any(are_left)
         if may_go_on and is_survived:
             self._say("-" * 80 + "\n" + report_lost(failures))
@@ -570,7 +585,7 @@ class _Launcher:
         first, survived = last_straw(failures, replaced) if may_go_on else (primary(failures), [])
         also = sorted({failure.rank for failure in failures if failure not in (first, *survived)})
         ended = sorted({child.rank for child in failed if child.signalled and child.rank != first.rank})
-        others = [_failure(child) for child in failed if child.rank != first.rank]
+        others = [child.failure() for child in failed if child.rank != first.rank]
         self._say("-" * 80 + "\n" + report(first, also, ended, survived, others))
         if not may_go_on and error_file.is_elastic(self._guard.folder):
             self._say(
@@ -583,18 +598,3 @@ class _Launcher:
         screen = self._screens[1]
         before = "\n" if screen.open_line is not None else ""
         screen.write(2, (before + text).encode(errors="backslashreplace"))
-
-
-def _failure(child: _Child) -> Failure:
-    return Failure(
-        child.rank,
-        child.process.returncode,
-        child.exited_at,
-        error_file.read(child.error_file),
-        child.stderr.tail.decode(errors="replace"),
-        error_file.read_place(child.error_file),
-    )
-
-
-def _has_failed(child: _Child) -> bool:
-    return child.process.returncode not in (0, None) and not child.made_good

@@ -26,6 +26,9 @@ from importlib.machinery import PathFinder, SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
 
+from manyhands.launch.groups import exit_status, is_stopped
+from manyhands.launch.orphans import end_with
+
 __all__: list[str] = []
 
 _MODULES = ("numpy", "manyhands.group.init", "manyhands.config.select.table")
@@ -33,9 +36,10 @@ _MODULES = ("numpy", "manyhands.group.init", "manyhands.config.select.table")
 
 
 class _Server:
-    """Serves one launcher: says once whether ranks can be forked from here, forks them, and tells when they stop or end."""
+    """Serves one launcher: says once whether ranks can be forked from here, forks them, tells when they stop or end, and reaps them when the launcher says so."""
 
     def __init__(self, link: socket.socket, folder: str) -> None:
+        link.set_inheritable(False)
         self._link = link
         self._folder = folder
         self._ranks: set[int] = set()
@@ -63,6 +67,8 @@ class _Server:
                 request = json.loads(self._read(int.from_bytes(length, "big")))
                 if "modules" in request:
                     self._prepare(request["modules"])
+                elif "reap" in request:
+                    os.waitpid(request["reap"], 0)
                 elif self._fork(request, files):
                     words: list[str] = request["words"]
                     return words
@@ -112,6 +118,7 @@ class _Server:
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> bool:
         begun, beginning = os.pipe()
+        server = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
@@ -119,6 +126,7 @@ class _Server:
             pid = -1
         if not pid:
             os.setsid()
+            end_with(server)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for each in (self._link, self._woken, self._waking):
@@ -137,14 +145,11 @@ class _Server:
 
     def _tell_of_ranks(self) -> None:
         for rank in list(self._ranks):
-            pid, status = os.waitpid(rank, os.WNOHANG | os.WUNTRACED)
-            if not pid:
-                continue
-            if os.WIFSTOPPED(status):
-                self._tell(f"stopped {pid}")
-                continue
-            self._ranks.remove(pid)
-            self._tell(f"ended {pid} {os.waitstatus_to_exitcode(status)}")
+            if (status := exit_status(rank)) is not None:
+                self._ranks.remove(rank)
+                self._tell(f"ended {rank} {status}")
+            elif is_stopped(rank):
+                self._tell(f"stopped {rank}")
 
     def _tell(self, line: str) -> None:
         try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from manyhands.common.folders import here
 from manyhands.errors import ConfigError, UsageError
 from manyhands.launch.forked import ForkServer, fork_server
+from manyhands.launch.groups import all_signals
 from manyhands.launch.variables import shared_variables, with_hash_seed
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class RunOptions(NamedTuple):
     run_id: str | None = None
 
 
+@all_signals()
 def start(options: RunOptions) -> int:
     """Start the ranks, wait for their end, and return the exit code: 130 where Ctrl-C came before there was anybody to hear of it.
 
@@ -55,6 +57,10 @@ def start(options: RunOptions) -> int:
     PluginError
         The backend is not installed, is broken, or cannot run here.
     """
+    if os.getpid() == 1:  # as in a container; the kernel ends the first process by no signal that has no handler
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, _end_by)
     doing = "read the configuration and looked for the backend"
     # It imports what the ranks need while the configuration is read here, and so comes before all that this process imports itself.
     server, environ = None, dict(os.environ)
@@ -73,6 +79,10 @@ def start(options: RunOptions) -> int:
     finally:
         if server is not None:
             server.close()
+
+
+def _end_by(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer | None) -> Callable[[], int]:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
+import resource
 import weakref
 from dataclasses import dataclass
 
@@ -117,12 +119,12 @@ class Segment:
             The system does not have what it takes.
         """
         if hasattr(os, "memfd_create"):
-            fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+            fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         else:
             fd = os.open(_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(fd, 0o600)  # a memfd begins with 0777
-            os.ftruncate(fd, _FILE_BYTES)
+            _make_large(fd)
             os.pwrite(fd, token, 0)
         except BaseException:
             os.close(fd)
@@ -217,6 +219,23 @@ class Segment:
         if offset + geometry.channel_bytes > _FILE_BYTES:
             raise OverflowError(f"channel {channel} does not fit into a file")
         return offset
+
+
+def _make_large(fd: int) -> None:
+    try:
+        os.ftruncate(fd, _FILE_BYTES)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        raise OSError(
+            error.errno,
+            f"files of this process are limited to {limit} bytes, and its shared memory is a file that counts as one of {_FILE_BYTES}, whatever it "
+            "holds: remove the limit (ulimit -f unlimited)",
+        ) from error
+    with contextlib.suppress(OSError):  # a file of /dev/shm has no seals
+        # Who opens it to read messages must not make it smaller: to touch what is mapped then would kill the others.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 assert HEADER_BYTES + 24 <= LINE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
 import subprocess
@@ -10,11 +11,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+
+from manyhands.launch.guard.process import begin
 
 __all__ = ["Guard", "guarded"]
 
 _END_S = 3.0
+_MOST_STARTS = 10
+"""How often a guard is started: one that ends whenever it begins must not be started for ever."""
 
 
 class Guard:
@@ -26,9 +30,17 @@ class Guard:
         A temporary folder that only this user can read.
     """
 
-    def __init__(self, folder: Path, pipe: IO[bytes]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder: Path = folder
-        self._pipe = pipe
+        self._groups: dict[int, int] = {}
+        self._starts_left = _MOST_STARTS
+        self._has_given_up = False
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """The process that cleans up."""
+        return self._process.pid
 
     def add(self, group: int) -> None:
         """Have a process group killed, should this process end before `remove`.
@@ -36,49 +48,75 @@ class Guard:
         Parameters
         ----------
         group
-            Its number.
+            Its number, that of a child of this process which leads it.
         """
-        self._announce(f"+{group}\n")
+        self._groups[group] = begin(group) or 0
+        self._announce(f"+{group} {self._groups[group]}\n")
 
     def remove(self, group: int) -> None:
-        """Leave a process group alone from now on.
+        """Leave a process group alone from now on; called before its leader is reaped, where somebody else could get the number.
 
         Parameters
         ----------
         group
             Its number.
         """
+        self._groups.pop(group, None)
         self._announce(f"-{group}\n")
+
+    def renew(self) -> str:
+        """Start another process that cleans up, if somebody has ended the one before; return once why that cannot be, and else nothing."""
+        if self._process.poll() is None or self._has_given_up:
+            return ""
+        problem = "" if self._starts_left else f"{_MOST_STARTS} of them have ended"
+        if not problem:
+            try:
+                self._start()
+            except OSError as error:
+                problem = str(error)
+        self._has_given_up = bool(problem)
+        return problem
+
+    def _start(self) -> None:
+        self._starts_left -= 1
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("process.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        # By the pipe, since all users can read the words of a command, and somebody could make the folder before.
+        self._announce(f"={os.fsencode(self.folder).hex()}\n")
+        for group, when in self._groups.items():
+            self._announce(f"+{group} {when}\n")
 
     def _announce(self, line: str) -> None:
         # A guard that was killed protects nobody, and that is no reason to end the job.
         with contextlib.suppress(BrokenPipeError):
-            self._pipe.write(line.encode())
-            self._pipe.flush()
+            assert self._process.stdin is not None
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 @contextlib.contextmanager
 def guarded() -> Iterator[Guard]:
     """Make a temporary folder that is removed when the context ends, or when this process does, in whatever way."""
     # The guard knows the folder before there is one, so that no moment is left in which nobody would remove it.
-    folder = Path(tempfile.gettempdir(), f"manyhands-{secrets.token_hex(8)}")
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(__file__).with_name("process.py")), str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
+    guard = Guard(Path(tempfile.gettempdir(), f"manyhands-{secrets.token_hex(8)}"))
     try:
-        folder.mkdir(0o700)
-        yield Guard(folder, process.stdin)
+        guard.folder.mkdir(0o700)
+        yield guard
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        shutil.rmtree(guard.folder, ignore_errors=True)
+        guard._end()

@@ -1,8 +1,9 @@
 """The process that cleans up after one that was killed before it could do so itself.
 
-It is started as a script with the path of a folder, and whoever starts it keeps the only write end of its standard input. A line ``+PID``
-announces a process group, ``-PID`` takes it back. The end of the input means that the other process is gone, however it ended: by then one
-that ended in order has taken all groups back and removed the folder, and whatever is left is killed and removed, grandchildren included.
+It is started as a script, and whoever starts it keeps the only write end of its standard input. A line ``=PATH``, in hexadecimal digits, names a
+folder, ``+PID BEGIN`` announces a process group by its leader and when that began, ``-PID`` takes it back. The end of the input means that the
+other process is gone, however it ended: by then one that ended in order has taken all groups back and removed the folder, and whatever is left
+is killed and removed, grandchildren included.
 
 This needs no code in the ranks' processes before their program starts, no thread in them, and no system call that only one
 operating system has.
@@ -24,16 +25,35 @@ def main() -> None:
     # A signal that is meant for the launcher must not end its guard.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    groups: set[int] = set()
+    folder = ""
+    groups: dict[int, int] = {}
     for line in sys.stdin:
-        group = int(line[1:])
-        (groups.add if line[0] == "+" else groups.discard)(group)
-    for group in groups:
+        if line[0] == "=":
+            folder = os.fsdecode(bytes.fromhex(line[1:]))
+            continue
+        group, *rest = map(int, line[1:].split())
+        if line[0] == "+":
+            groups[group] = rest[0]
+        else:
+            groups.pop(group, None)
+    for group, begin_of_leader in groups.items():
+        # A number is given out again when no process of the group is left: then another one has it, which began at another time.
+        if begin(group) not in (None, begin_of_leader):
+            continue
         try:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
-    _remove(sys.argv[1])
+    _remove(folder)
+
+
+def begin(process: int) -> int | None:
+    """Return when a process began, in ticks of the system's clock; None if there is none, or the system does not say."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as stat:  # noqa: PTH123 - pathlib is one more import
+            return int(stat.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError):
+        return None
 
 
 def _remove(folder: str) -> None:

@@ -1,0 +1,53 @@
+"""One rank as its launcher knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyhands.launch import error_file
+from manyhands.launch.failure import Failure
+from manyhands.launch.forked import ForkedRank
+from manyhands.launch.groups import Spawned
+from manyhands.launch.output import Stream
+
+__all__ = ["Child"]
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A rank that the launcher has started."""
+
+    rank: int
+    process: Spawned | ForkedRank
+    error_file: Path
+    stderr: Stream
+    is_newcomer: bool
+    """Whether it was started to come into a job that runs already."""
+    signalled: bool = False
+    """Whether the launcher asked it to end before it did by itself."""
+    exited_at: float = 0.0
+    """By `time.monotonic`: clocks of the day are set back and forth."""
+    told: bool = False
+    """Whether the user knows that it is stopped."""
+    needless: bool = False
+    """Whether it was ended because there was nobody left to whom it could have come."""
+    made_good: bool = False
+    """Whether the job is no worse off for its failure: another one has come in its place, or it never came in."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended, and the job is worse off for that."""
+        return self.process.returncode not in (0, None) and not self.made_good and not self.needless
+
+    def failure(self) -> Failure:
+        """Return how it ended, and what it has told of that."""
+        assert self.process.returncode is not None
+        return Failure(
+            self.rank,
+            self.process.returncode,
+            self.exited_at,
+            error_file.read(self.error_file),
+            self.stderr.tail.decode(errors="replace"),
+            error_file.read_place(self.error_file),
+        )

@@ -1,0 +1,182 @@
+"""What a launcher does about processes that are nobody's any more: numbers, zombies, daemons, and ranks without launcher and guard."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from launch_tools import DRIVER, WATCHED, Watch, environment, launch, start
+from waiting import until
+
+from manyhands.launch.groups import Spawned, left_in_group, signal_group
+from manyhands.launch.orphans import Orphans
+
+pytestmark = [
+    pytest.mark.usefixtures("ranks_in_both_forms", "no_launcher_stays"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans and zombies are known on Linux alone"),
+]
+
+SLEEPER = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+def children_of(process: int) -> set[int]:
+    return {int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()}
+
+
+def test_nobody_gets_the_number_of_a_rank_whose_group_may_still_be_signalled() -> None:
+    leader = Spawned(["sh", "-c", "sleep 60 & exit 3"], dict(os.environ), None, ())
+    assert leader.wait() == 3
+    (child,) = left_in_group(leader.pid)
+    assert Path(f"/proc/{leader.pid}").exists()  # a zombie has its number still
+    assert signal_group(leader.pid, signal.SIGKILL)
+    until(lambda: not lives(child.process))
+    leader.release()
+    for stream in filter(None, (leader.stdout, leader.stderr)):
+        stream.close()
+    assert not Path(f"/proc/{leader.pid}").exists()
+
+
+def test_a_child_of_the_launchers_own_session_is_no_orphan_of_a_rank() -> None:
+    orphans = Orphans()
+    try:
+        neighbour, daemon = (
+            subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True, start_new_session=is_of_rank)
+            for is_of_rank in (False, True)
+        )
+        assert orphans.reap() & {neighbour.pid, daemon.pid} == {daemon.pid}
+        orphans.kill()
+        assert neighbour.poll() is None
+        assert not lives(daemon.pid)
+        neighbour.kill()
+        for process in (neighbour, daemon):
+            process.communicate()
+    finally:
+        orphans.close()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_daemons_of_ranks_end_with_a_job_that_fails_and_are_named_otherwise(tmp_path: Path, code: int) -> None:
+    script = f"""
+        import subprocess, sys
+        daemon = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], stdout=subprocess.PIPE, start_new_session=True)
+        print(daemon.stdout.readline().decode().strip())
+        sys.exit({code})
+    """
+    done = launch(tmp_path, script)
+    daemon = int(done.stdout.removeprefix("[0] "))
+    assert (done.returncode, lives(daemon)) == (code, code == 0)
+    if code == 0:
+        assert "daemons that ranks have started go on: " in done.stderr
+        assert str(daemon) in done.stderr
+        os.kill(daemon, signal.SIGKILL)
+
+
+def test_ranks_end_where_guard_and_launcher_are_killed_together(tmp_path: Path, watch: Watch) -> None:
+    script = WATCHED + textwrap.dedent("""
+        report(sys.argv[1])
+        while True:
+            signal.pause()
+    """)
+    launcher = start(tmp_path, script, ranks=2, args=[str(watch.path)])
+    ranks = watch.wait_for(2)
+    guards = {each for each in children_of(launcher.pid) if b"guard" in Path(f"/proc/{each}/cmdline").read_bytes()}
+    assert guards
+    launcher.send_signal(signal.SIGSTOP)
+    for process in (*guards, launcher.pid):
+        os.kill(process, signal.SIGKILL)
+    watch.assert_all_gone()
+    assert not any(map(lives, ranks))
+
+
+def test_another_guard_takes_the_place_of_one_that_was_killed(tmp_path: Path, watch: Watch) -> None:
+    script = WATCHED + textwrap.dedent("""
+        report(sys.argv[1])
+        while True:
+            signal.pause()
+    """)
+    launcher = start(tmp_path, script, ranks=1, args=[str(watch.path)])
+    watch.wait_for(1)
+
+    def guards() -> set[int]:
+        return {each for each in children_of(launcher.pid) if b"guard" in Path(f"/proc/{each}/cmdline").read_bytes()}
+
+    before = guards()
+    for guard in before:
+        os.kill(guard, signal.SIGKILL)
+    until(lambda: bool(guards() - before))
+    launcher.kill()
+    watch.assert_all_gone()
+
+
+def test_signals_that_the_launchers_parent_has_blocked_are_blocked_in_no_rank(tmp_path: Path) -> None:
+    script = """
+        import signal
+        print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+    """
+    (tmp_path / "driver.py").write_text(DRIVER)
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(script))
+    job = f'{{"target": "{program}", "end_s": 30.0, "fork": false}}'
+    blocking = (
+        "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, signal.SIGTERM]); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", blocking, str(tmp_path / "driver.py"), job],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env=environment(),
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "[0] []\n"), done.stderr
+
+
+def test_no_child_of_a_rank_inherits_the_socket_at_which_the_ranks_meet(tmp_path: Path) -> None:
+    script = """
+        import os, stat, subprocess, sys
+        import manyhands as mh
+        code = "import os, stat; print(sum(stat.S_ISSOCK(os.fstat(int(fd)).st_mode) for fd in os.listdir('/proc/self/fd') if int(fd) > 2 and os.path.exists(f'/proc/self/fd/{fd}')))"
+        with mh.init(backend="tcp") as group:
+            if group.rank == 0:
+                print(subprocess.run([sys.executable, "-c", code], close_fds=False, capture_output=True, text=True).stdout.strip())
+            group.barrier()
+    """
+    done = launch(tmp_path, script, ranks=2)
+    assert (done.returncode, done.stdout) == (0, "[0] 0\n"), done.stderr
+
+
+def test_a_launcher_that_is_process_1_leaves_no_zombies(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-Urpf", "--mount-proc", "true"], check=False).returncode:
+        pytest.skip("this system lets this user make no namespace of processes")
+    script = """
+        import os, subprocess, sys, time
+        for _ in range(3):  # each child ends at once, and leaves one that ends later
+            subprocess.run(["sh", "-c", "sh -c 'exit 0' & exit 0"], start_new_session=True)
+        limit = time.monotonic() + 20
+        def zombies():
+            states = [open(f"/proc/{each}/stat").read().rpartition(")")[2].split()[0] for each in os.listdir("/proc") if each.isdigit()]
+            return states.count("Z")
+        while zombies() and time.monotonic() < limit:
+            time.sleep(0.01)
+        print(zombies())
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(script))
+    job = f'{{"target": "{tmp_path / "program.py"}", "end_s": 30.0, "fork": false}}'
+    command = ["unshare", "-Urpf", "--mount-proc", sys.executable, "-c", DRIVER, job]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=environment(), cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (0, "[0] 0\n"), done.stderr
