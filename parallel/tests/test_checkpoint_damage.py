@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import manyhands_parallel as mp
+from manyhands_parallel.checkpoint.metadata import _begin
 from manyhands_simulated import run
 
 LARGE = np.arange(400_000, dtype="f8")  # three blocks and a bit
@@ -151,6 +153,11 @@ def test_a_wrong_file_is_named_on_all_ranks_before_anything_is_written(tmp_path,
             b'{"format":"manyhands-checkpoint","version":1,"crc32":"ecea6884","save":"\xff"}',
             mp.CheckpointFormatError,
             "does not have the fields of a checkpoint",
+        ),
+        (
+            b'{"format":"manyhands-checkpoint","version":0,"crc32":"%08x",' % zlib.crc32(_begin("")),
+            mp.CheckpointFormatError,
+            "no metadata of a manyhands checkpoint",
         ),
         (
             b'{"format":"manyhands-checkpoint","version":%s,"crc32":"00000000",}' % (b"9" * 5000),

@@ -31,7 +31,7 @@ _LAST_S = 1e11
 """A time that no clock shows: three thousand years."""
 _WORDS = 1000
 """How much is told of what is wrong; a text may be as long as the file."""
-_HEAD = re.compile(rb'\{"format":"manyhands-checkpoint","version":(\d{1,9}),"crc32":"([0-9a-f]{8})",')
+_HEAD = re.compile(rb'\{"format":"manyhands-checkpoint","version":([1-9]\d{0,8}),"crc32":"([0-9a-f]{8})",')
 
 
 class Chunk(msgspec.Struct, frozen=True):
