@@ -20,6 +20,7 @@ from waiting import PATIENCE_S
 from worlds import free_port, on_threads
 
 import manyhands as mh
+from manyhands.cli import certs as certs_
 from manyhands.cli.certs import made, new_authority
 from manyhands.cli.main import main
 from manyhands.contract.deadline import Deadline
@@ -398,3 +399,31 @@ def test_what_the_command_cannot_do_is_refused(
     assert certs(tmp_path / "job", *words) == 2
     assert told in " ".join(capsys.readouterr().err.split())
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_file_that_appears_meanwhile_is_neither_followed_nor_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "target").write_bytes(b"whole")
+    mkdir = Path.mkdir
+
+    def prepared(path: Path, *given: object, **more: object) -> None:
+        mkdir(path, *given, **more)  # type: ignore[arg-type]
+        with contextlib.suppress(FileExistsError):
+            (path / "tls.key").symlink_to(tmp_path / "target")
+
+    monkeypatch.setattr(Path, "mkdir", prepared)
+    monkeypatch.setattr(certs_, "_check_place", lambda *_, **__: None)  # which has looked before
+    assert certs(tmp_path / "job") == 2
+    assert "tls.key cannot be read or written: File exists" in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "target").read_bytes() == b"whole"
+
+
+def test_a_key_that_others_can_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    put(tmp_path / "job", made({"all": []}, YEAR, new_authority(YEAR))["all"])
+    with caplog.at_level(logging.WARNING, "manyhands.security"):
+        Tls(tmp_path / "job")
+        assert caplog.records == []
+        (tmp_path / "job" / "tls.key").chmod(0o644)
+        Tls(tmp_path / "job")
+    assert f"manyhands: the key in {tmp_path / 'job' / 'tls.key'} can be read or changed by other users" in caplog.text

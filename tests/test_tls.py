@@ -294,6 +294,7 @@ def test_a_connection_that_ends_before_tls_is_lost_and_no_more(folder: Path) -> 
 
 
 GO_ON = """
+os.environ["MANYHANDS_SECURITY__TLS"] += ("/node1", "/10.0.0.2")[rank % 2]
 group = mh.init(timeout_s=30)
 tell("ready")
 until_failed(group)
@@ -303,7 +304,7 @@ with group.shrink() as rest:
 
 
 def test_survivors_meet_again_over_encrypted_connections(nursery: Nursery, folder: Path) -> None:
-    with nursery.ranks(GO_ON, 4, MANYHANDS_SECURITY__TLS=str(folder / "hosts" / "node1")) as ranks:
+    with nursery.ranks(GO_ON, 4, MANYHANDS_SECURITY__TLS=str(folder / "hosts")) as ranks:
         ranks.start().await_facts("ready")
         ranks.signal(0, signal.SIGKILL)
         ranks.wait()

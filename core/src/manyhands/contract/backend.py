@@ -383,12 +383,13 @@ class Bootstrap(ABC):
         sock
             The connection.
         peer
-            The rank, from 0 to ``world_size`` - 1.
+            The rank.
 
         Returns
         -------
         bool
-            False if its certificate has other names than the one with which that rank has come to the job. A warning is logged then.
+            False if its certificate has other names than the one with which that rank has come to the job, of which a warning is logged, or if
+            there is no such rank.
         """
         return True
 

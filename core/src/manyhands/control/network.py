@@ -229,7 +229,8 @@ def _encrypting(
     from manyhands.control.tls import TlsHandshake
 
     try:
-        return TlsHandshake(credentials.tls, sock, is_server, credentials.secret, said, host, credentials.expected)
+        names = None if is_server else credentials.expected  # those of the listener
+        return TlsHandshake(credentials.tls, sock, is_server, credentials.secret, said, host, names)
     except BaseException:
         sock.close()
         raise

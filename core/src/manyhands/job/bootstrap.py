@@ -136,7 +136,7 @@ class _JobBootstrap(Bootstrap):
         return self._job.dial(peer, address, hello, deadline, self._whom(peer), self._ranks[peer])
 
     def is_from(self, sock: socket.socket, peer: int) -> bool:
-        return self._job.is_from(sock, self._ranks[peer])
+        return 0 <= peer < self.world_size and self._job.is_from(sock, self._ranks[peer])
 
     def _whom(self, rank: int) -> str:
         """Return what a connection is to: a rank of the world, and there the part which it numbers in its own way."""
