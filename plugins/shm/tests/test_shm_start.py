@@ -125,6 +125,20 @@ def test_memory_that_cannot_be_made_is_told_by_all(monkeypatch: pytest.MonkeyPat
     assert "remove the limit (ulimit -f unlimited)" in text
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="a file of /dev/shm has no seals")
+def test_who_has_opened_the_memory_cannot_make_it_smaller() -> None:
+    segment = Segment.create(b"a" * 32, 1 << 16)
+    other = Segment.open(os.getpid(), segment.fd, b"a" * 32, 1 << 16)
+    try:
+        before = os.fstat(segment.fd).st_size
+        with pytest.raises(PermissionError):
+            os.ftruncate(other.fd, 4096)
+        assert os.fstat(segment.fd).st_size == before
+    finally:
+        other.close()
+        segment.close()
+
+
 def test_what_another_process_has_open_is_not_touched() -> None:
     reading, writing = os.pipe()
     segment = Segment.create(b"a" * 32, 1 << 16)
