@@ -18,7 +18,7 @@ def test_sixteen_random_bytes_keep_strangers_out_in_whatever_letters() -> None:
     for drawn in (b"/7\xaf\xe0\xaf\xa5M\xaa\xeb\xaf=\xa5G\xdd6/", os.urandom(16), os.urandom(16)):
         letters = [drawn.hex(), drawn.hex().upper(), str(uuid.UUID(bytes=drawn)), secrets.token_urlsafe(16)]
         for text in (*(each.encode() for each in letters), base64.b64encode(drawn)):
-            assert Credentials.of_text(text).keep_out
+            Credentials.of_text(text).check_reach("192.0.2.1", "listening at")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,6 @@ def test_shorter_texts_and_those_that_repeat_themselves_do_not(text: bytes) -> N
         credentials.of_job(b"nonce"),
         credentials.of_job(b"nonce").towards("rank 1"),
     ):
-        assert not each.keep_out
         each.check_reach("127.0.0.1", "listening at")
         with pytest.raises(
             AuthenticationError, match=r"^listening at 192\.0\.2\.1 with a secret that can be guessed .* is refused"

@@ -13,19 +13,23 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from launch_tools import DRIVER, WATCHED, Watch, environment, launch, start
+from launch_tools import DRIVER, WATCHED, Watch, environment, forking, launch, start
 from waiting import until
 
 from manyhands.control.credentials import Credentials
 from manyhands.control.lobby import Door
 from manyhands.launch.groups import Spawned, left_in_group, signal_group
-from manyhands.launch.orphans import Orphans
 
 pytestmark = [
     pytest.mark.usefixtures("ranks_in_both_forms", "no_launcher_stays"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans and zombies are known on Linux alone"),
 ]
 
+WAITING = WATCHED + textwrap.dedent("""
+    report(sys.argv[1])
+    while True:
+        signal.pause()
+""")
 SLEEPER = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 
 
@@ -63,22 +67,42 @@ def test_nobody_gets_the_number_of_a_rank_whose_group_may_still_be_signalled() -
     assert not Path(f"/proc/{leader.pid}").exists()
 
 
-def test_a_child_of_the_launchers_own_session_is_no_orphan_of_a_rank() -> None:
-    orphans = Orphans()
-    try:
-        neighbour, daemon = (
-            subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True, start_new_session=is_of_rank)
-            for is_of_rank in (False, True)
-        )
-        assert orphans.reap() & {neighbour.pid, daemon.pid} == {daemon.pid}
-        orphans.kill()
-        assert neighbour.poll() is None
-        assert not lives(daemon.pid)
-        neighbour.kill()
-        for process in (neighbour, daemon):
-            process.communicate()
-    finally:
-        orphans.close()
+def test_no_orphan_is_taken_for_a_ranks_where_the_launcher_has_children_of_others(tmp_path: Path) -> None:
+    """A shell starts something, and becomes the launcher; what that has started loses its parent during the job."""
+    neighbour, go = tmp_path / "neighbour", tmp_path / "go"
+    script = f"""
+        import pathlib, sys, time
+        pathlib.Path({str(go)!r}).touch()
+        while not pathlib.Path({str(neighbour)!r}).exists():
+            time.sleep(0.01)
+        sys.exit(1)
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(script))
+    started = f"""
+        import os, pathlib, subprocess, sys, time
+        child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], stdout=subprocess.DEVNULL, start_new_session=True)
+        while not pathlib.Path({str(go)!r}).exists():
+            time.sleep(0.01)
+        pathlib.Path({str(neighbour)!r} + ".written").write_text(str(child.pid))
+        os.rename({str(neighbour)!r} + ".written", {str(neighbour)!r})
+        os._exit(0)
+    """
+    job = f'{{"target": "{tmp_path / "program.py"}", "end_s": 30.0, "fork": {str(forking[-1]).lower()}}}'
+    words = [sys.executable, "-c", textwrap.dedent(started), sys.executable, "-c", DRIVER, job]
+    shell = '"$1" -c "$2" >/dev/null 2>&1 & shift 2; exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", shell, "sh", words[0], words[2], *words[3:]],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env=environment(),
+        cwd=tmp_path,
+        check=False,
+    )
+    process = int(neighbour.read_text())
+    assert done.returncode == 1, done.stderr
+    assert lives(process)
+    os.kill(process, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -98,13 +122,21 @@ def test_daemons_of_ranks_end_with_a_job_that_fails_and_are_named_otherwise(tmp_
         os.kill(daemon, signal.SIGKILL)
 
 
+def test_a_daemon_that_ignores_sigterm_ends_with_a_job_that_fails(tmp_path: Path) -> None:
+    script = f"""
+        import subprocess, sys
+        code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\\n" + {SLEEPER!r}
+        daemon = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+        print(daemon.stdout.readline().decode().strip())
+        sys.exit(1)
+    """
+    done = launch(tmp_path, script, end_s=0.2)
+    assert done.returncode == 1
+    assert not lives(int(done.stdout.removeprefix("[0] ")))
+
+
 def test_ranks_end_where_guard_and_launcher_are_killed_together(tmp_path: Path, watch: Watch) -> None:
-    script = WATCHED + textwrap.dedent("""
-        report(sys.argv[1])
-        while True:
-            signal.pause()
-    """)
-    launcher = start(tmp_path, script, ranks=2, args=[str(watch.path)])
+    launcher = start(tmp_path, WAITING, ranks=2, args=[str(watch.path)])
     ranks = watch.wait_for(2)
     (guard,) = guards_of(launcher.pid)
     launcher.send_signal(signal.SIGSTOP)
@@ -115,12 +147,7 @@ def test_ranks_end_where_guard_and_launcher_are_killed_together(tmp_path: Path, 
 
 
 def test_another_guard_takes_the_place_of_one_that_was_killed(tmp_path: Path, watch: Watch) -> None:
-    script = WATCHED + textwrap.dedent("""
-        report(sys.argv[1])
-        while True:
-            signal.pause()
-    """)
-    launcher = start(tmp_path, script, ranks=1, args=[str(watch.path)])
+    launcher = start(tmp_path, WAITING, ranks=1, args=[str(watch.path)])
     (rank,) = watch.wait_for(1)
     (before,) = guards_of(launcher.pid)
     os.kill(before, signal.SIGKILL)

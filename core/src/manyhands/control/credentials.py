@@ -76,12 +76,8 @@ class Credentials(NamedTuple):
         return cls(text if is_key else _stretched(text), tls, weakness="" if bits >= _LEAST_BITS else weakness)
 
     @property
-    def keep_out(self) -> bool:
-        """Whether they keep strangers out, who reach more than loopback."""
-        return not self._hole
-
-    @property
     def _hole(self) -> str:
+        """Why strangers who reach more than loopback are not kept out; empty if they are."""
         return self.weakness or ("" if self.secret else "without a secret")
 
     def check_reach(self, host: str, doing: str) -> None:

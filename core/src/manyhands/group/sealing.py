@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from typing import ClassVar
 
-from manyhands.contract.seal import TAMPERED
+from manyhands.contract.seal import TAMPERED, Seal
 from manyhands.control.protocol import Report
 from manyhands.group.group import Group
 
@@ -33,7 +31,7 @@ class Sealer:
         The length of a seal.
     """
 
-    BYTES: ClassVar[int] = 16
+    BYTES: ClassVar[int] = Seal.BYTES
 
     def __init__(self, group: Group, purpose: str) -> None:
         self._group = group
@@ -53,7 +51,7 @@ class Sealer:
         bytes
             Their seal.
         """
-        return hashlib.blake2b(data, digest_size=self.BYTES, key=self._key).digest()
+        return Seal(self._key).of(data)
 
     def check(self, data: bytes | bytearray | memoryview, seal: bytes | bytearray | memoryview) -> None:
         """Make sure that a rank of the group has sealed these bytes.
@@ -70,7 +68,7 @@ class Sealer:
         ProtocolError
             They do not belong together. The job has failed with this error on all ranks.
         """
-        if hmac.compare_digest(self.of(data), bytes(seal)):
+        if Seal(self._key).fits(data, seal):
             return
         job = self._group._job
         self._group._saw()

@@ -158,6 +158,11 @@ class ForkServer:
                 self._note(self._line())
                 waits = False
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     def reap(self, rank: int) -> None:
         """Have a rank reaped that has ended, and is a zombie until then."""
         try:

@@ -25,30 +25,34 @@ class Orphans:
 
     An orphan's number is its own until `reap` has found its end, since nobody else waits for it.
 
+    Parameters
+    ----------
+    started
+        The children that the launcher has started by now. If there are others, as those of a shell that has become the launcher by ``exec``, an orphan
+        may be theirs, and none is taken for a rank's.
+
     Attributes
     ----------
-    are_known
-        Whether orphans come to this process; elsewhere than on Linux they do not.
+    are_of_ranks
+        Whether what ranks leave behind comes to this process, and nothing else does; elsewhere than on Linux it does not.
     ours
         The children that somebody else waits for: those that there are now, and those that are added.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, started: Iterable[int]) -> None:
         self._before = _is_subreaper()
-        self.are_known: bool = self._before is not None and _control(_PR_SET_CHILD_SUBREAPER, 1)
-        self.ours: set[int] = _children() if self.are_known else set()
+        self._come = self._before is not None and _control(_PR_SET_CHILD_SUBREAPER, 1)
+        self.ours: set[int] = _children() if self._come else set()
+        self.are_of_ranks: bool = self._come and self.ours <= {*started}
 
     def reap(self) -> set[int]:
-        """Reap those that have ended, which stay zombies otherwise; return the others that are of ranks.
-
-        A rank begins a session, which its children leave only for one of their own. What is in the launcher's session was started beside the job.
-        """
+        """Reap those that have ended, which stay zombies otherwise; return the others if they are of ranks."""
         running = set()
-        for orphan in _children() - self.ours if self.are_known else ():
-            with contextlib.suppress(ChildProcessError, ProcessLookupError):
-                if not os.waitpid(orphan, os.WNOHANG)[0] and os.getsid(orphan) != os.getsid(0):
+        for orphan in _children() - self.ours if self._come else ():
+            with contextlib.suppress(ChildProcessError):
+                if not os.waitpid(orphan, os.WNOHANG)[0]:
                     running.add(orphan)
-        return running
+        return running if self.are_of_ranks else set()
 
     def signal(self, orphans: Iterable[int], number: int) -> None:
         """Send a signal to some that `reap` has just returned; one of another user gets none."""
@@ -65,7 +69,7 @@ class Orphans:
 
     def close(self) -> None:
         """Let orphans go where they went before."""
-        if self.are_known:
+        if self._come:
             _control(_PR_SET_CHILD_SUBREAPER, int(bool(self._before)))
 
 

@@ -138,7 +138,7 @@ class _Launcher:
 
     def __enter__(self) -> Self:
         self._cleanup.enter_context(self._selector)
-        self._orphans = Orphans()
+        self._orphans = Orphans(each.pid for each in (self._guard, self._server) if each is not None)
         self._cleanup.callback(self._orphans.close)
         self._signals = self._cleanup.enter_context(signals_as_bytes(_PASSED_ON))
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
@@ -274,7 +274,7 @@ class _Launcher:
 
     def _left_by(self, child: Child) -> set[Left]:
         """Return what a rank that has ended has left in its group. What lives on without it is an orphan, or descends from one."""
-        return left_in_group(child.process.pid) if self._orphans.reap() or not self._orphans.are_known else set()
+        return left_in_group(child.process.pid) if self._orphans.reap() or not self._orphans.are_of_ranks else set()
 
     def _wait_for_daemons(self) -> None:
         """After a failure or a signal, end what has left the groups of the ranks; after a good end, say what goes on."""
