@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from manyhands.common.installing import install_command
+from manyhands.config import load
 from manyhands.config.plugins import BACKEND_GROUP, InstalledPlugin, PluginManager, Switches, get_plugin_manager
 from manyhands.config.plugins.installed import unknown_backend_text
 from manyhands.contract.backend import BackendSpec, NoConfig
@@ -16,6 +18,7 @@ from manyhands.contract.hookspecs import hookimpl
 from manyhands.errors import (
     ApiVersionError,
     BackendUnavailableError,
+    ConfigError,
     DuplicatePluginError,
     PluginError,
     UnknownBackendError,
@@ -75,10 +78,48 @@ def test_a_config_may_be_named_and_is_imported_when_it_is_asked_for(plugins: Plu
     for name, error, words in (
         ("absent", PluginError, "names its config '.*:Other', and there is no such class"),
         ("none", BackendUnavailableError, "No module named 'no_such_module'"),
-        ("other", PluginError, "names its config 'os:getcwd', and that is no frozen dataclass and no subclass of"),
+        (
+            "other",
+            PluginError,
+            "names its config 'os:getcwd', and that is no subclass of manyhands.api.BackendConfig and no frozen dataclass",
+        ),
     ):
         with pytest.raises(error, match=words):
             manager.config_kind(manager.describe(name))
+
+
+DATACLASS = """
+from dataclasses import dataclass, field
+from pathlib import Path
+from manyhands.api import BackendSpec, hookimpl
+
+@dataclass(frozen=True)
+class Nest:
+    birds: int = field(default=2, metadata={"ge": 1})
+    loft: Path = Path("north")
+
+    def legs(self):
+        return 2 * self.birds
+
+@hookimpl
+def manyhands_register_backends():
+    return BackendSpec("nest", "", "os:getcwd", config=Nest)
+"""
+
+
+def test_a_config_may_be_a_frozen_dataclass(plugins: PluginFactory, manager: PluginManager, tmp_path: Path) -> None:
+    plugins("nest", DATACLASS)
+
+    def read(**table: object) -> Any:
+        resolved = load({"backends": {"nest": table}}, environ={}, directory=tmp_path, manager=manager)
+        return resolved.backend_config("nest")
+
+    made = read(birds="3", loft="south")
+    assert (type(made).__name__, made.birds, made.loft, made.legs()) == ("Nest", 3, Path("south"), 6)
+    with pytest.raises(ConfigError, match=r"backends\.nest\.birds = 0: it should be greater than or equal to 1"):
+        read(birds=0)
+    with pytest.raises(ConfigError, match=r"this key is unknown; did you mean 'backends.nest.birds'"):
+        read(bird=1)
 
 
 def test_two_distributions_of_one_name_are_both_named(plugins: PluginFactory, manager: PluginManager) -> None:

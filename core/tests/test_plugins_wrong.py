@@ -37,7 +37,7 @@ EXTRAS = {
     "device2": ('"devices": ("gpu",)', r"registers a backend with devices=\('gpu',\); it must be a tuple of some of"),
     "model": (
         '"config": dict',
-        r"registers a backend with config=<class 'dict'>; it must be a frozen dataclass or a subclass of manyhands.api.BackendConfig, or 'module:class'$",
+        r"registers a backend with config=<class 'dict'>; it must be a subclass of manyhands.api.BackendConfig or a frozen dataclass, or 'module:class'$",
     ),
     "function": (
         '"factory": print',

@@ -173,8 +173,8 @@ __all__ = [
     "write_card",
 ]
 
-# What describes a plugin needs none of these: a command that only asks which backends there are must not wait for NumPy, nor
-# a rank for pydantic. After a colon stands the name at home, where it is another one.
+# The description of a plugin needs none of these but `BackendConfig`: a command that only asks which backends there are must not wait for
+# NumPy. After a colon stands the name at home, where it is another one.
 _HOMES = {
     "BackendConfig": "manyhands.contract.config",
     "Algorithm": "manyhands.schedule.algorithms.registry",

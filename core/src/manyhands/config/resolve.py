@@ -6,13 +6,14 @@ import contextlib
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from manyhands.common.folders import here
 from manyhands.common.installing import install_command
-from manyhands.config.models import as_dict, check, model_of
 from manyhands.config.plugins import PluginManager, get_plugin_manager
 from manyhands.config.plugins.installed import install_hint, nearest
 from manyhands.config.plugins.loading import named
@@ -32,12 +33,15 @@ from manyhands.config.sources import (
     read_environment,
     read_file,
 )
+from manyhands.contract.config import as_kind, model_of
 from manyhands.errors import BackendUnavailableError, ConfigError, PluginError, UnknownBackendError
 
 if TYPE_CHECKING:
     from manyhands.contract.backend import BackendSpec
 
 __all__ = ["Resolved", "load"]
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Resolved:
@@ -67,12 +71,17 @@ class Resolved:
         PluginError
             The plugin is not installed or cannot be described; see `PluginManager.describe`.
         """
-        config, problems = self._check(self._manager.describe(name))
+        spec = self._manager.describe(name)
+        config, problems = self._check(spec)
         if config is None:
             raise as_error(problems)
-        return config
+        return self._own(spec, config)
 
-    def _check(self, spec: BackendSpec) -> tuple[Any, list[Problem]]:
+    def _own(self, spec: BackendSpec, config: BaseModel) -> Any:
+        """Return a checked config as the backend's plugin has declared it."""
+        return as_kind(self._manager.config_kind(spec), config)
+
+    def _check(self, spec: BackendSpec) -> tuple[BaseModel | None, list[Problem]]:
         """Return the table of a backend as its model, or what is wrong with it."""
         return _check_table(self._manager.config_kind(spec), spec.name, self.settings.backends.get(spec.name, {}), self._merged)
 
@@ -167,8 +176,7 @@ class Resolved:
         PluginError
             As `backend_config`, for one of ``backends``.
         """
-        values = as_dict(self.settings)
-        del values["backends"]
+        values = self.settings.model_dump(exclude={"backends"})
         tables: dict[str, Any] = dict(self.settings.backends)
         problems: list[Problem] = []
         required: set[tuple[str, ...]] = set()
@@ -189,7 +197,7 @@ class Resolved:
             elif config is None:
                 problems.extend(wrong)
             else:
-                tables[name] = as_dict(config)
+                tables[name] = config.model_dump()
         if problems:
             raise as_error(problems)
         leaves = [*flatten(values, ""), *flatten(dict(sorted(tables.items())), "", ("backends",))]
@@ -215,7 +223,7 @@ class Resolved:
             with contextlib.suppress(PluginError):  # said by who describes it
                 spec = self._manager.describe(name)
                 config, _ = self._check(spec)
-                waiting += [] if config is None else _parts(spec, config).values()
+                waiting += [] if config is None else _parts(spec, self._own(spec, config)).values()
         return found | seen
 
 
@@ -268,11 +276,11 @@ def load(
     environ = os.environ if environ is None else environ
     manager = get_plugin_manager() if manager is None else manager
     file, below = _base_layer(config, environ, here() if directory is None else Path(directory))
-    from_environment, problems = read_environment(environ, [field.name for field in fields(Settings)], TABLES)
+    from_environment, problems = read_environment(environ, list(Settings.model_fields), TABLES)
     from_arguments = [leaf for leaf in flatten(arguments or {}, ARGUMENT) if leaf[1] is not None]
     merged = merge([below, _with_backend_names(from_environment, manager), from_arguments])
-    settings, wrong = check(Settings, merged.tree)
-    problems.extend(from_validation(wrong, model_of(Settings), merged) if wrong is not None else [])
+    settings, wrong = _validated(Settings, merged, merged.tree)
+    problems.extend(wrong)
     words = merged.tree.get("plugins", [])
     if isinstance(words, list) and all(isinstance(word, str) for word in words):
         manager.switch(words)
@@ -281,8 +289,6 @@ def load(
         problems.extend(_check_names(merged, manager))
     except PluginError as error:
         broken = error
-    if settings is not None and (text := settings.liveness.problem()):
-        problems.append(problem(merged, ("liveness", "patience_s"), settings.liveness.patience_s, text))
     if settings is not None and settings.selection is not None:
         from manyhands.config.select import read_table
 
@@ -362,15 +368,22 @@ def _check_tables(merged: Merged, manager: PluginManager) -> Iterator[Problem]:
             yield from _check_table(manager.config_kind(manager.describe(name)), name, table, merged)[1]
 
 
-def _check_table(kind: type[object], name: str, table: object, merged: Merged) -> tuple[Any, list[Problem]]:
+def _check_table(kind: type[object], name: str, table: object, merged: Merged) -> tuple[BaseModel | None, list[Problem]]:
     """Return the table of a backend as its model, or what is wrong with it."""
     try:
-        config, wrong = check(kind, table)
+        return _validated(model_of(kind), merged, table, ("backends", name))
     except Exception as error:
         raise PluginError(f"the backend {name!r} raised {named(error)} while its table was checked") from error
-    # Not chained: pydantic's own text repeats the values, secrets included.
-    above = ("backends", name)
-    return config, from_validation(wrong, model_of(kind), merged, above) if wrong is not None else []
+
+
+def _validated(
+    model: type[Model], merged: Merged, table: object, above: tuple[str, ...] = ()
+) -> tuple[Model | None, list[Problem]]:
+    """Return the table at ``above`` as a model, or what is wrong with it."""
+    try:
+        return model.model_validate(table), []
+    except ValidationError as error:  # not chained: pydantic's own text repeats the values, secrets included
+        return None, from_validation(error, model, merged, above)
 
 
 def _table(merged: Merged, key: str) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from manyhands.config.models import model_of
 from manyhands.config.plugins.loading import named
 from manyhands.config.settings import Settings
+from manyhands.contract.config import model_of
 
 if TYPE_CHECKING:
     from manyhands.config.plugins import PluginManager
@@ -19,7 +19,7 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
 
     A backend that cannot be described, or whose model has no schema, keeps its table, without any statement of what it may hold.
     """
-    schema = model_of(Settings).model_json_schema()
+    schema = Settings.model_json_schema()
     definitions: dict[str, Any] = schema.setdefault("$defs", {})
     tables: dict[str, Any] = {}
     for description in manager.describe_all():

@@ -1,11 +1,12 @@
-"""What can be set, its type, its default and its limits; `manyhands.config.models` makes pydantic models of it."""
+"""What can be set, its type, its default and its limits, as pydantic models."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 __all__ = ["TABLES", "LivenessSettings", "RecorderSettings", "RendezvousSettings", "SecuritySettings", "Settings"]
 
@@ -14,6 +15,8 @@ TABLES: Final[tuple[str, ...]] = ("algorithms", "backends", "liveness", "recorde
 
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):(\d{1,5})")
 _MAX_PORT: Final[int] = 65535
+_MOST_HEARTBEATS: Final = 100
+"""How many a kernel may be told to wait for: less than 127, which is the most that Linux counts."""
 
 
 def _seconds(value: Any) -> Any:
@@ -44,185 +47,139 @@ def _backend(value: Any) -> Any:
     return value
 
 
-_SECONDS: Final = {"check": _seconds, "gt": 0, "allow_inf_nan": False}
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_seconds)]
 """A positive, finite number of seconds."""
 
-_MOST_HEARTBEATS: Final = 100
-"""How many a kernel may be told to wait for: less than 127, which is the most that Linux counts."""
-
-_COUNT: Final = {"check": _count, "gt": 0}
+_Count = Annotated[int, Field(gt=0), BeforeValidator(_count)]
 """A positive whole number."""
 
 
-@dataclass(frozen=True)
-class RendezvousSettings:
+class _Table(BaseModel):
+    """The base of all tables: instances are frozen, and unknown keys are errors."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+
+class RendezvousSettings(_Table):
     """``[rendezvous]``: where and how the ranks meet, when no launcher says so."""
 
-    address: str | None = field(
-        default=None,
-        metadata={
-            "check": _address,
-            "description": 'Where the ranks meet, as "host:port"; an IPv6 address stands in brackets.',
-        },
+    address: Annotated[str | None, BeforeValidator(_address)] = Field(
+        default=None, description='Where the ranks meet, as "host:port"; an IPv6 address stands in brackets.'
     )
-    timeout_s: float | None = field(
-        default=None,
-        metadata={
-            **_SECONDS,
-            "description": "Seconds until every rank must be there; by default the timeout_s of all operations.",
-        },
+    timeout_s: _Seconds | None = Field(
+        default=None, description="Seconds until every rank must be there; by default the timeout_s of all operations."
     )
-    secret_file: Path | None = field(
+    secret_file: Path | None = Field(
         default=None,
-        metadata={
-            "description": "A file that holds the secret of the job; a relative path is taken from the working directory."
-        },
+        description="A file that holds the secret of the job; a relative path is taken from the working directory.",
     )
 
 
-@dataclass(frozen=True)
-class LivenessSettings:
+class LivenessSettings(_Table):
     """``[liveness]``: how a host that says nothing any more is noticed."""
 
-    heartbeat_s: int = field(
+    heartbeat_s: _Count = Field(
         default=2,
-        metadata={
-            **_COUNT,
-            "le": 300,
-            "description": "After how many seconds of silence on a connection, and then how often, the kernel asks whether the other host is there.",
-        },
+        le=300,
+        description="After how many seconds of silence on a connection, and then how often, the kernel asks whether the other host is there.",
     )
-    patience_s: int = field(
+    patience_s: _Count = Field(
         default=10,
-        metadata={
-            **_COUNT,
-            "le": 600,
-            "description": "After how many seconds without an answer a rank counts as lost; from 2 to 100 heartbeats.",
-        },
+        le=600,
+        validate_default=True,
+        description="After how many seconds without an answer a rank counts as lost; from 2 to 100 heartbeats.",
     )
 
-    def problem(self) -> str:
-        """Return what is wrong with the two of them together; nothing where they fit."""
-        if 2 * self.heartbeat_s <= self.patience_s <= _MOST_HEARTBEATS * self.heartbeat_s:
-            return ""
-        return f"it should be from 2 to {_MOST_HEARTBEATS} times liveness.heartbeat_s, which is {self.heartbeat_s}"
+    @field_validator("patience_s")
+    @classmethod
+    def _fits_heartbeat(cls, value: int, info: ValidationInfo) -> int:
+        heartbeat_s: int | None = info.data.get("heartbeat_s")  # None if it is wrong itself
+        if heartbeat_s is not None and not 2 * heartbeat_s <= value <= _MOST_HEARTBEATS * heartbeat_s:
+            raise ValueError(f"it should be from 2 to {_MOST_HEARTBEATS} times liveness.heartbeat_s, which is {heartbeat_s}")
+        return value
 
 
-@dataclass(frozen=True)
-class RecorderSettings:
+class RecorderSettings(_Table):
     """``[recorder]``: what the flight recorder keeps, and where it writes it."""
 
-    directory: str | None = field(
+    directory: str | None = Field(
         default=None,
-        metadata={
-            "description": "Where each rank writes its last calls when the job fails, at SIGUSR1, and at its end; for `manyhands explain`. A relative path is taken from the working directory."
-        },
+        description="Where each rank writes its last calls when the job fails, at SIGUSR1, and at its end; for `manyhands explain`. A relative path is taken from the working directory.",
     )
-    calls: int = field(
+    calls: _Count = Field(
         default=32,
-        metadata={
-            **_COUNT,
-            "description": "How many of the last short calls are kept of each group and of the messages in each direction; of those that had to wait, four times as many in all.",
-        },
+        description="How many of the last short calls are kept of each group and of the messages in each direction; of those that had to wait, four times as many in all.",
     )
 
 
-@dataclass(frozen=True)
-class SecuritySettings:
+class SecuritySettings(_Table):
     """``[security]``: what is done against whoever sits on the path between two hosts."""
 
-    checksum: bool = field(
+    checksum: bool = Field(
         default=False,
-        metadata={
-            "description": "Whether every message of data bears a keyed checksum, so that nobody on the path can change it unnoticed; tcp has it, and backends that have not are refused."
-        },
+        description="Whether every message of data bears a keyed checksum, so that nobody on the path can change it unnoticed; tcp has it, and backends that have not are refused.",
     )
-    tls: Path | None = field(
+    tls: Path | None = Field(
         default=None,
-        metadata={
-            "description": "A folder with ca.crt, tls.crt and tls.key, as `manyhands certs` makes it: connections between ranks are encrypted (TLS 1.3), and ranks without a certificate of that authority refused; so are backends that cannot. A relative path is taken from the working directory."
-        },
+        description="A folder with ca.crt, tls.crt and tls.key, as `manyhands certs` makes it: connections between ranks are encrypted (TLS 1.3), and ranks without a certificate of that authority refused; so are backends that cannot. A relative path is taken from the working directory.",
     )
-    tls_names: Literal["host", "any"] = field(
+    tls_names: Literal["host", "any"] = Field(
         default="host",
-        metadata={
-            "description": "Which names a certificate must have: those of the host that is dialled and, later, those with which the rank has come; or any."
-        },
+        description="Which names a certificate must have: those of the host that is dialled and, later, those with which the rank has come; or any.",
     )
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(_Table):
     """Everything that can be configured, except what the chosen backend's plugin adds under ``[backends.NAME]``."""
 
-    backend: str = field(
-        default="auto", metadata={"check": _backend, "description": "The name of an installed backend, or 'auto'."}
+    backend: Annotated[str, BeforeValidator(_backend)] = Field(
+        default="auto", description="The name of an installed backend, or 'auto'."
     )
-    timeout_s: float = field(default=60.0, metadata={**_SECONDS, "description": "Seconds that any one operation may last."})
-    gpu_fallback: Literal["error", "host"] = field(
+    timeout_s: _Seconds = Field(default=60.0, description="Seconds that any one operation may last.")
+    gpu_fallback: Literal["error", "host"] = Field(
         default="error",
-        metadata={
-            "description": "What to do with GPU arrays on a backend without GPU support: refuse, or copy them through host memory, with a warning for each call."
-        },
+        description="What to do with GPU arrays on a backend without GPU support: refuse, or copy them through host memory, with a warning for each call.",
     )
-    gpu_check: Literal["kinds", "always"] = field(
+    gpu_check: Literal["kinds", "always"] = Field(
         default="kinds",
-        metadata={
-            "description": "Before which calls on GPUs all ranks compare what they are about to do: the first of each kind, or every one."
-        },
+        description="Before which calls on GPUs all ranks compare what they are about to do: the first of each kind, or every one.",
     )
-    algorithms: dict[str, str] = field(
+    algorithms: dict[str, str] = Field(
         default_factory=dict,
-        metadata={"description": "The algorithm of each collective, instead of the one that is chosen by size."},
+        description="The algorithm of each collective, instead of the one that is chosen by size.",
     )
-    selection: Path | None = field(
+    selection: Path | None = Field(
         default=None,
-        metadata={
-            "description": "A table file that chooses algorithms before the built-in table does; a relative path is taken from the working directory."
-        },
+        description="A table file that chooses algorithms before the built-in table does; a relative path is taken from the working directory.",
     )
-    reproducible: bool = field(
+    reproducible: bool = Field(
         default=False,
-        metadata={
-            "description": "Whether reductions give the same bits whatever the algorithm and the size, where a call does not say it itself."
-        },
+        description="Whether reductions give the same bits whatever the algorithm and the size, where a call does not say it itself.",
     )
-    check_inputs: bool = field(
+    check_inputs: bool = Field(
         default=False,
-        metadata={
-            "description": "Whether to look if the program writes to an array that a call in the background still reads; always so in a simulated world."
-        },
+        description="Whether to look if the program writes to an array that a call in the background still reads; always so in a simulated world.",
     )
-    native: bool = field(
+    native: bool = Field(
         default=True,
-        metadata={
-            "description": "Whether to use the compiled executor, where it is installed; results and errors are the same without it."
-        },
+        description="Whether to use the compiled executor, where it is installed; results and errors are the same without it.",
     )
-    ranks_per_host: int | None = field(
-        default=None,
-        metadata={
-            **_COUNT,
-            "description": "How many neighbouring ranks share a host, instead of what the names of their hosts say.",
-        },
+    ranks_per_host: _Count | None = Field(
+        default=None, description="How many neighbouring ranks share a host, instead of what the names of their hosts say."
     )
-    plugins: list[str] = field(
-        default_factory=list, metadata={"description": "Plugins or modules to load, and 'no:NAME' for those to leave alone."}
+    plugins: list[str] = Field(
+        default_factory=list, description="Plugins or modules to load, and 'no:NAME' for those to leave alone."
     )
-    rendezvous: RendezvousSettings = field(
-        default_factory=RendezvousSettings, metadata={"description": "Where and how the ranks meet."}
+    rendezvous: RendezvousSettings = Field(default_factory=RendezvousSettings, description="Where and how the ranks meet.")
+    liveness: LivenessSettings = Field(
+        default_factory=LivenessSettings, description="How a host that says nothing any more is noticed."
     )
-    liveness: LivenessSettings = field(
-        default_factory=LivenessSettings, metadata={"description": "How a host that says nothing any more is noticed."}
+    recorder: RecorderSettings = Field(
+        default_factory=RecorderSettings, description="What the flight recorder keeps, and where it writes it."
     )
-    recorder: RecorderSettings = field(
-        default_factory=RecorderSettings, metadata={"description": "What the flight recorder keeps, and where it writes it."}
-    )
-    security: SecuritySettings = field(
-        default_factory=SecuritySettings, metadata={"description": "What protects messages on their way."}
-    )
-    backends: dict[str, dict[str, Any]] = field(
-        default_factory=dict, metadata={"description": "One table per backend; its plugin says what it may hold."}
+    security: SecuritySettings = Field(default_factory=SecuritySettings, description="What protects messages on their way.")
+    backends: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="One table per backend; its plugin says what it may hold."
     )
 
     @property

@@ -72,10 +72,9 @@ class BackendSpec:
         ``"module:function"``; the function takes a `Bootstrap` and returns a `Backend`. It is imported when the backend is used, and called
         in a thread of its own, which is left behind if it has not returned two seconds after the deadline of `init`.
     config
-        The model of ``[backends.NAME]``: a frozen dataclass or a subclass of `BackendConfig`, or ``"module:class"``, which is imported when
-        the backend is used or has a table. pydantic checks both, and unknown keys are errors. The
-        metadata of a dataclass's field is what `pydantic.Field` takes, such as ``description`` and ``ge``; a rank imports pydantic for it
-        only where a value must be converted, or is wrong.
+        The model of ``[backends.NAME]``: a subclass of `BackendConfig`, a pydantic model, or ``"module:class"``, which is imported when
+        the backend is used or has a table. Unknown keys are errors. A frozen dataclass does as well: the metadata of its fields is
+        what `pydantic.Field` takes, such as ``description`` and ``ge``.
     devices
         Where arrays may live: ``"cpu"``, ``"cuda"``, or both.
     capabilities

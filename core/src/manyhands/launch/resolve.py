@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +64,4 @@ def resolve_launcher(backend: str | None, config: str | None) -> Resolution:
     # MPI, CUDA and the like begin something of their own when they are imported, which no fork would share.
     if spec.auto_priority is not None and spec.devices == ("cpu",):
         modules.append(spec.factory.partition(":")[0])
-    if "pydantic" in sys.modules:  # for something in the configuration, hence in each rank
-        modules.append("manyhands.contract.config")
     return Resolution(name, manager.load_launcher(spec), settings, config_of_backend, tuple(modules))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import atexit
 import ctypes
 import sys
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 
-from manyhands.api import BackendSpec, hookimpl
+from pydantic import Field
+
+from manyhands.api import BackendConfig, BackendSpec, hookimpl
 
 __all__ = ["INSTALL", "NcclConfig", "is_missing", "manyhands_register_backends", "probe"]
 
@@ -18,29 +19,24 @@ INSTALL = "pip install 'manyhands[nccl]', or 'manyhands[nccl-cuda13]' for CUDA 1
 _DRIVER = "libcuda.so.1"
 
 
-@dataclass(frozen=True)
-class NcclConfig:
+class NcclConfig(BackendConfig):
     """The table ``[backends.nccl]``."""
 
-    device: int | None = field(
+    device: int | None = Field(
         default=None,
-        metadata={
-            "ge": 0,
-            "description": (
-                "The number of this rank's GPU, among those that the process sees; by default the rank's number among the ranks of its host."
-            ),
-        },
+        ge=0,
+        description=(
+            "The number of this rank's GPU, among those that the process sees; by default the rank's number among the ranks of its host."
+        ),
     )
-    max_ctas: int | None = field(
+    max_ctas: int | None = Field(
         default=None,
-        metadata={
-            "ge": 1,
-            "le": 64,
-            "description": (
-                "The most blocks of threads that a kernel of NCCL may take of a GPU, alike on all ranks; by default NCCL's own choice, and 4 "
-                "where several ranks share a GPU."
-            ),
-        },
+        ge=1,
+        le=64,
+        description=(
+            "The most blocks of threads that a kernel of NCCL may take of a GPU, alike on all ranks; by default NCCL's own choice, and 4 "
+            "where several ranks share a GPU."
+        ),
     )
 
 

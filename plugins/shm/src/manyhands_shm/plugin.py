@@ -4,58 +4,50 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
 
-from manyhands.api import BackendSpec, hookimpl
+from pydantic import Field
+
+from manyhands.api import BackendConfig, BackendSpec, hookimpl
 
 __all__ = ["ShmConfig", "manyhands_register_backends"]
 
 
-@dataclass(frozen=True)
-class ShmConfig:
+class ShmConfig(BackendConfig):
     """The table ``[backends.shm]``."""
 
-    segment_bytes: int = field(
+    segment_bytes: int = Field(
         default=64 << 20,
-        metadata={
-            "ge": 1 << 16,
-            "le": 1 << 40,
-            "description": (
-                "The most memory, in bytes, through which one rank's messages pass on one channel; each group has two. "
-                "Many ranks share it in smaller parts, and what no message has touched takes none."
-            ),
-        },
+        ge=1 << 16,
+        le=1 << 40,
+        description=(
+            "The most memory, in bytes, through which one rank's messages pass on one channel; each group has two. "
+            "Many ranks share it in smaller parts, and what no message has touched takes none."
+        ),
     )
-    heap_bytes: int | None = field(
+    heap_bytes: int | None = Field(
         default=None,
-        metadata={
-            "ge": 1 << 16,
-            "le": 1 << 46,
-            "description": (
-                "The most memory, in bytes, that one rank may have in arrays that its peers read in place; "
-                "by default half of the memory of the host, or less if addresses are limited (ulimit -v). What is not in use takes none."
-            ),
-        },
+        ge=1 << 16,
+        le=1 << 46,
+        description=(
+            "The most memory, in bytes, that one rank may have in arrays that its peers read in place; "
+            "by default half of the memory of the host, or less if addresses are limited (ulimit -v). What is not in use takes none."
+        ),
     )
-    single_copy: bool = field(
+    single_copy: bool = Field(
         default=True,
-        metadata={
-            "description": (
-                "Whether long messages are read where they lie in the sender's process, where the system allows that "
-                "(process_vm_readv), rather than through slots. All ranks of a pair must allow it."
-            ),
-        },
+        description=(
+            "Whether long messages are read where they lie in the sender's process, where the system allows that "
+            "(process_vm_readv), rather than through slots. All ranks of a pair must allow it."
+        ),
     )
-    spin_us: int = field(
+    spin_us: int = Field(
         default=150,
-        metadata={
-            "ge": 0,
-            "le": 10_000,
-            "description": (
-                "For how many microseconds a rank that waits looks again and again, giving way to whoever needs the processor, "
-                "before it sleeps; 0 sleeps at once."
-            ),
-        },
+        ge=0,
+        le=10_000,
+        description=(
+            "For how many microseconds a rank that waits looks again and again, giving way to whoever needs the processor, "
+            "before it sleeps; 0 sleeps at once."
+        ),
     )
 
 

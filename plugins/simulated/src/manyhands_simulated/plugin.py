@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from pydantic import Field
 
-from manyhands.api import BackendSpec, hookimpl
+from manyhands.api import BackendConfig, BackendSpec, hookimpl
 
 __all__ = ["SimulatedConfig", "manyhands_register_backends"]
 
 
-@dataclass(frozen=True)
-class SimulatedConfig:
+class SimulatedConfig(BackendConfig):
     """The table ``[backends.simulated]``. All but ``eager_bytes`` is for ``manyhands run``, which makes the world."""
 
-    seed: int = field(
+    seed: int = Field(
         default=0,
-        metadata={
-            "ge": 0,
-            "description": "Decides which rank runs next where several could: the same program and seed give the same run.",
-        },
+        ge=0,
+        description="Decides which rank runs next where several could: the same program and seed give the same run.",
     )
-    network: str = field(
+    network: str = Field(
         default="",
-        metadata={
-            "description": 'What messages take: the name of a preset, such as "fat-tree", or a TOML file; without it they take no time.',
-        },
+        description='What messages take: the name of a preset, such as "fat-tree", or a TOML file; without it they take no time.',
     )
-    faults: str = field(default="", metadata={"description": "A TOML file that says what goes wrong, and when."})
-    trace: str = field(
-        default="",
-        metadata={"description": "A file to which a trace of the run is written at its end, for ui.perfetto.dev."},
-    )
-    eager_bytes: int = field(
+    faults: str = Field(default="", description="A TOML file that says what goes wrong, and when.")
+    trace: str = Field(default="", description="A file to which a trace of the run is written at its end, for ui.perfetto.dev.")
+    eager_bytes: int = Field(
         default=0,
-        metadata={
-            "ge": 0,
-            "description": "Messages up to this size leave their sender at once; longer ones wait for their receiver.",
-        },
+        ge=0,
+        description="Messages up to this size leave their sender at once; longer ones wait for their receiver.",
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from manyhands.api import BackendSpec, hookimpl
+from pydantic import BeforeValidator, Field
+
+from manyhands.api import BackendConfig, BackendSpec, hookimpl
 
 __all__ = ["MOST_STREAMS", "TcpConfig", "manyhands_register_backends"]
 
@@ -21,45 +22,31 @@ def _streams(value: object) -> object:
     return value
 
 
-@dataclass(frozen=True)
-class TcpConfig:
+class TcpConfig(BackendConfig):
     """The table ``[backends.tcp]``."""
 
-    interface: str | None = field(
-        default=None, metadata={"description": 'Listen at the address of this network interface, such as "eth0".'}
-    )
-    host: str | None = field(
-        default=None, metadata={"description": "Listen at this address of the host; it wins over interface."}
-    )
-    buffer_bytes: int = field(
+    interface: str | None = Field(default=None, description='Listen at the address of this network interface, such as "eth0".')
+    host: str | None = Field(default=None, description="Listen at this address of the host; it wins over interface.")
+    buffer_bytes: int = Field(
         default=1 << 20,
-        metadata={
-            "ge": 1 << 16,
-            "le": 1 << 28,
-            "description": "The size of the kernel's send and receive buffer of each connection.",
-        },
+        ge=1 << 16,
+        le=1 << 28,
+        description="The size of the kernel's send and receive buffer of each connection.",
     )
-    spin_us: int = field(
+    spin_us: int = Field(
         default=200,
-        metadata={
-            "ge": 0,
-            "le": 1000,
-            "description": "How many microseconds to wait actively before the process sleeps; 0 to sleep at once.",
-        },
+        ge=0,
+        le=1000,
+        description="How many microseconds to wait actively before the process sleeps; 0 to sleep at once.",
     )
-    congestion_control: str = field(
+    congestion_control: str = Field(
         default="auto",
-        metadata={
-            "description": 'The TCP congestion control: "auto" takes reno between ranks of one host and the host\'s default elsewhere.'
-        },
+        description='The TCP congestion control: "auto" takes reno between ranks of one host and the host\'s default elsewhere.',
     )
-    streams: int | Literal["auto"] = field(
+    streams: Annotated[int | Literal["auto"], BeforeValidator(_streams)] = Field(
         default="auto",
-        metadata={
-            "check": _streams,
-            "description": f'How many connections, 1 to {MOST_STREAMS}, carry a long message between two ranks: "auto" is 1 where the round '
-            "trip is short, and several where it is long. The lower of the two ranks decides.",
-        },
+        description=f'How many connections, 1 to {MOST_STREAMS}, carry a long message between two ranks: "auto" is 1 where the round '
+        "trip is short, and several where it is long. The lower of the two ranks decides.",
     )
 
 

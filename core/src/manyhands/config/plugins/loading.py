@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 
 from manyhands.common.bounded import Stuck, bounded
 from manyhands.common.installing import install_command
-from manyhands.config.models import is_config
 from manyhands.config.plugins.installed import BACKEND_GROUP, EXTENSION_GROUP, InstalledPlugin, find_installed, install_hint
 from manyhands.contract.backend import BackendSpec
+from manyhands.contract.config import is_config
 from manyhands.errors import BackendUnavailableError, PluginError
 
 __all__ = [
@@ -164,8 +164,8 @@ def config_kind(spec: BackendSpec, plugin: InstalledPlugin) -> type[object]:
     kind: type[object] = load(spec, "config", plugin)
     if not is_config(kind):
         raise PluginError(
-            f"{whose(spec.name, plugin)} names its config {spec.config!r}, and that is no frozen dataclass and no subclass of "
-            "manyhands.api.BackendConfig"
+            f"{whose(spec.name, plugin)} names its config {spec.config!r}, and that is no subclass of "
+            "manyhands.api.BackendConfig and no frozen dataclass"
         )
     return kind
 

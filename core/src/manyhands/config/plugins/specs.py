@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from manyhands.common.checks import whole
-from manyhands.config.models import is_config
 from manyhands.contract.backend import API_VERSION, BackendSpec
+from manyhands.contract.config import is_config
 from manyhands.errors import ApiVersionError, PluginError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _FIELDS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "factory": (_is_place, _PLACE),
     "config": (
         lambda given: is_config(given) or _is_place(given),
-        "a frozen dataclass or a subclass of manyhands.api.BackendConfig, or 'module:class'",
+        "a subclass of manyhands.api.BackendConfig or a frozen dataclass, or 'module:class'",
     ),
     "devices": (
         lambda given: isinstance(given, tuple) and bool(given) and DEVICES.issuperset(given),
