@@ -127,6 +127,7 @@ check: venv-dev
 	$(PYRIGHT) --verifytypes manyhands_ucc --ignoreexternal
 	$(PYRIGHT) --verifytypes manyhands_ucx --ignoreexternal
 	$(BIN)/python tools/check_imports.py
+	$(BIN)/python tools/check_variables.py
 	$(BIN)/python tools/check_versions.py
 
 prove: venv

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.control.environment import JOINED, LaunchEnvironment, claim, discover, parse_address, why_not_alone
+from manyhands.common.variables import Variable
+from manyhands.control.environment import LaunchEnvironment, claim, discover, meeting_place, parse_address, why_not_alone
 from manyhands.control.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
 from manyhands.control.environment.variables import derived_port
 from manyhands.errors import ConfigError, RendezvousError
@@ -334,9 +335,9 @@ def test_launchers_within_each_other_are_understood(environ: dict[str, str], ide
 
 def test_a_world_of_its_own_in_a_child_leaves_the_note_of_the_rank_that_started_it() -> None:
     note = f"{os.getppid()} 1/2@('127.0.0.1', 5)"
-    environ = {JOINED: note}
+    environ = {Variable.JOINED: note}
     claim(environ, 0, 1, None)()
-    assert environ == {JOINED: note}
+    assert environ == {Variable.JOINED: note}
     with pytest.raises(RendezvousError, match="was started by rank 1 of 2"):
         claim(environ, 1, 2, ("127.0.0.1", 5))
 
@@ -403,6 +404,30 @@ def test_master_addr_serves_where_the_launcher_tells_no_address() -> None:
     found = discover(several, parent=PARENT)
     assert found is not None
     assert (found.host, found.port) == ("node7", 1234)
+
+
+BY_HAND = {"MANYHANDS_RANK": "1", "MANYHANDS_WORLD_SIZE": "2"}
+OURS = TORCHRUN | {"MANYHANDS_LAUNCHED": "node3:5000"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        pytest.param(BY_HAND, ("node1", 29501), id="by hand"),
+        pytest.param(BY_HAND | {"MASTER_ADDR": "node7"}, ("node1", 29501), id="before MASTER_ADDR"),
+        pytest.param(TORCHRUN, ("node1", 29501), id="before torchrun's"),
+        pytest.param(BY_HAND | {"MANYHANDS_RENDEZVOUS": "node2:4000"}, ("node2", 4000), id="after the variable"),
+        pytest.param(OURS, ("node3", 5000), id="after that of manyhands run"),
+    ],
+)
+def test_a_configured_address_counts_for_ranks_of_launchers_and_by_hand(
+    environ: dict[str, str], place: tuple[str, int]
+) -> None:
+    found = discover(environ, configured="node1:29501")
+    assert found is not None
+    assert (found.host, found.port) == place
+    if environ is not OURS and environ is not TORCHRUN:
+        assert meeting_place(environ, "node1:29501", 1) == place
 
 
 @pytest.mark.parametrize("variables", [{"RANK": "0", "WORLD_SIZE": "1"}, {"PMI_RANK": "0", "PMI_SIZE": "1"}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -112,6 +113,37 @@ def test_address_and_secret_of_several_hosts_may_come_from_the_config(jobs: list
     job, environ = jobs[0]
     assert job.rendezvous == "node1:29500"
     assert environ["MANYHANDS_SECRET"] == "hush"
+
+
+@pytest.mark.parametrize("hosts", ["1", "2"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b" \n", "which is empty"),
+        (b"hu\0sh", "which holds a zero byte"),
+        (None, "which cannot be read: No such file or directory"),
+    ],
+    ids=["empty", "zero byte", "absent"],
+)
+def test_a_secret_file_that_cannot_be_is_refused_before_any_rank(
+    jobs: list[Any], tmp_path: Path, hosts: str, content: bytes | None, words: str
+) -> None:
+    if content is not None:
+        (tmp_path / "secret").write_bytes(content)
+    (tmp_path / "manyhands.toml").write_text('[rendezvous]\naddress = "node1:29500"\nsecret_file = "secret"\n')
+
+    with pytest.raises(ConfigError, match=f"^rendezvous.secret_file is 'secret', {words}"):
+        call("--nnodes", hosts, "script.py")
+    assert jobs == []
+
+
+def test_a_secret_need_not_be_utf_8(jobs: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"h\xfcsh\n")
+    (tmp_path / "manyhands.toml").write_text('[rendezvous]\nsecret_file = "secret"\n')
+
+    call("-n", "2", "script.py")
+
+    assert os.fsencode(jobs[0][1]["MANYHANDS_SECRET"]) == b"h\xfcsh"
 
 
 @pytest.mark.parametrize("chosen_by", ["argument", "file", "variable"])

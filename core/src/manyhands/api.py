@@ -13,6 +13,7 @@ from manyhands.common.installing import install_command
 from manyhands.common.lines import line_of, program_frame
 from manyhands.common.processors import processors
 from manyhands.common.threads import Thread, Timer
+from manyhands.common.variables import OF_ONE_RANK, Variable, has_whole_tracebacks, of_setting
 from manyhands.contract.backend import (
     API_VERSION,
     HEADER_BYTES,
@@ -81,6 +82,7 @@ __all__ = [
     "API_VERSION",
     "HEADER_BYTES",
     "NETWORKS",
+    "OF_ONE_RANK",
     "OPERATIONS",
     "AbortedError",
     "Algorithm",
@@ -151,6 +153,7 @@ __all__ = [
     "Transport",
     "UnsupportedError",
     "UsageError",
+    "Variable",
     "Work",
     "current_frames",
     "current_rank",
@@ -158,12 +161,14 @@ __all__ = [
     "current_world",
     "describe_backend",
     "guarded",
+    "has_whole_tracebacks",
     "hookimpl",
     "inherit_rank",
     "init",
     "install_command",
     "line_of",
     "many",
+    "of_setting",
     "processors",
     "program_frame",
     "read_cards",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+from manyhands.common.variables import PREFIX
 from manyhands.config.plugins.installed import nearest
-from manyhands.config.sources import DEFAULT, HIDDEN, PREFIX, Merged, Problem
+from manyhands.config.sources import DEFAULT, HIDDEN, Merged, Problem
 from manyhands.errors import ConfigError, UnknownBackendError
 
 if TYPE_CHECKING:

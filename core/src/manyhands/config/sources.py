@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from manyhands.common.checks import UNREADABLE
+from manyhands.common.variables import PREFIX, Variable
 from manyhands.config.plugins.installed import nearest
 from manyhands.errors import ConfigError
 
@@ -40,30 +41,8 @@ __all__ = [
     "read_file",
 ]
 
-PREFIX: Final[str] = "MANYHANDS_"
-"""What the name of every environment variable of manyhands begins with."""
-
-RESERVED: Final[frozenset[str]] = frozenset(
-    {
-        "MANYHANDS_CONFIG",
-        "MANYHANDS_ELASTIC",
-        "MANYHANDS_ERROR_FILE",
-        "MANYHANDS_JOINED",
-        "MANYHANDS_LAUNCHED",
-        "MANYHANDS_NEWCOMER",
-        "MANYHANDS_NO_AUTOLOAD",
-        "MANYHANDS_PLUGINS",
-        "MANYHANDS_RANK",
-        "MANYHANDS_RENDEZVOUS",
-        "MANYHANDS_RENDEZVOUS_FD",
-        "MANYHANDS_RUN_ID",
-        "MANYHANDS_SECRET",
-        "MANYHANDS_TRACEBACK",
-        "MANYHANDS_TRACE_HOOKS",
-        "MANYHANDS_WORLD_SIZE",
-    }
-)
-"""The variables that mean something else than a key of the configuration. ``MANYHANDS_PLUGINS`` is both: a comma-separated list."""
+RESERVED: Final[frozenset[str]] = frozenset(Variable)
+"""The variables that mean something else than a key of the configuration."""
 
 FILE_NAME: Final[str] = "manyhands.toml"
 """The file that is looked for in the working directory."""
@@ -184,7 +163,7 @@ def read_environment(
     for name in sorted(environ):
         if not name.startswith(PREFIX):
             continue
-        if name == "MANYHANDS_PLUGINS":
+        if name == Variable.PLUGINS:
             words = [word.strip() for word in environ[name].split(",") if word.strip()]
             leaves.append((("plugins",), words, name))
         elif name not in RESERVED:
@@ -230,12 +209,12 @@ def find_file(environ: Mapping[str, str], directory: Path) -> Path | None:
         ``MANYHANDS_CONFIG`` names a file that is not there, ``pyproject.toml`` cannot be read, or the file that was found in the directory
         is another user's.
     """
-    if named := environ.get("MANYHANDS_CONFIG"):
+    if named := environ.get(Variable.CONFIG):
         path = directory / named
         if not path.is_file():
             raise ConfigError(
                 f"the configuration file {str(path)!r}, named by the environment variable MANYHANDS_CONFIG, does not exist",
-                file="MANYHANDS_CONFIG",
+                file=Variable.CONFIG,
                 value=named,
             )
         return path

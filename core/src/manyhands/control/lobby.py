@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from manyhands.common.folders import write_new
+from manyhands.common.variables import Variable
 from manyhands.control.credentials import Credentials
 from manyhands.control.forking import close_after_fork
 from manyhands.control.frames import FrameConnection
@@ -83,7 +84,7 @@ class Door:
     @classmethod
     def of(cls, environ: Mapping[str, str], credentials: Credentials) -> Door | None:
         """Return that of this process; None where no launcher lets ranks come later."""
-        folder, fd = environ.get("MANYHANDS_ELASTIC"), environ.get("MANYHANDS_RENDEZVOUS_FD")
+        folder, fd = environ.get(Variable.ELASTIC), environ.get(Variable.RENDEZVOUS_FD)
         if not folder:
             return None
         if fd:

@@ -6,18 +6,18 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from manyhands.common.checks import whole
-from manyhands.common.private import warn_of_readers
+from manyhands.common.variables import Variable
 from manyhands.config import Resolved, Settings, load
 from manyhands.config.plugins import get_plugin_manager
+from manyhands.config.secret import job_secret
 from manyhands.config.select import Selector
 from manyhands.config.selection import make_selector
 from manyhands.contract.deadline import Deadline
 from manyhands.control.credentials import Credentials
-from manyhands.control.environment import LaunchEnvironment, claim, discover, parse_address, why_not_alone
+from manyhands.control.environment import LaunchEnvironment, claim, discover, meeting_place, why_not_alone
 from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
 from manyhands.control.verdicts import RunsAlreadyError
@@ -102,9 +102,9 @@ def init(
         _check_arguments(rank, world_size, member.rank, member.world.world_size)
         return Group(*finish(among_threads(member, setup, deadline), setup, selector, deadline))
     is_told = rank is not None or world_size is not None
-    is_elastic = not is_told and "MANYHANDS_ELASTIC" in os.environ
+    is_elastic = not is_told and Variable.ELASTIC in os.environ
     door = Door.of(os.environ, _credentials(resolved, _run(None))) if is_elastic else None
-    if door is not None and "MANYHANDS_NEWCOMER" in os.environ:
+    if door is not None and Variable.NEWCOMER in os.environ:
         group = Group(*_come_later(setup, door))
     else:
         try:
@@ -136,7 +136,7 @@ def _choices(resolved: Resolved, selector: Selector) -> str:
 
 def _come_later(setup: Setup, door: Door) -> Formed:
     """Come in the place of a rank that has ended."""
-    launch = discover(os.environ)
+    launch = discover(os.environ, configured=setup.resolved.settings.rendezvous.address)
     assert launch is not None  # whoever has a door has a launcher
     install_error_file(launch.rank)
     settings = setup.resolved.settings
@@ -168,8 +168,8 @@ def _come_later(setup: Setup, door: Door) -> Formed:
 
 def _among_processes(rank: int | None, world_size: int | None, setup: Setup, door: Door | None, deadline: Deadline) -> Job:
     try:
-        launch = discover(os.environ)
-    except ConfigError:
+        launch = discover(os.environ, configured=setup.resolved.settings.rendezvous.address)
+    except (ConfigError, RendezvousError):
         if rank is None or world_size is None:
             raise
         launch = None  # who is told so here need not understand half of a launcher's words
@@ -211,7 +211,7 @@ def _joined(
     if address is None:
         return come_alone(setup, deadline)
     resolved = setup.resolved
-    inherited = os.environ.get("MANYHANDS_RENDEZVOUS_FD") if rank == 0 else None
+    inherited = os.environ.get(Variable.RENDEZVOUS_FD) if rank == 0 else None
     meeting = Meeting(
         rank,
         world_size,
@@ -259,58 +259,23 @@ def _who(rank: int | None, world_size: int | None, launch: LaunchEnvironment | N
 
 
 def _address(resolved: Resolved, launch: LaunchEnvironment | None, rank: int) -> tuple[str, int]:
-    # Where `manyhands run` has bound the socket, the config cannot know better.
-    bound = "MANYHANDS_LAUNCHED" in os.environ and launch is not None
-    given = os.environ.get("MANYHANDS_RENDEZVOUS") or (None if bound else resolved.settings.rendezvous.address)
-    if given:
-        return parse_address(given)
     if launch is not None and launch.host is not None and launch.port is not None:
         return launch.host.strip("[]"), launch.port
-    master, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "29500")
-    if master:
-        return parse_address(f"[{master}]:{port}" if ":" in master else f"{master}:{port}")
-    raise RendezvousError(
-        "nothing says where the ranks meet: start them with `manyhands run`, or set MANYHANDS_RENDEZVOUS=host:port or rendezvous.address "
-        "in the config, alike on all ranks, naming the host of rank 0",
-        rank=rank,
-    )
+    return meeting_place(os.environ, resolved.settings.rendezvous.address, rank)
 
 
 def _credentials(resolved: Resolved, run: str) -> Credentials:
     folder = resolved.settings.security.tls
     if folder is None:
-        return Credentials.of_text(_secret(resolved)).of_run(run)
+        return Credentials.of_text(job_secret(resolved.settings.rendezvous, os.environ)).of_run(run)
     from manyhands.control.tls import Tls
 
     tls = Tls(folder, resolved.settings.security.tls_names == "host")
-    return Credentials.of_text(_secret(resolved), tls).of_run(run)
+    return Credentials.of_text(job_secret(resolved.settings.rendezvous, os.environ), tls).of_run(run)
 
 
 def _run(launch: LaunchEnvironment | None) -> str:
     """Return the name of this run: the user's, else that of the launcher which has told the rank."""
     # manyhands run tells it by the variable alone, so that ranks which come later know it as well.
     of_launcher = "" if launch is None or launch.launcher == "manyhands" else launch.job
-    return os.environ.get("MANYHANDS_RUN_ID", "") or of_launcher
-
-
-def _secret(resolved: Resolved) -> bytes:
-    text = os.environ.get("MANYHANDS_SECRET")
-    if text:
-        return os.fsencode(text)
-    path: Path | None = resolved.settings.rendezvous.secret_file
-    if path is None:
-        return b""
-    warn_of_readers(path, "the secret")
-    try:
-        secret = path.read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(
-            f"rendezvous.secret_file is {str(path)!r}, which cannot be read: {error.strerror}",
-            key="rendezvous.secret_file",
-            value=str(path),
-        ) from error
-    if not secret:
-        raise ConfigError(
-            f"rendezvous.secret_file is {str(path)!r}, which is empty", key="rendezvous.secret_file", value=str(path)
-        )
-    return secret
+    return os.environ.get(Variable.RUN_ID, "") or of_launcher

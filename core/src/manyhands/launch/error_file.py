@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.common.checks import UNREADABLE, safe_str
 from manyhands.common.lines import OURS, STANDARD, kind_of
+from manyhands.common.variables import Variable, has_whole_tracebacks
 from manyhands.control.environment import is_of_another
 from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsError
 
@@ -84,13 +85,17 @@ class _Hook:
         self._before = sys.excepthook
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        path = os.environ.get("MANYHANDS_ERROR_FILE")
+        path = os.environ.get(Variable.ERROR_FILE)
         if path and os.getpid() == self._process:  # what a forked child raises does not end the rank
             # A full disk, or a launcher that is gone, must not hide the error itself.
             with _without_interrupts(), contextlib.suppress(OSError):
                 record = _record(self.rank, kind, error, trace)
                 _write(Path(path), record)
-                if self._before is sys.__excepthook__ and _is_brief() and (words := _brief(record, error)) is not None:
+                if (
+                    self._before is sys.__excepthook__
+                    and not has_whole_tracebacks()
+                    and (words := _brief(record, error)) is not None
+                ):
                     sys.stderr.write(words)
                     return
         self._before(kind, error, trace)
@@ -181,14 +186,14 @@ def install(rank: int = -1) -> None:
     rank
         The rank of this process; -1 while it is not known.
     """
-    if not os.environ.get("MANYHANDS_ERROR_FILE") or is_of_another(os.environ):
+    if not os.environ.get(Variable.ERROR_FILE) or is_of_another(os.environ):
         return
     if isinstance(sys.excepthook, _Hook):
         sys.excepthook.rank = rank
     else:
         sys.excepthook = _Hook(rank)
-    if rank >= 0 and "MANYHANDS_LAUNCHED" in os.environ:
-        _PlaceFile.open(os.environ["MANYHANDS_ERROR_FILE"])
+    if rank >= 0 and Variable.LAUNCHED in os.environ:
+        _PlaceFile.open(os.environ[Variable.ERROR_FILE])
 
 
 def read_place(path: Path) -> str:
@@ -211,7 +216,7 @@ def read_place(path: Path) -> str:
 
 def mark_elastic() -> None:
     """Note for the launcher that the program has an elastic function, which can go on after a failure."""
-    path = os.environ.get("MANYHANDS_ERROR_FILE")
+    path = os.environ.get(Variable.ERROR_FILE)
     if path and not is_of_another(os.environ):
         with contextlib.suppress(OSError):
             (Path(path).parent / _ELASTIC).touch()
@@ -241,7 +246,7 @@ def mark_gone(path: Path, rank: int, how: str) -> None:
 
 def gone() -> dict[int, str]:
     """Return the ranks of this host that have ended before they came into the job, each with how."""
-    path = os.environ.get("MANYHANDS_ERROR_FILE")
+    path = os.environ.get(Variable.ERROR_FILE)
     found: dict[int, str] = {}
     with contextlib.suppress(OSError, ValueError):
         for each in Path(path).parent.glob(f"{_GONE}*") if path else ():
@@ -270,15 +275,11 @@ def _record(rank: int, kind: type[BaseException], error: BaseException, trace: T
     told = isinstance(error, AbortedError) or (isinstance(error, CommError) and error.peer not in {None, own})
     story = traceback.TracebackException(kind, error, trace)
     where = _place(story.stack)
-    is_short = _is_ours(error) and _is_brief() and _leave_users_part(story)
+    is_short = _is_ours(error) and not has_whole_tracebacks() and _leave_users_part(story)
     text = "".join(story.format())
     return ErrorRecord(
         rank, name, safe_str(error), text[-_LONGEST_TRACEBACK:], time.time(), told, where, is_short, time.monotonic()
     )
-
-
-def _is_brief() -> bool:
-    return os.environ.get("MANYHANDS_TRACEBACK", "").strip().lower() != "full"
 
 
 def _is_ours(error: BaseException) -> bool:
@@ -289,7 +290,7 @@ def _is_ours(error: BaseException) -> bool:
 def _brief(record: ErrorRecord, error: BaseException) -> str | None:
     """Return what a rank shows where its launcher says the rest; None for an error that the rank shows itself."""
     notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", []))
-    if "MANYHANDS_LAUNCHED" not in os.environ:  # a launcher such as mpi's, which shows one traceback, that of the cause
+    if Variable.LAUNCHED not in os.environ:  # a launcher such as mpi's, which shows one traceback, that of the cause
         return f"{record.type}: {record.message}\n{notes}" if record.secondary else None
     if isinstance(error, KeyboardInterrupt):
         return ""

@@ -11,6 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from manyhands.common.folders import here
+from manyhands.common.variables import Variable
 from manyhands.control.credentials import Credentials
 from manyhands.control.environment import parse_address
 from manyhands.control.network import bind, guarded_bind, show_address
@@ -132,12 +133,12 @@ class Launch:
                 file="argument",
                 key="rendezvous",
             )
-        if self.nodes > 1 and not environ.get("MANYHANDS_SECRET"):
+        if self.nodes > 1 and not environ.get(Variable.SECRET):
             raise ConfigError(
                 f"--nnodes {self.nodes} needs the variable MANYHANDS_SECRET, the same on every host, by which the ranks know each "
                 "other: set it to a long random text, such as the output of: python -c 'import secrets; "
                 "print(secrets.token_hex(32))'",
-                file="MANYHANDS_SECRET",
+                file=Variable.SECRET,
             )
         self._find_program()
 
@@ -211,13 +212,13 @@ class MeetingPlace:
             "MASTER_ADDR": self.host,
             "MASTER_PORT": str(self.free_port),
             "TORCHELASTIC_RUN_ID": self.name,
-            "MANYHANDS_LAUNCHED": show_address((self.host, self.port)),
-            "MANYHANDS_SECRET": self.secret,
+            Variable.LAUNCHED: show_address((self.host, self.port)),
+            Variable.SECRET: self.secret,
             **job.environ,
             **(elastic or {}),
         }
         if (rank == 0 or elastic) and self.listener is not None:
-            variables["MANYHANDS_RENDEZVOUS_FD"] = str(self.listener.fileno())
+            variables[Variable.RENDEZVOUS_FD] = str(self.listener.fileno())
         return variables
 
 
@@ -231,7 +232,7 @@ def arrange_meeting(job: Launch, environ: Mapping[str, str]) -> MeetingPlace:
     AuthenticationError
         It is reached from other hosts, and the secret can be guessed.
     """
-    secret = environ.get("MANYHANDS_SECRET") or os.urandom(32).hex()
+    secret = environ.get(Variable.SECRET) or os.urandom(32).hex()
     if job.rendezvous is None:
         listener = _to_hand_over(bind("127.0.0.1", 0))
         with bind("127.0.0.1", 0) as other:

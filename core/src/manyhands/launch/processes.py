@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self, cast
 
+from manyhands.common.variables import Variable, of_setting
 from manyhands.errors import UsageError
 from manyhands.launch import error_file
 from manyhands.launch.child import Child
@@ -51,7 +52,7 @@ _LOOK_S = 0.1
 _PATIENCE_S = 0.2
 _READ_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGTSTP)
-_RECORDS = "MANYHANDS_RECORDER__DIRECTORY"
+_RECORDS = of_setting("recorder", "directory")
 _MISTAKES = {f"manyhands.errors.{name}" for name in ("CollectiveMismatchError", "DeadlockError", "InputChangedError")}
 """What a program has done wrong on all ranks: new ones would find nobody to let them in."""
 
@@ -183,11 +184,13 @@ class _Launcher:
         job, meeting = self._job, self._meeting
         rank = job.node_rank * job.ranks + local_rank
         path = self._guard.folder / f"rank-{len(self._children)}.json"
-        elastic = {}
+        elastic: dict[str, str] = {}
         if job.is_elastic:
             self._mark(rank).unlink(missing_ok=True)
-            elastic = {"MANYHANDS_ELASTIC": str(self._guard.folder)} | ({"MANYHANDS_NEWCOMER": "1"} if is_newcomer else {})
-        variables = meeting.variables(job, local_rank, self._environ, elastic) | {"MANYHANDS_ERROR_FILE": str(path)}
+            elastic[Variable.ELASTIC] = str(self._guard.folder)
+            if is_newcomer:
+                elastic[Variable.NEWCOMER] = "1"
+        variables = meeting.variables(job, local_rank, self._environ, elastic) | {Variable.ERROR_FILE: str(path)}
         holds = meeting.listener is not None and (rank == 0 or job.is_elastic)
         handed_over = (meeting.listener.fileno(),) if holds and meeting.listener is not None else ()
         process = self._process(variables, handed_over, reads=rank == 0)

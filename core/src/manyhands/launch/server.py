@@ -26,6 +26,7 @@ from importlib.machinery import PathFinder, SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
 
+from manyhands.common.variables import Variable
 from manyhands.launch.groups import exit_status, is_stopped
 from manyhands.launch.orphans import end_with
 
@@ -192,7 +193,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         os.close(file)
     for file in files[3:]:  # where the ranks meet
         os.set_inheritable(file, True)
-        os.environ["MANYHANDS_RENDEZVOUS_FD"] = str(file)
+        os.environ[Variable.RENDEZVOUS_FD] = str(file)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         _open_stream(number, name)
     if "numpy.random" in sys.modules:  # `random` does so by itself

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from manyhands.common.folders import here
+from manyhands.common.variables import Variable, of_setting
 from manyhands.errors import ConfigError, UsageError
 from manyhands.launch.forked import ForkServer, fork_server
 from manyhands.launch.groups import all_signals
@@ -15,7 +16,6 @@ from manyhands.launch.variables import shared_variables, with_hash_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 __all__ = ["RunOptions", "start"]
 
@@ -65,7 +65,7 @@ def start(options: RunOptions) -> int:
     # It imports what the ranks need while the configuration is read here, and so comes before all that this process imports itself.
     server, environ = None, dict(os.environ)
     # With several hosts the seed is made of the secret, which the configuration may name.
-    if options.nnodes == 1 or environ.get("MANYHANDS_SECRET"):
+    if options.nnodes == 1 or environ.get(Variable.SECRET):
         environ = with_hash_seed(environ)
         if not options.no_fork:
             server = fork_server(options.target, options.module, shared_variables(options.ranks or 1, environ))
@@ -93,6 +93,7 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
     if config is not None and not Path(config).is_file():
         raise ConfigError(f"--config {config}: there is no such file in {here()}", file="argument", key="config", value=config)
     # Needs pydantic and every plugin that may be chosen, hence a good part of the time until the ranks start.
+    from manyhands.config.secret import job_secret
     from manyhands.launch.launching import Launch
     from manyhands.launch.resolve import resolve_launcher
 
@@ -104,24 +105,24 @@ def _prepared(options: RunOptions, environ: dict[str, str], server: ForkServer |
     resolution = resolve_launcher(backend, file)
     chosen = {}
     if backend is not None:
-        chosen["MANYHANDS_BACKEND"] = backend
-    run_id = options.run_id or environ.get("MANYHANDS_RUN_ID") or _step_of_slurm(environ, options.nnodes)
+        chosen[of_setting("backend")] = backend
+    run_id = options.run_id or environ.get(Variable.RUN_ID) or _step_of_slurm(environ, options.nnodes)
     if run_id:
-        chosen["MANYHANDS_RUN_ID"] = run_id
+        chosen[Variable.RUN_ID] = run_id
     elif options.nnodes > 1:
         sys.stderr.write(
             "manyhands run: without --run-id, a launcher that is left over from an earlier run with this address and secret could join this one: give the "
             "same new word on each host, such as the number of the scheduler's job\n"
         )
     if file is not None:
-        chosen["MANYHANDS_CONFIG"] = file
+        chosen[Variable.CONFIG] = file
     if options.record is not None:
-        chosen["MANYHANDS_RECORDER__DIRECTORY"] = str(Path(options.record).absolute())
+        chosen[of_setting("recorder", "directory")] = str(Path(options.record).absolute())
     meeting = resolution.settings.rendezvous
     if options.nnodes > 1 and rendezvous is None:
         rendezvous = meeting.address
-    if meeting.secret_file is not None and not environ.get("MANYHANDS_SECRET"):
-        environ["MANYHANDS_SECRET"] = _secret_of(meeting.secret_file)
+    if secret := job_secret(meeting, environ):
+        environ[Variable.SECRET] = os.fsdecode(secret)
     job = Launch(
         options.target,
         options.module,
@@ -200,12 +201,3 @@ def _tell_of_options_behind(options: RunOptions) -> None:
                 f"to run {value or number} ranks: manyhands run -n {value or number} {options.target}\n"
             )
             return
-
-
-def _secret_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"rendezvous.secret_file: {path} cannot be read: {error}", key="rendezvous.secret_file", value=str(path)
-        ) from None

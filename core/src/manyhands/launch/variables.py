@@ -6,20 +6,9 @@ import os
 from collections.abc import Mapping
 
 from manyhands.common.processors import processors
+from manyhands.common.variables import OF_ONE_RANK, Variable
 
 __all__ = ["shared_variables", "with_hash_seed"]
-
-_MISLEADING = (
-    # An outer launcher's or the shell's own say about ranks; it would win over, or contradict, what this launcher sets.
-    "MANYHANDS_RANK",
-    "MANYHANDS_WORLD_SIZE",
-    "MANYHANDS_RENDEZVOUS",
-    "MANYHANDS_RENDEZVOUS_FD",
-    "MANYHANDS_ELASTIC",
-    "MANYHANDS_JOINED",
-    "MANYHANDS_NEWCOMER",
-    "TORCHELASTIC_USE_AGENT_STORE",
-)
 
 
 def shared_variables(ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
@@ -32,7 +21,7 @@ def shared_variables(ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
     environ
         The variables that they inherit.
     """
-    variables = {name: value for name, value in environ.items() if name not in _MISLEADING}
+    variables = {name: value for name, value in environ.items() if name not in OF_ONE_RANK}
     return variables | _threads_per_rank(max(1, ranks), variables)
 
 
@@ -43,7 +32,7 @@ def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if environ.get("PYTHONHASHSEED"):
         return dict(environ)
-    secret = environ.get("MANYHANDS_SECRET")
+    secret = environ.get(Variable.SECRET)
     if secret:
         import hashlib  # without a secret nobody needs it
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from manyhands.common.variables import Variable
 from manyhands.errors import UsageError
 from manyhands_lab.commands.files import write_text
 
@@ -95,7 +96,7 @@ def start_ranks(module: str, plan: str, ranks: int, resolutions: Sequence[Resolu
                 f"the backend {each.backend!r} lives on a clock of its own, and cannot be measured: leave it out, or see what a run of "
                 "manyhands_simulated says about its duration"
             )
-    chosen = {"MANYHANDS_CONFIG": file} if file else {}
+    chosen: dict[str, str] = {Variable.CONFIG: file} if file else {}
     own = [each for each in resolutions if each.launcher is not None]
     for other in own[1:]:
         if other.launcher is not own[0].launcher:

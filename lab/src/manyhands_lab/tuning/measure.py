@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from manyhands.common.variables import of_setting
 from manyhands.config import load
 from manyhands.errors import InternalError, PluginError
 from manyhands.group.group import Group
@@ -35,7 +36,7 @@ _MOST_CALLS: Final[int] = 20
 """A sample is as many calls as take `_SAMPLE_S`, and no more than these."""
 _HOPELESS: Final[float] = 4.0
 """A candidate that takes this many times as long as the best, when all are first timed, is left out of the rounds."""
-_MISLEADING: Final[tuple[str, ...]] = ("MANYHANDS_ALGORITHMS", "MANYHANDS_SELECTION", "MANYHANDS_REPRODUCIBLE")
+_MISLEADING: Final[tuple[str, ...]] = (of_setting("algorithms"), of_setting("selection"), of_setting("reproducible"))
 """The beginnings of variables that would overrule the algorithm that is to be measured."""
 
 

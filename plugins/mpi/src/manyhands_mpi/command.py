@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from manyhands.api import BackendUnavailableError, LaunchRequest
+from manyhands.api import OF_ONE_RANK, BackendUnavailableError, LaunchRequest
 
 __all__ = ["FAMILIES", "Family", "family_of", "is_root", "rank_command", "spans_hosts", "variables"]
 
@@ -17,9 +17,8 @@ _OUTER = frozenset(
     {
         # Another launcher's word on ranks; it would win over, or contradict, what mpiexec sets.
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
-        *("MANYHANDS_RANK", "MANYHANDS_WORLD_SIZE", "MANYHANDS_RENDEZVOUS", "MANYHANDS_RENDEZVOUS_FD", "MANYHANDS_LAUNCHED"),
-        *("MANYHANDS_ERROR_FILE", "MANYHANDS_JOINED"),
+        "TORCHELASTIC_RUN_ID",
+        *OF_ONE_RANK,
     }
 )
 _NAMING_HOSTS = frozenset(

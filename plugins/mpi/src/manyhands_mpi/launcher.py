@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from manyhands.api import BackendUnavailableError, Guard, LaunchRequest, guarded
+from manyhands.api import BackendUnavailableError, Guard, LaunchRequest, Variable, guarded
 from manyhands_mpi.command import Family, family_of, is_root, rank_command, spans_hosts, variables
 from manyhands_mpi.config import MpiConfig
 from manyhands_mpi.finding import find_mpiexec
@@ -60,13 +60,13 @@ def launch(request: LaunchRequest) -> int:
 
 def _environ(request: LaunchRequest, mpiexec: tuple[str, ...], family: Family) -> dict[str, str]:
     environ = variables(os.environ, dict(request.environ) | (dict(family.as_root) if is_root() else {}))
-    environ.setdefault("MANYHANDS_SECRET", secrets.token_hex(32))
+    environ.setdefault(Variable.SECRET, secrets.token_hex(32))
     if not spans_hosts(mpiexec, environ):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            environ["MANYHANDS_RENDEZVOUS"] = f"127.0.0.1:{free.getsockname()[1]}"
-    elif address := os.environ.get("MANYHANDS_RENDEZVOUS"):  # the user's: not every MPI tells on which host rank 0 is
-        environ["MANYHANDS_RENDEZVOUS"] = address
+            environ[Variable.RENDEZVOUS] = f"127.0.0.1:{free.getsockname()[1]}"
+    elif address := os.environ.get(Variable.RENDEZVOUS):  # the user's: not every MPI tells on which host rank 0 is
+        environ[Variable.RENDEZVOUS] = address
     return environ
 
 

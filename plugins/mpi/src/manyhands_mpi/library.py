@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from manyhands.api import BackendUnavailableError
+from manyhands.api import BackendUnavailableError, Variable
 
 __all__ = ["end", "load", "mark_failed", "words"]
 
@@ -99,7 +99,7 @@ def end() -> None:
     if _State.failed:
         sys.stdout.flush()
         sys.stderr.flush()
-        if "MANYHANDS_ERROR_FILE" not in os.environ:  # `manyhands run` gives the others their time itself
+        if Variable.ERROR_FILE not in os.environ:  # `manyhands run` gives the others their time itself
             time.sleep(_LAST_WORDS_S)
         if not _State.owned:
             # Whoever began MPI would finalize it now, and hang there.

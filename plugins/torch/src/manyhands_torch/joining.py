@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 from manyhands import Group, init
-from manyhands.api import current_rank
+from manyhands.api import Variable, current_rank
 from manyhands_torch.backend import Backend
 from manyhands_torch.objects import group_below
 from manyhands_torch.process_group import ProcessGroup
@@ -60,7 +60,7 @@ def meet(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any)
     Where `manyhands` knows more than torch, it does so: under ``manyhands run``, and under launchers that do not set torch's variables. There
     the ranks meet first, and torch's store goes by the connections with which they know each other.
     """
-    if _is_another(url) or ("RANK" in os.environ and "MANYHANDS_LAUNCHED" not in os.environ):
+    if _is_another(url) or ("RANK" in os.environ and Variable.LAUNCHED not in os.environ):
         yield from _torch_meets(url, timeout, **options)
         return
     group = init()
@@ -77,12 +77,12 @@ def _is_another(url: str) -> bool:
 
 
 def _by_store(store: Any, rank: int, size: int) -> Group:
-    if size == 1 or "MANYHANDS_RENDEZVOUS" in os.environ or current_rank() is not None:
+    if size == 1 or Variable.RENDEZVOUS in os.environ or current_rank() is not None:
         return init(rank=rank, world_size=size)
     if rank == 0:
         with socket.create_server((_host(store), 0)) as listener:
             host, port = listener.getsockname()[:2]
-            own = os.environ.get("MANYHANDS_SECRET")  # which the others have as well, and nobody else is to see
+            own = os.environ.get(Variable.SECRET)  # which the others have as well, and nobody else is to see
             secret = own or secrets.token_hex(32)
             store.set("manyhands", f"{'' if own else secret} {host}:{port}")
             with _environment(
@@ -92,7 +92,7 @@ def _by_store(store: Any, rank: int, size: int) -> Group:
             store.delete_key("manyhands")  # all have read it, and groups to come may have the same keys
             return group
     secret, _, address = store.get("manyhands").decode().partition(" ")
-    secret = secret or os.environ.get("MANYHANDS_SECRET", "")
+    secret = secret or os.environ.get(Variable.SECRET, "")
     with _environment(MANYHANDS_RENDEZVOUS=address, MANYHANDS_SECRET=secret):
         return init(rank=rank, world_size=size)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from manyhands.common.installing import install_command
+from manyhands.common.variables import Variable
 from manyhands.config.plugins.metadata import InstalledPlugin, find_installed
 
 if TYPE_CHECKING:
@@ -65,10 +66,10 @@ class Switches:
     def from_environment(cls, environ: Mapping[str, str]) -> Switches:
         """Read ``MANYHANDS_PLUGINS``, ``MANYHANDS_NO_AUTOLOAD`` and ``MANYHANDS_TRACE_HOOKS``."""
         base = cls(
-            autoload=environ.get("MANYHANDS_NO_AUTOLOAD", "").strip().lower() in _OFF,
-            trace=environ.get("MANYHANDS_TRACE_HOOKS", "").strip().lower() not in _OFF,
+            autoload=environ.get(Variable.NO_AUTOLOAD, "").strip().lower() in _OFF,
+            trace=environ.get(Variable.TRACE_HOOKS, "").strip().lower() not in _OFF,
         )
-        return base.with_words(environ.get("MANYHANDS_PLUGINS", "").split(","))
+        return base.with_words(environ.get(Variable.PLUGINS, "").split(","))
 
     def with_words(self, words: Iterable[str]) -> Switches:
         """Add ``"NAME"`` (load) and ``"no:NAME"`` (block) words; a later word about a name overrides an earlier one."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 
+from manyhands.common.variables import Variable
 from manyhands.control.environment.launchers import (
     LAUNCHERS,
     NOT_UNDERSTOOD,
@@ -19,21 +20,17 @@ from manyhands.errors import ConfigError, RendezvousError
 
 __all__ = [
     "DEFAULT_PORT",
-    "JOINED",
     "LaunchEnvironment",
     "claim",
     "discover",
     "is_of_another",
+    "meeting_place",
     "parse_address",
     "why_not_alone",
 ]
 
 DEFAULT_PORT: int = 29500
 """The port of the rendezvous where somebody named a host and no port, by the convention of torchrun."""
-
-
-JOINED = "MANYHANDS_JOINED"
-"""What a rank leaves for the processes that it starts: its id, and which rank it is of which job."""
 
 
 def claim(environ: MutableMapping[str, str], rank: int, world_size: int, address: tuple[str, int] | None) -> Callable[[], None]:
@@ -52,7 +49,7 @@ def claim(environ: MutableMapping[str, str], rank: int, world_size: int, address
         The process is a child of that very rank, whose variables it has inherited.
     """
     who = f"{rank}/{world_size}@{address}"
-    owner, _, joined = environ.get(JOINED, "").partition(" ")
+    owner, _, joined = environ.get(Variable.JOINED, "").partition(" ")
     if world_size > 1 and is_of_another(environ) and joined == who:
         raise RendezvousError(
             f"this process ({os.getpid()}) was started by rank {rank} of {world_size}, process {owner}, and has inherited its variables, but a "
@@ -61,27 +58,29 @@ def claim(environ: MutableMapping[str, str], rank: int, world_size: int, address
             'calls init() below: if __name__ == "__main__":',
             rank=rank,
         )
-    before = environ.get(JOINED)
-    environ[JOINED] = note = f"{os.getpid()} {who}"
+    before = environ.get(Variable.JOINED)
+    environ[Variable.JOINED] = note = f"{os.getpid()} {who}"
 
     def release() -> None:
-        if environ.get(JOINED) != note:
+        if environ.get(Variable.JOINED) != note:
             return
         if before is None:
-            del environ[JOINED]
+            del environ[Variable.JOINED]
         else:  # that of the rank which has started this process
-            environ[JOINED] = before
+            environ[Variable.JOINED] = before
 
     return release
 
 
 def is_of_another(environ: Mapping[str, str]) -> bool:
     """Return whether the variables belong to a rank that is another process, which has started this one."""
-    owner = environ.get(JOINED, "").partition(" ")[0]
+    owner = environ.get(Variable.JOINED, "").partition(" ")[0]
     return bool(owner) and owner != str(os.getpid())
 
 
-def discover(environ: Mapping[str, str], *, parent: int | None = None, process: int | None = None) -> LaunchEnvironment | None:
+def discover(
+    environ: Mapping[str, str], *, configured: str | None = None, parent: int | None = None, process: int | None = None
+) -> LaunchEnvironment | None:
     """Find out from the environment which rank this process is and where the ranks of its job meet.
 
     The first launcher in `manyhands.control.environment.launchers.LAUNCHERS` that recognises its variables speaks.
@@ -92,6 +91,8 @@ def discover(environ: Mapping[str, str], *, parent: int | None = None, process: 
     ----------
     environ
         The variables, usually ``os.environ``.
+    configured
+        The address of the configuration, ``host:port``. It wins over the launcher's, except over that of ``manyhands run``, which has bound it.
     parent, process
         The id of the process that started the ranks of this host, and this one's, by default what they are: launchers that give a job no
         name are told apart by the first, and a task of Slurm from a shell's child by the second.
@@ -115,7 +116,7 @@ def discover(environ: Mapping[str, str], *, parent: int | None = None, process: 
         found = read(variables)
         if found is not None:
             _refuse_contradiction(variables, read, found)
-            return _with_address(variables, found)
+            return _with_address(variables, found, configured)
     return None
 
 
@@ -125,7 +126,7 @@ def _refuse_contradiction(variables: Variables, speaker: Reader, found: LaunchEn
     Launchers may stand in each other: an agent in each task, such as DeepSpeed's launcher or Ray, starts at least as many ranks as there are
     agents, in an order of its own. Fewer ranks, or a rank that a task which Slurm itself started does not have, come from variables that are left over.
     """
-    if variables.text("MANYHANDS_RANK", "MANYHANDS_WORLD_SIZE", "MANYHANDS_LAUNCHED", "TORCHELASTIC_RUN_ID") is not None:
+    if variables.text(Variable.RANK, Variable.WORLD_SIZE, Variable.LAUNCHED, "TORCHELASTIC_RUN_ID") is not None:
         return  # the user's own word wins over all launchers; and manyhands run and torchrun have started this process, and nobody else
     is_leaf = variables.text("SLURM_TASK_PID") == str(variables.process)
     own_rank, own_size = next(((each.rank, each.size) for each in STARTERS if each.read is speaker), ("RANK", "WORLD_SIZE"))
@@ -175,8 +176,46 @@ def why_not_alone(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def _with_address(variables: Variables, found: LaunchEnvironment) -> LaunchEnvironment:
-    given = variables.address("MANYHANDS_RENDEZVOUS")
+def meeting_place(environ: Mapping[str, str], configured: str | None, rank: int) -> tuple[str, int]:
+    """Return where the ranks meet that no launcher has started, as the host and the port.
+
+    Parameters
+    ----------
+    environ
+        The variables: ``MANYHANDS_RENDEZVOUS`` wins, and ``MASTER_ADDR`` comes last.
+    configured
+        The address of the configuration.
+    rank
+        This rank, for the error.
+
+    Raises
+    ------
+    ConfigError
+        A variable holds no address.
+    RendezvousError
+        Nothing names a place.
+    """
+    variables = Variables(environ, None, os.getpid())
+    if named := _named(variables, configured):
+        return named
+    if host := variables.text("MASTER_ADDR"):
+        return host.strip("[]"), variables.port("MASTER_PORT") or DEFAULT_PORT
+    raise RendezvousError(
+        "nothing says where the ranks meet: start them with `manyhands run`, or set MANYHANDS_RENDEZVOUS=host:port or rendezvous.address "
+        "in the config, alike on all ranks, naming the host of rank 0",
+        rank=rank,
+    )
+
+
+def _named(variables: Variables, configured: str | None) -> tuple[str, int] | None:
+    """Return the address that the user names."""
+    if given := variables.address(Variable.RENDEZVOUS):
+        return given
+    return parse_address(configured) if configured and variables.text(Variable.LAUNCHED) is None else None
+
+
+def _with_address(variables: Variables, found: LaunchEnvironment, configured: str | None) -> LaunchEnvironment:
+    given = _named(variables, configured)
     if given is not None:
         return replace(found, host=given[0], port=given[1])
     host, port = found.host, found.port
@@ -193,8 +232,8 @@ def _with_address(variables: Variables, found: LaunchEnvironment) -> LaunchEnvir
         unknown = "on which host" if host is None else f"at which port of {host}"
         raise RendezvousError(
             f"{found.launcher} started rank {found.rank} of {found.world_size} and does not tell {unknown} the ranks meet: "
-            "set MANYHANDS_RENDEZVOUS=host:port on all ranks (or MASTER_ADDR and MASTER_PORT), naming the host of rank 0 and a "
-            "free port there",
+            "set MANYHANDS_RENDEZVOUS=host:port on all ranks (or MASTER_ADDR and MASTER_PORT, or rendezvous.address in the config), naming the "
+            "host of rank 0 and a free port there",
             rank=found.rank,
         )
     return replace(found, host=host, port=port)

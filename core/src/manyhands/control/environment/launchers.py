@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from manyhands.common.variables import Variable
 from manyhands.control.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
 from manyhands.control.environment.variables import Variables, derived_port
 from manyhands.errors import ConfigError
@@ -43,10 +44,10 @@ def _variables_of_torchrun(found: Variables) -> LaunchEnvironment | None:
         return None
     rank, size = found.identity("RANK", "WORLD_SIZE")
     host, port = found.text("MASTER_ADDR"), found.port("MASTER_PORT")
-    ours = found.text("MANYHANDS_LAUNCHED") is not None
+    ours = found.text(Variable.LAUNCHED) is not None
     if ours:
         # MASTER_PORT is free there, for what other libraries open; a simulated world has no address of its own.
-        host, port = found.address("MANYHANDS_LAUNCHED") or (host, port)
+        host, port = found.address(Variable.LAUNCHED) or (host, port)
     elif port is not None and found.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's own store listens on MASTER_PORT for as long as the job runs: meet at a neighbour, never the same port.
         port = derived_port(str(port + 1))
@@ -251,14 +252,14 @@ def _pmix(found: Variables) -> LaunchEnvironment | None:
     if rank is None or is_shell_of_slurm(found):
         return None
     job = found.text("PMIX_NAMESPACE") or ""
-    if found.text("MANYHANDS_WORLD_SIZE") is None:
+    if found.text(Variable.WORLD_SIZE) is None:
         raise ConfigError(
             f"PMIX_RANK={rank} is set, by a launcher that speaks PMIx alone{f' (job {job})' if job else ''}, and no variable tells the number "
             "of ranks: set MANYHANDS_WORLD_SIZE to it, as in prterun -n 4 -x MANYHANDS_WORLD_SIZE=4; or start the ranks by mpirun, srun or "
             "manyhands run; or give init(rank=..., world_size=...); or unset PMIX_RANK to run a world of one",
-            file="MANYHANDS_WORLD_SIZE",
+            file=Variable.WORLD_SIZE,
         )
-    number, size = found.identity("PMIX_RANK", "MANYHANDS_WORLD_SIZE")
+    number, size = found.identity("PMIX_RANK", Variable.WORLD_SIZE)
     return LaunchEnvironment(
         launcher="pmix",
         rank=number,
@@ -300,8 +301,8 @@ def _kubernetes(found: Variables) -> LaunchEnvironment | None:
 
 def _by_hand(found: Variables) -> LaunchEnvironment | None:
     """Nobody but the user, by ``MANYHANDS_RANK`` and ``MANYHANDS_WORLD_SIZE``; half of a set is refused here."""
-    if found.text("MANYHANDS_RANK", "MANYHANDS_WORLD_SIZE") is not None:
-        rank, size = found.identity("MANYHANDS_RANK", "MANYHANDS_WORLD_SIZE")
+    if found.text(Variable.RANK, Variable.WORLD_SIZE) is not None:
+        rank, size = found.identity(Variable.RANK, Variable.WORLD_SIZE)
     elif found.text("WORLD_SIZE") is not None:
         rank, size = found.identity("RANK", "WORLD_SIZE")
     else:
@@ -377,6 +378,6 @@ NOT_UNDERSTOOD: tuple[str, ...] = (
     ),
     *("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NRANKS", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
     *("JSM_NAMESPACE_LOCAL_SIZE", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "HOROVOD_RANK", "HOROVOD_SIZE"),
-    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "JOB_COMPLETION_INDEX", "LWS_GROUP_SIZE", "MANYHANDS_LAUNCHED"),
+    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "JOB_COMPLETION_INDEX", "LWS_GROUP_SIZE", Variable.LAUNCHED),
 )
 """Variables that say that a process is one of several, and not completely which; they come from launchers alone."""

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from manyhands.common.variables import Variable
 from manyhands.errors import ConfigError
 
 __all__ = ["Variables", "derived_port", "parse_address"]
@@ -134,12 +135,12 @@ class Variables:
         ConfigError
             One of the two is not set, is no number, or the rank is not below the world size.
         """
-        rank_from = self._first(("MANYHANDS_RANK", rank_name))
-        size_from = self._first(("MANYHANDS_WORLD_SIZE", *size_names))
+        rank_from = self._first((Variable.RANK, rank_name))
+        size_from = self._first((Variable.WORLD_SIZE, *size_names))
         if rank_from is None:
             raise self._half(size_from or size_names[0], rank_name, "this process's rank, counted from 0")
         if size_from is None:
-            wanted = " or ".join(dict.fromkeys((*size_names, "MANYHANDS_WORLD_SIZE")))
+            wanted = " or ".join(dict.fromkeys((*size_names, Variable.WORLD_SIZE)))
             raise self._half(rank_from, wanted, "the number of ranks")
         rank, size = self._number(rank_from), self._number(size_from)
         if size == 0:

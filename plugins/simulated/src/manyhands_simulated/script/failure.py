@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 import manyhands.api
-from manyhands.api import CommError, InternalError, ManyHandsError, show_ranks
+from manyhands.api import CommError, InternalError, ManyHandsError, has_whole_tracebacks, show_ranks
 from manyhands_simulated.running import Run
 
 __all__ = ["conclude"]
@@ -67,7 +67,7 @@ def _words(error: BaseException, file: str) -> str:
     """Return what the interpreter would print for an error that nobody caught, without what is not the user's."""
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int) else f"{error.code}\n"
-    if os.environ.get("MANYHANDS_TRACEBACK", "").strip().lower() != "full":
+    if not has_whole_tracebacks():
         _leave_users_part(error, file, set())
     return "".join(traceback.format_exception(error))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import cast
 
-from manyhands.api import ConfigError, LaunchRequest, Network, current_rank
+from manyhands.api import OF_ONE_RANK, ConfigError, LaunchRequest, Network, Variable, current_rank
 from manyhands_simulated.deadlock import positions
 from manyhands_simulated.plugin import SimulatedConfig
 from manyhands_simulated.running import Simulation
@@ -23,16 +23,6 @@ from manyhands_simulated.script.program import folder_of, load
 from manyhands_simulated.trace import Trace
 
 __all__ = ["launch"]
-
-_MISLEADING = (
-    # An outer launcher's or the shell's own say about ranks, as for ranks that are processes.
-    "MANYHANDS_RANK",
-    "MANYHANDS_WORLD_SIZE",
-    "MANYHANDS_RENDEZVOUS",
-    "MANYHANDS_RENDEZVOUS_FD",
-    "MANYHANDS_JOINED",
-    "TORCHELASTIC_USE_AGENT_STORE",
-)
 
 
 def launch(request: LaunchRequest) -> int:
@@ -107,7 +97,7 @@ def _execute(request: LaunchRequest, simulation: Simulation, ranks_per_host: int
 
     with processes.alive():
         sys.path.insert(0, folder_of(request))
-        for name in _MISLEADING:
+        for name in OF_ONE_RANK:
             os.environ.pop(name, None)
         # The Python that runs all ranks has its seed of hashes already: one that is not in force would mislead the processes that they start.
         os.environ.update({name: value for name, value in _common_variables(request).items() if name != "PYTHONHASHSEED"})
@@ -138,7 +128,7 @@ def _common_variables(request: LaunchRequest) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RUN_ID": "simulated",
-        "MANYHANDS_LAUNCHED": "127.0.0.1:29500",
+        Variable.LAUNCHED: "127.0.0.1:29500",
         **request.environ,
     }
 

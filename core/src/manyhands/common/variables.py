@@ -1,0 +1,90 @@
+"""The environment variables of manyhands: the one place that spells their names, and reads those that several rooms need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+__all__ = ["OF_ONE_RANK", "PREFIX", "Variable", "has_whole_tracebacks", "of_setting"]
+
+PREFIX: Final = "MANYHANDS_"
+"""What the name of every environment variable of manyhands begins with."""
+
+
+class Variable(StrEnum):
+    """The variables that mean something else than a key of the configuration. ``PLUGINS`` is both: a comma-separated list."""
+
+    CONFIG = "MANYHANDS_CONFIG"
+    """The configuration file."""
+    ELASTIC = "MANYHANDS_ELASTIC"
+    """The launcher's folder by which replacements come in; set by ``manyhands run`` for each rank of an elastic job."""
+    ERROR_FILE = "MANYHANDS_ERROR_FILE"
+    """Where a rank leaves the error that ends it; set by a launcher, for each rank another one."""
+    JOINED = "MANYHANDS_JOINED"
+    """What a rank leaves for the processes that it starts: its id, and which rank it is of which job."""
+    LAUNCHED = "MANYHANDS_LAUNCHED"
+    """The address where the ranks of ``manyhands run`` meet."""
+    NEWCOMER = "MANYHANDS_NEWCOMER"
+    """That a rank replaces one that has ended."""
+    NO_AUTOLOAD = "MANYHANDS_NO_AUTOLOAD"
+    """That plugins are loaded by their names alone."""
+    PLUGINS = "MANYHANDS_PLUGINS"
+    """Plugins to load, and ``no:NAME`` for those to leave alone."""
+    RANK = "MANYHANDS_RANK"
+    """Which rank this process is; the user's word, before any launcher's."""
+    RENDEZVOUS = "MANYHANDS_RENDEZVOUS"
+    """Where the ranks meet, ``host:port``; the user's word, before the configuration's and any launcher's."""
+    RENDEZVOUS_FD = "MANYHANDS_RENDEZVOUS_FD"
+    """The socket on which rank 0 listens, which its launcher has bound."""
+    RUN_ID = "MANYHANDS_RUN_ID"
+    """What tells two runs with one address and one secret apart."""
+    SECRET = "MANYHANDS_SECRET"  # noqa: S105 - the name, not the secret
+    """The secret of the job."""
+    TRACEBACK = "MANYHANDS_TRACEBACK"
+    """``full`` for tracebacks with the frames of manyhands."""
+    TRACE_HOOKS = "MANYHANDS_TRACE_HOOKS"
+    """That each call of a plugin's hook is logged."""
+    WORLD_SIZE = "MANYHANDS_WORLD_SIZE"
+    """How many ranks there are; goes with ``RANK``."""
+
+
+OF_ONE_RANK: Final = frozenset(
+    {
+        Variable.ELASTIC,
+        Variable.ERROR_FILE,
+        Variable.JOINED,
+        Variable.LAUNCHED,
+        Variable.NEWCOMER,
+        Variable.RANK,
+        Variable.RENDEZVOUS,
+        Variable.RENDEZVOUS_FD,
+        Variable.WORLD_SIZE,
+        "TORCHELASTIC_USE_AGENT_STORE",
+    }
+)
+"""What one launcher tells its ranks. A launcher that is started by a rank, or by a shell in which these are set, keeps them from its own ranks:
+they would win over what it says itself, or contradict it."""
+
+
+def of_setting(*keys: str) -> str:
+    """Return the variable that sets a key of the configuration.
+
+    Parameters
+    ----------
+    keys
+        The key and the tables around it, the outermost first: ``"recorder", "directory"``.
+    """
+    return PREFIX + "__".join(keys).upper()
+
+
+def has_whole_tracebacks(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether tracebacks keep the frames of manyhands.
+
+    Parameters
+    ----------
+    environ
+        The variables; by default those of the process.
+    """
+    return environ.get(Variable.TRACEBACK, "").strip().lower() == "full"
