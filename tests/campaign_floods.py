@@ -22,7 +22,7 @@ from typing import Final
 
 from fault_tools import SECRET, Nursery
 
-from manyhands.control.handshake import knock
+from manyhands.net.handshake import knock
 
 __all__ = ["KINDS", "measure"]
 

@@ -35,21 +35,27 @@ import msgspec
 import numpy as np
 from membership_tools import Job, progress, recv
 
-from manyhands.calls.point_to_point import OPENING_BYTES, TAG_BYTES, DescriptionMismatch, Incoming, Kinds
+from manyhands.calls.messages.point_to_point import OPENING_BYTES, TAG_BYTES, DescriptionMismatch, Incoming, Kinds
 from manyhands.calls.request import ARRAY
 from manyhands.common.units import parse_bytes
 from manyhands.config.select import read_table
 from manyhands.config.sources import read_environment, read_file
+from manyhands.contract import header as wire
 from manyhands.contract.backend import HEADER_BYTES, Damaged
+from manyhands.contract.cards import read_cards, write_card
 from manyhands.contract.seal import Seal
 from manyhands.control import protocol as messages
-from manyhands.control import signatures as wire
-from manyhands.control.cards import read_cards, write_card
-from manyhands.control.dump import FORMAT, Call, Dump, Place, decode
-from manyhands.control.environment import discover, parse_address
-from manyhands.control.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
-from manyhands.control.frames import FrameConnection
-from manyhands.control.handshake import (
+from manyhands.errors import ConfigError, OutOfMemoryError, RendezvousError, UsageError
+from manyhands.explain import reading
+from manyhands.explain.dump import FORMAT, Call, Dump, Place, decode
+from manyhands.explain.story import tell
+from manyhands.explain.timeline import timeline
+from manyhands.group.packing import Unpacker, pack
+from manyhands.job import error_file
+from manyhands.launchers import discover, parse_address
+from manyhands.launchers.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
+from manyhands.net.frames import FrameConnection
+from manyhands.net.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
     KNOCK_BYTES,
@@ -58,12 +64,6 @@ from manyhands.control.handshake import (
     ServerHandshake,
     is_knock,
 )
-from manyhands.errors import ConfigError, OutOfMemoryError, RendezvousError, UsageError
-from manyhands.explain import reading
-from manyhands.explain.story import tell
-from manyhands.explain.timeline import timeline
-from manyhands.group.packing import Unpacker, pack
-from manyhands.launch import error_file
 from manyhands.schedule.simulation import Network
 from manyhands_parallel.checkpoint import metadata, storage
 from manyhands_parallel.checkpoint.errors import CheckpointError

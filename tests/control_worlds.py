@@ -13,17 +13,16 @@ import msgspec
 import pytest
 
 from manyhands.contract.deadline import Deadline
-from manyhands.control import remote, reserve, store
+from manyhands.control import remote, reserve, standby, store
 from manyhands.control.connection import make_join
-from manyhands.control.credentials import Credentials
-from manyhands.control.liveness import Liveness
-from manyhands.control.network import Address
 from manyhands.control.protocol import Join, Report, Shrink, Shrunk, Verdict
 from manyhands.control.remote import SocketControl
+from manyhands.control.standby import Standby
 from manyhands.control.store import Store
 from manyhands.errors import RendezvousError
-from manyhands.job import standby
-from manyhands.job.standby import Standby
+from manyhands.net.credentials import Credentials
+from manyhands.net.keepalive import Liveness
+from manyhands.net.network import Address
 
 __all__ = ["Network", "Process", "network_of"]
 

@@ -11,7 +11,7 @@ from manyhands.arrays.dtypes import Reduction
 from manyhands.calls.engine import Executable, Links, Program, compile_program, peers_of
 from manyhands.contract.backend import Transport
 from manyhands.contract.deadline import Deadline
-from manyhands.control.signatures import CallSignature
+from manyhands.contract.header import CallSignature
 from manyhands.schedule.steps import Schedule
 
 __all__ = ["compiled", "ready"]

@@ -20,7 +20,7 @@ from typing import Any
 from preloaded import OF_RANKS, ended, preloaded
 from worlds import held_port
 
-from manyhands.control.bystanders import current_frames
+from manyhands.runtime.idle import current_frames
 
 __all__ = ["LONG_BEFORE_S", "SECRET", "TELLING_JOINS", "LaunchedRanks", "Nursery", "Ranks", "until_blocked"]
 
@@ -49,7 +49,7 @@ PREAMBLE = (
 import faulthandler, json, os, sys, threading, time
 import numpy as np
 import manyhands as mh
-from manyhands.control.bystanders import current_frames
+from manyhands.runtime.idle import current_frames
 
 faulthandler.dump_traceback_later(40, exit=True)
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

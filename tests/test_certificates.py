@@ -24,11 +24,11 @@ from manyhands.cli import certs as certs_
 from manyhands.cli.certs import made, new_authority
 from manyhands.cli.main import main
 from manyhands.contract.deadline import Deadline
-from manyhands.control.credentials import Credentials
-from manyhands.control.loop import Loop
-from manyhands.control.network import Listener, bind, dial
-from manyhands.control.proven import ProvenSocket
-from manyhands.control.tls import Tls
+from manyhands.net.credentials import Credentials
+from manyhands.net.loop import Loop
+from manyhands.net.network import Listener, bind, dial
+from manyhands.net.proven import ProvenSocket
+from manyhands.net.tls import Tls
 from manyhands_tcp.backend import _HELLO, _LINK
 
 YEAR = dt.timedelta(days=365)

@@ -20,7 +20,7 @@ from worlds import must
 import manyhands as mh
 from manyhands.api import Group
 from manyhands.calls.devices.watch import DeviceWatch, Launched
-from manyhands.control.signatures import CallSignature
+from manyhands.contract.header import CallSignature
 from manyhands.job.group_ranks import Members
 
 __all__ = ["clock", "gpus", "watched"]

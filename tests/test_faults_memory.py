@@ -11,7 +11,7 @@ from worlds import must, thread_world
 
 import manyhands as mh
 from manyhands.api import Group
-from manyhands.calls import fast as shortcuts
+from manyhands.calls.host import fast as shortcuts
 
 HUGE = np.broadcast_to(np.float64(1), 2**44)  # eight bytes of memory; a copy would take 128 TiB
 

@@ -11,7 +11,7 @@ import pytest
 from fault_tools import LONG_BEFORE_S, Nursery, Ranks
 from user_space_network import ENTER, Network, can_make_networks
 
-from manyhands.control.liveness import _TCP_RTO_MAX_MS
+from manyhands.net.keepalive import _TCP_RTO_MAX_MS
 
 pytestmark = pytest.mark.skipif(not can_make_networks(), reason="making hosts needs root, iproute2 and /dev/net/tun")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from manyhands.control.computer import has_ended
+from manyhands.runtime.computer import has_ended
 
 ROOT = Path(__file__).resolve().parent.parent
 

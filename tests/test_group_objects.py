@@ -23,7 +23,7 @@ from worlds import must, over_sockets, thread_world
 
 import manyhands as mh
 from manyhands.api import Group
-from manyhands.control.signatures import pack_description
+from manyhands.contract.header import pack_description
 from manyhands.group import objects as object_calls
 from manyhands.group.packing import Unpacker
 

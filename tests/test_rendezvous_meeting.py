@@ -76,7 +76,7 @@ def test_ranks_meet(nursery: Nursery, place: str) -> None:
 
 
 TELLING_DIALS = """
-import manyhands.control.network as network
+import manyhands.net.network as network
 dial = network.dial
 def dialling(*args):
     try:

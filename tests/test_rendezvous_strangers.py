@@ -14,7 +14,7 @@ import pytest
 from fault_tools import SECRET, TELLING_JOINS, Nursery
 from shrink_tools import GOING_ON, LOSING, SHRINKING, places
 
-from manyhands.control.handshake import KNOCK_BYTES, MAGIC, REFUSED, knock
+from manyhands.net.handshake import KNOCK_BYTES, MAGIC, REFUSED, knock
 
 
 def call(stack: ExitStack, port: int, words: bytes = b"") -> socket.socket:

@@ -320,7 +320,7 @@ def test_who_was_not_told_that_all_have_come_does_not_go_on_beside_who_was(nurse
         """
 import socket
 socket.gethostname = lambda: f"host{rank // 3}"
-from manyhands.control.frames import FrameConnection
+from manyhands.net.frames import FrameConnection
 queue, told = FrameConnection._queue, []
 def telling(self, frame):
     queue(self, frame)

@@ -28,13 +28,13 @@ from manyhands.cli.main import main
 from manyhands.config.resolve import Resolved
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
-from manyhands.control import tls as tls_
-from manyhands.control.credentials import Credentials
-from manyhands.control.handshake import CLIENT_BYTES, GREETING_BYTES, KNOCK_BYTES, REPLY_BYTES
-from manyhands.control.loop import Loop
-from manyhands.control.network import Listener, bind, dial
-from manyhands.control.proven import ProvenSocket
-from manyhands.control.tls import Tls, TlsHandshake
+from manyhands.net import tls as tls_
+from manyhands.net.credentials import Credentials
+from manyhands.net.handshake import CLIENT_BYTES, GREETING_BYTES, KNOCK_BYTES, REPLY_BYTES
+from manyhands.net.loop import Loop
+from manyhands.net.network import Listener, bind, dial
+from manyhands.net.proven import ProvenSocket
+from manyhands.net.tls import Tls, TlsHandshake
 
 MARKER = b"a text that nobody else shall read"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from waiting import PATIENCE_S
 
-from manyhands.calls.turns import Turns
+from manyhands.calls.order.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
 

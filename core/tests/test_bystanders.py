@@ -15,11 +15,12 @@ from contextlib import contextmanager, suppress
 import pytest
 from waiting import PATIENCE_S, until
 
-from manyhands.calls.turns import Turns
+from manyhands.calls.order.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
-from manyhands.control import bystanders
-from manyhands.control.bystanders import (
+from manyhands.runtime import idle as bystanders
+from manyhands.runtime.computer import COMPUTER
+from manyhands.runtime.idle import (
     Sleeper,
     begin_to_help,
     blocked,
@@ -29,7 +30,6 @@ from manyhands.control.bystanders import (
     released,
     stands_by,
 )
-from manyhands.control.computer import COMPUTER
 
 HOME = threading.current_thread()
 
@@ -276,7 +276,7 @@ def test_to_look_at_all_threads_stops_nothing_while_others_begin_and_end_and_the
     """Found as a hang of the whole interpreter (python/cpython#106883), which no signal handler and no Python thread could have ended."""
     program = f"""
         import faulthandler, gc, threading, time
-        from manyhands.control.bystanders import current_frames
+        from manyhands.runtime.idle import current_frames
 
         faulthandler.dump_traceback_later(20, exit=True)
         is_over = threading.Event()

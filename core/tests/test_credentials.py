@@ -10,8 +10,8 @@ import uuid
 
 import pytest
 
-from manyhands.control.credentials import Credentials
 from manyhands.errors import AuthenticationError
+from manyhands.net.credentials import Credentials
 
 
 def test_sixteen_random_bytes_keep_strangers_out_in_whatever_letters() -> None:

@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from membership_tools import Job, progress, recv
 
-from manyhands.calls.point_to_point import OPENING_BYTES, TAG_BYTES, DescriptionMismatch, Incoming, Kinds
+from manyhands.calls.messages.point_to_point import OPENING_BYTES, TAG_BYTES, DescriptionMismatch, Incoming, Kinds
 from manyhands.calls.request import ARRAY
 from manyhands.config.select import read_table
 from manyhands.config.sources import read_environment, read_file
+from manyhands.contract import header as wire
 from manyhands.contract.backend import HEADER_BYTES, Damaged
+from manyhands.contract.cards import read_cards, write_card
 from manyhands.control import protocol as messages
-from manyhands.control import signatures as wire
-from manyhands.control.cards import read_cards, write_card
 from manyhands.control.protocol import (
     Cards,
     Checkpoint,
@@ -45,7 +45,7 @@ from manyhands.control.protocol import (
 )
 from manyhands.errors import ConfigError, OutOfMemoryError, UsageError
 from manyhands.group.packing import Unpacker, pack
-from manyhands.launch import error_file
+from manyhands.job import error_file
 from manyhands.schedule.simulation.network import Network
 
 NESTED = 100_000

@@ -29,7 +29,7 @@ from manyhands.calls.engine.program import (
 from manyhands.calls.engine.waiting import Overdue, Waiter
 from manyhands.contract.backend import HEADER_BYTES, HeaderMismatch, LinkLost, Transfer, Transport
 from manyhands.contract.deadline import Deadline
-from manyhands.control.signatures import CallSignature, parse_header
+from manyhands.contract.header import CallSignature, parse_header
 from manyhands.errors import InternalError
 from manyhands.schedule.steps import Buffer, Collective, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.common.variables import Variable
-from manyhands.control.environment import LaunchEnvironment, claim, discover, meeting_place, parse_address, why_not_alone
-from manyhands.control.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
-from manyhands.control.environment.variables import derived_port
 from manyhands.errors import ConfigError, RendezvousError
+from manyhands.launchers import LaunchEnvironment, claim, discover, meeting_place, parse_address, why_not_alone
+from manyhands.launchers.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
+from manyhands.launchers.variables import derived_port
 
 PARENT = 4242
 PARENT_PORT = 61440 + 4242 - 4096
@@ -360,7 +360,7 @@ def test_steps_and_elements_of_one_job_of_lsf_are_runs_of_their_own() -> None:
 
 
 def test_ranks_behind_wrapper_scripts_meet_at_one_port() -> None:
-    program = "import os; from manyhands.control.environment import discover; print(discover(os.environ).port)"
+    program = "import os; from manyhands.launchers import discover; print(discover(os.environ).port)"
     environ = {name: value for name, value in os.environ.items() if not re.match("RANK|WORLD_SIZE|OMPI|SLURM", name)}
     wrapped = ["sh", "-c", 'sh -c \'"$@"; exit $?\' - "$@"; exit $?', "-", sys.executable, "-c", program]
     printed = subprocess.run(wrapped, env=environ | HYDRA, capture_output=True, text=True, check=True, timeout=120).stdout

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.cli.main import main
-from manyhands.control.dump import FORMAT, Call, Dump, Place, decode
+from manyhands.contract.header import CallSignature
 from manyhands.control.protocol import Progress, Verdict, Wait
-from manyhands.control.signatures import CallSignature
 from manyhands.explain.clocks import align
+from manyhands.explain.dump import FORMAT, Call, Dump, Place, decode
 from manyhands.explain.reading import Job, read_jobs
 from manyhands.explain.story import tell
 from manyhands.explain.timeline import how_exact, timeline

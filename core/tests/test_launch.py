@@ -266,7 +266,7 @@ def test_a_rank_that_only_heard_of_a_failure_is_not_blamed(tmp_path: Path) -> No
     script = """
         import os, sys
         from manyhands.errors import PeerLostError
-        from manyhands.launch.error_file import install
+        from manyhands.job.error_file import install
         install(int(os.environ["RANK"]))
         rank, fifo = int(os.environ["RANK"]), sys.argv[1]
         if rank == 0:

@@ -13,8 +13,8 @@ import pytest
 from manyhands.contract import deadline
 from manyhands.contract.deadline import Deadline
 from manyhands.errors import AbortedError, DeadlineError, InternalError, PeerLostError
-from manyhands.launch import error_file
-from manyhands.launch.error_file import ErrorRecord
+from manyhands.job import error_file
+from manyhands.job.error_file import ErrorRecord
 from manyhands.launch.failure import Failure, exit_code, last_straw, primary, report, report_ended, report_lost
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import pytest
 from launch_tools import DRIVER, WATCHED, Watch, environment, forking, launch, start
 from waiting import until
 
-from manyhands.control.credentials import Credentials
 from manyhands.control.lobby import Door
 from manyhands.launch.groups import Spawned, left_in_group, signal_group
+from manyhands.net.credentials import Credentials
 
 pytestmark = [
     pytest.mark.usefixtures("ranks_in_both_forms", "no_launcher_stays"),

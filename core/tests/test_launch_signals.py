@@ -149,7 +149,7 @@ def test_a_signal_does_not_put_off_the_end_of_ranks_that_hang_after_a_failure(tm
 def test_the_line_of_the_last_signal_is_told(tmp_path: Path) -> None:
     script = """
         import os, signal
-        from manyhands.launch.error_file import install
+        from manyhands.job.error_file import install
         seen = []
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1) if seen else seen.append(1))
         install(int(os.environ["RANK"]))
@@ -170,7 +170,7 @@ def test_the_line_of_the_last_signal_is_told(tmp_path: Path) -> None:
 def test_programs_keep_their_own_handlers_of_signals(tmp_path: Path) -> None:
     script = """
         import faulthandler, os, signal, sys
-        from manyhands.launch.error_file import install
+        from manyhands.job.error_file import install
         if os.environ["RANK"] == "0":
             own = open("own", "w")
             faulthandler.register(signal.SIGTERM, own, chain=False)

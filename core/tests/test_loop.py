@@ -10,7 +10,7 @@ import threading
 import pytest
 from waiting import PATIENCE_S
 
-from manyhands.control.loop import Loop
+from manyhands.net.loop import Loop
 
 
 @pytest.mark.parametrize("has_words", [True, False])

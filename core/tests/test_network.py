@@ -21,10 +21,13 @@ from worlds import on_threads
 from manyhands.contract.backend import LinkLost
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
-from manyhands.control import network
-from manyhands.control.credentials import Credentials, is_loopback
-from manyhands.control.frames import FrameConnection
-from manyhands.control.handshake import (
+from manyhands.control.local import LocalHub
+from manyhands.errors import AuthenticationError, RendezvousError
+from manyhands.job.job import Job
+from manyhands.net import network
+from manyhands.net.credentials import Credentials, is_loopback
+from manyhands.net.frames import FrameConnection
+from manyhands.net.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
     HELLO_BYTES,
@@ -35,13 +38,10 @@ from manyhands.control.handshake import (
     ClientHandshake,
     knock,
 )
-from manyhands.control.liveness import Liveness
-from manyhands.control.local import LocalHub
-from manyhands.control.loop import Loop
-from manyhands.control.network import Listener, bind, dial, show_address
-from manyhands.control.proven import ProvenSocket
-from manyhands.errors import AuthenticationError, RendezvousError
-from manyhands.job.job import Job
+from manyhands.net.keepalive import Liveness
+from manyhands.net.loop import Loop
+from manyhands.net.network import Listener, bind, dial, show_address
+from manyhands.net.proven import ProvenSocket
 
 SECRET = b"the secret of the tests"
 CREDENTIALS = Credentials(SECRET)

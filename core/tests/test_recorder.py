@@ -7,13 +7,13 @@ import time
 
 from waiting import PATIENCE_S
 
-from manyhands.calls.books import PythonBooks
-from manyhands.control.bystanders import Sleeper
-from manyhands.control.dump import take
+from manyhands.calls.order.books import PythonBooks
+from manyhands.contract.header import CallSignature
 from manyhands.control.local import LocalHub
 from manyhands.control.protocol import Wait
 from manyhands.control.recorder import FlightRecorder, Record
-from manyhands.control.signatures import CallSignature
+from manyhands.explain.dump import take
+from manyhands.runtime.idle import Sleeper
 
 BARRIER = CallSignature("barrier")
 

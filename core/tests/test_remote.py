@@ -15,11 +15,6 @@ from waiting import PATIENCE_S, until
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.seal import Seal
 from manyhands.control.connection import make_join
-from manyhands.control.credentials import Credentials
-from manyhands.control.frames import FrameConnection
-from manyhands.control.liveness import Liveness
-from manyhands.control.loop import Loop
-from manyhands.control.network import Listener
 from manyhands.control.protocol import (
     Agree,
     Agreement,
@@ -39,10 +34,15 @@ from manyhands.control.protocol import (
     decode_from_rank,
     encode,
 )
-from manyhands.control.proven import ProvenSocket
 from manyhands.control.remote import SocketControl
+from manyhands.control.standby import Standby
 from manyhands.errors import DeadlineError, PeerLostError
-from manyhands.job.standby import Standby
+from manyhands.net.credentials import Credentials
+from manyhands.net.frames import FrameConnection
+from manyhands.net.keepalive import Liveness
+from manyhands.net.loop import Loop
+from manyhands.net.network import Listener
+from manyhands.net.proven import ProvenSocket
 
 SECRET = Credentials(b"secret")
 
@@ -316,7 +316,7 @@ def test_a_successor_that_is_reached_just_as_the_store_ends_is_asked(stage: Stag
 def test_who_cannot_listen_where_others_would_find_it_gives_up_in_the_end(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyhands.job.standby._LOOKING_S", 0.1)
+    monkeypatch.setattr("manyhands.control.standby._LOOKING_S", 0.1)
     standby = Standby(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0] * 3, [None] * 3))
     stage.control.welcome(Deadline(PATIENCE_S))
@@ -395,7 +395,7 @@ def test_newcomers_of_a_store_that_has_ended_are_forgotten_with_it(stage: Stage)
 
 @pytest.mark.parametrize("places", [[None] * 3, [None, Whereabouts("127.0.0.1", 1, 1, ""), None]])
 def test_who_finds_no_others_gives_up(stage: Stage, monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts | None]) -> None:
-    monkeypatch.setattr("manyhands.job.standby._LOOKING_S", 0.1)
+    monkeypatch.setattr("manyhands.control.standby._LOOKING_S", 0.1)
     standby = Standby(stage.loop, stage.control, SECRET, Liveness(), None)
     stage.store.say(Welcome(b"key", [0, 0, 0], places))
     stage.control.welcome(Deadline(PATIENCE_S))

@@ -12,9 +12,6 @@ from waiting import PATIENCE_S, until
 
 from manyhands.contract.seal import Seal
 from manyhands.control import reserve as reserve_
-from manyhands.control.credentials import Credentials
-from manyhands.control.liveness import Liveness
-from manyhands.control.loop import Loop
 from manyhands.control.protocol import (
     Agree,
     Agreement,
@@ -36,8 +33,11 @@ from manyhands.control.protocol import (
     decode_from_store,
     encode,
 )
-from manyhands.control.proven import ProvenSocket
 from manyhands.control.reserve import Reserve
+from manyhands.net.credentials import Credentials
+from manyhands.net.keepalive import Liveness
+from manyhands.net.loop import Loop
+from manyhands.net.proven import ProvenSocket
 
 SIZE = 4
 FIRST = Verdict("lost", "rank 3 was lost", 3)

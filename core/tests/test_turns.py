@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S, until
 
-from manyhands.calls.turns import Turns
+from manyhands.calls.order.turns import Turns
 from manyhands.contract.deadline import Deadline
-from manyhands.control import computer as runtime
-from manyhands.control.bystanders import Sleeper
+from manyhands.runtime import computer as runtime
+from manyhands.runtime.idle import Sleeper
 
 
 def soon() -> Deadline:
@@ -285,10 +285,10 @@ def test_a_forked_child_has_background_threads_of_its_own() -> None:
     program = """
         import os, sys, threading, warnings
         warnings.simplefilter("ignore")
-        from manyhands.control import computer as runtime
+        from manyhands.runtime import computer as runtime
         from manyhands.contract.deadline import Deadline
-        from manyhands.calls.turns import Turns
-        from manyhands.control.bystanders import nobody_else
+        from manyhands.calls.order.turns import Turns
+        from manyhands.runtime.idle import nobody_else
 
         def use(lane):
             had = []

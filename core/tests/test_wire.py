@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from manyhands.arrays.dtypes import OP_NAMES
 from manyhands.contract.backend import HEADER_BYTES
-from manyhands.control.signatures import OPERATIONS, CallSignature, pack_header, parse_header, split_header
+from manyhands.contract.header import OPERATIONS, CallSignature, pack_header, parse_header, split_header
 
 SIGNATURE = CallSignature(
     "reduce_scatter", dtype=11, shape=(6, 2), op="sum", op_code=1, root=-1, counts=(1, 2, 3), algorithm="ring/1", count=12

@@ -16,7 +16,7 @@ from waiting import PATIENCE_S, until
 from work_tools import Gate, Group
 
 import manyhands as mh
-from manyhands.calls.turns import Turns
+from manyhands.calls.order.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
 from manyhands.errors import AbortedError, ClosedError, DeadlineError, UsageError

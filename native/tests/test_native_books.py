@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.worlds import must, thread_world
 
 from manyhands.api import Group
-from manyhands.calls.books import PythonBooks
+from manyhands.calls.order.books import PythonBooks
 
 native = pytest.importorskip("manyhands_native", reason="there was no C compiler", exc_type=ImportError)
 

@@ -129,7 +129,7 @@ def __getattr__(name: str) -> Any:
         "init",
         "elastic",
     ):  # what it needs takes a while to be imported, and a Ctrl-C then is to be told as one later is
-        from manyhands.launch.error_file import install
+        from manyhands.job.error_file import install
 
         install()
     value = getattr(import_module(_HOMES[name]), name)

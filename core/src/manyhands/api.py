@@ -52,12 +52,11 @@ from manyhands.errors import (
 if TYPE_CHECKING:
     from manyhands.calls.work import Work
     from manyhands.config.plugins import describe_backend
+    from manyhands.contract.cards import read_cards, write_card
     from manyhands.contract.config import BackendConfig
     from manyhands.contract.device import DeviceCall, DeviceChannel, DeviceEvent, DeviceFailure, DeviceMeeting, Launch
     from manyhands.contract.observe import OperationEvent
     from manyhands.contract.runtime import Condition, Place, Runtime
-    from manyhands.control.bystanders import current_frames
-    from manyhands.control.cards import read_cards, write_card
     from manyhands.control.recorder import FlightRecorder, Record
     from manyhands.group.group import Group
     from manyhands.group.init import init
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from manyhands.launch.guard import Guard, guarded
     from manyhands.launch.output import Stream as OutputStream
     from manyhands.launch.output import screens
+    from manyhands.runtime.idle import current_frames
     from manyhands.schedule.algorithms.registry import Algorithm
     from manyhands.schedule.simulation.jitter import Jitter, JitterSource
     from manyhands.schedule.simulation.network import PRESETS as NETWORKS
@@ -202,7 +202,7 @@ _HOMES = {
     "Sealer": "manyhands.group.sealing",
     "ThreadWorld": "manyhands.job.threads",
     "Work": "manyhands.calls.work",
-    "current_frames": "manyhands.control.bystanders",
+    "current_frames": "manyhands.runtime.idle",
     **dict.fromkeys(("current_rank", "current_runtime", "current_world", "inherit_rank"), "manyhands.job.threads"),
     "describe_backend": "manyhands.config.plugins",
     **dict.fromkeys(("Guard", "guarded"), "manyhands.launch.guard"),
@@ -213,7 +213,7 @@ _HOMES = {
         ("OPERATIONS", "CallEvent", "MarkEvent", "MessageEvent", "Recording", "many", "show_ranks"), "manyhands.timeline.events"
     ),
     "to_perfetto": "manyhands.timeline.perfetto",
-    **dict.fromkeys(("read_cards", "write_card"), "manyhands.control.cards"),
+    **dict.fromkeys(("read_cards", "write_card"), "manyhands.contract.cards"),
     **dict.fromkeys(
         ("Buffer", "Collective", "Copy", "Recv", "RecvReduce", "Reduce", "Ref", "Schedule", "Send"), "manyhands.schedule.steps"
     ),

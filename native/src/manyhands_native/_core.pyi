@@ -76,7 +76,7 @@ class Program:
     ) -> int: ...  # Carry out the program as call ``number``; return -1, or the step at which Python must go on.
 
 class Books:
-    # `manyhands.calls.books.Books`.
+    # `manyhands.calls.order.books.Books`.
 
     busy: bool
     next: int

@@ -1,4 +1,4 @@
-/* The books of calls that run one after the other: manyhands.calls.books.PythonBooks in C. The interpreter's lock is held wherever they are touched. */
+/* The books of calls that run one after the other: manyhands.calls.order.books.PythonBooks in C. The interpreter's lock is held wherever they are touched. */
 #include "native.h"
 
 bool books_take(Books *books) {

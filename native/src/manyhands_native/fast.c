@@ -1,4 +1,4 @@
-/* The fast way of calls that were made before: manyhands.calls.runner.Calls._call and manyhands.calls.fast.FastCall in C.
+/* The fast way of calls that were made before: manyhands.calls.runner.Calls._call and manyhands.calls.host.fast.FastCall in C.
 
    Whatever is unusual goes the long way, in Python, before anything was done. What C cannot finish, Python goes on with. So an error is the same in
    both forms. */

@@ -1,7 +1,7 @@
-/* The fast way of messages whose dtype and shape have travelled before, and that go through a mailbox: manyhands.calls.fast_messages in C.
+/* The fast way of messages whose dtype and shape have travelled before, and that go through a mailbox: manyhands.calls.messages.fast in C.
 
    Such a message is an opening of fixed length, a tag of 8 bytes that stands for dtype and shape and the beginning of the array, and then the rest of
-   the array, if there is any, as a message of its own. How far it has got is said in the steps of manyhands.calls.point_to_point.move. */
+   the array, if there is any, as a message of its own. How far it has got is said in the steps of manyhands.calls.messages.point_to_point.move. */
 #include "native.h"
 
 #define TAG_BYTES 8

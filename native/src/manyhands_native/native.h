@@ -60,7 +60,7 @@ typedef struct {
     int held;
 } Stream;
 
-/* The turn and the numbers of calls that run one after the other: manyhands.calls.books. */
+/* The turn and the numbers of calls that run one after the other: manyhands.calls.order.books. */
 typedef struct {
     PyObject *what;
     uint64_t call;

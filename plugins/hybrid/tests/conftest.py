@@ -25,7 +25,7 @@ from manyhands.api import (
     hookimpl,
 )
 from manyhands.config.plugins import get_plugin_manager
-from manyhands.control.computer import COMPUTER
+from manyhands.runtime.computer import COMPUTER
 from manyhands_hybrid.backend import HybridBackend
 from manyhands_hybrid.config import HybridConfig
 from manyhands_tcp.backend import TcpBackend

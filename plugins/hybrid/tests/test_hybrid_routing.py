@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from manyhands.api import Damaged, Deadline, HeaderMismatch, LinkLost, Mailbox, Sink, Transfer, Transport
-from manyhands.control.computer import COMPUTER
+from manyhands.runtime.computer import COMPUTER
 from manyhands_hybrid import wrapping
 from manyhands_hybrid.routing import RoutedTransport, Way
 from manyhands_hybrid.wrapping import PollingTransport, SharedTransport

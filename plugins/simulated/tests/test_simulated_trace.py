@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.api import UsageError
-from manyhands.control.signatures import OPERATIONS
+from manyhands.contract.header import OPERATIONS
 from manyhands_simulated.trace import CallEvent, MarkEvent, MessageEvent, Trace
 
 US = 1e-6

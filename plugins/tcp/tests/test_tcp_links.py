@@ -204,7 +204,7 @@ def test_silence_is_bounded_on_the_control_connection_alone() -> None:
 @pytest.mark.parametrize("checksum", ["false", "true"])
 def test_a_connection_that_somebody_on_the_path_leads_to_another_rank_is_refused(nursery: Nursery, checksum: str) -> None:
     program = """
-        from manyhands.control import network
+        from manyhands.net import network
         connect = network._connect
         group = mh.init(timeout_s=30)
         if rank == 0:

@@ -10,7 +10,7 @@ from typing import SupportsIndex
 from manyhands.arrays.libraries import DeviceArray
 from manyhands.arrays.memory import Array
 from manyhands.common.checks import whole
-from manyhands.control.signatures import MAX_DIMENSIONS, can_describe
+from manyhands.contract.header import MAX_DIMENSIONS, can_describe
 from manyhands.errors import InvalidRankError, SelfSendError, SizeMismatchError, UsageError
 from manyhands.job.group_ranks import Members
 

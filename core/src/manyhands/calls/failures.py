@@ -9,8 +9,8 @@ from manyhands.calls.engine.waiting import Breach, Overdue
 from manyhands.common.checks import safe_str
 from manyhands.contract.backend import Damaged, HeaderMismatch, LinkLost, Transfer
 from manyhands.contract.deadline import Deadline
+from manyhands.contract.header import CallSignature, parse_header
 from manyhands.control.protocol import ANOTHER_CALL, Report
-from manyhands.control.signatures import CallSignature, parse_header
 from manyhands.errors import ClosedError, CommError, ManyHandsError, OutOfMemoryError, PluginError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from manyhands.arrays.memory import Array, bytes_of, to_array
-from manyhands.calls.turns import Turns
+from manyhands.calls.order.turns import Turns
 from manyhands.common.lines import program_frame
 from manyhands.contract.deadline import Deadline
 from manyhands.control.protocol import Report

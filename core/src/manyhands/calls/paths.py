@@ -11,12 +11,12 @@ import numpy as np
 from manyhands.arrays.libraries import DeviceArray
 from manyhands.calls.devices.actions import check_arrays, collective, copied, message
 from manyhands.calls.devices.calls import Devices
-from manyhands.calls.host import CopyAction, HostPath, TellAction
-from manyhands.calls.ledger import Ledger
-from manyhands.calls.messages import MessagePath
-from manyhands.calls.plans import VECTOR
+from manyhands.calls.host.actions import CopyAction, HostPath, TellAction
+from manyhands.calls.host.plans import VECTOR
+from manyhands.calls.messages.actions import MessagePath
+from manyhands.calls.order.ledger import Ledger
+from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import Later, Local, Message, Step, Tell
-from manyhands.calls.turns import Turns
 from manyhands.common.native import native
 from manyhands.config import Settings
 from manyhands.config.plugins import PluginManager

@@ -21,7 +21,7 @@ from manyhands.calls.devices.actions import check_device_out
 from manyhands.calls.paths import Paths
 from manyhands.calls.request import Local, Message, Program, Request, Step, Tell
 from manyhands.config import Settings
-from manyhands.control.signatures import DESCRIPTION_BYTES, pack_description, parse_description
+from manyhands.contract.header import DESCRIPTION_BYTES, pack_description, parse_description
 from manyhands.errors import LayoutError, SizeMismatchError, UnsupportedError, UsageError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job

@@ -17,8 +17,8 @@ from manyhands.arrays.buffers import Give, Memory
 from manyhands.arrays.dtypes import CODES, Reduction, dtype_code, fields_of
 from manyhands.arrays.libraries import DeviceArray
 from manyhands.arrays.memory import Array
-from manyhands.calls.turns import Turns
-from manyhands.control.signatures import CallSignature
+from manyhands.calls.order.turns import Turns
+from manyhands.contract.header import CallSignature
 from manyhands.schedule.steps import Collective
 
 __all__ = ["ARRAY", "LONG_WAY", "Later", "Local", "Message", "Program", "Request", "Step", "Tell"]

@@ -1,6 +1,6 @@
 """One way for every call: its arguments become a program, each of its steps an action, and the action runs when its turn comes.
 
-Who makes a call again goes from its key straight to what was made the first time: see `manyhands.calls.fast`.
+Who makes a call again goes from its key straight to what was made the first time: see `manyhands.calls.host.fast`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from manyhands.calls.devices.actions import Aside, DeviceAction
 from manyhands.calls.devices.watch import DeviceWatch
 from manyhands.calls.devices.work import DeviceWork
 from manyhands.calls.failures import awaited, broken_off
-from manyhands.calls.host import HostAction
+from manyhands.calls.host.actions import HostAction
+from manyhands.calls.host.plans import VECTOR
 from manyhands.calls.inputs import Inputs
-from manyhands.calls.messages import MessageAction, Words
+from manyhands.calls.messages.actions import MessageAction, Words
+from manyhands.calls.order.turns import Turns
 from manyhands.calls.paths import Action, HostFast, Paths
-from manyhands.calls.plans import VECTOR
 from manyhands.calls.programs import Programs
 from manyhands.calls.request import LONG_WAY, Message, Program, Step, Tell
-from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.config import Settings
 from manyhands.contract.deadline import Deadline
-from manyhands.control.computer import COMPUTER
 from manyhands.errors import CommError, DeadlineError, UsageError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
+from manyhands.runtime.computer import COMPUTER
 
 __all__ = ["Call", "Calls"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
-from manyhands.calls.turns import Turns
+from manyhands.calls.order.turns import Turns
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Place
 from manyhands.errors import ClosedError, DeadlineError, UsageError

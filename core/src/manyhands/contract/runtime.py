@@ -1,6 +1,6 @@
 """What the ranks of a job run on: a clock, threads, and ways to wait.
 
-Nearly always these are the computer's own (`manyhands.control.computer`). A backend whose ranks live in a simulated world brings a `Runtime` of its own:
+Nearly always these are the computer's own (`manyhands.runtime.computer`). A backend whose ranks live in a simulated world brings a `Runtime` of its own:
 then every wait of core goes through it, so that it decides who runs when, and what time it is.
 """
 

@@ -14,10 +14,8 @@ import msgspec
 
 from manyhands._version import __version__
 from manyhands.contract.deadline import Deadline
+from manyhands.contract.header import CallSignature
 from manyhands.contract.runtime import Runtime
-from manyhands.control.bystanders import last_move, nobody_else
-from manyhands.control.computer import COMPUTER
-from manyhands.control.network import Address
 from manyhands.control.protocol import (
     MAX_CARD_BYTES,
     Agreement,
@@ -49,9 +47,11 @@ from manyhands.control.protocol import (
 from manyhands.control.recorder import Counted, FlightRecorder, Record
 from manyhands.control.recovery import Recovery
 from manyhands.control.reserve import Reserve
-from manyhands.control.signatures import CallSignature
 from manyhands.control.verdicts import error_from
 from manyhands.errors import CommError, DeadlineError, InternalError, ManyHandsError
+from manyhands.net.network import Address
+from manyhands.runtime.computer import COMPUTER
+from manyhands.runtime.idle import last_move, nobody_else
 
 __all__ = ["Control", "make_join"]
 

@@ -16,12 +16,6 @@ import msgspec
 
 from manyhands.common.folders import write_new
 from manyhands.common.variables import Variable
-from manyhands.control.credentials import Credentials
-from manyhands.control.forking import close_after_fork
-from manyhands.control.frames import FrameConnection
-from manyhands.control.liveness import Liveness
-from manyhands.control.loop import Loop
-from manyhands.control.network import Address, Listener
 from manyhands.control.protocol import (
     MAX_FROM_RANK_BYTES,
     RUNS_ALREADY,
@@ -32,7 +26,13 @@ from manyhands.control.protocol import (
     decode_from_rank,
     encode,
 )
-from manyhands.control.proven import ProvenSocket
+from manyhands.net.credentials import Credentials
+from manyhands.net.forking import close_after_fork
+from manyhands.net.frames import FrameConnection
+from manyhands.net.keepalive import Liveness
+from manyhands.net.loop import Loop
+from manyhands.net.network import Address, Listener
+from manyhands.net.proven import ProvenSocket
 
 __all__ = ["NEWCOMER_HELLO", "Door", "Lobby", "Roll"]
 

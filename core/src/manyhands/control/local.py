@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Runtime
-from manyhands.control.computer import COMPUTER
 from manyhands.control.connection import Control, make_join
 from manyhands.control.membership import Membership
 from manyhands.control.protocol import FromRank, FromStore, Verdict, Welcome
 from manyhands.control.recorder import FlightRecorder
 from manyhands.control.verdicts import error_from
 from manyhands.errors import DeadlineError
+from manyhands.runtime.computer import COMPUTER
 
 __all__ = ["LocalControl", "LocalHub"]
 

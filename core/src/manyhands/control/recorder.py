@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from manyhands.control.bystanders import blocked, released
+from manyhands.contract.header import CallSignature
 from manyhands.control.protocol import Progress, Wait
-from manyhands.control.signatures import CallSignature
+from manyhands.runtime.idle import blocked, released
 
 __all__ = ["KEPT", "Books", "Counted", "FlightRecorder", "Record", "Short"]
 

@@ -8,9 +8,9 @@ import msgspec
 
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Condition
-from manyhands.control.network import Address
 from manyhands.control.protocol import Agree, Agreement, FromRank, GiveUp, Shrink, Shrunk, Verdict, WentOn
 from manyhands.control.verdicts import error_from
+from manyhands.net.network import Address
 
 __all__ = ["Recovery"]
 

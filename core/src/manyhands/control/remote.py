@@ -10,13 +10,7 @@ from functools import partial
 import msgspec
 
 from manyhands.contract.deadline import Deadline
-from manyhands.control.computer import has_ended, neighbourhood
 from manyhands.control.connection import Control
-from manyhands.control.credentials import Credentials
-from manyhands.control.frames import FrameConnection
-from manyhands.control.liveness import Liveness
-from manyhands.control.loop import Loop
-from manyhands.control.network import BACKLOG, Address, dial_patiently, hold, show_address
 from manyhands.control.protocol import (
     MAX_CARD_BYTES,
     Agreed,
@@ -34,8 +28,14 @@ from manyhands.control.protocol import (
     encode,
     ranks_in,
 )
-from manyhands.control.proven import ProvenSocket
 from manyhands.control.reserve import COMING_S
+from manyhands.net.credentials import Credentials
+from manyhands.net.frames import FrameConnection
+from manyhands.net.keepalive import Liveness
+from manyhands.net.loop import Loop
+from manyhands.net.network import BACKLOG, Address, dial_patiently, hold, show_address
+from manyhands.net.proven import ProvenSocket
+from manyhands.runtime.computer import has_ended, neighbourhood
 
 __all__ = ["CONTROL_HELLO", "SocketControl"]
 

@@ -25,13 +25,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from manyhands.control.credentials import Credentials
-from manyhands.control.frames import FrameConnection
-from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door, Lobby
-from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
-from manyhands.control.network import Listener
 from manyhands.control.protocol import (
     MAX_FROM_RANK_BYTES,
     Agree,
@@ -53,7 +48,12 @@ from manyhands.control.protocol import (
     encode,
     ranks_in,
 )
-from manyhands.control.proven import ProvenSocket
+from manyhands.net.credentials import Credentials
+from manyhands.net.frames import FrameConnection
+from manyhands.net.keepalive import Liveness
+from manyhands.net.loop import Loop
+from manyhands.net.network import Listener
+from manyhands.net.proven import ProvenSocket
 
 __all__ = ["COMING_S", "NOBODY", "Reserve"]
 

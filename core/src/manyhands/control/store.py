@@ -11,15 +11,15 @@ import msgspec
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
-from manyhands.control.credentials import Credentials, is_loopback
-from manyhands.control.frames import FrameConnection
-from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import NEWCOMER_HELLO, Door, Lobby
-from manyhands.control.loop import Loop
 from manyhands.control.membership import Membership
-from manyhands.control.network import Address, Listener
 from manyhands.control.protocol import MAX_FROM_RANK_BYTES, FromStore, Join, Verdict, decode_from_rank, encode
-from manyhands.control.proven import ProvenSocket
+from manyhands.net.credentials import Credentials, is_loopback
+from manyhands.net.frames import FrameConnection
+from manyhands.net.keepalive import Liveness
+from manyhands.net.loop import Loop
+from manyhands.net.network import Address, Listener
+from manyhands.net.proven import ProvenSocket
 
 __all__ = ["Store"]
 

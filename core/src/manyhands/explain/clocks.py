@@ -20,8 +20,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from manyhands.control.dump import Call, Dump
 from manyhands.errors import UsageError
+from manyhands.explain.dump import Call, Dump
 
 __all__ = ["Offset", "align"]
 

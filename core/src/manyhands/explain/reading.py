@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from manyhands.common.folders import read_regular
-from manyhands.control.dump import Dump, decode
 from manyhands.errors import UsageError
+from manyhands.explain.dump import Dump, decode
 
 __all__ = ["Job", "read_jobs"]
 

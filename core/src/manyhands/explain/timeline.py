@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from manyhands.control.dump import Call, Dump
 from manyhands.explain.clocks import Offset, align
+from manyhands.explain.dump import Call, Dump
 from manyhands.explain.reading import Job
 from manyhands.timeline.events import Recording
 from manyhands.timeline.perfetto import to_perfetto

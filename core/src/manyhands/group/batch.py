@@ -19,11 +19,11 @@ from manyhands.arrays.memory import Array, check_out, copy_of, handed_over, new_
 from manyhands.calls.devices.actions import DeviceAction, launch_together, together
 from manyhands.calls.devices.watch import DeviceWatch
 from manyhands.calls.devices.work import DeviceWork
+from manyhands.calls.order.turns import Turns
 from manyhands.calls.paths import Paths
 from manyhands.calls.programs import Programs
 from manyhands.calls.request import Program, Request, Step
 from manyhands.calls.runner import Call, Calls
-from manyhands.calls.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.common.checks import safe_str
 from manyhands.contract.deadline import Deadline

@@ -22,7 +22,7 @@ from manyhands.errors import (
 from manyhands.group.group import Group
 from manyhands.group.init import init
 from manyhands.group.keeping import check, packed, unpacked
-from manyhands.launch.error_file import mark_elastic
+from manyhands.job.error_file import mark_elastic
 
 __all__ = ["ElasticState", "elastic"]
 

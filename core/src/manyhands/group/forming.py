@@ -16,12 +16,12 @@ from manyhands.config.selection import make_selector
 from manyhands.contract.backend import BackendSpec
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel
-from manyhands.control.network import show_address
+from manyhands.control.meeting import Meeting
 from manyhands.job.autobackend import start_best
 from manyhands.job.group_ranks import Members, ranks_per_host
 from manyhands.job.job import Job
-from manyhands.job.meeting import Meeting
 from manyhands.job.threads import ThreadRank, ThreadWorld
+from manyhands.net.network import show_address
 
 __all__ = ["Formed", "Setup", "among_processes", "among_threads", "come_alone", "finish"]
 

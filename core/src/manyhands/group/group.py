@@ -22,10 +22,9 @@ from manyhands.common.aliases import ForeignNames
 from manyhands.common.checks import is_success, safe_str, whole
 from manyhands.config.select import Selector
 from manyhands.contract.backend import Backend
+from manyhands.contract.cards import write_card
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel
-from manyhands.control.cards import write_card
-from manyhands.control.computer import COMPUTER
 from manyhands.control.protocol import Report
 from manyhands.errors import CommError, DeadlineError, OutOfMemoryError, PluginError, UsageError
 from manyhands.group.batch import BatchCalls
@@ -37,6 +36,7 @@ from manyhands.group.shrinking import check_possible, shrink
 from manyhands.job.group_ranks import Members, ranks_per_host
 from manyhands.job.job import Job
 from manyhands.job.threads import duration
+from manyhands.runtime.computer import COMPUTER
 
 __all__ = ["Group"]
 

@@ -16,10 +16,8 @@ from manyhands.config.secret import job_secret
 from manyhands.config.select import Selector
 from manyhands.config.selection import make_selector
 from manyhands.contract.deadline import Deadline
-from manyhands.control.credentials import Credentials
-from manyhands.control.environment import LaunchEnvironment, claim, discover, meeting_place, why_not_alone
-from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
+from manyhands.control.meeting import Meeting
 from manyhands.control.verdicts import RunsAlreadyError
 from manyhands.errors import (
     ConfigError,
@@ -30,11 +28,13 @@ from manyhands.errors import (
 from manyhands.group.forming import Formed, Setup, among_processes, among_threads, come_alone, finish
 from manyhands.group.group import Group
 from manyhands.group.shrinking import come_later
+from manyhands.job.error_file import gone
+from manyhands.job.error_file import install as install_error_file
 from manyhands.job.job import AS_LONG_AS_IT_TAKES_S, Job
-from manyhands.job.meeting import Meeting
 from manyhands.job.threads import current_thread_rank
-from manyhands.launch.error_file import gone
-from manyhands.launch.error_file import install as install_error_file
+from manyhands.launchers import LaunchEnvironment, claim, discover, meeting_place, why_not_alone
+from manyhands.net.credentials import Credentials
+from manyhands.net.keepalive import Liveness
 
 __all__ = ["init"]
 
@@ -268,7 +268,7 @@ def _credentials(resolved: Resolved, run: str) -> Credentials:
     folder = resolved.settings.security.tls
     if folder is None:
         return Credentials.of_text(job_secret(resolved.settings.rendezvous, os.environ)).of_run(run)
-    from manyhands.control.tls import Tls
+    from manyhands.net.tls import Tls
 
     tls = Tls(folder, resolved.settings.security.tls_names == "host")
     return Credentials.of_text(job_secret(resolved.settings.rendezvous, os.environ), tls).of_run(run)

@@ -16,7 +16,7 @@ import numpy as np
 
 from manyhands.arrays.dtypes import check_dtype
 from manyhands.arrays.libraries import DeviceArray, Library, library_of
-from manyhands.control.signatures import can_describe
+from manyhands.contract.header import can_describe
 from manyhands.errors import DTypeError, ManyHandsError, UsageError
 
 __all__ = ["check", "packed", "unpacked"]

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from manyhands.calls.failures import exchange_cards, guarded
+from manyhands.contract.cards import write_card
 from manyhands.contract.deadline import Deadline
-from manyhands.control.cards import write_card
-from manyhands.control.frames import FrameConnection
+from manyhands.contract.header import CallSignature
 from manyhands.control.keyvalue import (
     MAX_FRAME_BYTES,
     MAX_VALUE_BYTES,
@@ -34,10 +34,10 @@ from manyhands.control.keyvalue import (
     decode_query,
 )
 from manyhands.control.protocol import Report
-from manyhands.control.signatures import CallSignature
 from manyhands.errors import DeadlineError, ManyHandsError, UnsupportedError, UsageError
 from manyhands.group.group import Group
 from manyhands.job.job import Job
+from manyhands.net.frames import FrameConnection
 
 __all__ = ["KeyValueStore"]
 

@@ -14,8 +14,8 @@ from manyhands.arrays.memory import Array, new_array
 from manyhands.calls.request import Message, Program, Request, Step, Tell
 from manyhands.calls.runner import Calls
 from manyhands.calls.work import Work
+from manyhands.contract.header import CallSignature
 from manyhands.control.protocol import Report
-from manyhands.control.signatures import CallSignature
 from manyhands.errors import ManyHandsError, OutOfMemoryError, SizeMismatchError, UsageError
 from manyhands.group.packing import Unpacker, pack
 from manyhands.schedule.steps import Collective

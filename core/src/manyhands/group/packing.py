@@ -14,7 +14,7 @@ import numpy as np
 
 from manyhands.arrays.dtypes import check_dtype
 from manyhands.common.checks import UNREADABLE, safe_str
-from manyhands.control.signatures import DESCRIPTION_BYTES, can_describe, pack_description, parse_description
+from manyhands.contract.header import DESCRIPTION_BYTES, can_describe, pack_description, parse_description
 from manyhands.errors import DTypeError, OutOfMemoryError, UsageError
 
 __all__ = ["Unpacker", "pack"]

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import msgspec
 
 from manyhands.contract.deadline import Deadline
-from manyhands.control.network import Address, guarded_bind
+from manyhands.control.meeting import Meeting
 from manyhands.control.protocol import Shrunk
 from manyhands.errors import CommError, DeadlineError, RendezvousError, UnsupportedError
 from manyhands.group.forming import Formed, Setup, among_processes, come_alone, finish
 from manyhands.job.job import Job
-from manyhands.job.meeting import Meeting
+from manyhands.net.network import Address, guarded_bind
 
 __all__ = ["check_possible", "come_later", "shrink"]
 

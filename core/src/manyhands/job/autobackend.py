@@ -16,8 +16,8 @@ from manyhands.common.installing import install_command
 from manyhands.config import Resolved
 from manyhands.config.plugins import PluginManager
 from manyhands.contract.backend import BackendSpec
+from manyhands.contract.cards import write_card
 from manyhands.contract.deadline import Deadline
-from manyhands.control.cards import write_card
 from manyhands.errors import BackendUnavailableError, PluginError
 from manyhands.job.job import Job
 

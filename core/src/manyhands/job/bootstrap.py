@@ -16,9 +16,9 @@ from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Runtime
 from manyhands.contract.seal import Seals
 from manyhands.control.connection import Control
-from manyhands.control.network import Address
-from manyhands.control.proven import ProvenSocket
 from manyhands.errors import ConfigError
+from manyhands.net.network import Address
+from manyhands.net.proven import ProvenSocket
 
 __all__ = ["Maker"]
 

@@ -19,31 +19,31 @@ from manyhands.common.threads import Thread
 from manyhands.config import Resolved
 from manyhands.config.plugins import PluginManager, checked_kind
 from manyhands.contract.backend import Backend, BackendSpec, Damaged, LinkLost, Transport
+from manyhands.contract.cards import read_cards
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Runtime
-from manyhands.control.cards import read_cards
-from manyhands.control.computer import COMPUTER
 from manyhands.control.connection import Control, make_join
-from manyhands.control.credentials import Credentials
-from manyhands.control.forking import forget_after_fork
-from manyhands.control.frames import FrameConnection
-from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import NEWCOMER_HELLO
-from manyhands.control.loop import Loop
-from manyhands.control.network import Address, Listener, dial, guarded_bind, show_address
+from manyhands.control.meeting import Meeting
 from manyhands.control.protocol import Report, Verdict
-from manyhands.control.proven import ProvenSocket
 from manyhands.control.remote import SocketControl
+from manyhands.control.standby import Standby
 from manyhands.control.store import Store
 from manyhands.errors import AuthenticationError, ClosedError, ManyHandsError, PeerLostError, RendezvousError
 from manyhands.job.bootstrap import Maker
-from manyhands.job.meeting import Meeting
 from manyhands.job.no_transport import NoTransport
-from manyhands.job.standby import Standby
+from manyhands.net.credentials import Credentials
+from manyhands.net.forking import forget_after_fork
+from manyhands.net.frames import FrameConnection
+from manyhands.net.keepalive import Liveness
+from manyhands.net.loop import Loop
+from manyhands.net.network import Address, Listener, dial, guarded_bind, show_address
+from manyhands.net.proven import ProvenSocket
+from manyhands.runtime.computer import COMPUTER
 
 if TYPE_CHECKING:
     from manyhands.contract.device import DeviceChannel
-    from manyhands.control.dump import Dumper
+    from manyhands.explain.dump import Dumper
     from manyhands.job.threads import ThreadRank
 
 __all__ = ["AS_LONG_AS_IT_TAKES_S", "Job", "Part"]
@@ -252,7 +252,7 @@ class Job:
         if self.runtime.is_simulated:
             _log.warning("manyhands: recorder.directory is not used in a simulated world; its trace tells more")
             return
-        from manyhands.control.dump import Dumper, job_id  # most jobs write none
+        from manyhands.explain.dump import Dumper, job_id  # most jobs write none
 
         self._dumper = Dumper(self.control, job_id(self._credentials.secret), Path(directory).absolute())
 
@@ -277,7 +277,7 @@ class Job:
         self.control.on_failure(self.backend.abort)
 
     def read_cards(self, cards: Sequence[bytes], kind: type[T], what: str, ranks: Sequence[int] | None = None) -> list[T]:
-        """Return what the cards of these ranks, by default all, say, as `manyhands.control.cards.read_cards`.
+        """Return what the cards of these ranks, by default all, say, as `manyhands.contract.cards.read_cards`.
 
         Raises
         ------

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.common.checks import is_number, is_success, safe_str, whole
 from manyhands.contract.runtime import Runtime
-from manyhands.control.bystanders import stands_by
-from manyhands.control.computer import COMPUTER
 from manyhands.errors import InvalidRankError, InvalidWorldSizeError, UsageError
+from manyhands.runtime.computer import COMPUTER
+from manyhands.runtime.idle import stands_by
 
 if TYPE_CHECKING:
     from manyhands.control.local import LocalHub

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyhands.launch import error_file
+from manyhands.job import error_file
 from manyhands.launch.failure import Failure
 from manyhands.launch.forked import ForkedRank
 from manyhands.launch.groups import Spawned

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.launch.error_file import shown_path
+from manyhands.job.error_file import shown_path
 
 if TYPE_CHECKING:
-    from manyhands.launch.error_file import ErrorRecord
+    from manyhands.job.error_file import ErrorRecord
 
 __all__ = ["Failure", "exit_code", "last_straw", "name_ranks", "primary", "report", "report_ended", "report_lost"]
 

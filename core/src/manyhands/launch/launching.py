@@ -12,11 +12,11 @@ from pathlib import Path
 
 from manyhands.common.folders import here
 from manyhands.common.variables import Variable
-from manyhands.control.credentials import Credentials
-from manyhands.control.environment import parse_address
-from manyhands.control.network import bind, guarded_bind, show_address
 from manyhands.errors import ConfigError, InvalidRankError, InvalidWorldSizeError, UsageError
 from manyhands.launch.variables import shared_variables
+from manyhands.launchers import parse_address
+from manyhands.net.credentials import Credentials
+from manyhands.net.network import bind, guarded_bind, show_address
 
 __all__ = ["Launch", "MeetingPlace", "arrange_meeting"]
 

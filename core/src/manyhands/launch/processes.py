@@ -17,7 +17,7 @@ from typing import IO, Self, cast
 
 from manyhands.common.variables import Variable, of_setting
 from manyhands.errors import UsageError
-from manyhands.launch import error_file
+from manyhands.job import error_file
 from manyhands.launch.child import Child
 from manyhands.launch.failure import exit_code, last_straw, name_ranks, primary, report, report_ended, report_lost
 from manyhands.launch.forked import ForkedRank, ForkServer, fork_server, why_no_fork

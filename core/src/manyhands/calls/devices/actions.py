@@ -14,8 +14,8 @@ from manyhands.arrays.libraries import DeviceArray, Library, present
 from manyhands.calls.devices.calls import Devices
 from manyhands.calls.devices.fast import PER_THREAD
 from manyhands.calls.devices.work import Underway
+from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import Local, Message, Step
-from manyhands.calls.turns import Turns
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
 from manyhands.errors import DTypeError, LayoutError, SizeMismatchError, UnsupportedError

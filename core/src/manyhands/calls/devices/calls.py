@@ -19,15 +19,15 @@ from manyhands.calls.devices.fast import FastDeviceCall
 from manyhands.calls.devices.kinds import DEVICE, Prepared, device_call, said_call
 from manyhands.calls.devices.watch import DeviceWatch, Followed, Launched
 from manyhands.calls.failures import exchange_cards
-from manyhands.calls.ledger import Ledger
+from manyhands.calls.order.ledger import Ledger
 from manyhands.calls.request import Request, Step
 from manyhands.common.threads import Thread
 from manyhands.config.plugins import PluginManager
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
+from manyhands.contract.header import CallSignature
 from manyhands.contract.observe import OperationEvent
 from manyhands.control.protocol import Report
-from manyhands.control.signatures import CallSignature
 from manyhands.errors import ManyHandsError, UnsupportedError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job

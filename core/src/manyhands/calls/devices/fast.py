@@ -1,4 +1,4 @@
-"""The fast way of a call on devices that was made before: as `manyhands.calls.fast`, nothing is looked up that can be known."""
+"""The fast way of a call on devices that was made before: as `manyhands.calls.host.fast`, nothing is looked up that can be known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from manyhands.calls.devices.kinds import Prepared
-from manyhands.calls.ledger import Ledger
+from manyhands.calls.order.ledger import Ledger
 from manyhands.calls.request import LONG_WAY
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import msgspec
 
 from manyhands.calls.request import Request
 from manyhands.contract.device import DeviceCall, Launch
-from manyhands.control.signatures import CallSignature
+from manyhands.contract.header import CallSignature
 from manyhands.schedule.steps import Collective
 
 __all__ = ["DEVICE", "Prepared", "device_call", "said_call"]

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 from manyhands.calls.devices.kinds import said_call
 from manyhands.common.threads import Thread
 from manyhands.contract.device import DeviceChannel, DeviceEvent, DeviceFailure
+from manyhands.contract.header import CallSignature
 from manyhands.control.protocol import Report, Wait
-from manyhands.control.signatures import CallSignature
 from manyhands.errors import ClosedError, ManyHandsError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job

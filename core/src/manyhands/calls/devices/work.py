@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from manyhands.calls.devices.watch import DeviceWatch
-from manyhands.calls.turns import Turns
+from manyhands.calls.order.turns import Turns
 from manyhands.calls.work import Work
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.device import DeviceEvent, DeviceFailure

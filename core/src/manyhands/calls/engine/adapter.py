@@ -15,7 +15,7 @@ from manyhands.calls.engine.scratch import shared_pool
 from manyhands.calls.engine.waiting import checked_mailbox, checked_transfer, checked_wait
 from manyhands.contract.backend import Mailbox, Sink, Transfer, Transport
 from manyhands.contract.deadline import Deadline
-from manyhands.control.signatures import piece_header
+from manyhands.contract.header import piece_header
 
 __all__ = ["SLOT_BYTES", "Links", "cutting", "mailbox_of"]
 

@@ -44,7 +44,7 @@ import msgspec
 import numpy as np
 
 from manyhands.arrays.dtypes import Reduction
-from manyhands.control.signatures import CallSignature, split_headers
+from manyhands.contract.header import CallSignature, split_headers
 from manyhands.errors import InternalError
 from manyhands.schedule import steps as listed
 from manyhands.schedule.contracts import PROMISES, Contract

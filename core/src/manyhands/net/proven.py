@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from manyhands.contract.seal import Seals
-from manyhands.control.forking import close_after_fork
+from manyhands.net.forking import close_after_fork
 
 __all__ = ["ProvenSocket"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from manyhands.common.threads import Thread, Timer
 from manyhands.contract.runtime import Condition, Place, Runtime
-from manyhands.control.bystanders import Sleeper, begin_to_help, end_of_help
+from manyhands.runtime.idle import Sleeper, begin_to_help, end_of_help
 
 __all__ = ["COMPUTER", "has_ended", "namespaces", "neighbourhood"]
 

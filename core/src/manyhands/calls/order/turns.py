@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from manyhands.calls.books import Books, PythonBooks
+from manyhands.calls.order.books import Books, PythonBooks
 from manyhands.contract.deadline import Deadline
 from manyhands.contract.runtime import Place, Runtime
-from manyhands.control.computer import COMPUTER
+from manyhands.runtime.computer import COMPUTER
 
 __all__ = ["Turn", "Turns"]
 

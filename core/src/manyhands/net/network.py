@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
-from manyhands.control.credentials import Credentials
-from manyhands.control.forking import close_after_fork
-from manyhands.control.handshake import (
+from manyhands.errors import AuthenticationError, RendezvousError
+from manyhands.net.credentials import Credentials
+from manyhands.net.forking import close_after_fork
+from manyhands.net.handshake import (
     CLIENT_BYTES,
     GREETING_BYTES,
     KNOCK_BYTES,
@@ -31,12 +32,11 @@ from manyhands.control.handshake import (
     knock,
     may_be_ours,
 )
-from manyhands.control.loop import Loop
-from manyhands.control.proven import ProvenSocket
-from manyhands.errors import AuthenticationError, RendezvousError
+from manyhands.net.loop import Loop
+from manyhands.net.proven import ProvenSocket
 
 if TYPE_CHECKING:
-    from manyhands.control.tls import TlsHandshake
+    from manyhands.net.tls import TlsHandshake
 
 __all__ = [
     "BACKLOG",
@@ -226,7 +226,7 @@ def _encrypting(
     """Return the handshake of TLS, which takes the socket over, where the job wants it; the socket is closed if that fails."""
     if credentials.tls is None:
         return None
-    from manyhands.control.tls import TlsHandshake
+    from manyhands.net.tls import TlsHandshake
 
     try:
         names = None if is_server else credentials.expected  # those of the listener

@@ -17,7 +17,7 @@ from manyhands.config.plugins import PluginManager
 from manyhands.config.select import Selector
 from manyhands.contract.backend import Backend, CollectiveRequest, NativeCollective
 from manyhands.contract.deadline import Deadline
-from manyhands.control.signatures import CallSignature
+from manyhands.contract.header import CallSignature
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 from manyhands.schedule.algorithms.doubling import barrier as dissemination

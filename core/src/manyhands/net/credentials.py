@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from manyhands.control.proven import ProvenSocket
 from manyhands.errors import AuthenticationError
+from manyhands.net.proven import ProvenSocket
 
 if TYPE_CHECKING:
-    from manyhands.control.tls import Tls  # imported by jobs that use it: ssl takes time and memory
+    from manyhands.net.tls import Tls  # imported by jobs that use it: ssl takes time and memory
 
 __all__ = ["Credentials", "is_loopback"]
 

@@ -13,15 +13,15 @@ from functools import partial
 
 from manyhands.common.threads import Thread
 from manyhands.contract.deadline import Deadline
-from manyhands.control.credentials import Credentials
-from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
-from manyhands.control.loop import Loop
-from manyhands.control.network import Address, dial, dial_patiently, guarded_bind
 from manyhands.control.protocol import Prepare, Successor
 from manyhands.control.remote import SocketControl
 from manyhands.control.reserve import NOBODY, Reserve
 from manyhands.errors import ManyHandsError
+from manyhands.net.credentials import Credentials
+from manyhands.net.keepalive import Liveness
+from manyhands.net.loop import Loop
+from manyhands.net.network import Address, dial, dial_patiently, guarded_bind
 
 __all__ = ["Standby"]
 

@@ -1,4 +1,4 @@
-"""The fast way of messages whose dtype and shape have travelled between the same two ranks before: see `manyhands.calls.fast`."""
+"""The fast way of messages whose dtype and shape have travelled between the same two ranks before: see `manyhands.calls.host.fast`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 from manyhands.arrays.memory import Array, contiguous
 from manyhands.calls.engine.waiting import StallCallback, Waiter, checked_transfer
 from manyhands.calls.failures import again, guarded
-from manyhands.calls.fast import example
-from manyhands.calls.ledger import Direction, Ledger
-from manyhands.calls.point_to_point import AT_BEGINNING, FIRST_BYTES, OPENED, OPENING_BYTES, TAG_BYTES, Kind
+from manyhands.calls.host.fast import example
+from manyhands.calls.messages.point_to_point import AT_BEGINNING, FIRST_BYTES, OPENED, OPENING_BYTES, TAG_BYTES, Kind
+from manyhands.calls.order.ledger import Direction, Ledger
 from manyhands.calls.request import ARRAY, LONG_WAY, Later
 from manyhands.contract.backend import Mailbox, Transfer, Transport
 from manyhands.contract.deadline import Deadline
-from manyhands.control.signatures import pack_header, split_header
+from manyhands.contract.header import pack_header, split_header
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
@@ -47,7 +47,7 @@ class End(NamedTuple):
         Who sends, as a rank of the world.
     move
         ``move(number, array, deadline, on_stall, step)``: sends an array, or receives one into an array or None for a new one, from a step on,
-        as `manyhands.calls.point_to_point.move` counts them; returns it.
+        as `manyhands.calls.messages.point_to_point.move` counts them; returns it.
     """
 
     job: Job
@@ -122,7 +122,7 @@ class _Fast(ABC):
         return self._carry_out(array, out, timeout_s, self.turns.enter, self._go, gives_turn=True)
 
     def go_on(self, array: Any, target: Any, at: tuple[int, int], timeout_s: float) -> Any:
-        """As for `HostFast`, with the steps of `manyhands.calls.point_to_point.move`."""
+        """As for `HostFast`, with the steps of `manyhands.calls.messages.point_to_point.move`."""
         number, step = at
         rest = partial(self._rest, step)
         return self._carry_out(array, target, timeout_s, lambda _: number, rest, gives_turn=True)

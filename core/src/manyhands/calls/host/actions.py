@@ -15,18 +15,18 @@ from manyhands.arrays.libraries import DeviceArray
 from manyhands.arrays.memory import Array, contiguous, divide, given, placed
 from manyhands.calls.engine.waiting import Waiter
 from manyhands.calls.failures import again, exchange_cards, guarded
-from manyhands.calls.fast import FastCall
-from manyhands.calls.ledger import Ledger
-from manyhands.calls.plans import VECTOR, Plan, Plans
+from manyhands.calls.host.fast import FastCall
+from manyhands.calls.host.plans import VECTOR, Plan, Plans
+from manyhands.calls.order.ledger import Ledger
+from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import Local, Request, Step, Tell
-from manyhands.calls.turns import Turns
 from manyhands.config.plugins import PluginManager
 from manyhands.config.select import Selector
 from manyhands.contract.deadline import Deadline
+from manyhands.contract.header import CallSignature
 from manyhands.contract.observe import OperationEvent
 from manyhands.control.protocol import Report
 from manyhands.control.recorder import Record
-from manyhands.control.signatures import CallSignature
 from manyhands.errors import ManyHandsError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job

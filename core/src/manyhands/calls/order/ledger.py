@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
 
-from manyhands.calls.books import Books, books_of
-from manyhands.calls.point_to_point import Kinds
-from manyhands.calls.turns import Turns
+from manyhands.calls.messages.point_to_point import Kinds
+from manyhands.calls.order.books import Books, books_of
+from manyhands.calls.order.turns import Turns
 from manyhands.config.plugins import PluginManager
+from manyhands.contract.header import CallSignature
 from manyhands.control.protocol import Wait
 from manyhands.control.recorder import Record
-from manyhands.control.signatures import CallSignature
 from manyhands.errors import ClosedError
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job

@@ -25,12 +25,12 @@ from manyhands.common.checks import UNREADABLE
 from manyhands.common.folders import write_new
 from manyhands.common.lines import OURS, PROGRAM, kind_of, line_of
 from manyhands.common.threads import Thread
-from manyhands.control.bystanders import current_frames
-from manyhands.control.computer import namespaces
+from manyhands.contract.header import CallSignature
 from manyhands.control.connection import Control
 from manyhands.control.protocol import Progress, Verdict, Wait
 from manyhands.control.recorder import Record
-from manyhands.control.signatures import CallSignature
+from manyhands.runtime.computer import namespaces
+from manyhands.runtime.idle import current_frames
 
 __all__ = ["Call", "Dump", "Dumper", "Place", "decode", "job_id"]
 

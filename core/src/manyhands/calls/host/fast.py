@@ -19,11 +19,11 @@ from manyhands.arrays.memory import Array, divide
 from manyhands.calls.engine import Executable, Patience
 from manyhands.calls.engine.waiting import Waiter
 from manyhands.calls.failures import again, guarded
-from manyhands.calls.ledger import Ledger
-from manyhands.calls.plans import Plan
+from manyhands.calls.host.plans import Plan
+from manyhands.calls.order.ledger import Ledger
 from manyhands.calls.request import LONG_WAY, Later
 from manyhands.contract.deadline import Deadline
-from manyhands.control.signatures import CallSignature
+from manyhands.contract.header import CallSignature
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 

@@ -16,15 +16,15 @@ from manyhands.arrays.memory import NOTHING, Array, contiguous, copy_of, given, 
 from manyhands.calls.engine.adapter import mailbox_of
 from manyhands.calls.engine.waiting import StallCallback
 from manyhands.calls.failures import guarded
-from manyhands.calls.fast_messages import End, FastExchange, FastRecv, FastSend
-from manyhands.calls.ledger import Direction, Ledger
-from manyhands.calls.point_to_point import AT_BEGINNING, OPENING_BYTES, DescriptionMismatch, Incoming, Outgoing, move
+from manyhands.calls.messages.fast import End, FastExchange, FastRecv, FastSend
+from manyhands.calls.messages.point_to_point import AT_BEGINNING, OPENING_BYTES, DescriptionMismatch, Incoming, Outgoing, move
+from manyhands.calls.order.ledger import Direction, Ledger
+from manyhands.calls.order.turns import Turns
 from manyhands.calls.request import ARRAY, Message
-from manyhands.calls.turns import Turns
 from manyhands.contract.backend import Mailbox, Transport
 from manyhands.contract.deadline import Deadline
+from manyhands.contract.header import CallSignature
 from manyhands.control.protocol import Report
-from manyhands.control.signatures import CallSignature
 from manyhands.job.group_ranks import Members
 from manyhands.job.job import Job
 
@@ -176,7 +176,7 @@ class MessagePath:
         stall: StallCallback | None,
         steps: tuple[int, int] = (AT_BEGINNING, AT_BEGINNING),
     ) -> None:
-        """Move a message as `move` of `manyhands.calls.point_to_point` does; a mismatch ends the job."""
+        """Move a message as `move` of `manyhands.calls.messages.point_to_point` does; a mismatch ends the job."""
         transport = self._connected([flow.peer for flow in (outgoing, incoming) if flow is not None], deadline)
         try:
             move(transport, self._boxes, outgoing, incoming, deadline, stall, steps=steps)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 
 from manyhands.contract.seal import TAMPERED, Seal
-from manyhands.control.liveness import Liveness
-from manyhands.control.loop import Loop
-from manyhands.control.proven import ProvenSocket
+from manyhands.net.keepalive import Liveness
+from manyhands.net.loop import Loop
+from manyhands.net.proven import ProvenSocket
 
 __all__ = ["FrameConnection"]
 

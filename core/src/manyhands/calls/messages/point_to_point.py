@@ -26,7 +26,7 @@ from manyhands.arrays.memory import Array, bytes_of, new_array
 from manyhands.calls.engine.waiting import StallCallback, Waiter, checked_transfer
 from manyhands.contract.backend import Damaged, Mailbox, Transfer, Transport
 from manyhands.contract.deadline import Deadline
-from manyhands.control.signatures import (
+from manyhands.contract.header import (
     DESCRIPTION_BYTES,
     CallSignature,
     pack_description,

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, ClassVar
 from manyhands.common.checks import UNREADABLE, safe_str
 from manyhands.common.lines import OURS, STANDARD, kind_of
 from manyhands.common.variables import Variable, has_whole_tracebacks
-from manyhands.control.environment import is_of_another
 from manyhands.errors import AbortedError, CommError, InternalError, ManyHandsError
+from manyhands.launchers import is_of_another
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 
 from manyhands.common.variables import Variable
-from manyhands.control.environment.launchers import (
+from manyhands.errors import ConfigError, RendezvousError
+from manyhands.launchers.readers import (
     LAUNCHERS,
     NOT_UNDERSTOOD,
     STARTERS,
@@ -15,8 +16,7 @@ from manyhands.control.environment.launchers import (
     Reader,
     is_shell_of_slurm,
 )
-from manyhands.control.environment.variables import Variables, parse_address
-from manyhands.errors import ConfigError, RendezvousError
+from manyhands.launchers.variables import Variables, parse_address
 
 __all__ = [
     "DEFAULT_PORT",
@@ -83,7 +83,7 @@ def discover(
 ) -> LaunchEnvironment | None:
     """Find out from the environment which rank this process is and where the ranks of its job meet.
 
-    The first launcher in `manyhands.control.environment.launchers.LAUNCHERS` that recognises its variables speaks.
+    The first launcher in `manyhands.launchers.readers.LAUNCHERS` that recognises its variables speaks.
     ``MANYHANDS_RANK``, ``MANYHANDS_WORLD_SIZE`` and ``MANYHANDS_RENDEZVOUS=host:port`` win over what any launcher says, and
     ``MASTER_ADDR`` with ``MASTER_PORT`` give the address where the launcher tells none.
 

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from manyhands.common.private import warn_of_readers
 from manyhands.contract.seal import TAMPERED
-from manyhands.control.forking import close_after_fork
-from manyhands.control.proven import ProvenSocket
 from manyhands.errors import AuthenticationError, ConfigError
+from manyhands.net.forking import close_after_fork
+from manyhands.net.proven import ProvenSocket
 
 __all__ = ["CRL", "FILES", "Tls", "TlsHandshake", "TlsSocket"]
 

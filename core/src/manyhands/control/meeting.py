@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from manyhands.contract.deadline import Deadline
 from manyhands.control.connection import Control
-from manyhands.control.credentials import Credentials
-from manyhands.control.forking import close_after_fork
-from manyhands.control.liveness import Liveness
 from manyhands.control.lobby import Door
-from manyhands.control.network import Address, guarded, guarded_bind
 from manyhands.errors import RendezvousError
+from manyhands.net.credentials import Credentials
+from manyhands.net.forking import close_after_fork
+from manyhands.net.keepalive import Liveness
+from manyhands.net.network import Address, guarded, guarded_bind
 
 __all__ = ["Meeting"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from manyhands.common.variables import Variable
-from manyhands.control.environment.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
-from manyhands.control.environment.variables import Variables, derived_port
 from manyhands.errors import ConfigError
+from manyhands.launchers.hosts import expand_hostlist, hosts_of_lsf, tasks_of_node
+from manyhands.launchers.variables import Variables, derived_port
 
 __all__ = ["LAUNCHERS", "NOT_UNDERSTOOD", "STARTERS", "LaunchEnvironment", "Reader", "Starter", "is_shell_of_slurm"]
 

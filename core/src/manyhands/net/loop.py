@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 
 from manyhands.common.threads import Thread
-from manyhands.control.forking import close_after_fork, forget_after_fork
+from manyhands.net.forking import close_after_fork, forget_after_fork
 
 __all__ = ["Loop"]
 

@@ -1,0 +1,1 @@
+"""Calls on memory of the host."""

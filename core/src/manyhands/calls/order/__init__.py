@@ -1,0 +1,1 @@
+"""One call after the other: the order and the numbers of a group's calls."""

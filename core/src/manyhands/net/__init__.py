@@ -1,0 +1,1 @@
+"""How ranks of one job reach each other: connections that both ends have proved, and the loop that reads them."""

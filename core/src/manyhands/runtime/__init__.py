@@ -1,0 +1,1 @@
+"""How ranks that are processes wait: the computer's clock, locks and threads."""
