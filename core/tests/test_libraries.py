@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_gpu import fake_cupy
+from fake_gpu import fake_cuda, fake_cupy
 from gpu_arrays import cupy, held_by, read
 from hypothesis import given
 from hypothesis import strategies as st
@@ -341,6 +342,27 @@ def test_the_current_stream_waits_for_who_wrote_the_array(cupy, device, protocol
         np.testing.assert_array_equal(seen.get(consumer), 5)
     assert array.owner is not value
     assert cupy.cuda.runtime.getDevice() == 0
+
+
+@pytest.mark.parametrize("show", [lambda array: Foreign(array, (2, 1)), Interface])
+def test_no_other_device_is_woken_by_reading_and_by_pinned_memory(cupy, show):
+    """A device that is made current, or for which memory is pinned, gets a context, which fills its memory."""
+    made = []
+
+    def body():
+        cupy.cuda.Device(1).use()
+        made.append(cupy.zeros(4, np.float32))
+        cupy.cuda.Stream.null.synchronize()
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert fake_cuda.contexts() == {1}
+    # This thread has used no device yet, so that its current one is the first.
+    array = read(show(made[0]))
+    assert fake_cuda.contexts() == {1}
+    assert array.library.to_host(array).tolist() == [0] * 4
+    assert fake_cuda.contexts() == {1}
 
 
 def test_reading_by_the_interface_does_not_let_the_host_wait(cupy):

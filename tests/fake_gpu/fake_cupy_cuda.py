@@ -206,9 +206,10 @@ def get_current_stream(device_id: int = -1) -> Any:
 
 
 class PinnedMemoryPointer(bytearray):
-    """As CuPy's: host memory with a buffer of bytes."""
+    """As CuPy's: host memory with a buffer of bytes, which belongs to the context of the current device."""
 
     def __init__(self, size: int) -> None:
+        fake_cuda.set_device(fake_cuda.get_device())
         super().__init__(bytes([fake_cuda.POISON]) * size)
         self.ptr: int = np.frombuffer(self, np.uint8).ctypes.data if size else 0
         pinned.append(size)

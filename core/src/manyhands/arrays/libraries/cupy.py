@@ -106,10 +106,11 @@ class CuPyLibrary(Library):
         if not array.size:
             return np.empty(array.shape, array.dtype)
         cupy = sys.modules["cupy"]
-        pinned = cupy.cuda.alloc_pinned_memory(array.nbytes)
-        host = np.frombuffer(pinned, np.uint8, array.nbytes).view(array.dtype).reshape(array.shape)
-        # `get` copies on the current stream of the current device, wherever the array is.
+        # Pinned memory belongs to the context of the current device, which is made where there is none. `get` copies on the current stream of the
+        # current device, wherever the array is.
         with on_device(array.device):
+            pinned = cupy.cuda.alloc_pinned_memory(array.nbytes)
+            host = np.frombuffer(pinned, np.uint8, array.nbytes).view(array.dtype).reshape(array.shape)
             array.owner.reshape(array.shape).get(out=host)
         return host
 

@@ -150,7 +150,12 @@ def _from_device(value: Any) -> Any:
             "nccl does so by itself"
         )
     try:
-        return cupy.from_dlpack(value) if hasattr(value, "__dlpack__") else _from_interface(cupy, value)
+        if not hasattr(value, "__dlpack__"):
+            return _from_interface(cupy, value)
+        # CuPy makes the device current and then the one before it (cupy/_core/dlpack.pyx of 14.2.0). That one gets a context by that, which
+        # fills its memory. So the two are the same here.
+        with on_device(int(value.__dlpack_device__()[1])):
+            return cupy.from_dlpack(value)
     except _REFUSALS as error:
         raise _unreadable(value, error) from error
 

@@ -136,6 +136,7 @@ class TorchLibrary(Library):
     def to_host(self, array: DeviceArray) -> Array:
         """Return a copy in pinned memory; the host waits for the current stream."""
         torch = sys.modules["torch"]
+        # torch pins in any context that is there, and the array's device has one (ATen/cuda/CachingHostAllocator.cpp): no other GPU is woken.
         host = torch.empty(array.shape, dtype=array.owner.dtype, pin_memory=True)
         host.copy_(array.owner.view(array.shape) if array.is_contiguous else array.owner)
         view = self._memory(host)
