@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.futures import Future
 
 from manyhands import Work, wait_all
@@ -68,6 +69,12 @@ def _completing_of(begun: Any, runtime: Runtime) -> Callable[[object], None]:
     return finish
 
 
+def _gpus_of(outputs: Sequence[Any]) -> list[Any]:
+    """Return the devices of the tensors that are on GPUs, which may be in lists, each once."""
+    found = [_gpus_of(each) if isinstance(each, list | tuple) else [each.device] for each in outputs]
+    return list(dict.fromkeys(device for devices in found for device in devices if device.type == "cuda"))
+
+
 class Handle(_Base):
     """One call of torch's, made of any number of ours.
 
@@ -96,6 +103,7 @@ class Handle(_Base):
         self._then = then
         self._source = source
         self._finishing = threading.Lock()
+        self._finished: list[Any] = []
 
     @classmethod
     def of(cls, handles: Sequence[Handle]) -> Handle:
@@ -128,6 +136,15 @@ class Handle(_Base):
             then, self._then = self._then, None
             if then is not None:
                 then(results)
+                self._finished = [torch.cuda.current_stream(device).record_event() for device in _gpus_of(self._outputs)]
+                for (
+                    result
+                ) in results:  # torch allocated it for another stream, and must not use it again before this one is done
+                    if isinstance(result, torch.Tensor) and result.is_cuda:
+                        result.record_stream(torch.cuda.current_stream(result.device))
+            else:
+                for event in self._finished:  # another stream may have been told to finish the call
+                    event.wait(torch.cuda.current_stream(event.device))
         return True
 
     def synchronize(self) -> None:
@@ -162,8 +179,14 @@ class Handle(_Base):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """Return a future of torch's, whose value are the tensors that the call has written to, and whose error is the call's."""
-        begun: Any = Future()
+        """Return a future of torch's, whose value are the tensors that the call has written to, and whose error is the call's.
+
+        For tensors on GPUs it is done once the call is enqueued, as those of NCCL in torch are: whoever waits for it lets a stream wait.
+        """
+        # By its devices a future finds the streams on which its callbacks run, and the events that whoever waits for it waits for
+        # (ATen/core/ivalue.h: markCompleted, invokeCallback). Without them it takes all tensors for those of the CPU, and says nothing.
+        gpus = _gpus_of(self._outputs)
+        begun: Any = Future(devices=gpus) if gpus else Future()
 
         def end(_: Any) -> list[Any]:
             try:
@@ -178,6 +201,8 @@ class Handle(_Base):
             begun.set_result(None)
         elif runtime.is_simulated:
             Completion(runtime, self._works[-1], lambda: begun.set_result(None))
+        elif gpus:
+            _completing_of(begun, runtime)(None)  # `end` waits until the call is enqueued, on streams of the future's own
         else:
             self._works[-1].add_done_callback(_completing_of(begun, runtime))
         return future
