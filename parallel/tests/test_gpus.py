@@ -214,3 +214,33 @@ def test_ids_on_the_host_look_up_rows_on_gpus_and_a_wrong_one_is_named():
         return mp.vocab_parallel_embedding(np.array([1, 6]), rows, group, reproducible=None)[0].get().tolist()
 
     assert ranks(program, 4) == [[[3.0, 4.0, 5.0], [30.0, 31.0, 32.0]]] * 4
+
+
+def test_what_comes_to_a_stage_is_on_the_gpu_of_its_group():
+    """The current GPU of the thread may be another one."""
+
+    def program(group):
+        came = []
+        cupy.cuda.Device(3).use()
+
+        def forward(x):
+            came.append(x.data.device_id)
+            with cupy.cuda.Device(x.data.device_id):
+                return x + 1, None
+
+        def backward(saved, dy):
+            came.append(dy.data.device_id)
+            with cupy.cuda.Device(dy.data.device_id):
+                return dy * 2, {}
+
+        with cupy.cuda.Device(group.rank):
+            x = cupy.zeros(4, np.float32)
+        pipeline = mp.Pipeline(group, [mp.Stage(forward, backward)], mp.schedule("1f1b", 2, 2))
+        pipeline.step(x if group.rank == 0 else None, None, loss=loss if group.rank == 1 else None)
+        return came
+
+    def loss(y, _):
+        with cupy.cuda.Device(y.data.device_id):
+            return 1.0, y * 0
+
+    assert [set(came) for came in ranks(program, 2)] == [{0}, {1}]

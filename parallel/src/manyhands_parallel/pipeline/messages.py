@@ -48,6 +48,7 @@ class Mail:
     def __init__(self, group: Group, expected: dict[int, list[Message]], timeout_s: float | None) -> None:
         self._group = group
         self._timeout_s = timeout_s
+        self._gpu = _gpu_of(group)
         self._ahead = {source: deque(messages) for source, messages in expected.items()}
         self._sent: list[Work[None]] = []
         self._headers: dict[int, Work[Any]] = {}
@@ -64,10 +65,10 @@ class Mail:
         self._issue(message, wait=True)
         arrays = [work.wait() for work in self._arriving.pop(message)]
         if message.what == "activation":
-            return _joined(arrays, self._came[message.stage])
+            return self._joined(arrays, self._came[message.stage])
         form = self._left[message.stage]
         missing = [array.dtype == np.bool_ for array in arrays]
-        return _joined([None if none else array for none, array in zip(missing, arrays, strict=True)], form)
+        return self._joined([None if none else array for none, array in zip(missing, arrays, strict=True)], form)
 
     def send(self, message: Message, value: Any) -> None:
         """Begin to send an activation or a gradient."""
@@ -132,14 +133,13 @@ class Mail:
     def _receive(self, source: int) -> Work[Any]:
         return self._group.recv_async(source, timeout_s=self._timeout_s)
 
+    def _joined(self, arrays: list[Any], form: Form) -> Any:
+        made = [None if array is None else _made(array, kind, self._gpu) for array, kind in zip(arrays, form[1:], strict=True)]
+        return tuple(made) if form[0] else made[0]
+
 
 def _parts(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple | list) else [value]
-
-
-def _joined(arrays: list[Any], form: Form) -> Any:
-    values = tuple(None if array is None else _made(array, kind) for array, kind in zip(arrays, form[1:], strict=True))
-    return values if form[0] else values[0]
 
 
 def _kind(array: Any) -> int:
@@ -161,7 +161,13 @@ def _on_host(array: Any) -> Any:
     return array.cpu() if hasattr(array, "cpu") else array.get()
 
 
-def _made(array: Any, kind: int) -> Any:
+def _gpu_of(group: Group) -> int | None:
+    """Return the number of the GPU that the group uses; None where it uses none, so that the current one of each library is meant."""
+    devices = (getattr(backend, "device", None) for backend in (group.backend(), group.backend("nccl")))
+    return next((device for device in devices if isinstance(device, int)), None)
+
+
+def _made(array: Any, kind: int, gpu: int | None) -> Any:
     """Return an array of NumPy as one of the sender's library, on a GPU if it was."""
     library, on_gpu = _LIBRARIES[kind // 2], kind % 2
     if library == "torch":
@@ -169,7 +175,7 @@ def _made(array: Any, kind: int) -> Any:
 
         # By its bytes, since NumPy's bfloat16 is no dtype that torch knows.
         tensor = torch.from_numpy(array.reshape(-1).view(np.uint8)).view(getattr(torch, str(array.dtype))).reshape(array.shape)
-        return tensor.cuda() if on_gpu else tensor
+        return tensor.cuda(gpu) if on_gpu else tensor
     if library == "jax":
         import jax.numpy as jnp
 
@@ -177,5 +183,6 @@ def _made(array: Any, kind: int) -> Any:
     if library == "cupy":
         import cupy
 
-        return cupy.asarray(array)
+        with cupy.cuda.Device(gpu):
+            return cupy.asarray(array)
     return array
