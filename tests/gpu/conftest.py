@@ -21,6 +21,8 @@ _SHARING = {
     "NCCL_MAX_CTAS": "2",
     "NCCL_NVLS_ENABLE": "0",
 }
+_MOST_ON_ONE = 2
+"""So many ranks on one GPU NCCL promises to serve; with more, their kernels may not all fit on it at once, and wait for each other for ever."""
 _PATIENCE_S = 100.0
 _PROBE = """
 import json
@@ -64,11 +66,15 @@ Ranks = Callable[..., list[Outcome]]
 
 @pytest.fixture
 def ranks(machine: Machine, tmp_path: Path) -> Ranks:
-    """Run a program of `gpu_programs`, ``ranks(name, world_size, config)``; each rank has a GPU, or they share one."""
+    """Run a program of `gpu_programs`, ``ranks(name, world_size, config)``; each rank has a GPU, or two of them share one."""
 
     def run(program: str, world_size: int, config: dict[str, Any], **options: Any) -> list[Outcome]:
         variables = {}
         if world_size > machine.gpus:
+            if world_size > _MOST_ON_ONE:
+                pytest.skip(
+                    f"{world_size} ranks need {world_size} GPUs, and {machine.gpus} are here: no more than 2 ranks share one"
+                )
             if machine.nccl < _SHARING_VERSION:
                 pytest.skip(f"{world_size} ranks on {machine.gpus} GPUs need NCCL 2.30.3, and this is {machine.nccl}")
             variables = {name: os.environ.get(name, value) for name, value in _SHARING.items()}

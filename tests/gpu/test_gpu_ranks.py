@@ -1,4 +1,4 @@
-"""Ranks that are processes on real GPUs, over NCCL: `make test-gpu`. Where they are more than the GPUs, they share one."""
+"""Ranks that are processes on real GPUs, over NCCL: `make test-gpu`. On one GPU at most 2 share it; worlds of 4 need 4 GPUs."""
 
 from __future__ import annotations
 
