@@ -69,7 +69,7 @@ def work(monkeypatch):
 @pytest.fixture
 def call():
     """Return a call that has been launched, and that ends when it is told to."""
-    from manyhands.calls.turns import Turns
+    from manyhands.calls.order.turns import Turns
     from manyhands.calls.work import Work
 
     class Launched(Work):
